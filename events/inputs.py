@@ -1,0 +1,219 @@
+"""What a client may put in: input items, their parts, and tools.
+
+Optional keys accept null, since SDKs resend objects with every key spelled out; unknown keys of items are ignored
+for the same reason. Which `type` a bare object has (`{"role", "content"}`, `{"id"}`) is decided by `app.requests`.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from events.items import Part, Phase, ReasoningText, SummaryText
+
+Role = Literal["user", "assistant", "system", "developer"]
+
+
+class InputText(Part, frozen=True, kw_only=True, tag="input_text"):
+    """Text of a user, a system or a tool."""
+
+    text: str
+
+
+class InputImage(Part, frozen=True, kw_only=True, tag="input_image"):
+    """An image, by data URL, URL or file id."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+
+class InputFile(Part, frozen=True, kw_only=True, tag="input_file"):
+    """A file, by content, URL or id."""
+
+    file_id: str | None = None
+    file_url: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+    detail: str | None = None
+
+
+class InputAudio(Part, frozen=True, kw_only=True, tag="input_audio"):
+    """A sound."""
+
+    input_audio: dict[str, Any]
+
+
+class SpokenText(Part, frozen=True, kw_only=True, tag="output_text"):
+    """Text the model said earlier, as it comes back."""
+
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class SpokenRefusal(Part, frozen=True, kw_only=True, tag="refusal"):
+    """A refusal the model said earlier, as it comes back."""
+
+    refusal: str
+
+
+InputPart = InputText | InputImage | InputFile | InputAudio | SpokenText | SpokenRefusal
+OutputPart = InputText | InputImage | InputFile | InputAudio
+
+
+class InputItem(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Something that was said before this turn. `id` may be one that this server never issued."""
+
+    id: str | None = None
+
+
+class InputMessage(InputItem, frozen=True, kw_only=True, tag="message"):
+    """A message of any role; a string is one text part."""
+
+    role: Role
+    content: str | tuple[InputPart, ...]
+    phase: Phase | None = None
+    status: str | None = None
+
+
+class InputReasoning(InputItem, frozen=True, kw_only=True, tag="reasoning"):
+    """Earlier reasoning: in the open (`content`), sealed (`encrypted_content`) or only told (`summary`)."""
+
+    summary: tuple[SummaryText, ...] | None = ()
+    content: tuple[ReasoningText, ...] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+class InputFunctionCall(InputItem, frozen=True, kw_only=True, tag="function_call"):
+    """An earlier call of a function tool."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    status: str | None = None
+
+
+class InputFunctionOutput(InputItem, frozen=True, kw_only=True, tag="function_call_output"):
+    """What the function returned."""
+
+    call_id: str
+    output: str | tuple[OutputPart, ...]
+    status: str | None = None
+
+
+class InputCustomCall(InputItem, frozen=True, kw_only=True, tag="custom_tool_call"):
+    """An earlier call of a custom tool."""
+
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    status: str | None = None
+
+
+class InputCustomOutput(InputItem, frozen=True, kw_only=True, tag="custom_tool_call_output"):
+    """What the custom tool returned."""
+
+    call_id: str
+    output: str | tuple[OutputPart, ...]
+    status: str | None = None
+
+
+class ItemReference(InputItem, frozen=True, kw_only=True, tag="item_reference"):
+    """A stored item, by id."""
+
+
+class AdditionalToolsInput(InputItem, frozen=True, kw_only=True, tag="additional_tools"):
+    """Tools that join the offer, as some clients send their whole list."""
+
+    role: str = "developer"
+    tools: tuple[Any, ...] = ()
+
+
+class CompactionInput(InputItem, frozen=True, kw_only=True, tag="compaction"):
+    """An earlier compaction, as it comes back."""
+
+    encrypted_content: str
+
+
+class HostedInput(InputItem, frozen=True, kw_only=True, tag="hosted"):
+    """An item of a tool that another server ran: kept for listing, not shown to the model.
+
+    `kind` is its wire type; `hosted` never travels.
+    """
+
+    kind: str
+    payload: dict[str, Any]
+
+
+AnyInput = (
+    InputMessage
+    | InputReasoning
+    | InputFunctionCall
+    | InputFunctionOutput
+    | InputCustomCall
+    | InputCustomOutput
+    | ItemReference
+    | AdditionalToolsInput
+    | CompactionInput
+    | HostedInput
+)
+
+HOSTED_ITEMS = frozenset(
+    """apply_patch_call apply_patch_call_output code_interpreter_call computer_call computer_call_output
+    configuration_update file_search_call image_generation_call local_shell_call local_shell_call_output
+    mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output shell_call
+    shell_call_output tool_search_call tool_search_output web_search_call agent_message
+    context_compaction""".split()
+)
+"""Wire types that become a `HostedInput`."""
+
+
+class Tool(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Something the model may call."""
+
+
+class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
+    """A tool that takes a JSON object. `parameters` is its JSON Schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """Raw input without rules."""
+
+
+class GrammarFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="grammar"):
+    """Raw input that must match a grammar."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
+    """A tool that takes raw text."""
+
+    name: str
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+
+
+class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
+    """Tools under a common name. A call of one carries `namespace`."""
+
+    name: str
+    description: str | None = None
+    tools: tuple[FunctionTool | CustomTool, ...]
+
+
+HOSTED_TOOLS = frozenset(
+    """apply_patch code_interpreter computer computer-preview computer_use computer_use_preview file_search
+    image_generation local_shell mcp programmatic_tool_calling shell tool_search web_search
+    web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
+)
+"""Tools that a server runs itself. This one runs none: they are accepted and not offered to the model."""

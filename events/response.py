@@ -1,0 +1,117 @@
+"""The Response: the object that every lifecycle event carries and every reply ends in.
+
+Every key of it is present in every snapshot, null where it has no value yet: clients check for that.
+Settings that only come back as they were sent (`tools`, `tool_choice`, `text`) are kept as plain JSON values.
+"""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from events.hosted import HostedItem
+from events.items import (
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Reasoning,
+)
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+OutputItem = (
+    Message | Reasoning | FunctionCall | CustomToolCall | FunctionCallOutput | CustomToolCallOutput | Compaction | HostedItem
+)
+
+
+class InputDetails(Struct, frozen=True, kw_only=True):
+    """Prompt tokens read from, and written to, a prefix cache."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(Struct, frozen=True, kw_only=True):
+    """Generated tokens that were reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens as the engine counted them. `total_tokens` is the sum of the other two."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails = InputDetails()
+    output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+    total_tokens: int
+
+
+class IncompleteDetails(Struct, frozen=True, kw_only=True):
+    """Why a response stopped early: `max_output_tokens` or `content_filter` here, others elsewhere."""
+
+    reason: str | None = None
+
+
+class ResponseError(Struct, frozen=True, kw_only=True):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ReasoningConfig(Struct, frozen=True, kw_only=True):
+    """How much to think and whether to tell of it, as asked for."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ConversationRef(Struct, frozen=True, kw_only=True):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """One turn of a model. Built by the state machine, item by item, while the events are being said.
+
+    `created_at` and `completed_at` are whole seconds since 1970. `output` holds the very items of the
+    `output_item.done` events, and last, where a turn broke off, the one that was left open.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int | float
+    completed_at: int | float | None = None
+    status: ResponseStatus = "in_progress"
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    previous_response_id: str | None = None
+    instructions: str | list[Any] | None = None
+    output: tuple[OutputItem, ...] = ()
+    error: ResponseError | None = None
+    tools: tuple[Any, ...] = ()
+    tool_choice: Any = "auto"
+    truncation: str | None = "disabled"
+    parallel_tool_calls: bool = True
+    text: Any = None
+    top_p: float | None = 1.0
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    top_logprobs: int | None = 0
+    temperature: float | None = 1.0
+    reasoning: ReasoningConfig | None = None
+    usage: Usage | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    store: bool = True
+    background: bool = False
+    service_tier: str | None = "default"
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    conversation: ConversationRef | None | UnsetType = UNSET
+    user: str | None | UnsetType = UNSET

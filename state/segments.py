@@ -1,0 +1,78 @@
+"""What a dialect may say: the input alphabet of the machine.
+
+A dialect turns a model's tokens into these, in the order in which the model spoke. They carry no numbers and
+no ids of ours: those belong to the machine. `Open` is any of the segments that carries text.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from events.items import Annotation, Compaction, Logprob, Phase
+from events.hosted import HostedItem
+
+Kind = Literal["function", "custom"]
+
+
+class Scored(Struct, frozen=True):
+    """A token's log-probability, and where the token's first character stands in the segment's text.
+
+    A token that only completes a character begun by an earlier one has the position of that character.
+    """
+
+    at: int
+    logprob: Logprob
+
+
+class Think(Struct, frozen=True):
+    """More reasoning."""
+
+    text: str
+
+
+class Say(Struct, frozen=True):
+    """More text for the user. `phase` is None where the dialect does not know it. `logprobs` rise by `at`."""
+
+    text: str
+    phase: Phase | None = None
+    logprobs: tuple[Scored, ...] = ()
+
+
+class Refuse(Struct, frozen=True):
+    """More of a refusal."""
+
+    text: str
+
+
+class Cite(Struct, frozen=True):
+    """A source for the text of the open message."""
+
+    annotation: Annotation
+
+
+class Call(Struct, frozen=True):
+    """A tool call begins. `call_id` is the model's own where the dialect has one, else None: the machine mints."""
+
+    name: str
+    kind: Kind = "function"
+    call_id: str | None = None
+    namespace: str | None = None
+
+
+class Arguments(Struct, frozen=True):
+    """More of the open call's arguments (JSON text) or, for a custom tool, of its raw input."""
+
+    text: str
+
+
+class Close(Struct, frozen=True):
+    """What is open is whole: its dialect has seen what ends it."""
+
+
+class Whole(Struct, frozen=True):
+    """An item that is born complete. Its id is replaced by one of the machine's when it is empty."""
+
+    item: Compaction | HostedItem
+
+
+Segment = Think | Say | Refuse | Cite | Call | Arguments | Close | Whole
