@@ -1,0 +1,1 @@
+"""Letting the world in and out: requests, turns, logs, projections and the server. May import everything."""

@@ -1,0 +1,32 @@
+"""What a request comes down to, whichever face it came through: one `TurnSpec`.
+
+The Responses decoder and the chat decoder both end here; nothing behind this line knows which it was.
+"""
+
+from msgspec import Struct
+
+from engine.protocol import Sampling
+from events.response import Response
+from harmony.format import Conversation
+
+
+class TurnSpec(Struct, frozen=True, kw_only=True):
+    """One turn to run.
+
+    `head` is the Response before anything happened: every echoed field is set, `id` and `created_at` are minted
+    by `app.turn`. `sampling` is complete: the engine's defaults are already merged in, `stop_ids` not yet.
+    """
+
+    head: Response
+    conversation: Conversation
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    max_tool_calls: int | None = None
+    """Calls after which the turn ends; 1 when parallel calls are off."""
+    include_usage: bool = False
+    """Chat only: a last chunk with usage."""
+    n: int = 1
+    """Chat only: how many turns share the prompt."""
+    logprobs: bool = False
+    """Whether log-probabilities are said; `sampling.top_logprobs` is then not None."""
