@@ -1,0 +1,84 @@
+"""Who may import whom, and what the pure packages may not touch. A package that is not placed here fails."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.syntax import PACKAGES, ROOT, imports, modules, tree
+
+OURS = {
+    "events": ("events",),
+    "state": ("events", "state"),
+    "harmony": ("events", "harmony", "state.segments"),
+    "engine": ("engine",),
+    "app": ("app", "engine", "events", "harmony", "state"),
+}
+"""Of our own, what each package may import."""
+
+THEIRS = {
+    "events": {"msgspec"},
+    "state": {"msgspec"},
+    "harmony": {"msgspec", "jinja2", "openai_harmony", "tokenizers"},
+    "engine": {"msgspec", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "jinja2"},
+    "app": {
+        "msgspec",
+        "litestar",
+        "uvicorn",
+        "uvloop",
+        "h11",
+        "click",
+        "rich",
+        "structlog",
+        "tokenizers",
+        "huggingface_hub",
+    },
+}
+"""Of others, what each package may import besides the standard library."""
+
+PURE = ("events", "state", "harmony")
+IMPURE = set(
+    """asyncio concurrent contextvars litestar logging multiprocessing os random secrets select selectors signal socket
+    sqlite3 ssl subprocess tempfile threading time torch uuid uvicorn""".split()
+)
+"""Clocks, chance, threads, sockets and the like: the pure packages take what they need as arguments."""
+
+IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "breakpoint"}
+
+
+def test_every_package_is_placed() -> None:
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")} - {"tests"}
+    assert folders == set(PACKAGES), "a new package must be placed here, in tests/syntax.py and in pyproject.toml"
+    assert set(OURS) == set(THEIRS) == set(PACKAGES)
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_imports_keep_the_layers(module: Path) -> None:
+    package = module.parts[0]
+    for line, level, target in imports(tree(module)):
+        where = f"{module}:{line}"
+        assert level == 0, f"{where}: relative import; packages are imported by name"
+        top = target.split(".")[0]
+        if top in PACKAGES:
+            assert any(_within(target, allowed) for allowed in OURS[package]), f"{where}: {package} imports {target}"
+        elif top not in sys.stdlib_module_names:
+            assert top in THEIRS[package], f"{where}: {package} imports {top}"
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module.parts[0] in PURE], ids=str)
+def test_the_pure_packages_stay_pure(module: Path) -> None:
+    source = tree(module)
+    touched = {target.split(".")[0] for _, _, target in imports(source)} & IMPURE
+    assert not touched, f"{module}: imports {sorted(touched)}; take it as an argument"
+    asynchronous = [node.lineno for node in ast.walk(source) if isinstance(node, ast.AsyncFunctionDef | ast.Await)]
+    assert not asynchronous, f"{module}: async code at lines {asynchronous}"
+    calls = {
+        node.func.id for node in ast.walk(source) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not calls & IMPURE_CALLS, f"{module}: calls {sorted(calls & IMPURE_CALLS)}"
+
+
+def _within(target: str, allowed: str) -> bool:
+    """Whether `target` is `allowed` or stands below it; naming a package on the way to an allowed module is fine."""
+    return target == allowed or target.startswith(f"{allowed}.") or allowed.startswith(f"{target}.")
