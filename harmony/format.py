@@ -1,0 +1,94 @@
+"""What a dialect does for the rest of the house: render a prompt, read an answer, say what an answer may be.
+
+One `Format` belongs to one loaded model. It is immutable and serves all turns at once; what belongs to one turn
+lives in a `Reader`. Nothing here knows HTTP, the engine, or the order in which a response's events are said.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from events.inputs import AnyInput
+from events.items import Logprob
+from harmony.tools import ToolTable
+from state.segments import Segment
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """What was said so far and what may be called now.
+
+    `effort` is how hard to think, in the request's words; "none" switches thinking off where the model can.
+    """
+
+    instructions: str | None = None
+    items: tuple[AnyInput, ...] = ()
+    tools: ToolTable = ToolTable()
+    tool_choice: Literal["auto", "none"] = "auto"
+    effort: str | None = None
+
+
+class Prompt(Struct, frozen=True):
+    """What the model is given. `thinking`: the answer begins inside reasoning, as the rendered prompt shows."""
+
+    tokens: tuple[int, ...]
+    text: str
+    thinking: bool = False
+
+
+class RenderError(ValueError):
+    """A conversation that cannot be put to this model. `param` is the request field to blame, where one is."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class Reader(Protocol):
+    """Reads one answer, token by token. However the tokens are cut into feeds, the segments add up to the same."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens read so far began inside reasoning."""
+
+    @property
+    def broken(self) -> bool:
+        """A call was begun that can no longer become whole: reading on is pointless."""
+
+    def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
+        """Read more tokens. `logprobs` is empty or has one entry per token."""
+
+    def finish(self, *, natural: bool) -> list[Segment]:
+        """The answer is over: say what was held back. `natural`: the model ended it; else it was cut off."""
+
+
+class Format(Protocol):
+    """A model's dialect together with its vocabulary and its way of laying out a prompt."""
+
+    @property
+    def name(self) -> str:
+        """What the dialect is called."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens with which this dialect ends an answer. The model's own configuration may name more."""
+
+    def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
+        """Lay the conversation out for the model. Raises `RenderError`."""
+
+    def reader(self, prompt: Prompt, conversation: Conversation) -> Reader:
+        """A reader for the answer to this prompt."""
+
+    def grammar(self, prompt: Prompt, conversation: Conversation) -> str | None:
+        """All answers that read well from this prompt on, as Lark text for llguidance; None: anything does."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text as the model would speak it: markers become their ids."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """All of the tokens' text, markers and control tokens included."""
+
+    def token(self, token: int) -> tuple[str, bytes]:
+        """A token's text, with replacement characters where it holds part of one only, and its bytes."""
