@@ -10,6 +10,7 @@ later turn of a conversation before the earlier one: its prompt holds both.
 """
 
 import asyncio
+import contextlib
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -205,10 +206,8 @@ class _Run:
         if wait <= 0:
             await asyncio.sleep(0)
         else:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), None if wait == math.inf else wait)
-            except TimeoutError:
-                pass
         if self.ended is None and asyncio.get_running_loop().time() >= self.expires:
             self.ended = "deadline"
 

@@ -1,0 +1,71 @@
+"""From a model folder and a person's options to a core that is ready to step.
+
+The options are one message, so that a process can be told by it what to build.
+"""
+
+import logging
+from pathlib import Path
+
+import msgspec
+import torch
+from transformers import PreTrainedModel
+
+from engine.core import Core
+from engine.folder import Folder, LoadError
+from engine.forward import PackedForward, choose_forward
+from engine.loader import describe, free_memory, load_model
+
+log = logging.getLogger(__name__)
+
+KV_SHARE = 0.7
+"""How much of the memory that is free after loading the cache may take, unless ``Options.kv_gib`` says otherwise."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a model; what is None is chosen from the hardware and the model."""
+
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    """CPU threads of torch."""
+    context: int | None = None
+    """Tokens; at most the model's own."""
+    slots: int = 32
+    """Jobs that run at once."""
+    queue: int = 256
+    """Jobs that wait for a slot."""
+    chunk: int = 512
+    """Tokens per step, so that a long prompt does not hold up the others."""
+    kv_gib: float | None = None
+    """Memory for keys and values."""
+
+
+def build_core(path: Path, options: Options) -> Core:
+    """Load a folder and make its core. Raises :class:`engine.folder.LoadError`."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model, folder = load_model(path, device=options.device, dtype=options.dtype)
+    return core_of(model, folder, options)
+
+
+def core_of(model: PreTrainedModel, folder: Folder | None = None, options: Options | None = None) -> Core:
+    """The core of a model that is already in memory; without ``folder`` it has no defaults of its own."""
+    options = options or Options()
+    forward = choose_forward(model)
+    info = describe(model, folder)
+    context = min(options.context or info.context, info.context)
+    room = _room(forward.bytes_per_token, str(model.device), options) if isinstance(forward, PackedForward) else None
+    if room is not None and room < context:
+        if room < 2:
+            raise LoadError("no memory is left for keys and values; free some, or choose a smaller model")
+        log.warning("memory for %d tokens of context; the model could take %d", room, context)
+        context = room
+    info = msgspec.structs.replace(info, context=context)
+    return Core(forward, info, slots=options.slots, queue=options.queue, chunk=options.chunk, room=room)
+
+
+def _room(bytes_per_token: int, device: str, options: Options) -> int | None:
+    """How many tokens the cache may hold; None: nobody knows how much memory there is."""
+    free = free_memory(device)
+    budget = options.kv_gib * 2**30 if options.kv_gib is not None else None if free is None else free * KV_SHARE
+    return None if budget is None or not bytes_per_token else int(budget / bytes_per_token)
