@@ -1,0 +1,188 @@
+"""The torch engine's asyncio face: streams, cancelling, faults, starting and stopping."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from engine.build import Options, core_of
+from engine.core import Core, Said
+from engine.protocol import Chunk, EngineError, Job, Stats
+from engine.torch_engine import TorchEngine
+from tests.engine.tiny import core_for, fresh, generate, job_of, prompts, tokens_of
+
+SHORT, LONG = prompts(4, 40)
+
+
+async def started(**options: Any) -> TorchEngine:
+    engine = TorchEngine(build=lambda: core_for(**options))
+    await engine.start()
+    return engine
+
+
+async def collect(engine: TorchEngine, job: Job) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(job)]
+
+
+async def becomes_idle(engine: TorchEngine) -> bool:
+    for _ in range(200):
+        stats = engine.stats()
+        if stats.running == stats.waiting == stats.kv_tokens == 0:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def code_of(engine: TorchEngine, job: Job) -> str:
+    with pytest.raises(EngineError) as caught:
+        await collect(engine, job)
+    return caught.value.code
+
+
+async def test_many_streams_at_once_get_their_own_tokens() -> None:
+    engine = await started(slots=3, chunk=16)
+    asked = prompts(3, 30, 8, 17, 5)
+    results = await asyncio.gather(
+        *(collect(engine, job_of(prompt, str(n), max_tokens=12)) for n, prompt in enumerate(asked))
+    )
+    assert [tokens_of(chunks) for chunks in results] == [generate("llama", prompt, 12) for prompt in asked]
+    assert all(chunks[0] == Chunk() for chunks in results)
+    assert await becomes_idle(engine)
+    await engine.close()
+
+
+async def test_one_wake_up_per_step_carries_the_tokens_of_all() -> None:
+    engine = await started(slots=4)
+    batches: list[int] = []
+    deliver = engine._deliver
+
+    def counted(said: list[Said]) -> None:
+        batches.append(len(said))
+        deliver(said)
+
+    engine._deliver = counted  # type: ignore[method-assign]
+    jobs = [job_of(SHORT, str(n), max_tokens=20, ignore_eos=True) for n in range(4)]
+    await asyncio.gather(*(collect(engine, job) for job in jobs))
+    assert sum(batches) == 4 * 21 and max(batches) == 4 and len(batches) < 40
+    await engine.close()
+
+
+async def test_closing_a_stream_frees_its_slot() -> None:
+    engine = await started(slots=1)
+    stream = engine.generate(job_of(SHORT, "endless", ignore_eos=True))
+    assert await anext(stream) == Chunk()
+    await anext(stream)
+    assert engine.stats().running == 1
+    await stream.aclose()
+    assert len(await collect(engine, job_of(SHORT, "next", max_tokens=2))) == 3
+    assert await becomes_idle(engine)
+    await engine.close()
+
+
+async def test_cancel_ends_a_running_stream_and_refuses_a_waiting_one() -> None:
+    engine = await started(slots=1)
+    running = engine.generate(job_of(SHORT, "running", ignore_eos=True))
+    await anext(running)
+    waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "waiting")))
+    await asyncio.sleep(0.05)
+    await engine.cancel("waiting")
+    assert await waiting == "cancelled"
+    await engine.cancel("running")
+    await engine.cancel("unknown")
+    assert [chunk async for chunk in running][-1].finish == "cancelled"
+    assert await becomes_idle(engine)
+    await engine.close()
+
+
+async def test_a_task_that_is_cancelled_frees_its_slot() -> None:
+    engine = await started(slots=1)
+    task = asyncio.create_task(collect(engine, job_of(SHORT, ignore_eos=True)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await becomes_idle(engine)
+    await engine.close()
+
+
+async def test_a_fault_in_the_model_fails_the_stream_and_the_next_is_served() -> None:
+    model = fresh("llama")
+    engine = TorchEngine(build=lambda: core_of(model, options=Options(slots=2)))
+    await engine.start()
+    stream = engine.generate(job_of(SHORT, "unlucky", ignore_eos=True))
+    await anext(stream)
+    handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+    last = [chunk async for chunk in stream][-1]
+    handle.remove()
+    assert last.finish == "error" and last.fault is not None and last.fault.code == "server_error"
+    assert tokens_of(await collect(engine, job_of(SHORT, max_tokens=5))) == generate("llama", SHORT, 5)
+    await engine.close()
+
+
+async def test_a_fault_of_the_core_itself_fails_the_streams_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = await started()
+    with monkeypatch.context() as patched:
+        patched.setattr(Core, "_run", lambda *_: 1 / 0)
+        chunks = await collect(engine, job_of(SHORT))
+    assert chunks[-1].fault is not None and "engine failed" in chunks[-1].fault.message
+    assert len(await collect(engine, job_of(SHORT, max_tokens=1))) == 2
+    await engine.close()
+
+
+async def test_what_cannot_run_is_refused_before_the_first_chunk() -> None:
+    engine = await started(slots=1, queue=1)
+    assert await code_of(engine, job_of([5] * 256)) == "context_length_exceeded"
+    assert await code_of(engine, job_of([])) == "invalid_request"
+    streams = [engine.generate(job_of(SHORT, name, ignore_eos=True)) for name in "ab"]
+    await anext(streams[0])
+    waiting = asyncio.create_task(anext(streams[1]))
+    await asyncio.sleep(0.05)
+    assert await code_of(engine, job_of(SHORT, "a")) == "invalid_request"
+    assert await code_of(engine, job_of(SHORT, "c")) == "server_is_overloaded"
+    await streams[0].aclose()
+    assert await waiting == Chunk()
+    await streams[1].aclose()
+    await engine.close()
+
+
+async def test_a_deadline_is_told() -> None:
+    engine = await started(slots=1)
+    chunks = await collect(engine, job_of(SHORT, deadline=0.05, ignore_eos=True))
+    if chunks[-1].fault is not None:  # a fast machine may fill the context first
+        assert chunks[-1].fault.code == "deadline_exceeded"
+    await engine.close()
+
+
+async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
+    engine = await started(slots=1)
+    running = engine.generate(job_of(SHORT, "a", ignore_eos=True))
+    await anext(running)
+    waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "b")))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(engine.close())
+    last = [chunk async for chunk in running][-1]
+    assert last.finish == "error" and last.fault is not None and last.fault.code == "engine_unavailable"
+    assert await waiting == "engine_unavailable"
+    await closing
+    await engine.close()
+    assert engine.stats() == Stats()
+    assert await code_of(engine, job_of(SHORT)) == "engine_unavailable"
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+    await engine.start()
+    assert len(await collect(engine, job_of(SHORT, max_tokens=1))) == 2
+    await engine.close()
+
+
+async def test_an_engine_that_cannot_start_says_why() -> None:
+    engine = TorchEngine("no/such/folder")
+    with pytest.raises(EngineError, match="no such folder"):
+        await engine.start()
+    with pytest.raises(EngineError, match="not running"):
+        _ = engine.info
+    broken = TorchEngine(build=lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        await broken.start()
