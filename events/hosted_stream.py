@@ -30,27 +30,37 @@ class AudioTranscriptDoneEvent(Event, frozen=True, kw_only=True, tag="response.a
     """Audio: transcript: done."""
 
 
-class CodeInterpreterCallCodeDeltaEvent(ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call_code.delta"):
+class CodeInterpreterCallCodeDeltaEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call_code.delta"
+):
     """Code interpreter call code: delta."""
 
     delta: str
 
 
-class CodeInterpreterCallCodeDoneEvent(ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call_code.done"):
+class CodeInterpreterCallCodeDoneEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call_code.done"
+):
     """Code interpreter call code: done."""
 
     code: str
 
 
-class CodeInterpreterCallCompletedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.completed"):
+class CodeInterpreterCallCompletedEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.completed"
+):
     """Code interpreter call: completed."""
 
 
-class CodeInterpreterCallInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.in_progress"):
+class CodeInterpreterCallInProgressEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.in_progress"
+):
     """Code interpreter call: in progress."""
 
 
-class CodeInterpreterCallInterpretingEvent(ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.interpreting"):
+class CodeInterpreterCallInterpretingEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.interpreting"
+):
     """Code interpreter call: interpreting."""
 
 
@@ -95,14 +105,18 @@ class ShellCallCommandDoneEvent(Event, frozen=True, kw_only=True, tag="response.
     output_index: int
 
 
-class ShellCallOutputContentDeltaEvent(ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.delta"):
+class ShellCallOutputContentDeltaEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.delta"
+):
     """Shell call output content: delta."""
 
     command_index: int
     delta: Any
 
 
-class ShellCallOutputContentDoneEvent(ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.done"):
+class ShellCallOutputContentDoneEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.done"
+):
     """Shell call output content: done."""
 
     command_index: int
@@ -121,19 +135,27 @@ class WebSearchCallSearchingEvent(ItemEvent, frozen=True, kw_only=True, tag="res
     """Web search call: searching."""
 
 
-class ImageGenerationCallCompletedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.completed"):
+class ImageGenerationCallCompletedEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.completed"
+):
     """Image generation call: completed."""
 
 
-class ImageGenerationCallGeneratingEvent(ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.generating"):
+class ImageGenerationCallGeneratingEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.generating"
+):
     """Image generation call: generating."""
 
 
-class ImageGenerationCallInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.in_progress"):
+class ImageGenerationCallInProgressEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.in_progress"
+):
     """Image generation call: in progress."""
 
 
-class ImageGenerationCallPartialImageEvent(ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.partial_image"):
+class ImageGenerationCallPartialImageEvent(
+    ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.partial_image"
+):
     """Image generation call: partial image."""
 
     partial_image_b64: str

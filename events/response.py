@@ -22,7 +22,14 @@ from events.items import (
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 OutputItem = (
-    Message | Reasoning | FunctionCall | CustomToolCall | FunctionCallOutput | CustomToolCallOutput | Compaction | HostedItem
+    Message
+    | Reasoning
+    | FunctionCall
+    | CustomToolCall
+    | FunctionCallOutput
+    | CustomToolCallOutput
+    | Compaction
+    | HostedItem
 )
 
 

@@ -225,7 +225,7 @@ StreamEvent = (
     | HostedEvent
 )
 
-_decoder = msgspec.json.Decoder(StreamEvent)
+_decoder: msgspec.json.Decoder[StreamEvent] = msgspec.json.Decoder(StreamEvent)
 
 
 def decode(data: bytes | str) -> StreamEvent:

@@ -1,15 +1,15 @@
 """What a dialect may say: the input alphabet of the machine.
 
 A dialect turns a model's tokens into these, in the order in which the model spoke. They carry no numbers and
-no ids of ours: those belong to the machine. `Open` is any of the segments that carries text.
+no ids of ours: those belong to the machine.
 """
 
 from typing import Literal
 
 from msgspec import Struct
 
-from events.items import Annotation, Compaction, Logprob, Phase
 from events.hosted import HostedItem
+from events.items import Annotation, Compaction, Logprob, Phase
 
 Kind = Literal["function", "custom"]
 

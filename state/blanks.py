@@ -1,0 +1,39 @@
+"""Cutting text into leading white space, body and trailing white space, log-probabilities and all."""
+
+from typing import NamedTuple
+
+from events.items import Logprob
+from state.segments import Scored
+
+
+class Piece(NamedTuple):
+    """Part of a segment's text with the log-probabilities of the tokens that begin in it."""
+
+    text: str
+    logprobs: tuple[Logprob, ...] = ()
+
+    def __add__(self, other: object) -> "Piece":
+        if not isinstance(other, Piece):
+            return NotImplemented
+        return Piece(self.text + other.text, self.logprobs + other.logprobs)
+
+
+EMPTY = Piece("")
+
+
+def split(text: str, scored: tuple[Scored, ...] = ()) -> list[tuple[Piece, bool]]:
+    """The non-empty pieces of `text` in order, each with whether it is blank (`str.isspace`): at most three.
+
+    A log-probability goes with the piece in which its token's first character stands, undivided.
+    """
+    body_at = len(text) - len(text.lstrip())
+    if body_at == len(text):
+        bounds = [(0, len(text), True)]
+    else:
+        tail_at = len(text.rstrip())
+        bounds = [(0, body_at, True), (body_at, tail_at, False), (tail_at, len(text), True)]
+    return [
+        (Piece(text[start:end], tuple(s.logprob for s in scored if start <= s.at < end)), blank)
+        for start, end, blank in bounds
+        if start < end
+    ]
