@@ -1,0 +1,132 @@
+"""Values written as bare text, told apart by a tool's schema and put into JSON.
+
+Dialects that write `<parameter=count>3</parameter>` say nothing of types; the schema does. What it leaves open is read
+as text, which is what the models were trained on. Every function here is total: a value that does not fit its type
+becomes a JSON string, since the tool can judge better than we whether it will do.
+"""
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_EVERY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_OF: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (type(None), "null"),
+    (list, "array"),
+    (dict, "object"),
+)
+_FIRST = {
+    "number": "-0123456789",
+    "integer": "-0123456789",
+    "boolean": "tTfF",
+    "null": "nN",
+    "object": "{",
+    "array": "[",
+}
+_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "TRUE": "true",
+    "FALSE": "false",
+    "NULL": "null",
+    "Null": "null",
+}
+_DEEPEST = 16
+
+
+def types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON types a schema allows, as far as it tells; the empty set where it does not."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return frozenset()
+    if isinstance(reference := schema.get("$ref"), str):
+        return types(_resolve(reference, root), root, depth + 1)
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named}) & _EVERY
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str)) & _EVERY
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(map(_type, values))
+    return _combined(schema, root, depth)
+
+
+def _combined(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    found: frozenset[str] = frozenset()
+    for word in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(word) or () if isinstance(schema.get(word), list) else ():
+            found |= types(part, root, depth + 1)
+    if not found and "properties" in schema:
+        return frozenset({"object"})
+    return frozenset({"array"}) if not found and "items" in schema else found
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> object:
+    here: object = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        if not isinstance(here, Mapping):
+            return None
+        here = here.get(step.replace("~1", "/").replace("~0", "~"))
+    return here
+
+
+def _type(value: object) -> str:
+    return next(name for kind, name in _OF if isinstance(value, kind))
+
+
+def streams(allowed: frozenset[str], first: str) -> bool:
+    """Whether a value that begins with this character can only be a string, and so may be said as it comes."""
+    if allowed and "string" not in allowed:
+        return False
+    return not any(first in _FIRST[name] for name in allowed - {"string"})
+
+
+def cast(text: str, allowed: frozenset[str]) -> str:
+    """The value as JSON, written as the model wrote it where that is JSON already."""
+    written = text.strip()
+    written = _WORDS.get(written, written)
+    value = _parse(written)
+    if value is not None and _fits(value[0], allowed):
+        return written
+    if allowed & {"object", "array"} and (value := _literal(text.strip())) is not None and _fits(value[0], allowed):
+        return json.dumps(value[0], ensure_ascii=False)
+    return quote(text)
+
+
+def quote(text: str) -> str:
+    """Text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _fits(value: object, allowed: frozenset[str]) -> bool:
+    name = _type(value)
+    return name != "string" and (
+        name in allowed or (name in {"integer", "number"} and bool(allowed & {"integer", "number"}))
+    )
+
+
+def _parse(text: str) -> tuple[object] | None:
+    try:
+        return (json.loads(text, parse_constant=_no_constant),)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(name)  # NaN and Infinity are Python's JSON, nobody else's
+
+
+def _literal(text: str) -> tuple[object] | None:
+    """A Python list or dict, which models write now and then."""
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return (value,)

@@ -1,0 +1,111 @@
+"""A dialect as a declaration, and the one reader that serves all of them.
+
+A dialect says how reasoning is marked and in which frames calls are written; what a frame is made of stands in
+`frames`, `tagged` and the like. The reader goes through the answer from marker to marker. A marker counts only as a
+part of something that reads well; otherwise it is text as written.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from harmony.detokenize import Alphabet
+from harmony.format import Conversation
+from harmony.grammar import Grammar
+from harmony.lexer import Stops, Wait
+from harmony.reader import TapeReader
+from harmony.tools import Offered
+
+
+class Frame(Protocol):
+    """A way of writing a call."""
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of, openers among them."""
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read a call from its opener on. Raises `Malformed`: before `begin`, for text; after, for a ruined call."""
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """A call of this tool as a grammar's right-hand side; None for a tool that this frame is not for."""
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """How a family of models marks what it means. Frames that share an opener are tried in order.
+
+    `think` are the opener and the closer of reasoning. `raw` is how a call of a custom tool is written back into a
+    prompt, with `{name}` and `{input}` in it; empty: as a function with one parameter `input`. `lesson` tells a model
+    how to write `raw`, with `{tools}` in it.
+    """
+
+    name: str
+    think: tuple[str, str] | None = None
+    frames: tuple[Frame, ...] = ()
+    raw: str = ""
+    lesson: str = ""
+    stop: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Everything that is more than text."""
+        return tuple(dict.fromkeys((*(self.think or ()), *(m for frame in self.frames for m in frame.markers))))
+
+
+class DialectReader(TapeReader):
+    """Reads an answer from marker to marker."""
+
+    def __init__(self, dialect: Dialect, alphabet: Alphabet, conversation: Conversation, *, thinking: bool) -> None:
+        super().__init__(alphabet, conversation)
+        self._thinking = thinking
+        self._blank = True  # nothing but blanks was said since the answer, or a part of it, began
+        spell = alphabet.spell
+        opener, closer = dialect.think or (None, None)
+        self._opener = None if opener is None else spell(opener)
+        self._closer = None if closer is None else spell(closer)
+        frames = dialect.frames if self.may_call else ()
+        self._frames = [(frame, {spell(opener) for opener in frame.openers}) for frame in frames]
+        openers = {opener for _, openers in self._frames for opener in openers}
+        self._stops = Stops([spell(marker) for marker in dialect.think or ()] + sorted(openers))
+
+    def turn(self) -> Wait[None]:
+        """Read the whole answer."""
+        while (yield from self.tape.more()):
+            if count := self.tape.clear(self._stops):
+                self._speak(count)
+            elif marker := (yield from self.tape.at(self._stops)):
+                yield from self._meet(marker)
+
+    def _speak(self, count: int) -> None:
+        self._blank = self._blank and self.tape.peek(count).isspace()
+        if self._thinking:
+            self.think(count)
+        else:
+            self.say(count)
+
+    def _meet(self, marker: str) -> Wait[None]:
+        if marker == self._closer and (self._thinking or self._blank):
+            self._switch(len(marker), thinking=False)
+        elif marker == self._opener and self._blank:
+            # In the midst of a text it is quoted rather than meant; at the head of reasoning it is said twice.
+            self._switch(len(marker), thinking=True)
+        elif not (yield from self._calls(marker)):
+            self._speak(len(marker))
+
+    def _switch(self, count: int, *, thinking: bool) -> None:
+        self.tape.skip(count)
+        self._thinking = thinking
+        self._blank = True
+
+    def _calls(self, marker: str) -> Wait[bool]:
+        for frame, openers in self._frames:
+            if marker in openers and (yield from self.attempt(frame.read(self))):
+                # A call ends reasoning even where its closer is missing.
+                self._thinking, self._blank = False, True
+                return True
+        return False

@@ -1,0 +1,205 @@
+"""Frames whose arguments are one JSON value, or raw text.
+
+Each class is a declaration of marker texts together with the one way of reading them. How a model is told about them
+is not known here.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from harmony import jsontext
+from harmony.grammar import Grammar
+from harmony.lexer import Malformed, Mark, Stops, Tape, Wait
+from harmony.reader import TapeReader
+from harmony.tools import Offered
+
+INPUT = "input"
+"""The member that holds a custom tool's text where a model writes JSON for it."""
+
+
+class JsonFrame(Struct, frozen=True, kw_only=True):
+    """`open {"name": …, "arguments": …} close`: members in any order, others passed over.
+
+    The call is whole when its arguments are: a missing brace or closer after them does no harm.
+    """
+
+    open: str
+    close: str
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        return self.open, self.close
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read a call from its opener on."""
+        tape, spell = reader.tape, reader.tape.alphabet.spell
+        yield from tape.expect(spell(self.open))
+        yield from tape.blanks()
+        yield from tape.expect("{")
+        yield from self._members(reader)
+        reader.close()
+        yield from _tail(tape, spell(self.close))
+
+    def _members(self, reader: TapeReader) -> Wait[None]:
+        """Read up to where both the name and the arguments are known, or to the end of the object."""
+        tape = reader.tape
+        held: Mark | None = None
+        yield from tape.blanks()
+        while not (yield from tape.literal("}")):
+            key = yield from jsontext.key(tape)
+            if key == self.name and reader.call is None:
+                reader.begin(reader.offered((yield from jsontext.name(tape))))
+                if held is not None:
+                    yield from _again(reader, held)
+                    return
+            elif key in self.arguments and reader.call is not None:
+                yield from arguments(reader)
+                return
+            else:
+                held = tape.mark() if key in self.arguments and held is None else held
+                yield from jsontext.value(tape, tape.skip)
+            yield from jsontext.comma(tape)
+        if reader.call is None:
+            raise Malformed("no name")
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """A call as a grammar's right-hand side."""
+        if offer.kind == "custom":
+            return None
+        head = grammar.text(f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": ')
+        value = f"{grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
+        return f"{grammar.marker(self.open)} BLANKS {head} {value} BLANKS {grammar.marker(self.close)}"
+
+
+def _again(reader: TapeReader, mark: Mark) -> Wait[None]:
+    """Say the arguments that came before the name, now that it is known whose they are."""
+    tape = reader.tape
+    resume = tape.pos
+    tape.rewind(mark)
+    yield from arguments(reader)
+    tape.skip(resume - tape.pos)
+
+
+def _tail(tape: Tape, close: str) -> Wait[None]:
+    """Skip what is left of the frame after the arguments; what is none of it is text."""
+    mark = tape.mark()
+    try:
+        yield from tape.blanks()
+        while (yield from tape.literal(",")):
+            yield from jsontext.key(tape)
+            yield from jsontext.value(tape, tape.skip)
+            yield from tape.blanks()
+        yield from tape.literal("}")
+    except Malformed:
+        tape.rewind(mark)
+    tape.release()
+    yield from tape.blanks()
+    yield from tape.literal(close, cut=True)
+
+
+def arguments(reader: TapeReader) -> Wait[None]:
+    """Say the JSON value here as the arguments of the open call: objects byte for byte, strings as what they hold."""
+    tape = reader.tape
+    yield from tape.more()
+    if tape.peek() == '"':
+        yield from jsontext.string(tape, reader.arguments, reader.make)
+    elif reader.call is not None and reader.call.kind == "custom":
+        yield from custom_input(reader)
+    elif not (yield from tape.literal("null")):
+        yield from jsontext.value(tape, reader.arguments)
+
+
+def custom_input(reader: TapeReader) -> Wait[None]:
+    """Say the text in `{"input": "…"}`; other members are passed over."""
+    tape = reader.tape
+    yield from tape.expect("{")
+    yield from tape.blanks()
+    while not (yield from tape.literal("}")):
+        key = yield from jsontext.key(tape)
+        if key == INPUT and (yield from tape.sees('"')):
+            yield from jsontext.string(tape, reader.arguments, reader.make)
+        else:
+            yield from jsontext.value(tape, tape.skip)
+        yield from jsontext.comma(tape)
+
+
+class RawFrame(Struct, frozen=True, kw_only=True):
+    """`open head NAME head_end text foot close`, for custom tools.
+
+    The text is as it stands, but for one newline at either end. Its foot counts only where the closer follows, so that
+    the text may hold one.
+    """
+
+    open: str
+    close: str
+    head: str = "<custom="
+    head_end: str = ">"
+    foot: str = "</custom>"
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        return self.open, self.close
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read a call from its opener on."""
+        tape = reader.tape
+        yield from tape.expect(tape.alphabet.spell(self.open))
+        yield from tape.blanks()
+        yield from tape.expect(self.head)
+        offer = reader.offered((yield from tape.word(self.head_end)))
+        if offer.kind != "custom":
+            raise Malformed("not a custom tool")
+        reader.begin(offer)
+        yield from tape.literal("\n")
+        yield from self._text(reader)
+        reader.close()
+
+    def _text(self, reader: TapeReader) -> Wait[None]:
+        tape = reader.tape
+        stops = Stops(["\n" + self.foot, self.foot], controls=True)
+        while (yield from tape.more()):
+            if count := tape.clear(stops):
+                reader.arguments(count)
+            elif foot := (yield from tape.at(stops)):
+                if (yield from self._ends(tape, foot)):
+                    return
+                if not foot.endswith(self.foot):
+                    break
+                reader.arguments(len(foot))
+        raise Malformed("no end")
+
+    def _ends(self, tape: Tape, foot: str) -> Wait[bool]:
+        """Skip the foot and the closer if both stand here. A turn that ends after the foot needs no closer."""
+        mark = tape.mark()
+        if (yield from tape.literal(foot)):
+            yield from tape.blanks()
+            closed = yield from tape.literal(tape.alphabet.spell(self.close))
+            if closed or (tape.natural and not (yield from tape.more())):
+                tape.release()
+                return True
+        tape.rewind(mark)
+        tape.release()
+        return False
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """A call as a grammar's right-hand side."""
+        if offer.kind != "custom":
+            return None
+        head, foot = grammar.text(f"{self.head}{offer.flat}{self.head_end}\n"), grammar.text("\n" + self.foot)
+        text = grammar.raw(offer, self.foot)
+        return f"{grammar.marker(self.open)} BLANKS {head} {text} {foot} BLANKS {grammar.marker(self.close)}"

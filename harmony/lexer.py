@@ -1,0 +1,204 @@
+"""The text of one answer, read like a tape: looked at ahead of time, taken or skipped, each character once.
+
+Whoever reads is a generator: it yields where it has to wait for more text, and so is written as if all of it were
+there. Every decision waits until the text that is there settles it, which is why it cannot matter how the text was cut.
+The tape matches markers and holds back half of one; it does not know what any of them means.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Generator, Iterable, Sequence
+from typing import TypeVar
+
+from events.items import Logprob
+from harmony.detokenize import CONTROLS, Alphabet
+from state.segments import Scored
+
+T = TypeVar("T")
+Wait = Generator[None, None, T]
+Mark = tuple[int, int, int, int]
+_BLANKS = re.compile(r"\s*")
+
+
+class Malformed(Exception):  # noqa: N818 - it is not an error: models write such text
+    """The text is not what was expected here."""
+
+
+class Stops:
+    """Literal texts to look for; where two begin at one place, the longer wins. `controls`: and any control token."""
+
+    def __init__(self, literals: Iterable[str], *, controls: bool = False) -> None:
+        self.controls = controls
+        self.literals = sorted(dict.fromkeys(literals), key=len, reverse=True)
+        self.longest = len(self.literals[0]) if self.literals else 0
+        control = [f"[{CONTROLS}]"] if controls else []
+        self.whole = re.compile("|".join([*map(re.escape, self.literals), *control]) or r"(?!)")
+        halves = (_halves(literal) for literal in self.literals if len(literal) > 1)
+        self.half = re.compile(f"(?:{'|'.join(halves) or '(?!)'})\\Z")
+
+
+def _halves(literal: str) -> str:
+    """A pattern for every proper beginning of a text."""
+    pattern = ""
+    for letter in reversed(literal[1:-1]):
+        pattern = f"(?:{re.escape(letter)}{pattern})?"
+    return re.escape(literal[0]) + pattern
+
+
+class Tape:
+    """See the module. `shown` + `spent` = `read` once all is read: the ledger of the characters the model wrote."""
+
+    def __init__(self, alphabet: Alphabet) -> None:
+        self.alphabet = alphabet
+        self.text = ""
+        self.pos = 0
+        self.ended = False
+        self.natural = False
+        self.read = self.shown = self.spent = 0
+        self._base = 0  # the place in the stream of text[0]
+        self._starts: list[int] = []  # the place in the stream at which each token begins
+        self._logprobs: list[Logprob | None] = []
+        self._token = 0  # the first token that begins at or after pos
+        self._pinned = False
+
+    def feed(self, text: str, starts: Sequence[int] = (), logprobs: Sequence[Logprob | None] = ()) -> None:
+        """More text has come."""
+        if not self._pinned:
+            self._base += self.pos
+            self.text = self.text[self.pos :]
+            del self._starts[: self._token], self._logprobs[: self._token]
+            self.pos = self._token = 0
+        self.text += text
+        self.read += len(self.alphabet.written(text))
+        self._starts += starts
+        self._logprobs += logprobs or [None] * len(starts)
+
+    def mark(self) -> Mark:
+        """Remember this place; until `release`, the text from here on is kept."""
+        self._pinned = True
+        return self.pos, self._token, self.shown, self.spent
+
+    def rewind(self, mark: Mark) -> None:
+        """Go back, as if nothing had been read since."""
+        self.pos, self._token, self.shown, self.spent = mark
+
+    def release(self) -> None:
+        """No mark is needed any more."""
+        self._pinned = False
+
+    # Looking: these do not move.
+
+    def more(self) -> Wait[bool]:
+        """Wait for at least one character; False at the end."""
+        return (yield from self.have(1))
+
+    def have(self, count: int) -> Wait[bool]:
+        """Wait for that many characters; False if the text ends before."""
+        while len(self.text) - self.pos < count:
+            if self.ended:
+                return False
+            yield
+        return True
+
+    def peek(self, count: int = 1) -> str:
+        """The next characters, as far as they are there."""
+        return self.text[self.pos : self.pos + count]
+
+    def clear(self, stops: Stops) -> int:
+        """How many characters from here on certainly belong to none of the texts looked for."""
+        found = stops.whole.search(self.text, self.pos)
+        if found is None and not self.ended:
+            found = stops.half.search(self.text, max(self.pos, len(self.text) - stops.longest + 1))
+        elif found is not None and not self.ended and found.start() > self.pos:
+            # A longer text may have begun earlier and still be half there.
+            half = stops.half.search(self.text, max(self.pos, len(self.text) - stops.longest + 1))
+            found = half if half is not None and half.start() < found.start() else found
+        return (len(self.text) if found is None else found.start()) - self.pos
+
+    def at(self, stops: Stops) -> Wait[str | None]:
+        """Which of the texts looked for stands here."""
+        for literal in stops.literals:
+            if (yield from self.sees(literal)):
+                return literal
+        control = stops.controls and CONTROLS[0] <= self.peek() <= CONTROLS[-1]
+        return self.peek() if control else None
+
+    def sees(self, literal: str) -> Wait[bool]:
+        """Whether this text stands here; waits while it may."""
+        while True:
+            here = self.text[self.pos : self.pos + len(literal)]
+            if len(here) == len(literal) or self.ended or not literal.startswith(here):
+                return here == literal
+            yield
+
+    # Moving: each character is either taken, as payload, or skipped.
+
+    def take(self, count: int) -> str:
+        """Take payload: the text as the model wrote it."""
+        text = self.alphabet.written(self.text[self.pos : self.pos + count])
+        self.shown += len(text)
+        self._advance(count)
+        return text
+
+    def scored(self, count: int) -> tuple[str, tuple[Scored, ...]]:
+        """Take payload together with the log-probabilities of the tokens that begin in it."""
+        base, start, first = self._base, self.pos, self._token
+        text = self.take(count)
+        entries = []
+        for token in range(first, self._token):
+            logprob = self._logprobs[token]
+            if logprob is not None and text:
+                before = self.text[start : max(start, self._starts[token] - base)]
+                entries.append(Scored(len(self.alphabet.written(before)), logprob))
+        return text, tuple(entries)
+
+    def skip(self, count: int) -> None:
+        """Pass over characters that are frame, or that are said in other words."""
+        self.spent += len(self.alphabet.written(self.text[self.pos : self.pos + count]))
+        self._advance(count)
+
+    def tokens_in(self, count: int) -> int:
+        """How many tokens begin in the next characters."""
+        return bisect_left(self._starts, self._base + self.pos + count, self._token) - self._token
+
+    def _advance(self, count: int) -> None:
+        self._token += self.tokens_in(count)
+        self.pos += count
+
+    # Skipping what is expected.
+
+    def literal(self, literal: str, *, cut: bool = False) -> Wait[bool]:
+        """Skip this text if it stands here; `cut`: also its beginning, if the answer ends in it."""
+        if (yield from self.sees(literal)):
+            self.skip(len(literal))
+            return True
+        if cut and self.ended and self.pos < len(self.text) and literal.startswith(self.text[self.pos :]):
+            self.skip(len(self.text) - self.pos)
+            return True
+        return False
+
+    def expect(self, literal: str) -> Wait[None]:
+        """Skip this text. Raises `Malformed` if it is not here."""
+        if not (yield from self.literal(literal)):
+            raise Malformed(literal)
+
+    def blanks(self) -> Wait[None]:
+        """Skip white space."""
+        while (yield from self.more()):
+            found = _BLANKS.match(self.text, self.pos)
+            self.skip(found.end() - self.pos if found else 0)
+            if self.pos < len(self.text):
+                return
+
+    def word(self, end: str, longest: int = 128) -> Wait[str]:
+        """Skip and return the text up to an end on the same line, and skip the end. Raises `Malformed`."""
+        while True:
+            ahead = self.text[self.pos : self.pos + longest + len(end)]
+            stop = ahead.find(end)
+            line = ahead if stop < 0 else ahead[:stop]
+            if "\n" in line or not line.isprintable() or (stop < 0 and (len(line) > longest or self.ended)):
+                raise Malformed(line)
+            if stop >= 0:
+                self.skip(stop + len(end))
+                return line
+            yield
