@@ -1,0 +1,104 @@
+"""`POST /v1/chat/completions`: from the body to the same `TurnSpec`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.catalogue import Catalogue
+from app.errors import invalid_value, missing
+from app.requests import checks as c
+from app.requests import common, tools
+from app.requests.fields import CHAT, check, refuse
+from app.requests.messages import read as read_messages
+from app.requests.responses import Asked
+from app.requests.spec import TurnSpec
+from app.requests.tools import Tools
+from harmony.format import Conversation
+
+
+def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None) -> Asked:
+    """Check everything that can be checked before the engine is asked. Raises `ApiError`.
+
+    `limit` is the operator's default for the number of new tokens.
+    """
+    check(CHAT, body)
+    model = catalogue.find(body.get("model"))
+    common.check_stream_options(body)
+    offered = _tools(body.get("tools") or ())
+    tools.check_choice(_flat(body.get("tool_choice")), offered)
+    if body.get("messages") is None:
+        raise missing("messages")
+    said = read_messages(body["messages"])
+    asked, top, effort = _limit(body), _top_logprobs(body), _effort(body)
+    table = offered.table()
+    refuse(CHAT, body)
+    tools.refuse_strict(offered)
+    chosen = common.sampling(body, model.engine.info.defaults, asked if asked is not None else limit, top)
+    head = common.head(
+        body, chosen, tools=offered.echo, text=common.PLAIN, max_output_tokens=asked,
+        reasoning=common.reasoning(effort, None), store=False,
+    )  # fmt: skip
+    spec = TurnSpec(
+        head=head,
+        conversation=Conversation(items=said, tools=table, tool_choice=common.choice(body), effort=effort),
+        sampling=chosen,
+        stop=common.stops(body),
+        stream=bool(body.get("stream")),
+        max_tool_calls=1 if body.get("parallel_tool_calls") is False else None,
+        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        n=body.get("n") or 1,
+        logprobs=top is not None,
+    )
+    return Asked(model, spec)
+
+
+def _tools(sent: Any) -> Tools:
+    """Chat nests what Responses has flat: `{"type", "function": {…}}`, `{"type", "custom": {…}}`."""
+    flat, places = [], []
+    for index, tool in enumerate(sent):
+        place = f"tools[{index}]"
+        kind = c.needed(tool, "type", place)
+        c.one_of(("function", "custom"))(kind, f"{place}.type")
+        inner = c.needed(tool, kind, place)
+        c.obj(inner, f"{place}.{kind}")
+        flat.append(_grammar({**inner, "type": kind}))
+        places.append(f"{place}.{kind}")
+    return tools.read(flat, "tools", places)
+
+
+def _grammar(tool: dict[str, Any]) -> dict[str, Any]:
+    """A custom tool's grammar, which chat nests once more."""
+    shape = tool.get("format")
+    if isinstance(shape, dict) and isinstance(shape.get("grammar"), dict):
+        return {**tool, "format": {**shape["grammar"], "type": "grammar"}}
+    return tool
+
+
+def _flat(choice: Any) -> Any:
+    """A named tool as Responses names it."""
+    if isinstance(choice, dict) and isinstance(choice.get(str(choice.get("type"))), dict):
+        return {"type": choice["type"], "name": choice[choice["type"]].get("name")}
+    return choice
+
+
+def _limit(body: Mapping[str, Any]) -> int | None:
+    older, newer = body.get("max_tokens"), body.get("max_completion_tokens")
+    if older is not None and newer is not None:
+        message = "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
+        raise invalid_value("max_tokens", message)
+    found: int | None = newer if newer is not None else older
+    return found
+
+
+def _top_logprobs(body: Mapping[str, Any]) -> int | None:
+    wanted, most = bool(body.get("logprobs")), body.get("top_logprobs")
+    if most is not None and not wanted:
+        raise invalid_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+    return (most or 0) if wanted else None
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    """How hard to think. Thinking switched off wins over an effort."""
+    if (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False:
+        return "none"
+    effort: str | None = body.get("reasoning_effort")
+    return effort

@@ -1,0 +1,62 @@
+"""Prints `docs/fields.md`: `python -m app.requests.fields > docs/fields.md`."""
+
+import sys
+
+from app.requests.fields import CHAT, RESPONSES
+from events.inputs import HOSTED_ITEMS, HOSTED_TOOLS
+
+_HEAD = """# Every field of a request, and what becomes of it
+
+This page is printed by `python -m app.requests.fields` from the list that decodes requests; a test compares the two.
+
+- **honoured**: it changes what is generated, or how it is told.
+- **echoed**: it comes back in the reply, nothing more.
+- **accepted**: a hint that cannot change the reply here.
+- **refused**: 400 `unsupported_parameter`, whatever it holds; where only some values are, the text says so.
+
+An unknown key answers 400 `unknown_parameter`, a value of the wrong type 400 `invalid_type` with its path in `param`.
+Null means the same as leaving a field out. Of a key that occurs twice in an object the last one counts. Unknown keys
+*inside* input items, messages and tools are ignored, since SDKs send their own objects back with all they hold.
+"""
+
+_TAIL = """
+## Tools
+
+| type | what becomes of it |
+|---|---|
+| `function` | offered to the model; `strict: true` is refused |
+| `custom` | offered to the model as a tool that takes raw text; a grammar in its `format` is shown, not yet enforced |
+| `namespace` | its functions and custom tools are offered; a call of one carries `namespace` |
+| {hosted} | accepted, echoed, and not offered: they run elsewhere |
+
+Any other type answers 400 `invalid_value`.
+
+## Input items
+
+| type | what becomes of it |
+|---|---|
+| `message`, also without `type` | shown; images and files as named placeholders; `input_audio` is refused |
+| `reasoning` | shown where the model's template has a place for it |
+| `function_call`, `custom_tool_call` | shown; each needs its output |
+| `function_call_output`, `custom_tool_call_output` | shown; each needs its call before it |
+| `item_reference` | replaced by the item of that id; 404 when there is none |
+| `additional_tools` | its tools join `tools` |
+| `compaction`, `compaction_summary` | accepted; opaque, and not shown |
+| {items} | accepted, and not shown: they belong to tools that run elsewhere |
+
+Any other type answers 400 `invalid_value`.
+"""
+
+
+def page() -> str:
+    """`docs/fields.md`."""
+    rows = [_HEAD]
+    for title, table in (("POST /v1/responses", RESPONSES), ("POST /v1/chat/completions", CHAT)):
+        rows.append(f"\n## {title}\n\n| field | is | what that means |\n|---|---|---|\n")
+        rows += [f"| `{field.name}` | {field.does} | {field.says} |\n" for field in sorted(table, key=lambda f: f.name)]
+    ticked = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOLS, HOSTED_ITEMS)]
+    return "".join(rows) + _TAIL.replace("{hosted}", ticked[0]).replace("{items}", ticked[1])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,104 @@
+"""`POST /v1/responses`: from the body to a `TurnSpec`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from app.catalogue import Catalogue, ServedModel
+from app.errors import missing
+from app.requests import common, items, tools
+from app.requests.fields import RESPONSES, check, refuse
+from app.requests.items import Lookup
+from app.requests.spec import TurnSpec
+from engine.protocol import Sampling
+from events.response import Response
+from harmony.format import Conversation
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Asked(Struct, frozen=True):
+    """A request, read: whom it is for and what it asks."""
+
+    model: ServedModel
+    spec: TurnSpec
+
+
+def read(body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: int | None = None) -> Asked:
+    """Check everything that can be checked before the engine is asked. Raises `ApiError`.
+
+    `lookup` finds the items that references mean; `limit` is the operator's default for `max_output_tokens`. What is
+    wrong is named before what is not served, so that a typing error is never blamed on the server.
+    """
+    check(RESPONSES, body)
+    model = catalogue.find(body.get("model"))
+    common.check_stream_options(body)
+    offered = tools.read(body.get("tools") or (), "tools")
+    tools.check_choice(body.get("tool_choice"), offered)
+    given = _input(body, lookup)
+    table = (offered + given.tools).table()
+    refuse(RESPONSES, body)
+    tools.refuse_strict(offered + given.tools)
+    items.check_calls(given.items)
+    conversation = Conversation(
+        instructions=body.get("instructions"),
+        items=given.items,
+        tools=table,
+        tool_choice=common.choice(body),
+        effort=(body.get("reasoning") or {}).get("effort"),
+    )
+    return Asked(model, _spec(body, model, conversation, offered.echo, limit))
+
+
+def _input(body: Mapping[str, Any], lookup: Lookup) -> items.Input:
+    """The input; without one the request may still lean on something that is refused by name a moment later."""
+    value = body.get("input")
+    if value is not None:
+        return items.read(value, lookup)
+    if any(body.get(name) is not None for name in ("previous_response_id", "conversation", "prompt")):
+        return items.Input(())
+    raise missing("input")
+
+
+def _spec(
+    body: Mapping[str, Any],
+    model: ServedModel,
+    conversation: Conversation,
+    echo: tuple[dict[str, Any], ...],
+    limit: int | None,
+) -> TurnSpec:
+    asked = body.get("max_output_tokens")
+    top = _top_logprobs(body)
+    chosen = common.sampling(body, model.engine.info.defaults, asked if asked is not None else limit, top)
+    most = body.get("max_tool_calls")
+    return TurnSpec(
+        head=_head(body, chosen, echo),
+        conversation=conversation,
+        sampling=chosen,
+        stop=common.stops(body),
+        stream=bool(body.get("stream")),
+        max_tool_calls=1 if body.get("parallel_tool_calls") is False else most,
+        logprobs=top is not None,
+    )
+
+
+def _head(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[str, Any], ...]) -> Response:
+    thinking = body.get("reasoning") or {}
+    return common.head(
+        body,
+        chosen,
+        instructions=body.get("instructions"),
+        tools=echo,
+        text={**common.PLAIN, **{key: value for key, value in (body.get("text") or {}).items() if value is not None}},
+        reasoning=common.reasoning(thinking.get("effort"), thinking.get("summary") or thinking.get("generate_summary")),
+        max_output_tokens=body.get("max_output_tokens"),
+        max_tool_calls=body.get("max_tool_calls"),
+        store=body.get("store") is not False,
+    )
+
+
+def _top_logprobs(body: Mapping[str, Any]) -> int | None:
+    """How many likeliest tokens to tell of; None: no log-probabilities at all."""
+    most: int = body.get("top_logprobs") or 0
+    return most if most or LOGPROBS in (body.get("include") or ()) else None

@@ -1,0 +1,49 @@
+"""What the operator decided when the server was started. Nothing reads the environment but `app.cli`."""
+
+import hashlib
+import hmac
+from typing import Literal
+
+from msgspec import Struct
+
+ReasoningAs = Literal["content", "summary", "both"]
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound here
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Fixed for the life of a server. Sizes are bytes, times are seconds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free port."""
+    keys: tuple[bytes, ...] = ()
+    """SHA-256 digests of the API keys; none: no key is asked for."""
+    hosts: tuple[str, ...] = ()
+    """Names, besides loopback and `host`, under which a client may reach the server."""
+    reasoning_as: ReasoningAs = "content"
+    max_output_tokens: int | None = None
+    """What a request that names no limit gets; None: until the context is full."""
+    max_body: int = 32 * 1024 * 1024
+    header_timeout: float = 15.0
+    """From the opening of a connection, or the end of the last answer's first byte, to the end of the headers."""
+    body_timeout: float = 30.0
+    """The longest silence inside a body."""
+    idle_timeout: float = 75.0
+    """How long a connection without a request is kept."""
+    drain: float = 5.0
+    """From the first SIGTERM to the end of every open stream."""
+
+
+def digest(key: str) -> bytes:
+    """What is kept of an API key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def admits(keys: tuple[bytes, ...], sent: str) -> bytes | None:
+    """The digest of `sent` if it is one of `keys`. Compares with all of them, so that time tells nothing."""
+    mine, found = digest(sent), None
+    for key in keys:
+        if hmac.compare_digest(key, mine):
+            found = key
+    return found
