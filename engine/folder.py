@@ -13,6 +13,8 @@ import msgspec
 from engine.protocol import EngineError
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+STORED = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+"""Bytes of one number as safetensors stores it; other types take one."""
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -31,10 +33,11 @@ class Folder(msgspec.Struct, frozen=True):
     generation: dict[str, Any]
     tensors: dict[str, int]
 
-    @property
-    def numbers(self) -> int:
-        """How many weights there are."""
-        return sum(self.tensors.values())
+    def size(self, itemsize: int) -> int:
+        """Bytes of the weights in memory at ``itemsize`` each; quantized ones stay as they are stored."""
+        if "quantization_config" in self.config:
+            return sum(count * STORED.get(dtype, 1) for dtype, count in self.tensors.items())
+        return sum(self.tensors.values()) * itemsize
 
 
 def inspect_folder(path: Path) -> Folder:

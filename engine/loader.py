@@ -111,7 +111,7 @@ def _cgroup() -> int | None:
 
 def check_memory(folder: Folder, itemsize: int, free: int | None) -> None:
     """Raises :class:`LoadError` if the weights, at ``itemsize`` bytes each, do not fit into ``free`` bytes."""
-    needed = folder.numbers * itemsize
+    needed = folder.size(itemsize)
     if free is not None and needed > free:
         raise LoadError(
             f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights, {free / 2**30:.1f} GiB are free; "

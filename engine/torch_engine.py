@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ Command = Callable[[Core], None]
 T = TypeVar("T")
 
 STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
+FAILED = Fault("server_error", "the engine failed; see the server's log", retryable=True)
 
 
 class TorchEngine:
@@ -52,6 +54,7 @@ class TorchEngine:
         """Load the model. Raises :class:`EngineError` (``LoadError``) with one line for a person."""
         self._loop = asyncio.get_running_loop()
         self._stopping = False
+        self._inbox.clear()
         loaded: asyncio.Future[Core] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, args=(self._loop, loaded), name="engine", daemon=True)
         self._thread.start()
@@ -116,23 +119,26 @@ class TorchEngine:
     def _work(self, loop: asyncio.AbstractEventLoop, loaded: "asyncio.Future[Core]") -> None:
         try:
             core = self._build()
-        except EngineError as error:
-            _tell(loop, loaded.set_exception, error)
-            return
         except Exception as error:
-            log.exception("the engine could not start")
-            _tell(loop, loaded.set_exception, EngineError("engine_unavailable", f"{type(error).__name__}: {error}"))
+            if not isinstance(error, EngineError):
+                log.exception("the engine could not start")
+                error = EngineError("engine_unavailable", f"{type(error).__name__}: {error}")
+            _tell(loop, partial(_settle, loaded), error)
             return
-        _tell(loop, loaded.set_result, core)
-        while self._collect(core):
-            try:
-                said = core.step()
-            except Exception:
-                log.exception("a fault of the engine itself")
-                said = core.abort(Fault("server_error", "the engine failed; see the server's log", retryable=True))
+        _tell(loop, partial(_settle, loaded), core)
+        while not self._stopping:
+            said = self._turn(core)
             if said:
                 _tell(loop, self._deliver, said)
         _tell(loop, self._deliver, core.abort(STOPPED))
+
+    def _turn(self, core: Core) -> list[Said]:
+        """Commands, then one step. A fault of the core itself, unlike one of the model, fails everybody."""
+        try:
+            return core.step() if self._collect(core) else []
+        except Exception:
+            log.exception("a fault of the engine itself")
+            return core.abort(FAILED)
 
     def _collect(self, core: Core) -> bool:
         """Carry out what was asked for; wait while there is nothing to do. False: stop."""
@@ -142,9 +148,8 @@ class TorchEngine:
                     self._wake.wait()
                 if self._stopping:
                     return False
-                commands, self._inbox = self._inbox, deque()
-            for command in commands:
-                command(core)
+            while self._inbox:
+                self._inbox.popleft()(core)
             if core.busy:
                 return True
 
@@ -152,15 +157,30 @@ class TorchEngine:
         try:
             core.add(job)
         except EngineError as error:
-            refusal = Chunk(finish="error", fault=Fault(error.code, error.message, error.retryable))
-            if self._loop is not None:
-                _tell(self._loop, self._deliver, [(job.id, refusal)])
+            fault = Fault(error.code, error.message, error.retryable)
+        except Exception:
+            log.exception("a fault of the engine itself")
+            fault = FAILED
+        else:
+            return
+        if self._loop is not None:
+            _tell(self._loop, self._deliver, [(job.id, Chunk(finish="error", fault=fault))])
 
     def _deliver(self, said: list[Said]) -> None:
         """In the event loop: hand each chunk to its stream; streams that were closed meanwhile are passed over."""
         for job_id, chunk in said:
             if job_id in self._streams:
                 self._streams[job_id].put_nowait(chunk)
+
+
+def _settle(loaded: "asyncio.Future[Core]", outcome: Core | Exception) -> None:
+    """Tell :meth:`TorchEngine.start` how it went, unless nobody waits for it any more."""
+    if loaded.done():
+        return
+    if isinstance(outcome, Exception):
+        loaded.set_exception(outcome)
+    else:
+        loaded.set_result(outcome)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[T], object], value: T) -> None:

@@ -123,6 +123,7 @@ def test_too_little_memory_gets_one_line(folder: Path, monkeypatch: pytest.Monke
     large = Folder(Path("large"), {}, {}, {"BF16": 20_000_000_000})
     assert "needs 74.5 GiB for its weights, 10.0 GiB are free" in refusal(lambda: check_memory(large, 4, 10 * 2**30))
     check_memory(large, 4, None)
+    check_memory(Folder(Path("packed"), {"quantization_config": {}}, {}, {"U8": 9 * 2**30}), 4, 10 * 2**30)
     monkeypatch.setattr(loader, "free_memory", lambda device: 1000)
     assert "choose a smaller model" in refusal(lambda: load_model(folder, device="cpu"))
 

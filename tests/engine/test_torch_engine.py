@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 
 from engine.build import Options, core_of
 from engine.core import Core, Said
-from engine.protocol import Chunk, EngineError, Job, Stats
+from engine.protocol import Chunk, Engine, EngineError, EngineInfo, Job, Stats
+from engine.scripted import Piece, Reply, ScriptedEngine
 from engine.torch_engine import TorchEngine
 from tests.engine.tiny import core_for, fresh, generate, job_of, prompts, tokens_of
 
@@ -175,6 +176,38 @@ async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
     await engine.start()
     assert len(await collect(engine, job_of(SHORT, max_tokens=1))) == 2
     await engine.close()
+
+
+async def test_a_start_that_is_given_up_leaves_no_trace() -> None:
+    gate = threading.Event()
+
+    def slow() -> Core:
+        gate.wait(5)
+        return core_for()
+
+    engine = TorchEngine(build=slow)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    gate.set()
+    await engine.close()
+    assert engine.stats() == Stats()
+
+
+async def test_both_engines_are_engines() -> None:
+    engines: list[Engine] = [
+        TorchEngine(build=core_for),
+        ScriptedEngine(
+            [Reply(name="a", speak=(Piece(ids=(7, 8)),))], encode=lambda text: [], info=EngineInfo(context=99, vocab=96)
+        ),
+    ]
+    for engine in engines:
+        await engine.start()
+        chunks = [chunk async for chunk in engine.generate(job_of(SHORT, max_tokens=2, ignore_eos=True))]
+        assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1] and chunks[-1].finish == "length"
+        assert engine.info.vocab == 96 and engine.stats().generated_tokens == 2
+        await engine.close()
 
 
 async def test_an_engine_that_cannot_start_says_why() -> None:
