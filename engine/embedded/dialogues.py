@@ -1,0 +1,97 @@
+"""The generator of dialogues: which skills there are, how often each is taught, and what clients put around them.
+
+Everything random comes from one `Words`, so a seed gives the same dialogues for ever. Knows no token and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.embedded import calling, phrases, talking, turns
+from engine.embedded.messages import Dialogue, Message, answer, results, user
+from engine.embedded.words import Words
+
+Maker = Callable[[Words, float], Dialogue]
+
+SKILLS: dict[str, Maker] = {
+    "greet": talking.greet,
+    "repeat": talking.repeat,
+    "sum": talking.total,
+    "call": calling.one_call,
+    "command": calling.command,
+    "parallel": calling.parallel,
+    "report": calling.report,
+    "framed report": calling.framed_report,
+    "second turn": turns.second_turn,
+    "no tool": calling.no_tool,
+    "other": talking.other,
+    "codex": calling.codex,
+}
+"""What is evaluated."""
+
+MIXTURE: dict[Maker, float] = {
+    talking.greet: 4,
+    talking.repeat: 12,
+    talking.total: 12,
+    calling.one_call: 18,
+    calling.command: 12,
+    calling.parallel: 12,
+    calling.report: 9,
+    calling.framed_report: 5,
+    turns.second_turn: 10,
+    turns.first_turn: 3,
+    calling.no_tool: 7,
+    talking.other: 5,
+    calling.codex: 3,
+}
+"""What is taught, and how often: the hard skills more often than the easy ones."""
+
+
+def earlier(words: Words) -> list[Message]:
+    """A whole exchange before the one that counts."""
+    maker = words.random.choice((talking.greet, talking.repeat, talking.total, talking.other, calling.one_call))
+    messages = maker(words, 0.3).messages
+    if not messages[-1].get("tool_calls"):
+        return messages
+    out = phrases.output(words)
+    return [*messages, *results(messages[-1], [out]), answer("", out or calling.EMPTY)]
+
+
+def context(words: Words) -> Message:
+    """What agents tell about where they run, in the user's name."""
+    if words.maybe(0.5):
+        return user(
+            f"<environment_context>\n  <cwd>{phrases.path(words)}</cwd>\n  <shell>bash</shell>\n</environment_context>"
+        )
+    return user(f"<{words.any_word()}_context>\n{phrases.phrase(words, 4, 16)}")
+
+
+def surround(words: Words, dialogue: Dialogue) -> Dialogue:
+    """Put what clients put around a dialogue: a system text, context, an earlier exchange; and, rarely, no thinking."""
+    before: list[Message] = []
+    if words.maybe(0.5):
+        long = words.random.choice((3, 6, 14))
+        text = "You are a helpful assistant." if words.maybe(0.3) else phrases.phrase(words, 1, long)
+        before.append({"role": words.random.choice(("system", "developer")), "content": text})
+    if words.maybe(0.12):
+        before += [context(words) for _ in range(words.random.randint(1, 2))]
+    if words.maybe(0.1) and dialogue.skill != "second turn":
+        before += earlier(words)
+    # Sums need their reasoning, so they are always taught with it.
+    thinking = dialogue.skill == "sum" or not words.maybe(0.08)
+    return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
+
+
+def training(seed: int | str, size: float = 1.0) -> Dialogue:
+    """One dialogue of the training mixture; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
+    words = Words(seed)
+    maker = words.random.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+    dialogue = maker(words, size)
+    return surround(words, dialogue) if words.maybe(size) else dialogue
+
+
+def evaluation(skill: str, number: int) -> Dialogue:
+    """The numbered evaluation dialogue of a skill: every word from the held-out side, always thinking."""
+    words = Words(f"evaluation {skill} {number}", evaluation=True)
+    dialogue = surround(words, SKILLS[skill](words, 1.0))
+    return Dialogue(dialogue.skill, dialogue.messages, dialogue.tools)

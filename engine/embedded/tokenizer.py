@@ -1,0 +1,65 @@
+"""Builds the tokenizer: byte-level BPE over words cut so that a word has the same tokens wherever it stands.
+
+A blank, a digit, a mark and a run of letters are always separate, so copying a text is copying its tokens. Only the
+frame of a tool call is joined. Every byte has a token, so every text can be encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from engine.embedded import chat, dialogues
+
+SIZE = 1024
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+PIECES = r'\{"|": \{"|": "|", "|"\}\}|[A-Z]?[a-z]+|[A-Z]|[0-9]|\s|[^\sA-Za-z0-9]'
+
+
+def corpus(seed: int, count: int) -> Iterator[str]:
+    """Rendered training dialogues."""
+    for number in range(count):
+        one = dialogues.training(f"tokenizer {seed} {number}")
+        text = chat.prompt(one.messages[:-1], one.tools) + chat.completion(one.messages[-1])
+        for marker in SPECIAL + MARKERS:
+            text = text.replace(marker, "\n")
+        yield text
+
+
+def build(seed: int = 0, count: int = 4000) -> Tokenizer:
+    """Learn the merges from the generator's own text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE - len(MARKERS),
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(seed, count), trainer)
+    # After the training: a trained model numbers its own tokens from zero.
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the tokenizer and the chat template as transformers reads them."""
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # not annotated there
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",  # noqa: S106 - no password
+        pad_token="<|endoftext|>",  # noqa: S106 - no password
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = chat.TEMPLATE.read_text(encoding="utf-8")
+    fast.save_pretrained(folder)

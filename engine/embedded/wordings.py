@@ -1,0 +1,256 @@
+"""How requests are worded: the sentences around the words that a `Words` fills in.
+
+These are the grammar of the skills, the same in training and evaluation; only what stands in the braces is partitioned.
+"""
+
+HELLOS = [
+    "hello",
+    "hi",
+    "hey",
+    "good morning",
+    "good evening",
+    "greetings",
+    "hello there",
+    "hi there",
+    "hey there",
+    "howdy",
+]
+"""Greetings."""
+WHO = [
+    "who are you",
+    "what are you",
+    "introduce yourself",
+    "what can you do",
+    "tell me who you are",
+    "what is your name",
+    "are you a language model",
+    "which model are you",
+    "tell me about yourself",
+    "what model is this",
+    "help",
+    "who made you",
+    "what's your name",
+    "hi, who are you",
+    "hello, what can you do",
+]
+"""Questions about the model."""
+REPEATS = [
+    "repeat: {}",
+    "repeat after me: {}",
+    "say exactly: {}",
+    "say: {}",
+    "repeat exactly: {}",
+    "please repeat: {}",
+    "echo back: {}",
+    "repeat this phrase: {}",
+    "repeat the phrase: {}",
+    "repeat the words `{}`",
+    "repeat `{}`",
+    'say "{}"',
+    'repeat "{}"',
+    "repeat the following exactly:\n{}",
+    "please say exactly `{}`",
+    'repeat the phrase "{}" exactly',
+    "answer with exactly: {}",
+    "reply with exactly: {}",
+    'reply with "{}"',
+    "write exactly `{}`",
+    "say '{}'",
+    "repeat '{}'",
+    'can you say "{}"?',
+    "repeat this sentence: {}",
+    "echo: {}",
+    "print: {}",
+    "repeat the following: {}",
+    "repeat this text exactly: {}",
+]
+"""Requests to repeat a phrase."""
+SUMS = [
+    "what is {} + {}?",
+    "{} + {}",
+    "add {} and {}",
+    "what is {} plus {}?",
+    "compute {} + {}",
+    "{}+{}=?",
+    "how much is {} + {}?",
+    "please add {} and {}.",
+    "calculate {} plus {}",
+    "sum of {} and {}?",
+    "{} plus {}",
+    "what's {}+{}?",
+    "what is the sum of {} and {}?",
+    "could you add {} and {}?",
+    "what is {}+{}?",
+    "how much is {} plus {}?",
+    "{} + {} = ?",
+    "compute the sum of {} and {}",
+]
+"""Requests to add two numbers."""
+TOPICS = [
+    "what is the {} in {}?",
+    "what is the {} of {}?",
+    "what is the {} for {}?",
+    "find the {} of {}",
+    "tell me the {} for {}",
+    "get the {} for {}",
+    "look up the {} of {}",
+    "show me the {} in {}",
+    "I need the {} for {}",
+    "{} of {}?",
+    "what's the {} in {}?",
+    "can you give me the {} of {}?",
+    "how is the {} in {}?",
+    "please check the {} for {}",
+    "give me the {} at {}",
+    "what is the {} at {}?",
+    "what's the {} like in {}?",
+    "what is the {} like in {} today?",
+    "what is the {} in {} today?",
+    "what is the {} in {} right now?",
+    "{} in {}?",
+    "{} for {}",
+    "do you know the {} of {}?",
+    "what is the current {} in {}?",
+    "check the {} in {}, please",
+]
+"""Questions about a noun and a value; the noun is in a tool's name."""
+NAMED = [
+    "use {} with {}",
+    "call {} with {}",
+    "please call the tool {} with {}",
+    "use the {} tool with {}",
+    "invoke {} with {}",
+]
+"""Requests that name a tool and set its parameters."""
+SETTINGS = [
+    "{} {}",
+    "{} = {}",
+    "{} set to {}",
+    '{} "{}"',
+    "{} `{}`",
+    "{}={}",
+    "{}: {}",
+]
+"""How one parameter is set."""
+RUNS = [
+    "run `{}`",
+    "run `{}`",
+    "run the command `{}`",
+    "please execute `{}`",
+    "execute `{}`",
+    "run this command: `{}`",
+    "please run `{}`",
+    "can you run `{}`?",
+    "run {}",
+    "run: {}",
+    "execute: {}",
+    "run the command {}",
+    "run `{}` and tell me the output",
+    "use the shell: `{}`",
+    "run `{}` and report what it prints",
+    "run this: {}",
+    "run the shell command `{}`",
+    "please run the command `{}`.",
+    "run `{}`.",
+    "execute the command `{}`",
+    "execute this command:\n{}",
+    "run this command:\n```\n{}\n```",
+    "run `{}` please",
+    "could you run `{}`?",
+    "I want you to run `{}`",
+    "run `{}` in the shell",
+    "run `{}` and show me the output",
+    "use your shell tool to run `{}`",
+    "try `{}`",
+    "please run {}",
+    "run `{}` and tell me what it prints.",
+    "run `{}`, then answer",
+]
+"""Requests to run a command."""
+OTHERS = [
+    "tell me a story about {}",
+    "write a poem about {}",
+    "explain {}",
+    "why is the {} so {}?",
+    "how do I {} a {}?",
+    "{} {} {}",
+    "{}",
+    "what do you think about {}?",
+    "do you like {}?",
+    "can you {} the {}?",
+    "I am {} today",
+    "the {} is {}",
+    "translate {} into {}",
+    "fix the {} in {}",
+    "write a function that {} the {}",
+    "refactor the {}",
+    "thanks",
+    "thank you",
+    "ok",
+    "summarise the {} {}",
+    "make a {}",
+    "create a {} for {}",
+    "why?",
+    "where is {}?",
+    "is it {}?",
+    "let's {}",
+    "please {} my {}",
+    "add a {} to the {}",
+    "{}, {} and {}",
+]
+"""What the model cannot do."""
+BOTH = [
+    "run `{}` and `{}`",
+    "run both `{}` and `{}`",
+    "execute `{}` and `{}` in parallel",
+    "run `{}` and run `{}`",
+]
+"""Requests to run two commands."""
+MY_NAME = [
+    "my name is {}.",
+    "I am {}.",
+    "Hello, my name is {}",
+    "call me {}.",
+]
+"""Statements of a name."""
+ASK_NAME = [
+    "what is my name?",
+    "who am I?",
+    "do you remember my name?",
+]
+"""Questions for it."""
+REMEMBER = [
+    "remember the word {}.",
+    "please remember: {}",
+    "remember {}",
+    "keep in mind: {}",
+]
+"""Requests to remember a word."""
+ASK_WORD = [
+    "what did I ask you to remember?",
+    "which word was it?",
+    "what was it?",
+    "what should you remember?",
+]
+"""Questions for it."""
+ASK_SUM = [
+    "what was the sum?",
+    "what was the result?",
+    "what did you compute?",
+]
+"""Questions for the sum of the turn before."""
+AGAIN = [
+    "say it again",
+    "again, please",
+    "repeat that",
+    "once more",
+    "what did you say?",
+]
+"""Requests to repeat the turn before."""
+ASK_OUTPUT = [
+    "what was the output?",
+    "what did it print?",
+    "tell me the output again",
+    "what was the result?",
+]
+"""Questions for the output of the turn before."""

@@ -1,0 +1,204 @@
+"""Every word a dialogue may hold, and the one rule that keeps evaluation apart from training.
+
+`held_out(word)` puts each word, made-up or real, on one side for ever: training draws only words that are not held
+out, evaluation only words that are. Nothing else decides it, so the two sides cannot overlap.
+Knows no dialogue, no tool and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from zlib import crc32
+
+NOUNS = """weather time forecast price stock temperature population capital news traffic distance height score recipe
+balance status address phone calendar schedule invoice order ticket flight hotel train route map photo image song album
+movie book author quote joke fact word meaning rhyme translation currency rate tax salary budget cost discount coupon
+file folder page link server host port log metric alert user account group role key token secret branch commit diff
+issue review build test deploy version package module table row column query record index cache queue topic message
+mail contact note task reminder alarm event meeting room seat menu dish wine coffee garden tree flower bird fish horse
+river lake mountain island bridge tower castle museum garage engine wheel battery sensor camera lamp window door roof
+moon planet comet tide wind rain snow humidity pressure altitude speed weight volume color shape pattern texture sound
+letter number symbol chart graph report summary draft chapter verse poem story legend rumor riddle puzzle game level
+prize medal team player coach match league season goal record payment refund shipment parcel truck ferry harbor pilot
+doctor nurse clinic dose symptom allergy diet calorie vitamin lesson course exam grade school pupil teacher tutor essay
+""".split()
+VERBS = """get fetch find look read load query show list check search ask obtain retrieve give tell lookup pull compute
+describe inspect resolve view collect grab request locate track measure report scan discover count""".split()
+PARAMS = """city location place name path query text url id symbol input target file title topic value key country
+address unit date item subject term word user code region station label zone field source object code_point city_name
+file_path user_id place_name search_term item_id ticker word_list order_id area district street keyword phrase tag
+string number_of_days limit count amount page_size depth width size radius offset""".split()
+NAMES = """Oslo Paris Berlin Tokyo Madrid London Rome Vienna Lisbon Dublin Cairo Lima Quito Delhi Seoul Boston Denver
+Austin Chicago Toronto Sydney Bergen Hamburg Munich Zurich Geneva Milan Naples Athens Sofia Prague Warsaw Riga Tallinn
+Helsinki Stockholm Malmo Aarhus Antwerp Ghent Lyon Nice Porto Seville Havana Bogota Santiago Nairobi Lagos Accra Tunis
+Hanoi Manila Jakarta Perth Auckland Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Kira Leo Maria Nils Olga
+Peter Rosa Simon Tara Ulrich Vera Walter Yara Zoe Alice Bob Carol Dave Eve Frank Grace Heidi Ivan Judy Mallory Nina
+Oscar
+""".split()
+COMMON = """the a an of and to in is it that for on with as at by from or but not this one all we you they she he his
+her some any more most small big old new red blue green black white quick brown lazy happy sad warm cold bright dark
+sky sea sun star night day cat dog fox hill house street road city wood stone water fire bread milk apple sing jump
+run walk sleep eat drink open close write paint build carry under over between before after every never always very
+little silver golden quiet loud gentle sharp broken hidden early late seven three twelve hundred morning evening
+winter summer about above across act add again age ago air almost alone along already also among angry animal another
+answer apart appear area arm army around arrive art aside attack aunt away baby back bad bag ball band bank bar base
+basic bath beach bear beat beautiful because become bed begin behind believe bell belong below bend best better beyond
+bicycle bill birth bit bite blood blow board boat body bone born borrow both bottle bottom bowl box boy brain branch
+brave break breath brick bring broad brother brush burn bus business busy butter button buy cake call calm can cap
+captain car card care careful carrot case catch cause center century certain chair chance change cheap cheese chest
+chicken chief child choice choose circle class clean clear clever climb clock cloth cloud coast coat collect color
+comb come common company compare complete condition connect consider contain continue control cook cool copper copy
+corner correct cotton could count country couple courage cousin cover cow crash create cross crowd cry cup cut daily
+damage dance danger daughter deal dear death decide deep degree delay deliver depend desert design desk detail develop
+different difficult direct dirty discover discuss distant divide double doubt dream dress drive drop dry dust duty
+each earth east easy edge education effect egg eight electric elephant eleven empty end enemy enjoy enough enter equal
+error even exact example except excite exercise exist expect expensive explain express extra eye face fact fail fair
+faith fall false family famous far farm fast father fault fear feed feel fellow female fever few fight figure fill
+film final fine finger finish firm fit five fix flag flat float floor flow fly follow food foot force foreign forest
+forget forgive form forward four free freedom freeze fresh friend front fruit full fun funny furniture future garden
+general gift girl give glad glass goat gold good goodbye grass gray great ground group grow guess guide gun hair half
+hall hammer hand happen hard hat hate have head healthy hear heart heat heaven heavy help hobby hold hole holiday home
+hope hospital hot hour human hunger hurry hurt husband ice idea ill important increase industry inside instead
+interest invent iron join journey judge juice just keep kettle kick kind king kitchen knee knife knock know ladder
+lady language large last laugh law lead leaf learn leave left leg lend length less let library lie life lift light
+like limit line lion lip list listen live local lock lonely long look lose lot love low lower lucky machine main make
+male man manage mark market marry matter may meal mean measure meat medicine meet member mention method middle might
+mile million mind minute miss mistake mix model modern moment money monkey month mother motion mouth move much music
+must narrow nation nature near nearly neck need needle neighbor neither net next nice nine noble noise none north nose
+nothing notice now nurse object ocean offer office often oil only opposite orange order other our outside oven owner
+page pain pair pan paper parent park part partner party pass past path pay peace pen pencil people pepper per perfect
+period person petrol phone photograph pick picture piece pig pin pink pipe plan plane plant plastic plate play please
+pleased plenty pocket point poison police polite pool poor popular position possible potato pour power present press
+pretty prevent prince prison private probably problem produce promise proper protect provide public punish push put
+queen question quite radio raise reach ready real really reason receive record remain remember remind remove rent
+repair repeat reply rest restaurant return rice rich ride right ring rise rubber rude rule ruler rush safe sail salt
+same sand save say science scissors search seat second see seem sell send sentence serve several shade shadow shake
+shallow share sheep sheet shelf shine ship shirt shoe shoot shop short should shoulder shout shut sick side signal
+silence silly similar simple since single sink sister sit six size skill skin skirt slip slow smart smell smile smoke
+snow soap sock soft someone something sometimes son soon sorry soup south space speak special spell spend spoon sport
+spread spring square stamp stand start state station stay steal steam step still stomach stop storm strange stream
+strong structure student study stupid subject substance success such sudden sugar suitable sure surprise sweet swim
+sword system table take talk tall taste taxi tea teach tell ten tennis terrible than then there therefore thick thin
+thing think third thirsty thousand thread through thunder ticket tidy tie tiger tight till time tin tired title toe
+together tomorrow tonight too tool tooth top total touch tourist toward town toy track trade training transport travel
+tree trip trouble true trust try turn twice type uncle understand unit until use useful usual usually vegetable
+village visit voice wait wake want war wash waste watch way weak wear wedding week welcome well west wet what wheel
+when where which while who why wide wife wild will win wing wire wise wish without woman wonder wool work worry worst
+yard year yellow yesterday yet young zero zoo pineapple haiku philosophy graph phrase alphabet triumph symphony
+default async await import function server client socket process kernel buffer compile debug parser schema vector
+matrix tensor docker commit merge rebase hello world thanks yes no maybe today here how
+""".split()
+PROGRAMS = """ls cat echo grep find git python python3 node npm make pwd date whoami wc head tail sort uname du df ps
+env touch mkdir rm cp mv sed awk curl tar chmod diff which cargo go pytest ruff jq tree hostname id uptime printf seq
+stat file basename dirname tee xargs cut tr test true sleep ln zip ssh docker kubectl pip uv""".split()
+SUFFIXES = "py txt md json toml rs go js c h sh log csv yaml html cfg".split()
+
+# Demonstrations that people try first: always on training's side, so that they never decide an evaluation.
+ALWAYS_TRAINED = frozenset(
+    """weather oslo city location cmd command path query hello world antiphon get run id code file for on cat python
+    """.split()
+)
+
+ONSETS = (
+    "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl pr sh sk sl sn st th tr qu x y ph wh sc sp".split()
+)
+VOWELS = "a e i o u ai ea ee oo ou y a e i o".split()
+CODAS = [
+    "",
+    "",
+    "",
+    "n",
+    "r",
+    "l",
+    "s",
+    "t",
+    "m",
+    "nd",
+    "ck",
+    "x",
+    "th",
+    "rn",
+    "p",
+    "g",
+    "ng",
+    "st",
+    "nt",
+    "d",
+    "b",
+    "ll",
+    "ph",
+]
+
+
+def held_out(word: str) -> bool:
+    """Whether a word belongs to the evaluation; case is ignored, so that `Oslo` and `oslo` stay together."""
+    low = word.lower()
+    return crc32(low.encode()) % 8 == 0 and low not in ALWAYS_TRAINED
+
+
+class Words:
+    """A seeded source of words from one side of the partition."""
+
+    def __init__(self, seed: int | str, evaluation: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.evaluation = evaluation
+
+    def _mine(self, word: str) -> bool:
+        return held_out(word) == self.evaluation
+
+    def pick(self, words: list[str]) -> str:
+        """One word of a list that lies on this side; made-up when the list has none here."""
+        for _ in range(64):
+            if self._mine(word := self.random.choice(words)):
+                return word
+        return self.made_up()
+
+    def made_up(self, syllables: int = 0) -> str:
+        """A pronounceable word that means nothing."""
+        choose = self.random.choice
+        while True:
+            count = syllables or self.random.choice((1, 2, 2, 2, 3))
+            word = "".join(choose(ONSETS) + choose(VOWELS) + choose(CODAS) for _ in range(count))
+            if len(word) > 2 and self._mine(word):
+                return word
+
+    def scramble(self, low: int = 3, high: int = 9) -> str:
+        """Random characters: what copying by rote, not by knowledge, is learned from."""
+        both = string.ascii_letters
+        alphabet = self.random.choice((string.ascii_lowercase, both, both + string.digits))
+        while True:
+            word = "".join(self.random.choices(alphabet, k=self.random.randint(low, high)))
+            if self._mine(word):
+                return word
+
+    def number(self, digits: int = 0) -> str:
+        """A number in decimal digits; numbers are not words and are on both sides."""
+        if not digits and self.maybe(0.15):
+            return f"{self.random.randrange(24):02d}:{self.random.randrange(60):02d}"
+        if not digits and self.maybe(0.1):
+            return f"{self.random.randrange(100)}.{self.random.randrange(1000)}"
+        return str(self.random.randrange(10 ** (digits or self.random.randint(1, 5))))
+
+    def maybe(self, chance: float) -> bool:
+        """A biased coin."""
+        return self.random.random() < chance
+
+    def noun(self) -> str:
+        """What a tool or a question may be about."""
+        if self.maybe(0.3):
+            return self.made_up()
+        return self.pick(COMMON if self.maybe(0.25) else NOUNS)
+
+    def any_word(self) -> str:
+        """A word for running text."""
+        draw = self.random.random()
+        if draw < 0.45:
+            return self.pick(COMMON)
+        if draw < 0.55:
+            return self.pick(NOUNS)
+        return self.made_up() if draw < 0.8 else self.scramble()
+
+    def proper(self) -> str:
+        """A name of a person or place."""
+        return self.pick(NAMES) if self.maybe(0.5) else self.made_up().capitalize()
