@@ -78,7 +78,7 @@ class Machine:
         self._draft: Draft | None = None
         self._held = EMPTY
         self._call_ids: set[str] = set()
-        self._segment: Segment | None = None
+        self._segment: Segment | None = None  # what is being read, and the piece of it
         self._piece = EMPTY
         self._ending = _Ending()
 
@@ -87,10 +87,8 @@ class Machine:
         """Whether the terminal event has been said."""
         return self.state is State.ENDED
 
-    # What the model says
-
     def feed(self, segment: Segment) -> list[Event]:
-        """Read one segment. Empty text is no letter. Raises `IllegalInput` and stays unchanged where it may not come."""
+        """Read one segment; empty text is no letter. Raises `IllegalInput`, and stays as it was, where it may not come."""
         self._segment = segment
         match segment:
             case Think(text):
@@ -112,8 +110,6 @@ class Machine:
             case Whole():
                 self._step(Letter.WHOLE)
         return self._voice.collect()
-
-    # The lifecycle
 
     def queue(self) -> list[Event]:
         """It waits for the engine."""
@@ -151,8 +147,6 @@ class Machine:
             self._segment, self._ending = before
             raise
         return self._voice.collect()
-
-    # One step
 
     def _text(self, letter: Letter, pieces: list[tuple[Piece, bool]]) -> None:
         for number, (piece, blank) in enumerate(pieces):
@@ -315,7 +309,7 @@ class Machine:
         self._voice.lifecycle(ev.Failed, self.response)
 
     def _cancel(self) -> None:
-        # No SDK knows a cancelled event, and a reader must not hang: incomplete is the one that none takes for an error.
+        # No SDK knows a cancelled event, and a reader must not hang; incomplete is the one that none takes for a fault.
         self._become(status="cancelled", usage=self._usage())
         self._voice.lifecycle(ev.Incomplete, self.response)
 

@@ -159,7 +159,7 @@ class IllegalInput(Exception):  # noqa: N818  # the name DESIGN and h11 readers 
 
 
 def find(state: State, letter: Letter) -> Cell:
-    """The cell for `letter` in `state`. Raises `IllegalInput` where there is none. Guards are for the machine to check."""
+    """The cell for `letter` in `state`, its guard unchecked. Raises `IllegalInput` where there is none."""
     try:
         return TABLE[state, letter]
     except KeyError:

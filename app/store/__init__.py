@@ -1,0 +1,19 @@
+"""Where logs are kept. `Store` is all that the rest of the house knows of it."""
+
+from typing import Protocol
+
+from app.log import Log
+from events.response import OutputItem
+
+
+class Store(Protocol):
+    """Keeps logs by owner and id. What is not this owner's looks exactly like what does not exist."""
+
+    def put(self, log: Log) -> None:
+        """Keep this log from now on, while it is being written."""
+
+    def get(self, owner: str, response_id: str) -> Log | None:
+        """The log of that response."""
+
+    def item(self, owner: str, item_id: str) -> OutputItem | None:
+        """An output item that was said to be done, by its id."""

@@ -1,0 +1,46 @@
+"""A store that lives as long as the process, and stays within bounds: the oldest finished responses go first."""
+
+from collections import OrderedDict
+
+from app.log import Log
+from events.response import OutputItem
+from events.stream import ItemDone
+
+
+class MemoryStore:
+    """Keeps at most `responses` logs of at most `size` bytes of JSON together. Running ones are never dropped."""
+
+    def __init__(self, responses: int = 10_000, size: int = 512 * 1024 * 1024) -> None:
+        self._most, self._size = responses, size
+        self._logs: OrderedDict[tuple[str, str], Log] = OrderedDict()
+
+    def put(self, log: Log) -> None:
+        """Keep a log, and let go of old ones if that is one too many."""
+        self._logs[log.owner, log.id] = log
+        self._forget()
+
+    def get(self, owner: str, response_id: str) -> Log | None:
+        """The log of that response of that owner."""
+        return self._logs.get((owner, response_id))
+
+    def item(self, owner: str, item_id: str) -> OutputItem | None:
+        """An item of that owner's by id; the latest responses are looked through first."""
+        for (holder, _), log in reversed(self._logs.items()):
+            if holder != owner:
+                continue
+            for frame in log.frames:
+                if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:
+                    return frame.event.item
+        return None
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def _forget(self) -> None:
+        size = sum(log.size for log in self._logs.values())
+        for key, log in list(self._logs.items()):
+            if len(self._logs) <= self._most and size <= self._size:
+                return
+            if log.ended:
+                size -= log.size
+                del self._logs[key]

@@ -1,0 +1,278 @@
+"""A turn: the one place where a dialect meets an engine.
+
+A turn renders the prompt, hands the job to the engine, and writes down what the scribe says of the answer. It runs as
+a task of its own, so that it goes on, or ends, whatever its readers do. It knows no HTTP and no face of the wire.
+
+Blame decides how a fault travels: what is wrong before the engine has admitted the job is raised as `ApiError` to
+whoever opened the turn; everything later is an event in the log. Whatever happens, the log ends with a terminal event.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+
+from app.catalogue import ServedModel
+from app.errors import ApiError, from_engine
+from app.log import Detail, Log
+from app.requests.spec import TurnSpec
+from app.scribe import Scribe
+from app.store import Store
+from engine.protocol import Chunk, Engine, EngineError, Job
+from harmony.format import Prompt, RenderError
+from state.drafts import ReasoningAs
+from state.machine import Ids
+
+_logger = structlog.get_logger("antiphon.turn")
+
+SHUTTING_DOWN = "The server is shutting down; send the request again."
+BROKEN = "The server had an error while processing the request."
+GONE = "The request was cancelled before it began."
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a turn is, in seconds."""
+
+    queue_after: float = 1.0
+    """A job that was not admitted by then is said to be queued, so that the client sees a stream."""
+    remind_after: float = 60.0
+    """A stream that has said nothing for so long repeats its stage: some clients give up after 300 s of silence."""
+    render_within: float = 10.0
+    """Laying out a prompt may take so long."""
+
+
+def mint(prefix: str) -> str:
+    """A new id: unguessable, and safe in any path."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class Turn:
+    """One job, from the engine's first chunk to the log's last event.
+
+    `opened` is done when a reply may begin: the job was admitted, or is known to wait. It raises `ApiError` where the
+    engine refused the job.
+    """
+
+    def __init__(self, log: Log, scribe: Scribe, engine: Engine, job: Job, pace: Pace) -> None:
+        self.log = log
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._scribe, self._engine, self._job, self._pace = scribe, engine, job, pace
+        self._ending: Callable[[], None] = scribe.cancel
+        self._said_at = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self._run(), name=f"turn {log.id}")
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """The task the turn runs in. It never raises."""
+        return self._task
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        self._task.cancel()
+
+    def shut(self) -> None:
+        """The server must go: end as failed, which agents take as a reason to send the request again."""
+        self._ending = lambda: self._scribe.fail("server_error", SHUTTING_DOWN)
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        chunks = self._engine.generate(self._job)
+        reminder = asyncio.create_task(self._remind(), name=f"reminder {self.log.id}")
+        try:
+            await self._admit(chunks)
+            await self._hear(chunks)
+        except EngineError as error:
+            self._refused(error)
+        except asyncio.CancelledError:
+            self._end(self._ending)
+        except Exception:
+            trace = [f"{state.name} {letter.name}" for state, letter in self._scribe.machine.trace]
+            _logger.exception("turn broke", response=self.log.id, trace=trace)
+            self._end(lambda: self._scribe.fail("server_error", BROKEN))
+        finally:
+            reminder.cancel()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await chunks.aclose()
+            self._write()
+            self.log.end()
+            if not self.opened.done():
+                self.opened.set_exception(ApiError(503, "cancelled", GONE))
+                self.opened.exception()  # whoever opened it may be gone: then nobody else asks for it
+
+    async def _admit(self, chunks: AsyncGenerator[Chunk, None]) -> None:
+        """Wait for the engine's first chunk; say that the job is queued if that takes long."""
+        first = asyncio.ensure_future(anext(chunks))
+        try:
+            done, _ = await asyncio.wait({first}, timeout=self._pace.queue_after)
+            if not done:
+                self._scribe.queue()
+                self._open()
+            chunk = await first
+        except asyncio.CancelledError:
+            first.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, EngineError):
+                await first
+            raise
+        self._scribe.begin(chunk)
+        self._open()
+
+    async def _hear(self, chunks: AsyncGenerator[Chunk, None]) -> None:
+        """Write down what the engine brings until the turn is over."""
+        if self._scribe.ended:
+            return
+        async for chunk in chunks:
+            self._scribe.take(chunk)
+            if self._scribe.ended:
+                return  # the last events are shown only once the slot is free
+            self._write(chunk)
+        raise RuntimeError("the engine's stream ended without a finish")
+
+    def _open(self) -> None:
+        self._write()
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def _write(self, chunk: Chunk | None = None) -> None:
+        said = self._scribe.collect()
+        if said:
+            self._said_at = asyncio.get_running_loop().time()
+            detail = Detail(tokens=chunk.tokens if chunk else (), stop=self._scribe.stop)
+            self.log.append(said, detail)
+
+    def _refused(self, error: EngineError) -> None:
+        if self.log.frames:
+            self._end(lambda: self._scribe.fail(error.code, error.message))
+        else:
+            self.opened.set_exception(from_engine(error))
+
+    def _end(self, ending: Callable[[], None]) -> None:
+        """Say how it ended, unless that was said, or nothing was: then the answer is an HTTP error."""
+        if self.log.frames and not self._scribe.ended:
+            ending()
+
+    async def _remind(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            silent = loop.time() - self._said_at
+            if silent < self._pace.remind_after:
+                await asyncio.sleep(self._pace.remind_after - silent)
+                continue
+            self._said_at = loop.time()
+            self._scribe.remind()
+            self._write()
+
+
+class Turns:
+    """Opens turns and knows all that are running. `clock` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        ids: Ids = mint,
+        reasoning_as: ReasoningAs = "content",
+        pace: Pace = Pace(),  # noqa: B008  # it is frozen
+    ) -> None:
+        self.store = store
+        self._clock, self._ids, self._reasoning_as, self._pace = clock, ids, reasoning_as, pace
+        self._running: dict[str, Turn] = {}
+        self._closing = False
+
+    async def open(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> Log:
+        """Start one turn; its log, in which something was said already. Raises `ApiError` before any event."""
+        return (await self.open_all(model, spec, owner))[0]
+
+    async def open_all(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> list[Log]:
+        """Start `spec.n` turns that share one prompt. If one is refused, none runs."""
+        if self._closing:
+            raise ApiError(503, "server_shutting_down", SHUTTING_DOWN, headers=(("retry-after", "1"),))
+        prompt = await self._render(model, spec)
+        turns = [self._start(model, spec, prompt, owner, number) for number in range(spec.n)]
+        try:
+            for turn in turns:
+                await asyncio.shield(turn.opened)
+        except BaseException:
+            await self._abandon(turns)
+            raise
+        if spec.head.store:
+            for turn in turns:
+                self.store.put(turn.log)
+        return [turn.log for turn in turns]
+
+    def cancel(self, log: Log) -> None:
+        """Nobody reads this log any more: end its turn, if it still runs."""
+        turn = self._running.get(log.id)
+        if turn:
+            turn.cancel()
+
+    @property
+    def running(self) -> int:
+        """How many turns have not ended."""
+        return len(self._running)
+
+    async def drain(self, seconds: float) -> None:
+        """Open nothing more, let what runs come to its end for so long, then end it properly."""
+        self._closing = True
+        running = list(self._running.values())
+        if not running:
+            return
+        _, late = await asyncio.wait([turn.task for turn in running], timeout=seconds)
+        for turn in running:
+            if turn.task in late:
+                turn.shut()
+        if late:
+            await asyncio.wait(late)
+
+    async def _render(self, model: ServedModel, spec: TurnSpec) -> Prompt:
+        """Lay out the prompt, off the event loop: templates come with models and may be slow."""
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        try:
+            async with asyncio.timeout(self._pace.render_within):
+                prompt = await asyncio.to_thread(model.format.render, spec.conversation, now=now)
+        except TimeoutError:
+            raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
+        except RenderError as error:
+            raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+        if len(prompt.tokens) >= model.engine.info.context:
+            message = (
+                f"This model's maximum context length is {model.engine.info.context} tokens, "
+                f"but the input has {len(prompt.tokens)}."
+            )
+            raise ApiError(400, "context_length_exceeded", message, "input")
+        return prompt
+
+    def _start(self, model: ServedModel, spec: TurnSpec, prompt: Prompt, owner: str, number: int) -> Turn:
+        head = msgspec.structs.replace(spec.head, id=self._ids("resp"), created_at=int(self._clock()))
+        spec = msgspec.structs.replace(spec, head=head)
+        scribe = Scribe(
+            spec,
+            prompt,
+            model.format,
+            ids=self._ids,
+            clock=lambda: int(self._clock()),
+            reasoning_as=self._reasoning_as,
+        )
+        turn = Turn(Log(head, owner), scribe, model.engine, _job(model, spec, prompt, owner, number), self._pace)
+        self._running[head.id] = turn
+        turn.task.add_done_callback(lambda _: self._running.pop(head.id, None))
+        return turn
+
+    async def _abandon(self, turns: Iterable[Turn]) -> None:
+        tasks = [turn.task for turn in turns]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _job(model: ServedModel, spec: TurnSpec, prompt: Prompt, owner: str, number: int) -> Job:
+    """The engine's share of a turn. The n-th of several choices draws other random numbers than the first."""
+    seed = None if spec.sampling.seed is None else spec.sampling.seed + number
+    stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *model.format.stop_ids)))
+    sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
+    return Job(id=spec.head.id, tokens=prompt.tokens, sampling=sampling, owner=owner, cache_salt=owner)
