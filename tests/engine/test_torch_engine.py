@@ -1,7 +1,9 @@
 """The torch engine's asyncio face: streams, cancelling, faults, starting and stopping."""
 
 import asyncio
+import random
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -18,8 +20,17 @@ from tests.engine.tiny import core_for, fresh, generate, job_of, prompts, tokens
 SHORT, LONG = prompts(4, 40)
 
 
-async def started(**options: Any) -> TorchEngine:
-    engine = TorchEngine(build=lambda: core_for(**options))
+async def started(*, pace: float = 0.0, **options: Any) -> TorchEngine:
+    """``pace``: seconds that every step takes longer, so that a job which should last does."""
+    core = core_for(**options)
+    step = core.step
+
+    def paced() -> list[Said]:
+        time.sleep(pace)
+        return step()
+
+    core.step = paced  # type: ignore[method-assign]
+    engine = TorchEngine(build=lambda: core)
     await engine.start()
     return engine
 
@@ -56,7 +67,7 @@ async def test_many_streams_at_once_get_their_own_tokens() -> None:
 
 
 async def test_one_wake_up_per_step_carries_the_tokens_of_all() -> None:
-    engine = await started(slots=4)
+    engine = await started(pace=0.005, slots=4)
     batches: list[int] = []
     deliver = engine._deliver
 
@@ -72,7 +83,7 @@ async def test_one_wake_up_per_step_carries_the_tokens_of_all() -> None:
 
 
 async def test_closing_a_stream_frees_its_slot() -> None:
-    engine = await started(slots=1)
+    engine = await started(pace=0.01, slots=1)
     stream = engine.generate(job_of(SHORT, "endless", ignore_eos=True))
     assert await anext(stream) == Chunk()
     await anext(stream)
@@ -84,7 +95,7 @@ async def test_closing_a_stream_frees_its_slot() -> None:
 
 
 async def test_cancel_ends_a_running_stream_and_refuses_a_waiting_one() -> None:
-    engine = await started(slots=1)
+    engine = await started(pace=0.01, slots=1)
     running = engine.generate(job_of(SHORT, "running", ignore_eos=True))
     await anext(running)
     waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "waiting")))
@@ -99,7 +110,7 @@ async def test_cancel_ends_a_running_stream_and_refuses_a_waiting_one() -> None:
 
 
 async def test_a_task_that_is_cancelled_frees_its_slot() -> None:
-    engine = await started(slots=1)
+    engine = await started(pace=0.01, slots=1)
     task = asyncio.create_task(collect(engine, job_of(SHORT, ignore_eos=True)))
     await asyncio.sleep(0.05)
     task.cancel()
@@ -135,7 +146,7 @@ async def test_a_fault_of_the_core_itself_fails_the_streams_and_the_next_is_serv
 
 
 async def test_what_cannot_run_is_refused_before_the_first_chunk() -> None:
-    engine = await started(slots=1, queue=1)
+    engine = await started(pace=0.01, slots=1, queue=1)
     assert await code_of(engine, job_of([5] * 256)) == "context_length_exceeded"
     assert await code_of(engine, job_of([])) == "invalid_request"
     streams = [engine.generate(job_of(SHORT, name, ignore_eos=True)) for name in "ab"]
@@ -151,15 +162,14 @@ async def test_what_cannot_run_is_refused_before_the_first_chunk() -> None:
 
 
 async def test_a_deadline_is_told() -> None:
-    engine = await started(slots=1)
-    chunks = await collect(engine, job_of(SHORT, deadline=0.05, ignore_eos=True))
-    if chunks[-1].fault is not None:  # a fast machine may fill the context first
-        assert chunks[-1].fault.code == "deadline_exceeded"
+    engine = await started(pace=0.01, slots=1)
+    fault = (await collect(engine, job_of(SHORT, deadline=0.1, ignore_eos=True)))[-1].fault
+    assert fault is not None and fault.code == "deadline_exceeded"
     await engine.close()
 
 
 async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
-    engine = await started(slots=1)
+    engine = await started(pace=0.01, slots=1)
     running = engine.generate(job_of(SHORT, "a", ignore_eos=True))
     await anext(running)
     waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "b")))
@@ -175,6 +185,31 @@ async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
     await engine.start()
     assert len(await collect(engine, job_of(SHORT, max_tokens=1))) == 2
+    await engine.close()
+
+
+async def test_streams_that_come_and_go_leave_nothing_and_change_nobodys_tokens() -> None:
+    engine, dice = await started(slots=4, chunk=16), random.Random(3)
+    jobs = [
+        job_of(prompt, str(n), temperature=n % 2, seed=n, max_tokens=dice.randrange(1, 20), ignore_eos=True)
+        for n, prompt in enumerate(prompts(*(dice.randrange(1, 50) for _ in range(24))))
+    ]
+
+    async def visit(job: Job) -> list[int] | None:
+        stream = engine.generate(job)
+        tokens: list[int] = []
+        async for chunk in stream:
+            tokens += chunk.tokens
+            if int(job.id) % 3 == 0 and len(tokens) > 2:
+                await stream.aclose()
+                return None
+        return tokens
+
+    crowded = await asyncio.gather(*(visit(job) for job in jobs))
+    assert await becomes_idle(engine)
+    for job, tokens in zip(jobs, crowded, strict=True):
+        if tokens is not None:
+            assert tokens_of(await collect(engine, job)) == tokens
     await engine.close()
 
 
