@@ -85,7 +85,8 @@ class Turn:
         reminder = asyncio.create_task(self._remind(), name=f"reminder {self.log.id}")
         try:
             await self._admit(chunks)
-            await self._hear(chunks)
+            if not self._scribe.ended:
+                await self._hear(chunks)
         except EngineError as error:
             self._refused(error)
         except asyncio.CancelledError:
@@ -123,8 +124,6 @@ class Turn:
 
     async def _hear(self, chunks: AsyncGenerator[Chunk, None]) -> None:
         """Write down what the engine brings until the turn is over."""
-        if self._scribe.ended:
-            return
         async for chunk in chunks:
             self._scribe.take(chunk)
             if self._scribe.ended:

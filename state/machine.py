@@ -88,7 +88,7 @@ class Machine:
         return self.state is State.ENDED
 
     def feed(self, segment: Segment) -> list[Event]:
-        """Read one segment; empty text is no letter. Raises `IllegalInput`, and stays as it was, where it may not come."""
+        """Read one segment; empty text is no letter. Raises `IllegalInput`, and is as before, where it may not come."""
         self._segment = segment
         match segment:
             case Think(text):
