@@ -1,0 +1,79 @@
+"""What a person reads in the terminal: how the model loads, where it is served, and one line a request.
+
+Everything goes to standard error, so that standard output stays free for whoever pipes it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from app.catalogue import Catalogue
+from app.gate import Line
+from app.settings import ANYWHERE, Settings
+
+CODEX = """model = "{model}"
+model_provider = "antiphon"
+[model_providers.antiphon]
+name = "Antiphon"
+base_url = "{url}"
+wire_api = "responses\""""
+KEYED = '\nenv_key = "ANTIPHON_API_KEY"'
+
+
+def console() -> Console:
+    """The terminal, or plain text where there is none."""
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def loading(screen: Console, what: str) -> Iterator[None]:
+    """A line that moves while weights load."""
+    with screen.status(f"Loading {escape(what)} …"):
+        yield
+
+
+def base_url(settings: Settings, port: int) -> str:
+    """What a client on this machine is to be given."""
+    host = "127.0.0.1" if settings.host in ANYWHERE else settings.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, notes: dict[str, str]) -> None:
+    """Base URL, models, device, and lines to paste. `notes` has a line for some models, by first name."""
+    url, model = base_url(settings, port), catalogue.models[0].names[0]
+    rows = [f"[bold]base URL[/]  {escape(url)}"]
+    for served in catalogue.models:
+        info = served.engine.info
+        about = " · ".join(
+            part for part in (info.description, info.device, info.dtype, f"context {info.context}") if part
+        )
+        rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
+        rows.append(f"          {escape(about)}")
+        if note := notes.get(served.names[0]):
+            rows.append(f"          {escape(note)}")
+    rows.append(f"[bold]API key[/]   {'asked for' if settings.keys else 'none is asked for'}")
+    screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
+    screen.print("[bold]curl[/]", _curl(url, model, keyed=bool(settings.keys)), sep="\n", soft_wrap=True)
+    screen.print("\n[bold]Codex[/], in ~/.codex/config.toml", soft_wrap=True)
+    codex = CODEX.format(model=model, url=url) + (KEYED if settings.keys else "")
+    screen.print(escape(codex), soft_wrap=True)
+    screen.print()
+
+
+def tell(screen: Console, line: Line) -> None:
+    """One request: what it was, how it went, how long it took."""
+    colour = "green" if line.status < 400 else "yellow" if line.status < 500 else "red"
+    said = f"{line.method} {line.path}"
+    screen.print(
+        f"[{colour}]{line.status}[/] {escape(said)} {line.seconds * 1000:.0f} ms [dim]{line.request_id}[/]",
+        soft_wrap=True,
+    )
+
+
+def _curl(url: str, model: str, *, keyed: bool) -> str:
+    key = ' -H "Authorization: Bearer $ANTIPHON_API_KEY"' if keyed else ""
+    body = f'{{"model": "{model}", "input": "Hello!"}}'
+    return escape(f"curl {url}/responses -H 'Content-Type: application/json'{key} -d '{body}'")

@@ -1,0 +1,172 @@
+"""`antiphon serve`: from the words of a command line to a running server, or to one line that says what is wrong."""
+
+import asyncio
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+import uvloop
+from msgspec import Struct, structs
+from rich.console import Console
+
+from app import banner, server
+from app.catalogue import Catalogue, ServedModel
+from app.settings import ANYWHERE, LOOPBACK, Settings, digest
+from engine.embedded import MODEL_DIR
+from engine.protocol import Engine, EngineError
+from engine.scripted import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
+from harmony import choose
+from harmony.choose import DialectError, Loaded
+
+EMBEDDED = "antiphon"
+"""What the embedded model is called."""
+
+
+class Refusal(click.ClickException):
+    """What cannot be done, in one line."""
+
+    exit_code = 2
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """Which model is to be served, as it was asked for."""
+
+    source: str | None
+    names: tuple[str, ...]
+    engine: str
+    script: Path | None
+    dialect: str | None
+    device: str | None
+    context: int | None
+    offline: bool
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="antiphon")
+def main() -> None:
+    """Antiphon: a self-hosted server for the OpenAI Responses API."""
+
+
+@main.command()
+@click.argument("source", required=False)
+@click.option("--name", "names", multiple=True, help="A further name that clients may ask for; may be repeated.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option("--api-key", "keys", multiple=True, envvar="ANTIPHON_API_KEY", help="Key to ask for; may be repeated.")
+@click.option("--allow-host", "hosts", multiple=True, help="A further host name to be reached under.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without a key.")
+@click.option("--offline", is_flag=True, help="Never ask the hub; take what is in the local cache.")
+@click.option("--engine", type=click.Choice(["torch", "scripted"]), default="torch", show_default=True)
+@click.option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine plays.")
+@click.option("--dialect", type=click.Choice(choose.NAMES), help="How the model writes; found out if left out.")
+@click.option("--device", help="cpu, cuda, cuda:1, …; chosen if left out.")
+@click.option("--context", type=click.IntRange(1), help="Tokens of context; at most the model's own.")
+@click.option(
+    "--reasoning-as",
+    type=click.Choice(["content", "summary", "both"]),
+    default="content",
+    show_default=True,
+    help="How raw reasoning is told. Codex shows summaries only.",
+)
+@click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
+def serve(**given: Any) -> None:
+    """Serve SOURCE, a folder or a hub id; without one, the embedded model.
+
+    A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
+    """
+    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens")
+    settings = Settings(keys=tuple(digest(key) for key in given["keys"]), **{name: given[name] for name in plain})
+    wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
+    _check_bind(settings, insecure=given["insecure"])
+    try:
+        uvloop.run(_serve(wish, settings))
+    except (EngineError, ScriptError, DialectError, server.BindError) as error:
+        raise Refusal(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _check_bind(settings: Settings, *, insecure: bool) -> None:
+    """Whoever can reach an open server can use it: nobody beyond this machine does so by accident."""
+    if settings.keys or insecure or settings.host in LOOPBACK or settings.host.startswith("127."):
+        return
+    where = "every network" if settings.host in ANYWHERE else settings.host
+    raise Refusal(f"--host {settings.host} opens the server to {where}: give --api-key KEY, or say --insecure")
+
+
+async def _serve(wish: Wish, settings: Settings) -> None:
+    screen = banner.console()
+    _log_to_terminal()
+    # Before the weights are loaded, so that a port in use is known at once.
+    listener = server.bind(settings)
+    model, note = await _model(wish, screen)
+    catalogue = Catalogue([model])
+    await server.run(
+        server.furnish(settings, catalogue),
+        listener,
+        ready=lambda port: banner.show(screen, settings, catalogue, port, {model.names[0]: note}),
+        told=lambda line: banner.tell(screen, line),
+    )
+
+
+async def _model(wish: Wish, screen: Console) -> tuple[ServedModel, str]:
+    """The model, loaded and started, and a line about its dialect."""
+    if wish.engine == "scripted":
+        engine, loaded, name = _scripted(wish)
+    elif wish.script is not None:
+        raise Refusal("--script goes with --engine scripted")
+    else:
+        engine, loaded, name = await _torch(wish, screen)
+    with banner.loading(screen, name):
+        await engine.start()
+    names = tuple(dict.fromkeys((name, *wish.names)))
+    return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.why
+
+
+def _scripted(wish: Wish) -> tuple[Engine, Loaded, str]:
+    if wish.script is None:
+        raise Refusal("--engine scripted needs --script FILE")
+    replies = load_script(wish.script)
+    dialect = wish.dialect or "hermes"
+    form = choose.bytes_format(dialect)
+    info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
+    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
+    return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
+
+
+async def _torch(wish: Wish, screen: Console) -> tuple[Engine, Loaded, str]:
+    try:
+        from engine.build import Options  # noqa: PLC0415 - torch is an extra
+        from engine.hub import fetch  # noqa: PLC0415
+        from engine.torch_engine import TorchEngine  # noqa: PLC0415
+    except ImportError as error:
+        raise Refusal(f"the torch engine is not installed ({error.name}): pip install 'antiphon[torch]'") from None
+    folder, name = MODEL_DIR, EMBEDDED
+    if wish.source is not None:
+        screen.print(f"Fetching {wish.source} …", markup=False)
+        folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
+        name = _own_name(wish.source, folder)
+    loaded = choose.load(folder, wish.dialect)
+    return TorchEngine(folder, Options(device=wish.device, context=wish.context)), loaded, name
+
+
+def _own_name(source: str, folder: Path) -> str:
+    """A hub id as it is; a folder's last part."""
+    return folder.resolve().name if Path(source).expanduser().exists() else source
+
+
+def _log_to_terminal() -> None:
+    """Our own log and the libraries', from warnings on. No prompt and no header is ever logged."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    main()

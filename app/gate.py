@@ -1,0 +1,198 @@
+"""The gate: pure ASGI, in front of everything. Nothing behind it sees a request that it has not let through.
+
+In this order, so that the cheapest refusal comes first and no stranger learns more than one fact: the Host and Origin
+it may be reached under, a WebSocket (not spoken here), the API key, the kind and the encoding of the body, its size.
+Whatever goes wrong behind it leaves as an OpenAI-shaped error; no traceback and no HTML ever does. It knows no
+routes but the two that are open to all, and nothing of what a body says.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from msgspec import Struct
+
+from app.errors import SERVER, ApiError, clip
+from app.settings import ANYWHERE, LOOPBACK, Settings, admits
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+OPEN = frozenset({"/health", "/ready"})
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_log = structlog.get_logger("antiphon.gate")
+
+
+class Line(Struct, frozen=True):
+    """One line of the log: one request. `seconds` runs to the last byte of the answer."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+    request_id: str
+
+
+class Gate:
+    """Wraps `app`. `told` is called once per request, when its answer has ended."""
+
+    def __init__(self, app: App, settings: Settings, told: Callable[[Line], None] = lambda _: None) -> None:
+        self._app, self._settings, self._told = app, settings, told
+        self._names = LOOPBACK | {settings.host.lower()} | {name.lower() for name in settings.hosts}
+        self._any_host = settings.host in ANYWHERE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's event: the life of the server, or a request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._request(scope, receive, send)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        answer = _Answer(send, _request_id(headers))
+        began = time.monotonic()
+        try:
+            owner = self._admit(scope, headers)
+            scope.setdefault("state", {}).update(owner=owner, request_id=answer.request_id)
+            await self._app(scope, _capped(receive, self._settings.max_body), answer.send)
+        except ApiError as error:
+            await answer.refuse(error)
+        except Exception:  # noqa: BLE001 - the last place where one can be caught
+            # Ours. The words of an exception may hold what a client sent, so they go to the log and nowhere else.
+            _log.exception("request broke", request_id=answer.request_id)
+            message = "The server had an error while processing your request."
+            await answer.refuse(ApiError(500, "server_error", message, kind=SERVER))
+        finally:
+            seconds = time.monotonic() - began
+            path = clip(scope["path"].encode("unicode_escape").decode())
+            self._told(Line(scope["method"], path, answer.status, seconds, answer.request_id))
+
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> str:
+        """Everything that can be said before the body. Returns the owner; raises `ApiError`."""
+        self._check_host(headers)
+        if scope["path"] in OPEN:
+            return ""
+        if headers.get("upgrade", "").lower() == "websocket":
+            message = "WebSockets are not spoken here; send the same body as an HTTP POST."
+            raise ApiError(426, "upgrade_not_supported", message)
+        owner = self._owner(headers)
+        if scope["method"] in WITH_BODY:
+            self._check_body(headers)
+        return owner
+
+    def _check_host(self, headers: dict[str, str]) -> None:
+        """A page on another site must not talk to a server on this machine through a name it controls."""
+        if "host" not in headers:
+            raise ApiError(400, "missing_host", "The Host header is missing.")
+        if self._any_host:
+            return
+        if _name(headers["host"]) not in self._names:
+            message = (
+                f"This server is not reached as '{clip(headers['host'])}'. Name it with --allow-host to let it in."
+            )
+            raise ApiError(421, "host_not_allowed", message)
+        origin = headers.get("origin")
+        if origin is not None and _name(origin.partition("://")[2]) not in self._names:
+            raise ApiError(403, "origin_not_allowed", "Pages of other sites may not use this server.")
+
+    def _owner(self, headers: dict[str, str]) -> str:
+        """Whose request it is: a digest of the key, or nobody's where none is asked for."""
+        if not self._settings.keys:
+            return ""
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        key = admits(self._settings.keys, sent.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            message = "Incorrect API key provided." if sent else "You didn't provide an API key."
+            message += " Send it as a header: 'Authorization: Bearer YOUR_KEY'."
+            raise ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))
+        return key.hex()[:32]
+
+    def _check_body(self, headers: dict[str, str]) -> None:
+        # A "simple" cross-site form can send neither header, which makes this a shield, too.
+        if not _JSON.fullmatch(headers.get("content-type", "").partition(";")[0].strip()):
+            message = "The body must be JSON: send it with 'Content-Type: application/json'."
+            raise ApiError(415, "unsupported_media_type", message)
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise ApiError(415, "unsupported_content_encoding", "The body must not be compressed.")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._settings.max_body:
+            raise _too_large(self._settings.max_body)
+
+
+class _Answer:
+    """The answer as it leaves: stamped with the request's id, and never begun twice."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.status = 499
+        """499 until something was said: the client left before."""
+        self._begun = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; the first gets the request's id."""
+        if message["type"] == "http.response.start":
+            self._begun, self.status = True, message["status"]
+            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.request_id.encode())]}
+        await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error; too late for that, the connection is cut by leaving the answer unfinished."""
+        if self._begun:
+            return
+        body = error.body()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), *error.headers]
+        if error.status == 413:
+            headers.append(("connection", "close"))
+        pairs = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _capped(receive: Receive, most: int) -> Receive:
+    """`receive`, which raises once more than `most` bytes of body have come: what was read is let go of."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message["body"])
+            if seen > most:
+                raise _too_large(most)
+        return message
+
+    return counted
+
+
+def _too_large(most: int) -> ApiError:
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return ApiError(status, "request_too_large", f"The body is larger than {most} bytes.")
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """Names are lower-cased already. Of a header that comes twice the last one counts."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _request_id(headers: dict[str, str]) -> str:
+    """The client's own, where it is harmless, so that both sides' logs can be put together; else a new one."""
+    sent = headers.get("x-request-id", "")
+    return sent if _REQUEST_ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
+
+
+def _name(host: str) -> str:
+    """The name in `name`, `name:port`, `[v6]` or `[v6]:port`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].rstrip(".").lower()

@@ -1,0 +1,23 @@
+"""`/v1/chat/completions`: the same turns, read as a chat."""
+
+from typing import Any
+
+from litestar import post
+from litestar.response import Response
+
+from app.house import AnyRequest, house
+from app.projections import chat
+from app.requests.chat import read
+from app.requests.decode import document
+from app.routes.replies import collect, json_reply, open_turns, pour, stream_reply
+
+
+@post("/v1/chat/completions", status_code=200)
+async def create(request: AnyRequest) -> Response[Any]:
+    """The next message of a chat, `n` of them where asked for, streamed or whole."""
+    home = house(request)
+    asked = read(document(await request.body()), home.catalogue, home.settings.max_output_tokens)
+    logs = await open_turns(request, asked)
+    if asked.spec.stream:
+        return stream_reply(pour(chat.stream(logs, asked.spec), home, logs))
+    return json_reply(await collect(request, chat.final(logs, asked.spec), logs))

@@ -1,0 +1,50 @@
+"""`/health`: the process lives. `/ready`: it would take a request now. Both are open to all and tell nothing else."""
+
+from typing import Any
+
+import msgspec
+from litestar import get, head
+from litestar.response import Response
+
+from app.house import AnyRequest, House, house
+from app.routes.replies import json_reply
+from engine.protocol import EngineError
+
+
+@get("/health")
+async def health() -> Response[Any]:
+    """200 as long as the event loop turns."""
+    return json_reply(b'{"status":"ok"}')
+
+
+@head("/health")
+async def health_head() -> Response[bytes]:
+    """The same without a body."""
+    return json_reply(b"")
+
+
+@get("/ready")
+async def ready(request: AnyRequest) -> Response[Any]:
+    """200, or 503 with the reason."""
+    reason = not_ready(house(request))
+    if reason is None:
+        return json_reply(b'{"status":"ready"}')
+    return json_reply(msgspec.json.encode({"status": "not ready", "reason": reason}), 503)
+
+
+@head("/ready")
+async def ready_head(request: AnyRequest) -> Response[bytes]:
+    """The same without a body."""
+    return json_reply(b"", 200 if not_ready(house(request)) is None else 503)
+
+
+def not_ready(home: House) -> str | None:
+    """Why a request would not be taken, or None."""
+    if home.draining:
+        return "the server is shutting down"
+    for model in home.catalogue.models:
+        try:
+            _ = model.engine.info
+        except EngineError as error:
+            return f"{model.names[0]}: {error.message}"
+    return None

@@ -1,0 +1,60 @@
+"""`/v1/responses`."""
+
+import re
+from functools import partial
+from typing import Any
+
+from litestar import get, post
+from litestar.response import Response
+
+from app.errors import clip, invalid_type, invalid_value, not_found
+from app.house import AnyRequest, house, owner
+from app.log import Log
+from app.projections import responses
+from app.requests.decode import document
+from app.requests.responses import read
+from app.routes.replies import collect, json_reply, open_turns, pour, stream_reply
+
+RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
+
+
+@post("/v1/responses", status_code=200)
+async def create(request: AnyRequest) -> Response[Any]:
+    """One turn of a model, streamed or whole."""
+    home = house(request)
+    lookup = partial(home.store.item, owner(request))
+    asked = read(document(await request.body()), home.catalogue, lookup, home.settings.max_output_tokens)
+    logs = await open_turns(request, asked)
+    if asked.spec.stream:
+        return stream_reply(pour(responses.stream(logs[0]), home, logs))
+    return json_reply(await collect(request, responses.final(logs[0]), logs))
+
+
+@get("/v1/responses/{response_id:str}")
+async def retrieve(request: AnyRequest, response_id: str) -> Response[Any]:
+    """A stored response as it is now, or, with `stream=true`, its events from after `starting_after` on."""
+    log = _find(request, response_id)
+    if request.query_params.get("stream") not in ("true", "1"):
+        return json_reply(responses.snapshot(log))
+    return stream_reply(responses.stream(log, _start(request)))
+
+
+def _find(request: AnyRequest, response_id: str) -> Log:
+    """The log of this owner. An id that cannot be one is unknown like any other."""
+    known = RESPONSE_ID.fullmatch(response_id)
+    log = house(request).store.get(owner(request), response_id) if known else None
+    if log is None:
+        raise not_found(f"Response with id '{clip(response_id)}' not found.")
+    return log
+
+
+def _start(request: AnyRequest) -> int:
+    """The first sequence number that the reader has not seen."""
+    sent = request.query_params.get("starting_after")
+    if sent is None:
+        return 0
+    if not re.fullmatch(r"-?[0-9]{1,18}", sent):
+        raise invalid_type("starting_after", "an integer", sent)
+    if int(sent) < -1:
+        raise invalid_value("starting_after", "Invalid 'starting_after': expected a sequence number.")
+    return int(sent) + 1

@@ -1,0 +1,185 @@
+"""The application and the process around it: routes behind the gate, uvicorn with deadlines, an end that is an end.
+
+On the first SIGTERM or SIGINT no new connection is taken and open turns may go on for `Settings.drain` seconds; what
+still runs then is ended with a terminal event, so that no stream just breaks off. A second signal ends at once.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+from litestar import Litestar, Request
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.response import Response
+from litestar.routes import HTTPRoute
+
+from app.catalogue import Catalogue
+from app.errors import ApiError, clip
+from app.gate import Gate, Line
+from app.house import House
+from app.routes import chat, health, models, responses
+from app.routes.replies import json_reply
+from app.settings import Settings
+from app.store.memory import MemoryStore
+from app.turn import Turns
+from app.wire import HEADER_BYTES, protocol
+
+LAST_SECONDS = 2.0
+"""After the drain: for the last bytes to leave and the connections to close."""
+
+_log = structlog.get_logger("antiphon.server")
+
+
+def furnish(settings: Settings, catalogue: Catalogue) -> House:
+    """A house with an in-memory store."""
+    store = MemoryStore()
+    turns = Turns(store, reasoning_as=settings.reasoning_as)
+    return House(settings=settings, catalogue=catalogue, turns=turns, store=store)
+
+
+def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
+    """The whole ASGI application. `told` hears of every request when it is over."""
+    app = Litestar(
+        route_handlers=[
+            responses.create,
+            responses.retrieve,
+            chat.create,
+            models.listing,
+            models.one,
+            health.health,
+            health.health_head,
+            health.ready,
+            health.ready_head,
+        ],
+        state=State({"house": home}),
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _our_error},
+        request_max_body_size=None,  # the gate counts
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+    )
+    return Gate(app, home.settings, told)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which drains the turns before it waits for the connections. `ready` hears the port once it listens."""
+
+    def __init__(self, home: House, app: Gate, ready: Callable[[int], None] = lambda _: None) -> None:
+        settings = home.settings
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http=protocol(settings),
+                ws="none",
+                loop="uvloop",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=int(settings.idle_timeout),
+                timeout_graceful_shutdown=int(LAST_SECONDS),
+                h11_max_incomplete_event_size=HEADER_BYTES,
+            )
+        )
+        self._home, self._ready = home, ready
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready(self.servers[0].sockets[0].getsockname()[1])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: the first asks, the second insists."""
+        self._home.draining = True
+        if self.should_exit:
+            sig = signal.SIGINT  # uvicorn leaves at once on a second one of these only
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """Take no more connections, end the turns, then let uvicorn see the connections off."""
+        self._home.draining = True
+        for server in self.servers:
+            server.close()
+        drained = asyncio.create_task(self._home.turns.drain(self._home.settings.drain))
+        while not drained.done() and not self.force_exit:
+            await asyncio.wait({drained}, timeout=0.1)
+        drained.cancel()
+        await super().shutdown(sockets)
+
+
+class BindError(OSError):
+    """The address cannot be listened on; the message is one line for a person."""
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The address, taken but not yet listened on. Raises `BindError`."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or error
+        raise BindError(f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another --port") from None
+    return listener
+
+
+async def run(
+    home: House, listener: socket.socket, *, ready: Callable[[int], None], told: Callable[[Line], None]
+) -> None:
+    """Serve until a signal comes. The engines must have started; they are closed at the end."""
+    try:
+        await Server(home, build(home, told), ready).serve([listener])
+    finally:
+        for model in home.catalogue.models:
+            await model.engine.close()
+
+
+def _api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
+    reply = json_reply(error.body(), error.status)
+    reply.headers.update(dict(error.headers))
+    return reply
+
+
+def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+    """What litestar itself answers: paths and methods that nothing is at."""
+    where = f"{request.method} {clip(request.url.path)}"
+    if error.status_code == 404:
+        found = ApiError(404, "unknown_url", f"Unknown request URL: {where}.")
+    elif error.status_code == 405:
+        allowed = (("allow", ", ".join(_methods(request))),)
+        found = ApiError(405, "method_not_allowed", f"Not allowed: {where}.", headers=allowed)
+    else:
+        found = ApiError(error.status_code, None, error.detail)
+    return _api_error(request, found)
+
+
+def _our_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """A fault of ours. Its words stay in the log."""
+    _log.error("request broke", request_id=request.scope["state"].get("request_id"), exc_info=error)
+    message = "The server had an error while processing your request."
+    return _api_error(request, ApiError(500, "server_error", message))
+
+
+def _methods(request: Request[Any, Any, Any]) -> list[str]:
+    """The methods that are allowed where this request went."""
+    asked = request.url.path.strip("/").split("/")
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, HTTPRoute) and len(route.path_components) == len(asked):
+            pairs = zip(route.path_components, asked, strict=True)
+            if all(not isinstance(part, str) or part == said for part, said in pairs):
+                found |= set(route.methods)
+    return sorted(found)

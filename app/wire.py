@@ -1,0 +1,96 @@
+"""HTTP/1.1 as uvicorn speaks it through h11, with deadlines: a sender that never finishes does not stay for ever.
+
+h11 rather than httptools, because it bounds the headers (64 KiB), insists on Host, and refuses contradicting lengths.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from app.errors import ApiError
+from app.settings import Settings
+
+HEADER_BYTES = 64 * 1024
+
+
+class PatientProtocol(H11Protocol):
+    """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""
+
+    settings = Settings()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._waits_for: str | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A silent socket has as long as slow headers have."""
+        super().connection_made(transport)
+        self._expect("headers", self.settings.header_timeout)
+
+    def data_received(self, data: bytes) -> None:
+        """More bytes; they change the deadline only when they complete something."""
+        super().data_received(data)
+        cycle = self._open_cycle()
+        if cycle is None:
+            self._expect("headers", self.settings.header_timeout)
+        elif cycle.more_body:
+            self._expect("body", self.settings.body_timeout)
+        else:
+            self._expect(None, 0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        self._expect(None, 0)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Between two requests the keep-alive time of uvicorn counts."""
+        self._expect(None, 0)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or too much of it, in the shape of every other error."""
+        self._last_words(ApiError(400, "invalid_http", msg), "400 Bad Request")
+
+    def _open_cycle(self) -> RequestResponseCycle | None:
+        """The request that is being answered, if any."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return None if cycle is None or cycle.response_complete else cycle
+
+    def _expect(self, what: str | None, seconds: float) -> None:
+        if what == self._waits_for:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._waits_for = what
+        self._deadline = self.loop.call_later(seconds, self._too_late) if what else None
+
+    def _too_late(self) -> None:
+        if self.transport.is_closing():
+            return
+        error = ApiError(408, "request_timeout", f"The {self._waits_for} did not arrive in time.")
+        self._last_words(error, "408 Request Timeout")
+
+    def _last_words(self, error: ApiError, status: str) -> None:
+        """An answer past h11, which may be in any state, and the end of the connection."""
+        cycle = self._open_cycle()
+        if cycle is None or not cycle.response_started:
+            body = error.body()
+            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+
+def protocol(settings: Settings) -> type[PatientProtocol]:
+    """The protocol with these settings; uvicorn makes one instance per connection."""
+    return type("Protocol", (PatientProtocol,), {"settings": settings})

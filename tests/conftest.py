@@ -1,0 +1,23 @@
+"""Fixtures for every test: a real server on a real socket, over a scripted engine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+
+from tests.serving import Served, serve
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def server() -> Iterator[Serve]:
+    """`server(replies, **settings)` starts one; all are stopped when the test ends."""
+    with ExitStack() as stack:
+
+        def start(*args: Any, **settings: Any) -> Served:
+            opened: AbstractContextManager[Served] = serve(*args, **settings)
+            return stack.enter_context(opened)
+
+        yield start

@@ -1,0 +1,107 @@
+"""A real server on a loopback socket, in a thread of its own, for tests that need the whole way through."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from msgspec import Struct
+
+from app.catalogue import Catalogue, ServedModel
+from app.gate import Line
+from app.house import House
+from app.server import Server, build, furnish
+from app.settings import Settings, digest
+from engine.protocol import EngineInfo
+from engine.scripted import ScriptedEngine, load_script, parse_script
+from harmony.choose import bytes_format
+
+Script = Path | Sequence[dict[str, Any]]
+
+
+class Served(Struct):
+    """A running server. `lines` are the requests that are over."""
+
+    url: str
+    """Ends in `/v1`, as clients want it."""
+    port: int
+    house: House
+    lines: list[Line]
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def root(self) -> str:
+        return self.url.removesuffix("/v1")
+
+    @property
+    def engine(self) -> Any:
+        return self.house.catalogue.models[0].engine
+
+
+def scripted(
+    script: Script,
+    *,
+    dialect: str = "hermes",
+    names: tuple[str, ...] = ("scripted",),
+    info: EngineInfo | None = None,
+    **engine: Any,
+) -> Catalogue:
+    """One model that replays `script`: a TOML file, or its `[[reply]]` tables as dicts."""
+    replies = load_script(script) if isinstance(script, Path) else parse_script({"reply": list(script)})
+    form = bytes_format(dialect)
+    info = info or EngineInfo(context=131_072, vocab=262_144, device="none", eos_ids=form.stop_ids[:1])
+    player = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **engine)
+    return Catalogue([ServedModel(names=names, engine=player, format=form, created=1_700_000_000)])
+
+
+@contextmanager
+def serve(what: Catalogue | Script, *, keys: tuple[str, ...] = (), **settings: Any) -> Iterator[Served]:
+    """Serve a catalogue, or a script, on a free port of 127.0.0.1. `keys` in the clear; other settings by name."""
+    catalogue = what if isinstance(what, Catalogue) else scripted(what)
+    chosen = Settings(port=0, keys=tuple(digest(key) for key in keys), **{"drain": 0.2, **settings})
+    started = threading.Event()
+    box: dict[str, Any] = {}
+    thread = threading.Thread(target=_run, args=(catalogue, chosen, box, started), name="server", daemon=True)
+    thread.start()
+    assert started.wait(30), "the server did not start"
+    if "error" in box:
+        raise box["error"]
+    served: Served = box["served"]
+    try:
+        yield served
+    finally:
+        box["server"].should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not stop"
+    if "error" in box:
+        raise box["error"]
+
+
+def _run(catalogue: Catalogue, settings: Settings, box: dict[str, Any], started: threading.Event) -> None:
+    try:
+        uvloop.run(_serve(catalogue, settings, box, started))
+    except BaseException as error:  # noqa: BLE001 - handed to the test
+        box["error"] = error
+    finally:
+        started.set()
+
+
+async def _serve(catalogue: Catalogue, settings: Settings, box: dict[str, Any], started: threading.Event) -> None:
+    home, lines = furnish(settings, catalogue), list[Line]()
+
+    def ready(port: int) -> None:
+        url = f"http://127.0.0.1:{port}/v1"
+        box["served"] = Served(url=url, port=port, house=home, lines=lines, loop=asyncio.get_running_loop())
+        started.set()
+
+    for model in catalogue.models:
+        await model.engine.start()
+    try:
+        server = box["server"] = Server(home, build(home, lines.append), ready)
+        await server.serve()
+    finally:
+        for model in catalogue.models:
+            await model.engine.close()
