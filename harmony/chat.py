@@ -1,0 +1,110 @@
+"""The format of a model that is prompted by a chat template and read by a declared dialect."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from harmony import grammar, guard, render
+from harmony.detokenize import Alphabet, Vocabulary
+from harmony.dialect import Dialect, DialectReader
+from harmony.format import Conversation, Prompt, RenderError
+from harmony.template import Template
+from harmony.tools import ToolTable
+
+
+class ChatFormat:
+    """See `Format`. `named` are the tokenizer's own names for its tokens (`bos_token`, …), which templates use."""
+
+    def __init__(
+        self, dialect: Dialect, vocabulary: Vocabulary, template: Template, named: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = dialect.name
+        self._dialect, self._vocabulary, self._template = dialect, vocabulary, template
+        self._named = dict(named or {})
+        self._alphabet = Alphabet(vocabulary, dialect.markers)
+        # The markers of reasoning are broken even where they are no tokens: they are looked for in the prompt.
+        self._dangerous = guard.Tokens([*vocabulary.added, *(dialect.think or ())])
+        self._native = "custom" in template.source
+        ends = (*dialect.stop, self._named.get("eos_token", ""))
+        self.stop_ids = tuple(dict.fromkeys(vocabulary.added[end] for end in ends if end in vocabulary.added))
+
+    def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
+        """Lay the conversation out for the model. Raises `RenderError`."""
+        shield = guard.Guard(self._dangerous, [*_texts(conversation), self._template.source])
+        rendered = self._template.render(self._context(conversation, shield), now=now)
+        try:
+            tokens, text = shield.encode(rendered, self._vocabulary.encode)
+        except (TypeError, UnicodeError) as error:  # half a surrogate pair
+            raise RenderError("The conversation holds text that is not valid Unicode.", "input") from error
+        return Prompt(tuple(tokens), text, self._thinks(rendered))
+
+    def _context(self, conversation: Conversation, shield: guard.Guard) -> dict[str, Any]:
+        tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
+        raw = "" if self._native else self._dialect.raw
+        lesson = render.lesson(self._dialect.lesson, tools, shield) if raw else ""
+        messages = render.Messages(shield, conversation.tools, raw=raw, native=self._native)
+        # A tool that the model could not call in a way that is read is better not offered.
+        schemas = render.schemas(tools, shield, custom=not raw, native=self._native) if self._dialect.frames else []
+        context = {
+            "messages": messages.build(conversation, lesson),
+            "tools": schemas or None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return {**self._named, **context, **_effort(conversation.effort)}
+
+    def _thinks(self, rendered: str) -> bool:
+        """Whether reasoning is open at the end: told by its last marker in the last turn."""
+        if self._dialect.think is None:
+            return False
+        opener, closer = self._dialect.think
+        control = [text for text, token in self._vocabulary.added.items() if token in self._vocabulary.special]
+        turn = max((rendered.rfind(text) for text in control if text not in self._dialect.think), default=-1)
+        return rendered.rfind(opener, max(turn, 0)) > rendered.rfind(closer, max(turn, 0))
+
+    def reader(self, prompt: Prompt, conversation: Conversation) -> DialectReader:
+        """A reader for the answer to this prompt."""
+        return DialectReader(self._dialect, self._alphabet, conversation, thinking=prompt.thinking)
+
+    def grammar(self, prompt: Prompt, conversation: Conversation) -> str | None:
+        """All answers that read well from this prompt on."""
+        rules = grammar.Grammar(self._vocabulary.added)
+        tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
+        sides = (frame.grammar(offer, rules) for offer in tools for frame in self._dialect.frames)
+        calls = [side for side in sides if side is not None]
+        return grammar.turn(rules, self._dialect.think, calls, self._stops(), thinking=prompt.thinking)
+
+    def _stops(self) -> list[str]:
+        """What plain text must not hold, or it would not be read as text."""
+        openers = (opener for frame in self._dialect.frames for opener in frame.openers)
+        return list(dict.fromkeys([*(self._dialect.think or ()), *openers]))
+
+    def encode(self, text: str) -> list[int]:
+        """Text as the model would speak it: markers become their ids."""
+        return self._vocabulary.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """All of the tokens' text, markers and control tokens included."""
+        return b"".join(self._vocabulary.piece(token) or b"" for token in tokens).decode("utf-8", "replace")
+
+    def token(self, token: int) -> tuple[str, bytes]:
+        """A token's text, with replacement characters where it holds part of one only, and its bytes."""
+        raw = self._vocabulary.piece(token) or b""
+        return raw.decode("utf-8", "replace"), raw
+
+
+def _effort(effort: str | None) -> dict[str, Any]:
+    """How hard to think, under the names that templates know. Silent if the request was."""
+    if effort is None:
+        return {}
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"enable_thinking": True, "thinking": True, "reasoning_effort": effort}
+
+
+def _texts(conversation: Conversation) -> list[str]:
+    """Everything a client wrote that may come into the prompt."""
+    offers = [msgspec.to_builtins(offer) for offer in conversation.tools]
+    return [conversation.instructions or "", *guard.strings([msgspec.to_builtins(conversation.items), offers])]

@@ -1,0 +1,119 @@
+"""Finds the dialect of a model: by name where it is given, else by the model's configuration and chat template.
+
+What cannot be told is read as plain text, which is always right, if not always enough; so the choice comes with its
+reason, for the log. This module reads a model's small files and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from tokenizers import Tokenizer
+
+from harmony.chat import ChatFormat
+from harmony.dialect import Dialect
+from harmony.format import Format, RenderError
+from harmony.gptoss_format import GptOssFormat
+from harmony.hermes import HERMES
+from harmony.plain import PLAIN
+from harmony.qwen3coder import QWEN3CODER
+from harmony.template import Template
+from harmony.vocabulary import ByteVocabulary, TokenizerVocabulary
+
+GPT_OSS = "gpt-oss"
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (HERMES, QWEN3CODER, PLAIN)}
+NAMES = (GPT_OSS, *DIALECTS)
+_SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+_ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_CHATML = Path(__file__).with_name("chatml.jinja")
+
+
+class Loaded(Struct, frozen=True):
+    """A model's format, and in one line why it was chosen."""
+
+    format: Format
+    why: str
+
+
+class DialectError(ValueError):
+    """A model whose dialect cannot be set up. The message names the remedy."""
+
+
+def load(folder: Path, dialect: str | None = None) -> Loaded:
+    """The format of the model in a folder. Raises `DialectError`."""
+    template = _template(folder)
+    name, why = (dialect, "chosen by name") if dialect else choose(_json(folder / "config.json"), template)
+    if name == GPT_OSS:
+        return Loaded(GptOssFormat(), f"dialect {name}: {why}")
+    if name not in DIALECTS:
+        raise DialectError(f"There is no dialect {name!r}; there are {', '.join(NAMES)}.")
+    if not (folder / "tokenizer.json").is_file():
+        raise DialectError(f"{folder} holds no tokenizer.json; save the model with a fast tokenizer.")
+    vocabulary = TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    if not template:
+        template, why = _CHATML.read_text(encoding="utf-8"), f"{why}; it has no chat template, ChatML is used"
+    try:
+        ready = ChatFormat(
+            DIALECTS[name], vocabulary, Template(template), _named(_json(folder / "tokenizer_config.json"))
+        )
+    except RenderError as error:
+        raise DialectError(error.message) from error
+    return Loaded(ready, f"dialect {name}: {why}")
+
+
+def bytes_format(dialect: str) -> Format:
+    """A format that needs no files: over single bytes, each marker one token. gpt-oss brings its own vocabulary."""
+    if dialect == GPT_OSS:
+        return GptOssFormat()
+    vocabulary = ByteVocabulary(_ADDED, _SPECIAL)
+    return ChatFormat(DIALECTS[dialect], vocabulary, Template(_CHATML.read_text(encoding="utf-8")))
+
+
+_SIGNS: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
+    (GPT_OSS, "its chat template writes <|channel|>", lambda text: "<|channel|>" in text and "<|start|>" in text),
+    (QWEN3CODER.name, "its chat template writes <function=", lambda text: "<function=" in text),
+    (HERMES.name, "its chat template writes <tool_call>", lambda text: "<tool_call>" in text),
+)
+
+
+def choose(config: Mapping[str, Any], template: str) -> tuple[str, str]:
+    """The dialect's name and why, from a model's configuration and chat template."""
+    if config.get("model_type") == "gpt_oss":
+        return GPT_OSS, "its model_type is gpt_oss"
+    for name, why, shows in _SIGNS:
+        if shows(template):
+            return name, why
+    return PLAIN.name, "its chat template shows no tool calls that are known here" if template else "it has no template"
+
+
+def _template(folder: Path) -> str:
+    """The chat template: a file of its own, or in the tokenizer's configuration, alone or among named ones."""
+    if (file := folder / "chat_template.jinja").is_file():
+        return file.read_text(encoding="utf-8")
+    found = _json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("tool_use") or named.get("default") or next(iter(named.values()), "")
+    return found if isinstance(found, str) else ""
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens that have a name, such as `eos_token`, each a string or a record of it."""
+    named = {}
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            named[name] = text
+    return named
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DialectError(f"{file} is not valid JSON: {error}") from error
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,200 @@
+"""From items to the messages that chat templates know.
+
+All system and developer messages, also late ones, become one leading system message, and neighbours of the same role
+become one message, because many templates refuse anything else. Everything a client wrote goes through the guard.
+Which template there is, and what it makes of the messages, is not known here.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from events.inputs import (
+    AnyInput,
+    InputAudio,
+    InputCustomCall,
+    InputCustomOutput,
+    InputFile,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+    InputPart,
+    InputReasoning,
+    InputText,
+    SpokenRefusal,
+    SpokenText,
+)
+from harmony.format import Conversation
+from harmony.frames import INPUT
+from harmony.guard import Guard
+from harmony.tools import Offered, ToolTable
+
+Message = dict[str, Any]
+_APART = "\n\n"
+NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+def text_of(content: str | Sequence[InputPart]) -> str:
+    """A message's text. What is no text is named, so that the model knows that something was there."""
+    return content if isinstance(content, str) else "\n".join(map(_part, content))
+
+
+def _part(part: InputPart) -> str:
+    match part:
+        case InputText() | SpokenText():
+            return part.text
+        case SpokenRefusal():
+            return part.refusal
+        case InputFile():
+            return f"[file: {part.filename}]" if part.filename else "[file]"
+        case InputAudio():
+            return "[audio]"
+        case _:
+            return "[image]"
+
+
+def reasoning_of(item: InputReasoning) -> str:
+    """Reasoning that came back in the open. What is sealed has to be opened before."""
+    return "".join(part.text for part in item.content or ())
+
+
+def system_of(conversation: Conversation) -> str:
+    """The instructions and every system or developer message, in order."""
+    said = (text_of(item.content) for item in conversation.items if instructs(item))
+    return _APART.join(filter(None, (conversation.instructions, *said)))
+
+
+def instructs(item: AnyInput) -> TypeGuard[InputMessage]:
+    """Whether an item tells the model how to be, rather than what to answer."""
+    return isinstance(item, InputMessage) and item.role in {"system", "developer"}
+
+
+class Messages:
+    """Builds the messages of one conversation.
+
+    `raw` writes a call of a custom tool into the text of the assistant's message, with `{name}` and `{input}`; without
+    it such a call is written as a function's with one argument; `native` leaves it to the template.
+    """
+
+    def __init__(self, guard: Guard, tools: ToolTable, *, raw: str = "", native: bool = False) -> None:
+        self._guard, self._tools, self._raw, self._native = guard, tools, raw, native
+        self._messages: list[Message] = []
+        self._names: dict[str, str] = {}
+        self._thought = ""
+
+    def build(self, conversation: Conversation, lesson: str = "") -> list[Message]:
+        """The messages. `lesson` is the dialect's own text and joins the system message as it is."""
+        texts = [self._guard.text(system_of(conversation)), lesson]
+        if any(texts):
+            self._messages.append({"role": "system", "content": _APART.join(filter(None, texts))})
+        for item in conversation.items:
+            if not instructs(item):
+                self._add(item)
+        return self._messages
+
+    def _add(self, item: AnyInput) -> None:
+        match item:
+            case InputMessage(role="user"):
+                self._user(self._guard.text(text_of(item.content)))
+            case InputMessage():
+                self._say(self._guard.text(text_of(item.content)))
+            case InputReasoning():
+                self._thought = _APART.join(filter(None, (self._thought, self._guard.text(reasoning_of(item)))))
+            case InputFunctionCall():
+                arguments = self._guard.value(_object(item.arguments))
+                self._call(item, {"name": self._name(item), "arguments": arguments})
+            case InputCustomCall():
+                self._custom(item)
+            case InputFunctionOutput() | InputCustomOutput():
+                self._output(item)
+            case _:
+                pass  # items of tools that another server ran, and references that the app has resolved
+
+    def _name(self, item: InputFunctionCall | InputCustomCall) -> str:
+        name = self._names[item.call_id] = self._guard.text(self._tools.flat(item.name, item.namespace))
+        return name
+
+    def _user(self, text: str) -> None:
+        self._thought = ""  # it led to nothing
+        if self._messages and (last := self._messages[-1])["role"] == "user":
+            last["content"] += _APART + text
+        else:
+            self._messages.append({"role": "user", "content": text})
+
+    def _assistant(self) -> Message:
+        """The assistant's message that is being built: the last one, or one that begins with the reasoning held."""
+        last = self._messages[-1] if self._messages else {"role": ""}
+        if last["role"] != "assistant" or (self._thought and (last["content"] or "tool_calls" in last)):
+            last = {"role": "assistant", "content": ""}
+            self._messages.append(last)
+        if self._thought:
+            last["reasoning_content"] = self._thought
+            self._thought = ""
+        return last
+
+    def _say(self, text: str, apart: str = _APART) -> None:
+        message = self._assistant()
+        if "tool_calls" in message:  # text after a call is another message: templates write text first
+            message = {"role": "assistant", "content": ""}
+            self._messages.append(message)
+        message["content"] = apart.join(filter(None, (message["content"], text)))
+
+    def _call(self, item: InputFunctionCall | InputCustomCall, function: Message, kind: str = "function") -> None:
+        call = {"id": self._guard.text(item.call_id), "type": kind, kind: function}
+        self._assistant().setdefault("tool_calls", []).append(call)
+
+    def _custom(self, item: InputCustomCall) -> None:
+        name, text = self._name(item), self._guard.text(item.input)
+        if self._native:
+            self._call(item, {"name": name, INPUT: text}, "custom")
+        elif self._raw:
+            self._say(self._raw.replace("{name}", name, 1).replace("{input}", text, 1), "\n")
+        else:
+            self._call(item, {"name": name, "arguments": {INPUT: text}})
+
+    def _output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
+        message = {"role": "tool", "content": self._guard.text(text_of(item.output))}
+        message["tool_call_id"] = self._guard.text(item.call_id)
+        if item.call_id in self._names:
+            message["name"] = self._names[item.call_id]
+        self._messages.append(message)
+
+
+def _object(arguments: str) -> Any:
+    """Arguments as an object where they are one: most templates put them into JSON themselves."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def schemas(tools: ToolTable, guard: Guard, *, custom: bool, native: bool) -> list[Message]:
+    """The tools as templates know them. `custom`: tools that take raw text, too, as functions unless `native`."""
+    return [_schema(offer, guard, native=native) for offer in tools if custom or offer.kind == "function"]
+
+
+def _schema(offer: Offered, guard: Guard, *, native: bool) -> Message:
+    named = {"name": guard.text(offer.flat), "description": guard.text(offer.description)}
+    if offer.kind == "custom" and native:
+        return {"type": "custom", "custom": named}
+    if offer.kind == "custom":
+        properties = {INPUT: {"type": "string", "description": "The raw text."}}
+        return {
+            "type": "function",
+            "function": {**named, "parameters": {"type": "object", "properties": properties, "required": [INPUT]}},
+        }
+    parameters = NO_PARAMETERS if offer.parameters is None else guard.value(offer.parameters)
+    return {"type": "function", "function": {**named, "parameters": parameters}}
+
+
+def lesson(text: str, tools: ToolTable, guard: Guard) -> str:
+    """How to call the offered custom tools, in the dialect's own words; empty if there are none."""
+    lines = [f"- {guard.text(offer.flat)}: {guard.text(_about(offer))}" for offer in tools if offer.kind == "custom"]
+    return text.replace("{tools}", "\n".join(lines), 1) if lines else ""
+
+
+def _about(offer: Offered) -> str:
+    definition = getattr(offer.format, "definition", "")
+    rules = f"\nIts text must match this grammar:\n{definition}" if definition else ""
+    return f"{offer.description or 'no description'}{rules}"

@@ -1,0 +1,72 @@
+"""Two kinds of vocabulary: a model's own, from its tokenizer file, and one of bytes, for tests and scripts."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from tokenizers import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_letters() -> Iterator[tuple[str, int]]:
+    """How byte-level tokenizers write a byte as a letter: printable ones as themselves, the others from 256 on."""
+    spare = 256
+    for byte in range(256):
+        plain = 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF
+        yield chr(byte if plain else spare), byte
+        spare += not plain
+
+
+_LETTERS = dict(_byte_letters())
+
+
+class TokenizerVocabulary:
+    """The vocabulary of a `tokenizer.json`, byte-level or with sentencepiece's spelling."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        tokens = tokenizer.get_added_tokens_decoder()
+        self.added: Mapping[str, int] = {token.content: number for number, token in tokens.items()}
+        self.special = frozenset(number for number, token in tokens.items() if token.special)
+        self._texts = {number: token.content.encode() for number, token in tokens.items()}
+        self._bytes = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
+
+    def piece(self, token: int) -> bytes | None:
+        """A token's bytes; None for an id that is no token."""
+        if token in self._texts:
+            return self._texts[token]
+        text: str | None = self._tokenizer.id_to_token(token) if token >= 0 else None
+        if text is None:
+            return None
+        if self._bytes and all(letter in _LETTERS for letter in text):
+            return bytes(_LETTERS[letter] for letter in text)
+        byte = _BYTE.fullmatch(text)
+        return bytes([int(byte[1], base=16)]) if byte else text.replace("\u2581", " ").encode()
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids; added tokens in it become their ids."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class ByteVocabulary:
+    """The 256 bytes, and after them one token for each of the given texts."""
+
+    def __init__(self, markers: Iterable[str], special: Iterable[str]) -> None:
+        names = list(dict.fromkeys((*markers, *special)))
+        self.added: Mapping[str, int] = {name: 256 + place for place, name in enumerate(names)}
+        self.special = frozenset(self.added[name] for name in special)
+        self._texts = dict(enumerate(name.encode() for name in names))
+        self._split = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
+
+    def piece(self, token: int) -> bytes | None:
+        """A token's bytes; None for an id that is no token."""
+        return bytes([token]) if 0 <= token < 256 else self._texts.get(token - 256)
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids; added tokens in it become their ids."""
+        ids: list[int] = []
+        for piece in self._split.split(text):
+            ids += [self.added[piece]] if piece in self.added else piece.encode("utf-8", "replace")
+        return ids
