@@ -1,0 +1,99 @@
+"""The cases: what a model says, token by token, and how the request that it answers differs from the usual one.
+
+Each is read through Responses and through Chat; `snapshots/` shows both, one file a case. Names are behaviours.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+}
+RUN = {"type": "function", "name": "run", "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}}}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Other agents.", "tools": [{**RUN, "name": "spawn"}]}
+TOOLS = [WEATHER, RUN, PATCH, AGENTS]
+
+WEATHER_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+RUN_CALL = '<tool_call>\n{"name": "run", "arguments": {"cmd": "ls -la"}}\n</tool_call>'
+
+
+@dataclass(frozen=True)
+class Case:
+    """`speak`, `finish` and `step` are a script's; `request` goes into both bodies, the others into one of them."""
+
+    name: str
+    speak: list[Any]
+    why: str = ""
+    dialect: str = "hermes"
+    finish: str = "stop"
+    step: int = 0
+    request: dict[str, Any] = field(default_factory=dict)
+    responses: dict[str, Any] = field(default_factory=dict)
+    chat: dict[str, Any] = field(default_factory=dict)
+    cancel: bool = False
+    """Cancelled once the script has stalled."""
+    refused: bool = False
+    """The answer is an HTTP error."""
+
+
+FAULT = {"fault": "the accelerator is on fire", "code": "server_error"}
+
+CASES = [
+    # What a model ordinarily says
+    Case("text", ["Hello", " there", "!"]),
+    Case("reasoning_then_text", ["<think>\nA greeting", " is due.", "\n</think>\n\n", "Hello."]),
+    Case("reasoning_then_call", ["<think>\nLook it up.\n</think>\n\n", WEATHER_CALL]),
+    Case("text_then_call", ["Let me look.\n\n", WEATHER_CALL]),
+    Case("reasoning_text_and_two_calls", ["<think>\nBoth.\n</think>\n\nBoth:\n\n", WEATHER_CALL, "\n", RUN_CALL],
+         "line feeds around calls are held, then dropped"),
+    Case("call_in_many_pieces", ["<tool_call>\n", '{"name": "run", "argu', 'ments": {"cmd": "echo ', "'a", "b'", '"', "}}", "\n</tool_call>"]),
+    Case("call_without_arguments", ['<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>']),
+    Case("reasoning_again_after_a_call", ["<think>\nFirst.\n</think>\n\n", WEATHER_CALL, "\n<think>\nSecond.\n</think>\n\n", RUN_CALL],
+         "the second reasoning is an item of its own"),
+    Case("namespaced_call", ['<tool_call>\n{"name": "agents__spawn", "arguments": {"cmd": "x"}}\n</tool_call>'],
+         "the model says the flat name, the client gets name and namespace"),
+    Case("custom_call_in_the_json_spelling", ['<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n+caf\\u00e9"}}\n</tool_call>'],
+         "unescaped as it comes"),
+    Case("custom_call_in_its_raw_frame", ["<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n", '+"quoted" \\n', "\n</custom>\n</tool_call>"],
+         "raw text, without escapes"),
+    Case("tagged_call", ["<think>\nHm.\n</think>\n\n", "<tool_call>\n<function=get_weather>\n<parameter=city>\nOs", 'lo "N"\n</parameter>\n<parameter=days>\n', "3\n</parameter>\n</function>\n</tool_call>"],
+         "strings stream as they come, numbers when they close", dialect="qwen3-coder"),
+    Case("commentary_then_final", ["<|channel|>commentary<|message|>Looking…<|end|>", "<|start|>assistant<|channel|>final<|message|>Sunny.<|return|>"],
+         "two messages, each with its phase", dialect="gpt-oss"),
+    Case("harmony_analysis_then_call", ["<|channel|>analysis<|message|>Need the weather.<|end|>", '<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Oslo"}<|call|>'],
+         dialect="gpt-oss"),
+    Case("log_probabilities", ["Hi", " you"], request={"top_logprobs": 1}, responses={"include": ["message.output_text.logprobs"]}, chat={"logprobs": True}),
+    Case("stop_string", ["One. Two. ", "STO", "P Three."], request={"stop": ["STOP"]}, why="nothing of the stop string is said"),
+    Case("half_a_stop_string", ["One. ", "STO", "RE"], request={"stop": ["STOP"]}, why="what is not one after all is said"),
+    # The hard cases
+    Case("token_limit_inside_a_message", ["Half a sen "], finish="length"),
+    Case("token_limit_inside_reasoning", ["<think>\nHalf a thou\n"], finish="length"),
+    Case("token_limit_inside_a_call", ["I run it.", '<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'], finish="length",
+         why="half a call is kept, and never done"),
+    Case("engine_fault_inside_a_message", ["Half a sen", FAULT]),
+    Case("engine_fault_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', FAULT]),
+    Case("engine_fault_before_anything_was_said", [FAULT]),
+    Case("engine_refuses", [{"refuse": "too many requests are waiting", "code": "server_is_overloaded", "retryable": True}], refused=True),
+    Case("cancelled_inside_a_message", ["Half a sen", {"stall": True}], cancel=True),
+    Case("cancelled_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', {"stall": True}], cancel=True),
+    Case("end_of_turn_inside_arguments", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'],
+         why="the model stopped inside a call: loud, so that an agent tries again"),
+    Case("nothing_generated", []),
+    Case("blanks_only", ["\n", " \n"]),
+    Case("blanks_only_at_the_token_limit", ["\n", " \n"], finish="length"),
+    Case("reasoning_only", ["<think>\nHm.\n</think>\n\n"]),
+    Case("tool_text_that_does_not_parse", ['<tool_call>\n{"nam": "run"}\n</tool_call> was that right?'], why="shown as text"),
+    Case("tool_that_was_not_offered", ['<tool_call>\n{"name": "launch", "arguments": {}}\n</tool_call>'], why="shown as text"),
+    Case("marker_under_tool_choice_none", [RUN_CALL], request={"tool_choice": "none"}, why="shown as text"),
+    Case("second_call_when_parallel_calls_are_off", [WEATHER_CALL, "\n", RUN_CALL, " and more"], request={"parallel_tool_calls": False},
+         why="the turn stops after the first whole call"),
+    Case("call_beyond_max_tool_calls", [WEATHER_CALL, RUN_CALL, WEATHER_CALL], responses={"max_tool_calls": 2}),
+    Case("call_inside_reasoning", ["<think>\nI just call it. ", RUN_CALL], why="a call ends reasoning by itself"),
+    Case("two_thinking_openers", ["<think>\n<think>\nHm.\n</think>\n\nYes."]),
+    Case("closing_marker_inside_a_string", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "echo </tool_call>"}}\n</tool_call>']),
+    Case("unicode_in_arguments", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "écho 😀 \\ud83d\\ude00"}}\n</tool_call>']),
+]  # fmt: skip
