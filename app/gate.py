@@ -26,6 +26,8 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 OPEN = frozenset({"/health", "/ready"})
+HEADER_BYTES = 64 * 1024
+MOST_HEADERS = 256
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -79,6 +81,7 @@ class Gate:
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> str:
         """Everything that can be said before the body. Returns the owner; raises `ApiError`."""
+        _check_headers(scope)
         self._check_host(headers)
         if scope["path"] in OPEN:
             return ""
@@ -173,6 +176,14 @@ def _capped(receive: Receive, most: int) -> Receive:
         return message
 
     return counted
+
+
+def _check_headers(scope: Scope) -> None:
+    """HTTP parsers bound what is unfinished; what came whole in one piece is bounded here."""
+    pairs = scope["headers"]
+    if len(pairs) > MOST_HEADERS or sum(len(name) + len(value) for name, value in pairs) > HEADER_BYTES:
+        message = f"At most {MOST_HEADERS} headers with {HEADER_BYTES} bytes together are read."
+        raise ApiError(431, "headers_too_large", message)
 
 
 def _too_large(most: int) -> ApiError:

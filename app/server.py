@@ -21,14 +21,14 @@ from litestar.routes import HTTPRoute
 
 from app.catalogue import Catalogue
 from app.errors import ApiError, clip
-from app.gate import Gate, Line
+from app.gate import HEADER_BYTES, Gate, Line
 from app.house import House
 from app.routes import chat, health, models, responses
 from app.routes.replies import json_reply
 from app.settings import Settings
 from app.store.memory import MemoryStore
 from app.turn import Turns
-from app.wire import HEADER_BYTES, protocol
+from app.wire import protocol
 
 LAST_SECONDS = 2.0
 """After the drain: for the last bytes to leave and the connections to close."""

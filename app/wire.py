@@ -13,8 +13,6 @@ from uvicorn.server import ServerState
 from app.errors import ApiError
 from app.settings import Settings
 
-HEADER_BYTES = 64 * 1024
-
 
 class PatientProtocol(H11Protocol):
     """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""

@@ -18,9 +18,9 @@ async def health() -> Response[Any]:
 
 
 @head("/health")
-async def health_head() -> Response[bytes]:
+async def health_head() -> Response[None]:
     """The same without a body."""
-    return json_reply(b"")
+    return Response(None, media_type="text/plain")
 
 
 @get("/ready")
@@ -33,9 +33,9 @@ async def ready(request: AnyRequest) -> Response[Any]:
 
 
 @head("/ready")
-async def ready_head(request: AnyRequest) -> Response[bytes]:
+async def ready_head(request: AnyRequest) -> Response[None]:
     """The same without a body."""
-    return json_reply(b"", 200 if not_ready(house(request)) is None else 503)
+    return Response(None, status_code=200 if not_ready(house(request)) is None else 503, media_type="text/plain")
 
 
 def not_ready(home: House) -> str | None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 from litestar import get
+from litestar.params import FromPath
 from litestar.response import Response
 
 from app.catalogue import ServedModel
@@ -19,7 +20,7 @@ async def listing(request: AnyRequest) -> Response[Any]:
 
 
 @get("/v1/models/{name:path}")
-async def one(request: AnyRequest, name: str) -> Response[Any]:
+async def one(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """One model. A hub id has a slash in it, hence the path."""
     name = name.removeprefix("/")
     return json_reply(msgspec.json.encode(_entry(name, house(request).catalogue.find(name))))

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from litestar import get, post
+from litestar.params import FromPath
 from litestar.response import Response
 
 from app.errors import clip, invalid_type, invalid_value, not_found
@@ -31,7 +32,7 @@ async def create(request: AnyRequest) -> Response[Any]:
 
 
 @get("/v1/responses/{response_id:str}")
-async def retrieve(request: AnyRequest, response_id: str) -> Response[Any]:
+async def retrieve(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """A stored response as it is now, or, with `stream=true`, its events from after `starting_after` on."""
     log = _find(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):

@@ -1,0 +1,278 @@
+"""What the gate lets in and what it turns away, over a real socket."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import Serve
+from tests.serving import Served, serve
+
+HELLO = [{"name": "hello", "speak": ["Hello."]}]
+CLIENT = httpx.Client()
+BODY = {"model": "scripted", "input": "hi"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """One server for all tests that change nothing about it."""
+    with serve(HELLO, hosts=("box.lan",)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Served]:
+    """One that asks for a key."""
+    with serve(HELLO, keys=("sk-one", "sk-two")) as running:
+        yield running
+
+
+def error(reply: httpx.Response) -> tuple[int, Any, Any]:
+    """Status, code and param, after the shape was looked at."""
+    assert reply.headers["content-type"].startswith("application/json")
+    found = reply.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    return reply.status_code, found["code"], found["param"]
+
+
+def raw(served: Served, said: bytes, wait: float = 5.0) -> bytes:
+    """What the server answers to these bytes, until it closes or falls silent."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as line:
+        line.sendall(said)
+        got = b""
+        try:
+            while piece := line.recv(65536):
+                got += piece
+        except TimeoutError:
+            pass
+        return got
+
+
+def post(served: Served, path: str = "/responses", **kw: Any) -> httpx.Response:
+    return CLIENT.post(served.url + path, **kw)
+
+
+def test_a_good_request_passes_and_carries_an_id(served: Served) -> None:
+    first, second = (post(served, json=BODY) for _ in range(2))
+    assert first.status_code == 200
+    assert first.headers["x-request-id"].startswith("req_")
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    mine = post(served, json=BODY, headers={"x-request-id": "my-own.1"})
+    assert mine.headers["x-request-id"] == "my-own.1"
+    odd = post(served, json=BODY, headers={"x-request-id": "a b\tc"})
+    assert odd.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"]
+)
+def test_only_json_is_a_body(served: Served, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    reply = post(served, content=json.dumps(BODY).encode(), headers=headers)
+    assert error(reply) == (415, "unsupported_media_type", None)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+def test_json_by_any_of_its_names(served: Served, kind: str) -> None:
+    reply = post(served, content=json.dumps(BODY).encode(), headers={"content-type": kind})
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "deflate", "br", "gzip, gzip", "rot13"])
+def test_no_compressed_body(served: Served, encoding: str) -> None:
+    reply = post(served, json=BODY, headers={"content-encoding": encoding})
+    assert error(reply) == (415, "unsupported_content_encoding", None)
+
+
+def test_a_body_over_the_cap_by_its_own_account(server: Serve) -> None:
+    served = server(HELLO, max_body=1000)
+    said = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1001\r\n\r\n"
+    began = time.monotonic()
+    assert b"413" in raw(served, said).partition(b"\r\n")[0]
+    assert time.monotonic() - began < 3, "the answer must not wait for the body"
+
+
+def test_a_body_over_the_cap_in_chunks(server: Serve) -> None:
+    served = server(HELLO, max_body=1000)
+
+    def chunks() -> Any:
+        for _ in range(50):
+            yield b" " * 100
+
+    reply = post(served, content=chunks(), headers={"content-type": "application/json"})
+    assert error(reply) == (413, "request_too_large", None)
+    assert post(served, json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/responses", "/chat/completions", "/models", "/nowhere"])
+def test_a_key_is_asked_for_where_one_is_set(locked: Served, path: str) -> None:
+    served = locked
+    wrong: list[dict[str, str]] = [
+        {},
+        {"authorization": "Bearer sk-three"},
+        {"authorization": "Bearer"},
+        {"authorization": "sk-one"},
+        {"authorization": "Basic sk-one"},
+        {"authorization": "Bearer ' OR 1=1 --"},
+        {"authorization": "Bearer sk-oneX"},
+    ]
+    for headers in wrong:
+        reply = CLIENT.get(f"{served.url}{path}?api_key=sk-one", headers=headers)
+        assert error(reply) == (401, "invalid_api_key", None)
+        assert reply.headers["www-authenticate"] == "Bearer"
+    for key in ("sk-one", "sk-two"):
+        assert post(served, json=BODY, headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_what_one_key_made_another_does_not_see(locked: Served) -> None:
+    served = locked
+    mine, other = ({"authorization": f"Bearer {key}"} for key in ("sk-one", "sk-two"))
+    made = post(served, json=BODY, headers=mine).json()["id"]
+    assert CLIENT.get(f"{served.url}/responses/{made}", headers=mine).json()["id"] == made
+    foreign = CLIENT.get(f"{served.url}/responses/{made}", headers=other)
+    unknown = CLIENT.get(f"{served.url}/responses/{made[:-1]}0", headers=other)
+    assert error(foreign) == error(unknown) == (404, None, None)
+    item = {"type": "item_reference", "id": "msg_x"}
+    assert error(post(served, json={**BODY, "input": [item]}, headers=other)) == (404, None, "input")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST.", 200),
+        ("127.0.0.1:99", 200),
+        ("[::1]:80", 200),
+        ("box.lan", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("", 421),
+    ],
+)
+def test_names_under_which_the_server_is_reached(served: Served, host: str, status: int) -> None:
+    assert CLIENT.get(f"{served.url}/models", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403), ("http://127.0.0.1", 200)],
+)
+def test_pages_of_other_sites_are_kept_out(served: Served, origin: str, status: int) -> None:
+    assert CLIENT.get(f"{served.url}/models", headers={"origin": origin}).status_code == status
+
+
+def test_health_is_open_to_all(locked: Served) -> None:
+    served = locked
+    for path in ("/health", "/ready"):
+        assert CLIENT.get(served.root + path).status_code == 200
+        head = CLIENT.head(served.root + path)
+        assert (head.status_code, head.content) == (200, b"")
+
+
+def test_ready_says_why_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.house, "draining", True)
+    reply = CLIENT.get(served.root + "/ready")
+    assert (reply.status_code, reply.json()["reason"]) == (503, "the server is shutting down")
+    assert CLIENT.head(served.root + "/ready").status_code == 503
+    assert CLIENT.get(served.root + "/health").status_code == 200
+
+
+def test_paths_and_methods_that_are_not_there(served: Served) -> None:
+    assert error(CLIENT.get(served.root + "/")) == (404, "unknown_url", None)
+    assert error(CLIENT.get(served.url + "/responses/resp_1/x")) == (404, "unknown_url", None)
+    wrong = CLIENT.get(served.url + "/responses")
+    assert error(wrong) == (405, "method_not_allowed", None)
+    assert wrong.headers["allow"] == "OPTIONS, POST"
+    assert CLIENT.put(served.url + "/models", json={}).headers["allow"] == "GET, OPTIONS"
+
+
+@pytest.mark.parametrize(
+    "said", ["resp_", "resp_1%2f..%2fx", "resp_%00", "r" * 10_000, "resp_é", "resp_a;b", "..", "msg_1"]
+)
+def test_ids_that_cannot_be_are_unknown(served: Served, said: str) -> None:
+    reply = CLIENT.get(f"{served.url}/responses/{said}")
+    assert reply.status_code == 404
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_websocket_is_sent_back_to_http(served: Served) -> None:
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
+    assert error(CLIENT.get(served.url + "/responses", headers=headers)) == (426, "upgrade_not_supported", None)
+
+
+def test_a_fault_of_ours_tells_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.house, "catalogue", None)
+    reply = post(served, json=BODY)
+    assert error(reply) == (500, "server_error", None)
+    assert "NoneType" not in reply.text
+
+
+GET = b"GET /health HTTP/1.1\r\n"
+JSON = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        GET + b"\r\n",
+        GET + b"Host: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        GET + b"Host: localhost\r\n" + b"".join(b"X-%d: %s\r\n" % (i, b"x" * 100) for i in range(1000)) + b"\r\n",
+        JSON + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        JSON + b"Content-Length: x\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_or_too_much_of_it_is_refused(served: Served, said: bytes) -> None:
+    head, _, body = raw(served, said, 0.5).partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    assert CLIENT.get(served.root + "/health").status_code == 200
+
+
+def test_a_length_and_chunks_at_once_never_smuggle(served: Served) -> None:
+    """h11 reads the chunks, ignores the length, and closes the connection: nothing behind them is a second request."""
+    body = json.dumps(BODY).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    said = (
+        JSON + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked + GET + b"Host: localhost\r\n\r\n"
+    )
+    assert raw(served, said, 0.5).count(b"HTTP/1.1") <= 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /health HTT",
+        GET + b"Host: localhost\r\nX-",
+        JSON + b"Content-Length: 100\r\n\r\n{",
+        JSON + b"Transfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_a_sender_that_never_finishes_is_let_go(server: Serve, said: bytes) -> None:
+    served = server(HELLO, header_timeout=0.3, body_timeout=0.3)
+    began = time.monotonic()
+    got = raw(served, said)
+    assert time.monotonic() - began < 2
+    assert got.startswith(b"HTTP/1.1 408")
+
+
+def test_slow_senders_gain_nothing_by_trickling(server: Serve) -> None:
+    served = server(HELLO, header_timeout=0.3)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as line:
+        began = time.monotonic()
+        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, as the system has it
+            trickle(line, seconds=3)
+        assert time.monotonic() - began < 2
+
+
+def trickle(line: socket.socket, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        line.sendall(b"x")
+        time.sleep(0.05)
