@@ -21,13 +21,13 @@ from litestar.routes import HTTPRoute
 
 from app.catalogue import Catalogue
 from app.errors import ApiError, clip
-from app.gate import HEADER_BYTES, Gate, Line
+from app.gate import HEADER_BYTES, App, Gate, Line
 from app.house import House
 from app.routes import chat, health, models, responses
 from app.routes.replies import json_reply
 from app.settings import Settings
 from app.store.memory import MemoryStore
-from app.turn import Turns
+from app.turn import Pace, Turns
 from app.wire import protocol
 
 LAST_SECONDS = 2.0
@@ -36,10 +36,10 @@ LAST_SECONDS = 2.0
 _log = structlog.get_logger("antiphon.server")
 
 
-def furnish(settings: Settings, catalogue: Catalogue) -> House:
-    """A house with an in-memory store."""
+def furnish(settings: Settings, catalogue: Catalogue, pace: Pace | None = None) -> House:
+    """A house with an in-memory store. `pace`: how patient its turns are; None: as usual."""
     store = MemoryStore()
-    turns = Turns(store, reasoning_as=settings.reasoning_as)
+    turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace())
     return House(settings=settings, catalogue=catalogue, turns=turns, store=store)
 
 
@@ -70,7 +70,7 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
 class Server(uvicorn.Server):
     """uvicorn, which drains the turns before it waits for the connections. `ready` hears the port once it listens."""
 
-    def __init__(self, home: House, app: Gate, ready: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, home: House, app: App, ready: Callable[[int], None] = lambda _: None) -> None:
         settings = home.settings
         super().__init__(
             uvicorn.Config(

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,22 @@ import uvloop
 from msgspec import Struct
 
 from app.catalogue import Catalogue, ServedModel
-from app.gate import Line
+from app.gate import App, Line
 from app.house import House
 from app.server import Server, build, furnish
 from app.settings import Settings, digest
+from app.turn import Pace
 from engine.protocol import EngineInfo
 from engine.scripted import ScriptedEngine, load_script, parse_script
 from harmony.choose import bytes_format
 
 Script = Path | Sequence[dict[str, Any]]
+Around = Callable[[App], App]
+"""Something to put around the whole application, such as a recorder."""
+
+
+def _bare(app: App) -> App:
+    return app
 
 
 class Served(Struct):
@@ -58,13 +66,21 @@ def scripted(
 
 
 @contextmanager
-def serve(what: Catalogue | Script, *, keys: tuple[str, ...] = (), **settings: Any) -> Iterator[Served]:
+def serve(
+    what: Catalogue | Script,
+    *,
+    keys: tuple[str, ...] = (),
+    pace: Pace | None = None,
+    around: Around = _bare,
+    **settings: Any,
+) -> Iterator[Served]:
     """Serve a catalogue, or a script, on a free port of 127.0.0.1. `keys` in the clear; other settings by name."""
     catalogue = what if isinstance(what, Catalogue) else scripted(what)
     chosen = Settings(port=0, keys=tuple(digest(key) for key in keys), **{"drain": 0.2, **settings})
     started = threading.Event()
     box: dict[str, Any] = {}
-    thread = threading.Thread(target=_run, args=(catalogue, chosen, box, started), name="server", daemon=True)
+    life = partial(_serve, catalogue, chosen, pace, around, box, started)
+    thread = threading.Thread(target=_run, args=(life, box, started), name="server", daemon=True)
     thread.start()
     assert started.wait(30), "the server did not start"
     if "error" in box:
@@ -80,17 +96,24 @@ def serve(what: Catalogue | Script, *, keys: tuple[str, ...] = (), **settings: A
         raise box["error"]
 
 
-def _run(catalogue: Catalogue, settings: Settings, box: dict[str, Any], started: threading.Event) -> None:
+def _run(life: Callable[[], Coroutine[Any, Any, None]], box: dict[str, Any], started: threading.Event) -> None:
     try:
-        uvloop.run(_serve(catalogue, settings, box, started))
+        uvloop.run(life())
     except BaseException as error:  # noqa: BLE001 - handed to the test
         box["error"] = error
     finally:
         started.set()
 
 
-async def _serve(catalogue: Catalogue, settings: Settings, box: dict[str, Any], started: threading.Event) -> None:
-    home, lines = furnish(settings, catalogue), list[Line]()
+async def _serve(
+    catalogue: Catalogue,
+    settings: Settings,
+    pace: Pace | None,
+    around: Around,
+    box: dict[str, Any],
+    started: threading.Event,
+) -> None:
+    home, lines = furnish(settings, catalogue, pace), list[Line]()
 
     def ready(port: int) -> None:
         url = f"http://127.0.0.1:{port}/v1"
@@ -100,7 +123,7 @@ async def _serve(catalogue: Catalogue, settings: Settings, box: dict[str, Any], 
     for model in catalogue.models:
         await model.engine.start()
     try:
-        server = box["server"] = Server(home, build(home, lines.append), ready)
+        server = box["server"] = Server(home, around(build(home, lines.append)), ready)
         await server.serve()
     finally:
         for model in catalogue.models:
