@@ -17,6 +17,8 @@ from app import banner, server
 from app.catalogue import Catalogue, ServedModel
 from app.settings import ANYWHERE, LOOPBACK, Settings, digest
 from engine.embedded import MODEL_DIR
+from engine.folder import inspect_folder
+from engine.hub import fetch
 from engine.protocol import Engine, EngineError
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
 from harmony import choose
@@ -73,12 +75,15 @@ def main() -> None:
     help="How raw reasoning is told. Codex shows summaries only.",
 )
 @click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
+@click.option(
+    "--drain", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds for open turns at the end."
+)
 def serve(**given: Any) -> None:
     """Serve SOURCE, a folder or a hub id; without one, the embedded model.
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
-    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens")
+    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens", "drain")
     settings = Settings(keys=tuple(digest(key) for key in given["keys"]), **{name: given[name] for name in plain})
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])
@@ -101,16 +106,15 @@ def _check_bind(settings: Settings, *, insecure: bool) -> None:
 async def _serve(wish: Wish, settings: Settings) -> None:
     screen = banner.console()
     _log_to_terminal()
-    # Before the weights are loaded, so that a port in use is known at once.
-    listener = server.bind(settings)
-    model, note = await _model(wish, screen)
-    catalogue = Catalogue([model])
-    await server.run(
-        server.furnish(settings, catalogue),
-        listener,
-        ready=lambda port: banner.show(screen, settings, catalogue, port, {model.names[0]: note}),
-        told=lambda line: banner.tell(screen, line),
-    )
+    with server.bind(settings) as listener:  # before the weights are loaded, so that a port in use is known at once
+        model, note = await _model(wish, screen)
+        catalogue = Catalogue([model])
+        await server.run(
+            server.furnish(settings, catalogue),
+            listener,
+            ready=lambda port: banner.show(screen, settings, catalogue, port, {model.names[0]: note}),
+            told=lambda line: banner.tell(screen, line),
+        )
 
 
 async def _model(wish: Wish, screen: Console) -> tuple[ServedModel, str]:
@@ -120,7 +124,7 @@ async def _model(wish: Wish, screen: Console) -> tuple[ServedModel, str]:
     elif wish.script is not None:
         raise Refusal("--script goes with --engine scripted")
     else:
-        engine, loaded, name = await _torch(wish, screen)
+        engine, loaded, name = await _torch(wish)
     with banner.loading(screen, name):
         await engine.start()
     names = tuple(dict.fromkeys((name, *wish.names)))
@@ -138,19 +142,19 @@ def _scripted(wish: Wish) -> tuple[Engine, Loaded, str]:
     return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
 
 
-async def _torch(wish: Wish, screen: Console) -> tuple[Engine, Loaded, str]:
+async def _torch(wish: Wish) -> tuple[Engine, Loaded, str]:
+    """The cheapest checks first: the folder, what is in it, its dialect; then torch, which takes seconds to import."""
+    folder, name = MODEL_DIR, EMBEDDED
+    if wish.source is not None:
+        folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
+        name = _own_name(wish.source, folder)
+    inspect_folder(folder)
+    loaded = choose.load(folder, wish.dialect)
     try:
         from engine.build import Options  # noqa: PLC0415 - torch is an extra
-        from engine.hub import fetch  # noqa: PLC0415
         from engine.torch_engine import TorchEngine  # noqa: PLC0415
     except ImportError as error:
         raise Refusal(f"the torch engine is not installed ({error.name}): pip install 'antiphon[torch]'") from None
-    folder, name = MODEL_DIR, EMBEDDED
-    if wish.source is not None:
-        screen.print(f"Fetching {wish.source} …", markup=False)
-        folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
-        name = _own_name(wish.source, folder)
-    loaded = choose.load(folder, wish.dialect)
     return TorchEngine(folder, Options(device=wish.device, context=wish.context)), loaded, name
 
 

@@ -1,0 +1,114 @@
+"""The command line: what it refuses, in one line with a remedy and exit code 2, and what it says when it serves."""
+
+import io
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from app import banner
+from app.cli import main
+from app.gate import Line
+from app.settings import Settings, admits, digest
+from tests.serving import scripted
+
+SCRIPT = '[[reply]]\nname = "hello"\nspeak = ["Hello."]\n'
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.toml"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return str(path)
+
+
+def serve(*words: str) -> Result:
+    return CliRunner().invoke(main, ["serve", "--port", "0", *words])
+
+
+def refusal(result: Result) -> str:
+    """The one line of a refusal."""
+    assert result.exit_code == 2
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1, result.output
+    return lines[0]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "box.lan"])
+def test_no_open_server_by_accident(host: str, script: str) -> None:
+    said = refusal(serve("--host", host, "--engine", "scripted", "--script", script))
+    assert "--api-key" in said
+    assert "--insecure" in said
+
+
+def test_a_scripted_engine_needs_a_script() -> None:
+    assert "needs --script FILE" in refusal(serve("--engine", "scripted"))
+
+
+def test_a_script_needs_a_scripted_engine(script: str) -> None:
+    assert "--engine scripted" in refusal(serve("--script", script))
+
+
+def test_a_script_that_is_not_there() -> None:
+    assert "nowhere.toml: cannot be read" in refusal(serve("--engine", "scripted", "--script", "nowhere.toml"))
+
+
+def test_a_script_that_cannot_be_played(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("[[reply]]\nspeak = 5\n", encoding="utf-8")
+    assert "reply 1" in refusal(serve("--engine", "scripted", "--script", str(path)))
+
+
+def test_a_model_that_is_neither_folder_nor_id() -> None:
+    assert "no such folder" in refusal(serve("/no/such/folder"))
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert str(tmp_path) in refusal(serve(str(tmp_path)))
+
+
+def test_a_port_in_use_is_known_before_anything_loads(script: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        said = refusal(serve("--port", port, "--engine", "scripted", "--script", script))
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert "--port" in said
+
+
+def test_help_names_every_option() -> None:
+    result = CliRunner().invoke(main, ["serve", "--help"])
+    assert result.exit_code == 0
+    for option in ("--name", "--host", "--port", "--api-key", "--offline", "--engine", "--script", "--reasoning-as"):
+        assert option in result.output
+
+
+def test_the_banner_has_lines_to_paste() -> None:
+    screen = Console(file=io.StringIO(), width=200, force_terminal=False)
+    catalogue = scripted([{"name": "hello", "speak": ["Hello."]}], names=("tiny", "gpt-tiny"))
+    settings = Settings(host="0.0.0.0", keys=(digest("sk-secret"),))
+    banner.show(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
+    said = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "http://127.0.0.1:8123/v1" in said
+    assert "tiny, gpt-tiny" in said
+    assert "dialect hermes" in said
+    assert "curl http://127.0.0.1:8123/v1/responses" in said
+    assert '[model_providers.antiphon]\nname = "Antiphon"\nbase_url = "http://127.0.0.1:8123/v1"' in said
+    assert 'env_key = "ANTIPHON_API_KEY"' in said
+    assert "sk-secret" not in said
+
+
+def test_one_line_a_request() -> None:
+    screen = Console(file=io.StringIO(), width=40, force_terminal=False)
+    banner.tell(screen, Line("POST", "/v1/responses[bold]", 200, 0.0123, "req_1"))
+    said = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert said == "200 POST /v1/responses[bold] 12 ms req_1\n"
+
+
+def test_keys_are_kept_as_digests() -> None:
+    keys = (digest("one"), digest("two"))
+    assert admits(keys, "two") == digest("two")
+    assert admits(keys, "three") is None
+    assert admits((), "") is None
+    assert b"one" not in b"".join(keys)
