@@ -35,9 +35,10 @@ class Stops:
         return [held] if held.text and self.matched is None else []
 
     def _match(self, said: Say) -> list[Segment]:
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := said.text.find(stop)) >= 0]
+        # The one that is complete first wins, since text that comes piece by piece cannot know of a longer one.
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := said.text.find(stop)) >= 0]
         if found:
-            at, _, self.matched = min(found)
+            _, at, self.matched = min(found)
         else:
             at = len(said.text) - self._hold_back(said.text)
         self._held = _tail(said, at)
