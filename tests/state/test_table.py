@@ -122,3 +122,22 @@ def test_an_item_is_closed_once(segment: Think | Say | Refuse | Call, draft: typ
     m.feed(Close())
     assert m.feed(Close()) == [], "a second close finds nothing open"
     assert m.state is State.GAP
+
+
+DRAWN = """
+in       | THINK                                 | THINK_BLANK | SAY                                 | SAY_BLANK             | CALL                         | CLOSE            | STOP                        | CUT
+GAP      | REASONING: drop open grow             | GAP: discard | MESSAGE: open grow                 | GAP: hold             | CALL: drop open              | GAP: drop        | ENDED: drop complete        | ENDED: drop incomplete
+REASONING| REASONING: grow                       | REASONING: hold | MESSAGE: drop close open grow   | GAP: drop close hold  | CALL: drop close open        | GAP: drop close  | ENDED: drop close complete  | ENDED: drop cut incomplete
+MESSAGE  | REASONING: drop close open grow       | MESSAGE: discard | MESSAGE: grow                  | MESSAGE: hold         | CALL: drop close open        | GAP: flush close | ENDED: flush close complete | ENDED: flush cut incomplete
+CALL     | ENDED: freeze fail                    | CALL: discard | ENDED: freeze fail                | CALL: discard         | ENDED: freeze fail           | GAP: close       | ENDED: freeze fail          | ENDED: freeze incomplete
+"""  # noqa: E501  # a table
+
+
+def test_the_cells_are_those_of_the_design() -> None:
+    head, *rows = [[cell.strip() for cell in line.split("|")] for line in DRAWN.strip().splitlines()]
+    for state, *cells in rows:
+        for letter, drawn in zip(head[1:], cells, strict=True):
+            target, _, verbs = drawn.partition(":")
+            assert TABLE[State[state], Letter[letter]] == (State[target], tuple(verbs.split())), (state, letter)
+    assert {s for s, x in TABLE if x is Letter.ARGUMENTS} == {State.CALL}
+    assert {s for s, x in TABLE if x is Letter.CITE} == {State.MESSAGE}
