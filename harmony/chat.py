@@ -33,18 +33,22 @@ class ChatFormat:
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
         shield = guard.Guard(self._dangerous, [*_texts(conversation), self._template.source])
-        rendered = self._template.render(self._context(conversation, shield), now=now)
+        try:
+            rendered = self._template.render(self._context(conversation, shield), now=now)
+        except RenderError:
+            # Some templates take arguments for an object. One bad call must not end a conversation for ever.
+            rendered = self._template.render(self._context(conversation, shield, objects=True), now=now)
         try:
             tokens, text = shield.encode(rendered, self._vocabulary.encode)
         except (TypeError, UnicodeError) as error:  # half a surrogate pair
             raise RenderError("The conversation holds text that is not valid Unicode.", "input") from error
         return Prompt(tuple(tokens), text, self._thinks(rendered))
 
-    def _context(self, conversation: Conversation, shield: guard.Guard) -> dict[str, Any]:
+    def _context(self, conversation: Conversation, shield: guard.Guard, *, objects: bool = False) -> dict[str, Any]:
         tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
         raw = "" if self._native else self._dialect.raw
         lesson = render.lesson(self._dialect.lesson, tools, shield) if raw else ""
-        messages = render.Messages(shield, conversation.tools, raw=raw, native=self._native)
+        messages = render.Messages(shield, conversation.tools, raw=raw, native=self._native, objects=objects)
         # A tool that the model could not call in a way that is read is better not offered.
         schemas = render.schemas(tools, shield, custom=not raw, native=self._native) if self._dialect.frames else []
         context = {

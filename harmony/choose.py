@@ -73,7 +73,11 @@ def bytes_format(dialect: str) -> Format:
 
 _SIGNS: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
     (GPT_OSS, "its chat template writes <|channel|>", lambda text: "<|channel|>" in text and "<|start|>" in text),
-    (QWEN3CODER.name, "its chat template writes <function=", lambda text: "<function=" in text),
+    (
+        QWEN3CODER.name,
+        "its chat template writes <function= in <tool_call>",
+        lambda text: "<function=" in text and "<tool_call>" in text,
+    ),
     (HERMES.name, "its chat template writes <tool_call>", lambda text: "<tool_call>" in text),
 )
 

@@ -101,9 +101,13 @@ def _tail(tape: Tape, close: str) -> Wait[None]:
         yield from tape.literal("}")
     except Malformed:
         tape.rewind(mark)
-    tape.release()
     yield from tape.blanks()
-    yield from tape.literal(close, cut=True)
+    mark = tape.mark()
+    while (yield from tape.literal("}")):  # one too many is forgiven where the closer follows
+        yield from tape.blanks()
+    if not (yield from tape.literal(close, cut=True)):
+        tape.rewind(mark)
+    tape.release()
 
 
 def arguments(reader: TapeReader) -> Wait[None]:
@@ -176,10 +180,10 @@ class RawFrame(Struct, frozen=True, kw_only=True):
             if count := tape.clear(stops):
                 reader.arguments(count)
             elif foot := (yield from tape.at(stops)):
+                if not foot.endswith(self.foot):
+                    break  # a control token: the model has gone elsewhere
                 if (yield from self._ends(tape, foot)):
                     return
-                if not foot.endswith(self.foot):
-                    break
                 reader.arguments(len(foot))
         raise Malformed("no end")
 

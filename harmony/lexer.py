@@ -120,15 +120,16 @@ class Tape:
         for literal in stops.literals:
             if (yield from self.sees(literal)):
                 return literal
-        control = stops.controls and CONTROLS[0] <= self.peek() <= CONTROLS[-1]
-        return self.peek() if control else None
+        return self.peek() if stops.controls and self.controlled() else None
 
-    def sees(self, literal: str) -> Wait[bool]:
-        """Whether this text stands here; waits while it may."""
+    def sees(self, literal: str, *, cut: bool = False) -> Wait[bool]:
+        """Whether this text stands here; waits while it may. `cut`: or its beginning, and the answer ends in it."""
         while True:
             here = self.text[self.pos : self.pos + len(literal)]
-            if len(here) == len(literal) or self.ended or not literal.startswith(here):
+            if len(here) == len(literal) or not literal.startswith(here):
                 return here == literal
+            if self.ended:
+                return cut and here != ""
             yield
 
     # Moving: each character is either taken, as payload, or skipped.
@@ -169,13 +170,14 @@ class Tape:
 
     def literal(self, literal: str, *, cut: bool = False) -> Wait[bool]:
         """Skip this text if it stands here; `cut`: also its beginning, if the answer ends in it."""
-        if (yield from self.sees(literal)):
-            self.skip(len(literal))
-            return True
-        if cut and self.ended and self.pos < len(self.text) and literal.startswith(self.text[self.pos :]):
-            self.skip(len(self.text) - self.pos)
-            return True
-        return False
+        if not (yield from self.sees(literal, cut=cut)):
+            return False
+        self.skip(min(len(literal), len(self.text) - self.pos))
+        return True
+
+    def controlled(self) -> bool:
+        """Whether a control token stands here."""
+        return CONTROLS[0] <= self.peek() <= CONTROLS[-1]
 
     def expect(self, literal: str) -> Wait[None]:
         """Skip this text. Raises `Malformed` if it is not here."""

@@ -73,11 +73,14 @@ class Messages:
     """Builds the messages of one conversation.
 
     `raw` writes a call of a custom tool into the text of the assistant's message, with `{name}` and `{input}`; without
-    it such a call is written as a function's with one argument; `native` leaves it to the template.
+    it such a call is written as a function's with one argument; `native` leaves it to the template. `objects`: also
+    arguments that are no object become one.
     """
 
-    def __init__(self, guard: Guard, tools: ToolTable, *, raw: str = "", native: bool = False) -> None:
-        self._guard, self._tools, self._raw, self._native = guard, tools, raw, native
+    def __init__(
+        self, guard: Guard, tools: ToolTable, *, raw: str = "", native: bool = False, objects: bool = False
+    ) -> None:
+        self._guard, self._tools, self._raw, self._native, self._objects = guard, tools, raw, native, objects
         self._messages: list[Message] = []
         self._names: dict[str, str] = {}
         self._thought = ""
@@ -101,8 +104,7 @@ class Messages:
             case InputReasoning():
                 self._thought = _APART.join(filter(None, (self._thought, self._guard.text(reasoning_of(item)))))
             case InputFunctionCall():
-                arguments = self._guard.value(_object(item.arguments))
-                self._call(item, {"name": self._name(item), "arguments": arguments})
+                self._call(item, {"name": self._name(item), "arguments": self._arguments(item.arguments)})
             case InputCustomCall():
                 self._custom(item)
             case InputFunctionOutput() | InputCustomOutput():
@@ -152,21 +154,21 @@ class Messages:
         else:
             self._call(item, {"name": name, "arguments": {INPUT: text}})
 
+    def _arguments(self, arguments: str) -> Any:
+        """As an object where they are one: most templates put them into JSON themselves."""
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = arguments
+        value = value if isinstance(value, dict) else arguments
+        return self._guard.value({"arguments": value} if self._objects and isinstance(value, str) else value)
+
     def _output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
         message = {"role": "tool", "content": self._guard.text(text_of(item.output))}
         message["tool_call_id"] = self._guard.text(item.call_id)
         if item.call_id in self._names:
             message["name"] = self._names[item.call_id]
         self._messages.append(message)
-
-
-def _object(arguments: str) -> Any:
-    """Arguments as an object where they are one: most templates put them into JSON themselves."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def schemas(tools: ToolTable, guard: Guard, *, custom: bool, native: bool) -> list[Message]:

@@ -20,7 +20,7 @@ from harmony.tools import Offered
 class TaggedFrame(Struct, frozen=True, kw_only=True):
     """`open head NAME end (key NAME end value value_end)* foot close`; open and value_end may be missing.
 
-    Of a value, one newline at either end belongs to the tags.
+    Of a value, one newline at either end belongs to the tags. Where value_end is missing, a new line ends the value.
     """
 
     open: str
@@ -107,7 +107,7 @@ class _Values:
         spell = reader.tape.alphabet.spell
         self._tags = [spell(tag) for tag in (frame.value_end, frame.key, frame.foot)]
         self._open, self._close, self._head = spell(frame.open), spell(frame.close), spell(frame.head)
-        self._stops = Stops([*self._tags, *("\n" + tag for tag in self._tags)], controls=True)
+        self._stops = Stops([self._tags[0], *("\n" + tag for tag in self._tags)], controls=True)
 
     def read(self, name: str) -> Wait[None]:
         """Read a value, from behind its opening tag to behind its closing one."""
@@ -137,7 +137,11 @@ class _Values:
             reader.make('"')
         else:
             held: list[str] = []
-            yield from self._each(lambda count: held.append(self._held(count)))
+            try:
+                yield from self._each(lambda count: held.append(self._held(count)))
+            except Malformed:
+                reader.make("".join(held))
+                raise
             reader.make(cast.cast("".join(held), allowed))
 
     def _ahead(self, count: int) -> str:
@@ -188,6 +192,6 @@ class _Values:
             return tag == value_end or tape.natural
         follow = (key, foot, self._close) if tag == value_end else (self._close, self._open, self._head)
         for literal in follow:
-            if (yield from tape.sees(literal)):
+            if (yield from tape.sees(literal, cut=tag == value_end)):
                 return True
-        return False
+        return tape.controlled()

@@ -1,0 +1,186 @@
+"""What the tests of dialects share: reading in every cut, one line a segment, the ledger, the order of segments."""
+
+import itertools
+import json
+import os
+import random
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from events.inputs import CustomTool, FunctionTool, NamespaceTool
+from harmony.chat import ChatFormat
+from harmony.choose import DIALECTS, bytes_format
+from harmony.format import Conversation, Format, Prompt
+from harmony.reader import TapeReader
+from harmony.template import Template
+from harmony.tools import ToolTable
+from harmony.vocabulary import ByteVocabulary
+from state.segments import Arguments, Call, Close, Say, Segment, Think
+
+PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
+CUTS = 1000 if PROVE else 20
+SOUPS = 10_000 if PROVE else 200
+NOW = datetime(2026, 11, 21)  # noqa: DTZ001 - a test's day has no zone
+HERE = Path(__file__).parent
+NAMES = ("hermes", "qwen3-coder", "plain", "gpt-oss")
+
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]}
+WRITE = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "text": {"type": "string"},
+        "mode": {"type": ["string", "null"]},
+        "size": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        "deep": {"$ref": "#/$defs/deep"},
+        "yes": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "$defs": {"deep": {"type": "object"}},
+}
+TOOLS = ToolTable.build(
+    [
+        FunctionTool(name="add", description="Adds two numbers.", parameters=ADD),
+        FunctionTool(name="write", description="Writes a file.", parameters=WRITE),
+        FunctionTool(name="now"),
+        CustomTool(name="apply_patch", description="Patches files."),
+        NamespaceTool(name="agents", tools=(FunctionTool(name="spawn"), CustomTool(name="script"))),
+    ]
+)
+
+
+def conversation(**more: Any) -> Conversation:
+    return Conversation(**{"tools": TOOLS, **more})
+
+
+@cache
+def tokens_format(name: str) -> Format:
+    """The format in which every marker is one token."""
+    return bytes_format(name)
+
+
+@cache
+def letters_format(name: str) -> Format:
+    """The same dialect over a vocabulary that has no markers: they are spelled out in bytes."""
+    return ChatFormat(DIALECTS[name], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), Template("{{ messages }}"))
+
+
+def formats(name: str) -> list[Format]:
+    return [tokens_format(name)] if name == "gpt-oss" else [tokens_format(name), letters_format(name)]
+
+
+def chunks(tokens: Sequence[int], cuts: Iterable[int]) -> Iterator[Sequence[int]]:
+    places = [0, *sorted(cuts), len(tokens)]
+    yield from (tokens[start:end] for start, end in itertools.pairwise(places))
+
+
+def read(
+    ready: Format,
+    tokens: Sequence[int],
+    cuts: Iterable[int] = (),
+    *,
+    talk: Conversation | None = None,
+    thinking: bool = False,
+    natural: bool = True,
+) -> tuple[list[Segment], TapeReader]:
+    """Read an answer in these pieces; check its ledger and its order; return it with neighbours merged."""
+    reader: Any = ready.reader(Prompt((), "", thinking), talk or conversation())
+    said: list[Segment] = []
+    for chunk in chunks(tokens, cuts):
+        said += reader.feed(chunk)
+    said += reader.finish(natural=natural)
+    assert reader.finish(natural=natural) == []
+    legal(said)
+    merged = merge(said)
+    balance(reader, merged)
+    return merged, reader
+
+
+def merge(said: Iterable[Segment]) -> list[Segment]:
+    merged: list[Segment] = []
+    for segment in said:
+        assert getattr(segment, "text", "x"), "an empty segment was said"
+        last = merged[-1] if merged else None
+        if isinstance(segment, Think) and isinstance(last, Think):
+            merged[-1] = Think(last.text + segment.text)
+        elif isinstance(segment, Arguments) and isinstance(last, Arguments):
+            merged[-1] = Arguments(last.text + segment.text)
+        elif isinstance(segment, Say) and isinstance(last, Say) and segment.phase == last.phase:
+            moved = tuple(type(one)(one.at + len(last.text), one.logprob) for one in segment.logprobs)
+            merged[-1] = Say(last.text + segment.text, last.phase, last.logprobs + moved)
+        else:
+            merged.append(segment)
+    return merged
+
+
+def balance(reader: TapeReader, said: Iterable[Segment]) -> None:
+    """Every character that was written was passed on, or spent as frame; what was said is that, and what was made."""
+    tape = reader.tape
+    assert tape.pos == len(tape.text), "something was left unread"
+    assert tape.read == tape.shown + tape.spent
+    assert sum(len(getattr(segment, "text", "")) for segment in said) == tape.shown + reader.made
+
+
+def legal(said: Iterable[Segment]) -> None:
+    """The order that the machine takes: arguments only in a call, nothing else in one, phases parted by a close."""
+    calling, phase = False, ()
+    for segment in said:
+        if isinstance(segment, Arguments):
+            assert calling, "arguments without a call"
+        elif isinstance(segment, Close):
+            calling, phase = False, ()
+        else:
+            assert not calling, f"{segment} inside a call"
+            if isinstance(segment, Say):
+                assert phase in {(), (segment.phase,)}, "two phases without a close between"
+                phase = (segment.phase,)
+            else:
+                phase = ()
+            calling = isinstance(segment, Call)
+
+
+def lines(said: Iterable[Segment]) -> list[str]:
+    """One readable line for each segment."""
+    return [_line(segment) for segment in said]
+
+
+def _line(segment: Segment) -> str:
+    match segment:
+        case Call():
+            where = f" of {segment.namespace}" if segment.namespace else ""
+            return f"{'call' if segment.kind == 'function' else 'custom'} {segment.name}{where}"
+        case Close():
+            return "close"
+        case Say():
+            verb = segment.phase or "say"
+        case Think():
+            verb = "think"
+        case _:
+            verb = "args"
+    return f"{verb} {json.dumps(segment.text, ensure_ascii=False)}"  # type: ignore[union-attr] # the others are above
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    """The transcripts of a dialect."""
+    text = (HERE / "transcripts" / f"{name}.toml").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = tomllib.loads(text)["case"]
+    return found
+
+
+def every_case() -> list[Any]:
+    import pytest
+
+    return [pytest.param(name, case, id=f"{name}: {case['name']}") for name in NAMES for case in cases(name)]
+
+
+def options(case: dict[str, Any]) -> dict[str, Any]:
+    talk = conversation(tool_choice=case.get("tool_choice", "auto"))
+    return {"talk": talk, "thinking": case.get("thinking", False), "natural": case.get("natural", True)}
+
+
+def random_cuts(length: int, chance: random.Random) -> list[int]:
+    return sorted(chance.sample(range(length + 1), chance.randint(0, min(length, 12))))

@@ -1,0 +1,111 @@
+"""Nonsense made of a dialect's own markers: nothing raises, the order is legal, no character is lost, no cut matters."""
+
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from events.response import Response
+from harmony.format import Format
+from state.machine import Machine
+from state.segments import Arguments, Call, Close, Say, Think
+from tests.harmony import kit
+
+JSON = """{ } [ ] " " : , \\ \\" \\u00 \\ud83d \\ude00 "name" "name":"add" "name":"apply_patch" "arguments" "arguments":{ "input":" 1 null
+{"name":"add","arguments":{"a":1}} {"a":1}""".split()
+WORDS = [
+    "Hello",
+    " ",
+    "\n",
+    "\n\n",
+    "a<b",
+    "é",
+    "😀",
+    "</",
+    "<",
+    ">",
+    "to=functions.add",
+    " to=",
+    "json",
+    "<|im_end|>",
+    "<|im_start|>",
+]
+MARKERS = {
+    "plain": "<think> </think> <tool_call>".split(),
+    "hermes": "<think> </think> <tool_call> </tool_call> <custom=apply_patch> <custom=add> </custom> \n</custom>\n".split(
+        " "
+    ),
+    "qwen3-coder": """<think> </think> <tool_call> </tool_call> <function=add> <function=write> <function= </function> <parameter=a>
+<parameter=text> <parameter=path> <parameter=deep> <parameter= </parameter> <function=apply_patch> <parameter=input>""".split(),
+    "gpt-oss": """<|start|> <|start|>assistant <|channel|> <|channel|>analysis <|channel|>commentary <|channel|>final <|message|> <|end|>
+<|return|> <|call|> <|constrain|>json <|endoftext|> assistant functions.apply_patch""".split(),
+}
+
+
+def soup(name: str, chance: random.Random) -> str:
+    pots = [MARKERS[name], MARKERS[name], JSON, WORDS]
+    return "".join(chance.choice(chance.choice(pots)) for _ in range(chance.randint(1, 40)))
+
+
+@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.timeout(1200)
+def test_soup_is_a_legal_stream_in_every_cut(name: str) -> None:
+    chance = random.Random(f"soup of {name}")
+    for number in range(kit.SOUPS):
+        ready: Format = chance.choice(kit.formats(name))
+        tokens = ready.encode(soup(name, chance))
+        options = {"thinking": chance.random() < 0.3, "natural": chance.random() < 0.7}
+        whole, reader = kit.read(ready, tokens, **options)
+        for cuts in (range(len(tokens)), kit.random_cuts(len(tokens), chance)):
+            said, again = kit.read(ready, tokens, cuts, **options)
+            assert said == whole, f"soup {number}"
+            assert (again.reasoning_tokens, again.broken) == (reader.reasoning_tokens, reader.broken)
+        drive(whole, natural=options["natural"], broken=reader.broken)
+
+
+@pytest.mark.parametrize("name", kit.NAMES)
+def test_random_tokens_are_a_legal_stream(name: str) -> None:
+    chance = random.Random(f"noise of {name}")
+    ready = kit.tokens_format(name)
+    for _ in range(kit.SOUPS // 2):
+        tokens = [chance.choice((chance.randrange(300), chance.randrange(199_990, 200_020))) for _ in range(30)]
+        whole, _ = kit.read(ready, tokens)
+        assert kit.read(ready, tokens, range(len(tokens)))[0] == whole
+
+
+def drive(said: list[kit.Segment], *, natural: bool, broken: bool) -> None:
+    """The machine takes it: no illegal input, and it fails exactly where a call was left open."""
+    machine = Machine(head(), ids=lambda prefix: f"{prefix}_x", clock=lambda: 0)
+    machine.begin()
+    for segment in said:
+        assert not machine.ended
+        machine.feed(segment)
+    machine.stop() if natural else machine.cut()
+    opened = sum(isinstance(one, Call) for one in said) > _closed_calls(said)
+    assert opened or not broken
+    assert machine.response.status == (("failed" if opened else "completed") if natural else "incomplete")
+
+
+def _closed_calls(said: list[kit.Segment]) -> int:
+    closed, calling = 0, False
+    for segment in said:
+        closed += calling and isinstance(segment, Close)
+        calling = isinstance(segment, Call) or (calling and isinstance(segment, Arguments))
+    return closed
+
+
+def head() -> Response:
+    return Response(
+        id="resp_x", created_at=int(datetime(2026, 11, 21, tzinfo=UTC).timestamp()), model="x", status="queued"
+    )
+
+
+def test_the_acceptor_refuses_what_is_illegal() -> None:
+    for wrong in (
+        [Arguments("x")],
+        [Call("add"), Say("x")],
+        [Say("x", "commentary"), Say("y")],
+        [Call("a"), Think("x")],
+    ):
+        with pytest.raises(AssertionError):
+            kit.legal(wrong)
