@@ -130,7 +130,7 @@ GAP      | REASONING: drop open grow             | GAP: discard | MESSAGE: open 
 REASONING| REASONING: grow                       | REASONING: hold | MESSAGE: drop close open grow   | GAP: drop close hold  | CALL: drop close open        | GAP: drop close  | ENDED: drop close complete  | ENDED: drop cut incomplete
 MESSAGE  | REASONING: drop close open grow       | MESSAGE: discard | MESSAGE: grow                  | MESSAGE: hold         | CALL: drop close open        | GAP: flush close | ENDED: flush close complete | ENDED: flush cut incomplete
 CALL     | ENDED: freeze fail                    | CALL: discard | ENDED: freeze fail                | CALL: discard         | ENDED: freeze fail           | GAP: close       | ENDED: freeze fail          | ENDED: freeze incomplete
-"""  # noqa: E501  # a table
+"""
 
 
 def test_the_cells_are_those_of_the_design() -> None:

@@ -1,0 +1,43 @@
+"""Framing: LF only, one event line, one data line, one blank line, all in one piece."""
+
+import json
+
+import pytest
+
+from events import sse
+from events.response import Response
+from events.stream import Created, TextDelta
+
+HOSTILE = ["line\nfeed", "carriage\r\nreturn", "data: x\n\nevent: y", "\u2028\u2029", "\x00\x1b", "é😀"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_can_break_out_of_its_frame(text: str) -> None:
+    event = TextDelta(sequence_number=0, item_id=text, output_index=0, content_index=0, delta=text)
+    framed = sse.frame(sse.type_of(event), sse.encode(event))
+    assert framed.count(b"\n") == 3 and framed.endswith(b"\n\n") and b"\r" not in framed
+    name, data = framed[:-2].split(b"\n")
+    assert name == b"event: response.output_text.delta"
+    assert json.loads(data.removeprefix(b"data: "))["delta"] == text
+
+
+def test_the_event_line_repeats_the_type() -> None:
+    event = Created(sequence_number=0, response=Response(id="resp_1", created_at=1, model="m"))
+    framed = sse.frame(sse.type_of(event), sse.encode(event))
+    assert framed.startswith(b'event: response.created\ndata: {"type":"response.created",')
+
+
+def test_chat_frames_have_no_event_line() -> None:
+    assert sse.data_frame(b"{}") == b"data: {}\n\n"
+
+
+def test_the_end_and_the_ping_are_frames_of_their_own() -> None:
+    assert sse.DONE == b"data: [DONE]\n\n"
+    assert sse.PING.startswith(b":") and sse.PING.endswith(b"\n\n")
+
+
+def test_every_required_key_of_a_response_is_always_there() -> None:
+    keys = json.loads(sse.encode(Created(sequence_number=0, response=Response(id="r", created_at=1, model="m"))))[
+        "response"
+    ]
+    assert len(keys) == 31 and "conversation" not in keys and "user" not in keys
