@@ -56,13 +56,14 @@ class GptOssReader(TapeReader):
             except Malformed:
                 yield from self.ruin()
             return
-        if header.recipient and (header.messaged or self._words()):
+        written = bool(header.recipient and (header.messaged or self._words()))
+        if written:
             # A call of what is no tool is text, its header with it: it tells what the model wanted.
             tape.rewind(mark)
             tape.skip(header.role)
             self._speak(header, header.size - header.role + header.messaged)
         tape.release()
-        yield from self._body(header)
+        yield from self._body(header, spoken=written)
 
     def _header(self, role: Role) -> Wait[Header]:
         """Wait until it is settled what of the text here is a header."""
@@ -93,9 +94,9 @@ class GptOssReader(TapeReader):
         else:
             self.say(count, _PHASES.get(header.channel))
 
-    def _body(self, header: Header) -> Wait[None]:
+    def _body(self, header: Header, *, spoken: bool) -> Wait[None]:
         """Read text up to its end, or to the next header where the end is missing."""
-        tape, spoken = self.tape, False
+        tape = self.tape
         while (yield from tape.more()):
             if count := tape.clear(_ANY):
                 self._speak(header, count)

@@ -42,8 +42,30 @@ MARKERS = {
 }
 
 
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+WHOLE = {
+    "plain": ["<think>Well</think>"],
+    "hermes": [CALL, "<tool_call>\n<custom=apply_patch>\nx\n</custom>\n</tool_call>", "<think>Well</think>"],
+    "qwen3-coder": [
+        CALL,
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<function=write>\n<parameter=path>\nx\n</parameter>\n<parameter=deep>\n{}\n</parameter>\n</function>",
+        "<tool_call><function=apply_patch><parameter=input>x</parameter></function></tool_call>",
+    ],
+    "gpt-oss": [
+        "<|start|>assistant<|channel|>final<|message|>Hi<|end|>",
+        "<|channel|>analysis<|message|>Well<|end|>",
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+        ' to=functions.apply_patch<|channel|>commentary<|message|>{"input": "x"}<|call|>',
+        "<|start|>assistant<|channel|>commentary to=functions.nope<|message|>",
+    ],
+}
+
+
 def soup(name: str, chance: random.Random) -> str:
-    pots = [MARKERS[name], MARKERS[name], JSON, WORDS]
+    """Most have whole constructs in them: nonsense alone seldom gets far."""
+    loose = [MARKERS[name], JSON, WORDS]
+    pots = chance.choice([[*loose, MARKERS[name]], [*loose, WHOLE[name], WHOLE[name]], [WHOLE[name], WORDS]])
     return "".join(chance.choice(chance.choice(pots)) for _ in range(chance.randint(1, 40)))
 
 
