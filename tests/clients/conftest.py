@@ -1,0 +1,15 @@
+"""Fixtures of the client tests: one server that plays every case, and clients of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.kit import all_cases
+from tests.serving import Served, serve
+
+
+@pytest.fixture(scope="session")
+def house() -> Iterator[Served]:
+    """A server with a model for each dialect, which plays any case when asked by name."""
+    with serve(all_cases()) as served:
+        yield served
