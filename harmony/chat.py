@@ -1,5 +1,6 @@
 """The format of a model that is prompted by a chat template and read by a declared dialect."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,6 +13,12 @@ from harmony.dialect import Dialect, DialectReader
 from harmony.format import Conversation, Prompt, RenderError
 from harmony.template import Template
 from harmony.tools import ToolTable
+
+SHAPES: tuple[dict[str, bool], ...] = tuple(
+    {"objects": objects, "joined": joined} for joined in (False, True) for objects in (False, True)
+)
+"""What to try in turn: some templates refuse arguments that are no object, some refuse two messages of a user in a row.
+One bad call, or one agent that speaks in the user's name, must not end a conversation for ever."""
 
 
 class ChatFormat:
@@ -33,22 +40,29 @@ class ChatFormat:
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
         shield = guard.Guard(self._dangerous, [*_texts(conversation), self._template.source])
-        try:
-            rendered = self._template.render(self._context(conversation, shield), now=now)
-        except RenderError:
-            # Some templates take arguments for an object. One bad call must not end a conversation for ever.
-            rendered = self._template.render(self._context(conversation, shield, objects=True), now=now)
+        rendered = self._laid_out(conversation, shield, now)
         try:
             tokens, text = shield.encode(rendered, self._vocabulary.encode)
         except (TypeError, UnicodeError) as error:  # half a surrogate pair
             raise RenderError("The conversation holds text that is not valid Unicode.", "input") from error
         return Prompt(tuple(tokens), text, self._thinks(rendered))
 
-    def _context(self, conversation: Conversation, shield: guard.Guard, *, objects: bool = False) -> dict[str, Any]:
+    def _laid_out(self, conversation: Conversation, shield: guard.Guard, now: datetime) -> str:
+        """As it was said; in another shape where the template refuses that. Raises `RenderError` if it refuses all."""
+        for shape in SHAPES[:-1]:
+            with contextlib.suppress(RenderError):
+                return self._template.render(self._context(conversation, shield, **shape), now=now)
+        return self._template.render(self._context(conversation, shield, **SHAPES[-1]), now=now)
+
+    def _context(
+        self, conversation: Conversation, shield: guard.Guard, *, objects: bool = False, joined: bool = False
+    ) -> dict[str, Any]:
         tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
         raw = "" if self._native else self._dialect.raw
         lesson = render.lesson(self._dialect.lesson, tools, shield) if raw else ""
-        messages = render.Messages(shield, conversation.tools, raw=raw, native=self._native, objects=objects)
+        messages = render.Messages(
+            shield, conversation.tools, raw=raw, native=self._native, objects=objects, joined=joined
+        )
         # A tool that the model could not call in a way that is read is better not offered.
         schemas = render.schemas(tools, shield, custom=not raw, native=self._native) if self._dialect.frames else []
         context = {

@@ -1,8 +1,9 @@
 """From items to the messages that chat templates know.
 
-All system and developer messages, also late ones, become one leading system message, and neighbours of the same role
-become one message, because many templates refuse anything else. Everything a client wrote goes through the guard.
-Which template there is, and what it makes of the messages, is not known here.
+All system and developer messages, also late ones, become one leading system message, and neighbours of the assistant's
+become one message, because many templates refuse anything else. Neighbours of the user's stay apart unless the template
+refuses that, too: agents tell of their surroundings in the user's name, which is no request. Everything a client wrote
+goes through the guard. Which template there is, and what it makes of the messages, is not known here.
 """
 
 import json
@@ -74,13 +75,21 @@ class Messages:
 
     `raw` writes a call of a custom tool into the text of the assistant's message, with `{name}` and `{input}`; without
     it such a call is written as a function's with one argument; `native` leaves it to the template. `objects`: also
-    arguments that are no object become one.
+    arguments that are no object become one. `joined`: neighbours of the user's become one message.
     """
 
     def __init__(
-        self, guard: Guard, tools: ToolTable, *, raw: str = "", native: bool = False, objects: bool = False
+        self,
+        guard: Guard,
+        tools: ToolTable,
+        *,
+        raw: str = "",
+        native: bool = False,
+        objects: bool = False,
+        joined: bool = False,
     ) -> None:
-        self._guard, self._tools, self._raw, self._native, self._objects = guard, tools, raw, native, objects
+        self._guard, self._tools, self._raw, self._native = guard, tools, raw, native
+        self._objects, self._joined = objects, joined
         self._messages: list[Message] = []
         self._names: dict[str, str] = {}
         self._thought = ""
@@ -118,7 +127,7 @@ class Messages:
 
     def _user(self, text: str) -> None:
         self._thought = ""  # it led to nothing
-        if self._messages and (last := self._messages[-1])["role"] == "user":
+        if self._joined and self._messages and (last := self._messages[-1])["role"] == "user":
             last["content"] += _APART + text
         else:
             self._messages.append({"role": "user", "content": text})

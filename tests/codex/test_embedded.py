@@ -7,14 +7,27 @@ import pytest
 
 from app.catalogue import Catalogue, ServedModel
 from engine.embedded import MODEL_DIR
+from engine.protocol import Engine
+from engine.scripted import ScriptedEngine, parse_script
 from harmony import choose
+from harmony.format import Format
 from tests.codex.cli import KEY, Codex
 from tests.codex.tape import Tape
+from tests.conftest import Serve
 from tests.serving import Served, serve
 
-pytestmark = pytest.mark.skipif(
+WEIGHED = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
 )
+LONG = "directory-with-quite-a-long-name"
+
+
+def catalogue(engine: Engine, form: Format) -> Catalogue:
+    return Catalogue([ServedModel(names=("antiphon",), engine=engine, format=form, created=int(time.time()))])
+
+
+def form() -> Format:
+    return choose.load(MODEL_DIR, "hermes").format
 
 
 @pytest.fixture
@@ -22,13 +35,24 @@ def served(tape: Tape) -> Iterator[Served]:
     from engine.build import Options
     from engine.torch_engine import TorchEngine
 
-    loaded = choose.load(MODEL_DIR, None)
     engine = TorchEngine(MODEL_DIR, Options(device="cpu", threads=1))
-    model = ServedModel(names=("antiphon",), engine=engine, format=loaded.format, created=int(time.time()))
-    with serve(Catalogue([model]), keys=(KEY,), around=tape.around) as running:
+    with serve(catalogue(engine, form()), keys=(KEY,), around=tape.around) as running:
         yield running
 
 
+def test_the_users_words_reach_the_model_whole(codex: Codex, server: Serve) -> None:
+    """The template keeps little of a prompt. What Codex itself says before the user speaks must not cost the request."""
+    told = form()
+    reply = {"name": "heard", "when": ["<|im_start|>user\nrun `echo antiphon-7391`<|im_end|>"], "speak": ["Heard."]}
+    replies = parse_script({"reply": [reply, {"name": "lost", "speak": ["Lost."]}]})
+    engine = ScriptedEngine(replies, encode=told.encode, decode=told.decode)
+    deep = codex.home / LONG / LONG / LONG / LONG
+    there = Codex(program=codex.program, home=deep)
+    ran = there.exec(server(catalogue(engine, told), keys=(KEY,)), "run `echo antiphon-7391`")
+    assert ran.final == "Heard."
+
+
+@WEIGHED
 @pytest.mark.parametrize("prompt", ["run `echo antiphon-7391`", "Run `echo antiphon-7391`."])
 def test_it_runs_the_command_and_reports_its_output(codex: Codex, served: Served, tape: Tape, prompt: str) -> None:
     ran = codex.exec(served, prompt)
@@ -42,6 +66,7 @@ def test_it_runs_the_command_and_reports_its_output(codex: Codex, served: Served
     assert output["output"].endswith("Output:\nantiphon-7391\n")
 
 
+@WEIGHED
 def test_a_greeting_is_answered_in_words(codex: Codex, served: Served) -> None:
     ran = codex.exec(served, "Hello!")
     assert ran.code == 0 and ran.final and not ran.items("command_execution")
