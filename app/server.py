@@ -161,6 +161,8 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     elif error.status_code == 405:
         allowed = (("allow", ", ".join(_methods(request))),)
         found = ApiError(405, "method_not_allowed", f"Not allowed: {where}.", headers=allowed)
+    elif "client disconnected" in error.detail:
+        found = ApiError(499, "client_closed_request", "The client left before its body had come.")
     else:
         found = ApiError(error.status_code, None, error.detail)
     return _api_error(request, found)

@@ -26,9 +26,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     """What a request that names no limit gets; None: until the context is full."""
     max_body: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
-    """From the opening of a connection, or the end of the last answer's first byte, to the end of the headers."""
-    body_timeout: float = 30.0
-    """The longest silence inside a body."""
+    """From the opening of a connection, or a request's first byte on one that was kept, to the end of the headers."""
+    body_timeout: float = 60.0
+    """From the end of the headers to the end of the body."""
+    stall_timeout: float = 60.0
+    """How long a reader may leave everything unread that the system's buffers hold."""
     idle_timeout: float = 75.0
     """How long a connection without a request is kept."""
     drain: float = 5.0

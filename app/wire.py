@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it through h11, with deadlines: a sender that never finishes does not stay for ever.
+"""HTTP/1.1 as uvicorn speaks it through h11, with deadlines: who never finishes, or never reads, does not stay.
 
 h11 rather than httptools, because it bounds the headers (64 KiB), insists on Host, and refuses contradicting lengths.
 """
@@ -29,6 +29,7 @@ class PatientProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_for: str | None = None
+        self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A silent socket has as long as slow headers have."""
@@ -49,7 +50,18 @@ class PatientProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""
         self._expect(None, 0)
+        self._unstall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The reader is slower than the answer. One that stops for good is cut off, which ends its turn."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.settings.stall_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads on."""
+        self._unstall()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """Between two requests the keep-alive time of uvicorn counts."""
@@ -59,6 +71,11 @@ class PatientProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or too much of it, in the shape of every other error."""
         self._last_words(ApiError(400, "invalid_http", msg), "400 Bad Request")
+
+    def _unstall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _open_cycle(self) -> RequestResponseCycle | None:
         """The request that is being answered, if any."""

@@ -17,6 +17,12 @@ CLIENT = httpx.Client()
 BODY = {"model": "scripted", "input": "hi"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """One server for all tests that change nothing about it."""

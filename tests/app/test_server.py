@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -90,6 +91,27 @@ def test_a_reader_that_leaves_while_it_waits_leaves_the_queue(stalling: Served) 
         assert within(1, lambda: stalling.engine.stats().waiting == 0)
         assert stalling.engine.stats().running == 2
     assert within(1, lambda: idle(stalling))
+
+
+def test_a_reader_that_stops_reading_is_cut_off(server: Serve) -> None:
+    flood = [{"name": "flood", "speak": ["x" * 2_000_000, {"stall": True}], "step": 1000}]
+    served = server(flood, stall_timeout=0.5)
+    body = json.dumps({**RESPONSES[1], "stream": True}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", served.port))
+        line.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert within(2, lambda: served.engine.stats().running == 1)
+        assert within(4, lambda: idle(served))
+
+
+def test_a_client_that_leaves_inside_its_body_is_no_fault_of_ours(server: Serve) -> None:
+    served = server(STALL)
+    with socket.create_connection(("127.0.0.1", served.port)) as line:
+        line.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        line.sendall(b"Content-Length: 100\r\n\r\n{")
+    assert within(1, lambda: [one.status for one in served.lines] == [499])
 
 
 def test_a_stored_response_that_was_left_is_cancelled(stalling: Served) -> None:
@@ -180,8 +202,6 @@ class Process:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
