@@ -112,13 +112,13 @@ SHARED = (
         lambda value: value in ("auto", "none"),
     ),
     Field("parallel_tool_calls", "honoured", c.boolean, "False: the turn ends after the first whole call."),
-    Field("service_tier", "echoed", c.one_of(TIERS), "There is one tier; `auto` comes back as `default`."),
     Field("prompt_cache_retention", "accepted", c.one_of(("in_memory", "24h")), "A hint for a cache elsewhere."),
     Field("prompt_cache_options", "accepted", CACHING, "A hint for a cache elsewhere."),
     refused("moderation", "No moderation model runs here."),
 )
 
 LABELS = (
+    Field("service_tier", "echoed", c.one_of(TIERS), "There is one tier; a Response says `default` for `auto`."),
     Field("metadata", "echoed", METADATA, "At most 16 pairs, keys up to 64, values up to 512 characters."),
     Field("user", "echoed", c.string(512), "At most 512 characters."),
     Field("safety_identifier", "echoed", c.string(128), "At most 128 characters."),
