@@ -142,8 +142,8 @@ RESPONSES = (
         "include",
         "honoured",
         c.array_of(c.one_of(INCLUDABLE)),
-        "`message.output_text.logprobs` turns log-probabilities on. `reasoning.encrypted_content` is accepted: reasoning "
-        "is sent in the open. The others concern tools that run elsewhere.",
+        "`message.output_text.logprobs` turns log-probabilities on. `reasoning.encrypted_content` is accepted: "
+        "reasoning is sent in the open. The others concern tools that run elsewhere.",
     ),
     Field(
         "reasoning",
