@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from harmony import grammar, guard, render
 from harmony.detokenize import Alphabet, Vocabulary
 from harmony.dialect import Dialect, DialectReader
 from harmony.format import Conversation, Prompt, RenderError
-from harmony.template import Template
+from harmony.template import RefusedError, Template
 from harmony.tools import ToolTable
 
 SHAPES: tuple[dict[str, bool], ...] = tuple(
@@ -50,7 +51,7 @@ class ChatFormat:
     def _laid_out(self, conversation: Conversation, shield: guard.Guard, now: datetime) -> str:
         """As it was said; in another shape where the template refuses that. Raises `RenderError` if it refuses all."""
         for shape in SHAPES[:-1]:
-            with contextlib.suppress(RenderError):
+            with contextlib.suppress(RefusedError):
                 return self._template.render(self._context(conversation, shield, **shape), now=now)
         return self._template.render(self._context(conversation, shield, **SHAPES[-1]), now=now)
 
@@ -90,8 +91,10 @@ class ChatFormat:
         """All answers that read well from this prompt on."""
         rules = grammar.Grammar(self._vocabulary.added)
         tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
-        sides = (frame.grammar(offer, rules) for offer in tools for frame in self._dialect.frames)
-        calls = [side for side in sides if side is not None]
+        calls: dict[str, list[str]] = {}
+        for frame, offer in product(self._dialect.frames, tools):
+            if side := frame.grammar(offer, rules):
+                calls.setdefault(frame.openers[0], []).append(side)
         return grammar.turn(rules, self._dialect.think, calls, self._stops(), thinking=prompt.thinking)
 
     def _stops(self) -> list[str]:

@@ -33,7 +33,7 @@ class Frame(Protocol):
         """Read a call from its opener on. Raises `Malformed`: before `begin`, for text; after, for a ruined call."""
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
-        """A call of this tool as a grammar's right-hand side; None for a tool that this frame is not for."""
+        """What may follow the first opener in a call of this tool; None for a tool that this frame is not for."""
 
 
 class Dialect(Struct, frozen=True, kw_only=True):

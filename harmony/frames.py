@@ -14,6 +14,7 @@ from harmony.lexer import Malformed, Mark, Stops, Tape, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
+_LINE = "\n"
 INPUT = "input"
 """The member that holds a custom tool's text where a model writes JSON for it."""
 
@@ -72,12 +73,12 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
             raise Malformed("no name")
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
-        """A call as a grammar's right-hand side."""
+        """What may follow the opener."""
         if offer.kind == "custom":
             return None
         head = grammar.text(f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": ')
         value = f"{grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
-        return f"{grammar.marker(self.open)} BLANKS {head} {value} BLANKS {grammar.marker(self.close)}"
+        return f"BLANKS {head} {value} BLANKS {grammar.marker(self.close)}"
 
 
 def _again(reader: TapeReader, mark: Mark) -> Wait[None]:
@@ -201,9 +202,8 @@ class RawFrame(Struct, frozen=True, kw_only=True):
         return False
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
-        """A call as a grammar's right-hand side."""
+        """What may follow the opener."""
         if offer.kind != "custom":
             return None
-        head, foot = grammar.text(f"{self.head}{offer.flat}{self.head_end}\n"), grammar.text("\n" + self.foot)
-        text = grammar.raw(offer, self.foot)
-        return f"{grammar.marker(self.open)} BLANKS {head} {text} {foot} BLANKS {grammar.marker(self.close)}"
+        head = grammar.text(f"{self.head}{offer.flat}{self.head_end}\n")
+        return f"BLANKS {head} {grammar.raw(offer, f'{_LINE}{self.foot}')} BLANKS {grammar.marker(self.close)}"

@@ -94,9 +94,9 @@ class GptOssFormat:
 
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
-        said = library.Conversation.from_messages(_messages(conversation, now))
         config = library.RenderConversationConfig(auto_drop_analysis=False)
         try:
+            said = library.Conversation.from_messages(_messages(conversation, now))
             tokens = encoding().render_conversation_for_completion(said, Role.ASSISTANT, config)
         except (library.HarmonyError, ValueError, RecursionError) as error:
             raise RenderError(f"The conversation cannot be put to this model: {error}"[:300], "input") from error
@@ -109,15 +109,15 @@ class GptOssFormat:
     def grammar(self, prompt: Prompt, conversation: Conversation) -> str | None:  # noqa: ARG002 - every prompt ends alike
         """All answers that read well from this prompt on: thoughts and preambles, then an answer or a call."""
         rules = grammar.Grammar(self._vocabulary.added)
-        start, end, message, channel, constrain, over, call = map(rules.marker, MARKERS)
-        text = f"{rules.free()}?"
+        start, end, message, channel, constrain, over, _ = map(rules.marker, MARKERS)
+        text = f"{rules.free()}?"  # no text can hold a control token
         rules.rule("aside", *(f'{channel} "{name}" {message} {text} {end} {start} "assistant"' for name in _ASIDES))
         sides = [f'{channel} "final" {message} {text} {over}?']
         for offer in _offered(conversation):
             to = f'" to=functions.{offer.flat}"'
             kind, body = _typed(offer, rules, constrain)
             header = f'({to} {channel} "commentary" | {channel} "commentary{to[1:]})'
-            sides.append(f"{header} {kind} {message} {body} {call}?")
+            sides.append(f"{header} {kind} {message} {body}")
         return rules.finish(*(f"aside* {side}" for side in sides))
 
     def encode(self, text: str) -> list[int]:
@@ -140,8 +140,8 @@ _ASIDES = ("analysis", "commentary")
 def _typed(offer: Offered, rules: grammar.Grammar, constrain: str) -> tuple[str, str]:
     """A call's content type and body, as a grammar's right-hand sides."""
     if offer.kind == "custom":
-        return f'(" "? {constrain}? " "? "code")?', rules.raw(offer)
-    return f'(" "? {constrain}? " "? "json")?', rules.json(offer.parameters)
+        return f'(" "? {constrain}? " "? "code")?', rules.raw(offer, "<|call|>")
+    return f'(" "? {constrain}? " "? "json")?', f"{rules.json(offer.parameters)} {rules.marker('<|call|>')}"
 
 
 def _offered(conversation: Conversation) -> ToolTable:

@@ -7,12 +7,13 @@ same dialect reads as it was meant; which calls there are is told by the frames.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from events.inputs import GrammarFormat
 from harmony.tools import Offered
 
+_LINE = "\n"
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -46,19 +47,27 @@ class Grammar:
 
     def free(self, *without: str) -> str:
         """Text, at least a character of it, that holds none of these."""
-        name = f"TEXT{len(self._rules)}"
-        stops = "|".join(_pattern(text) for text in without)
-        return self.rule(name, "/(?s:.+)/" + (f" & ~/(?s:.*)({stops})(?s:.*)/" if stops else ""))
+        return self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking(without)}")
 
-    def raw(self, offer: Offered, *without: str) -> str:
-        """A custom tool's text: by its own grammar where it has one."""
+    def until(self, end: str, *without: str) -> str:
+        """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters."""
+        if end in self._added:
+            return f"{self.free(end, *without)}? {self.marker(end)}"
+        others = [text for text in without if text != end]
+        text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}")
+        name = f"until{len(self._rules)}"
+        self.rule(f"{name}[lazy]", text)
+        return name
+
+    def raw(self, offer: Offered, end: str) -> str:
+        """A custom tool's text, by its own grammar where it has one, and what ends it."""
         rules = offer.format
         if not isinstance(rules, GrammarFormat):
-            return f"{self.free(*without)}?"
+            return self.until(end)
         if rules.syntax == "regex":
             pattern = re.sub(r"(?<!\\)/", r"\/", rules.definition)
-            return self.rule(f"TEXT{len(self._rules)}", f"/{pattern}/")
-        return self.fresh("raw", f"%lark {{\n{rules.definition}\n}}")
+            return f"{self.rule(f'TEXT{len(self._rules)}', f'/{pattern}/')} {self.marker(end)}"
+        return f"{self.fresh('raw', f'%lark {{{_LINE}{rules.definition}{_LINE}}}')} {self.marker(end)}"
 
     def finish(self, *sides: str) -> str:
         """The grammar: an answer is one of these."""
@@ -66,18 +75,31 @@ class Grammar:
 
 
 def turn(
-    grammar: Grammar, think: tuple[str, str] | None, calls: Iterable[str], markers: Iterable[str], *, thinking: bool
+    grammar: Grammar,
+    think: tuple[str, str] | None,
+    calls: Mapping[str, Sequence[str]],
+    markers: Sequence[str],
+    *,
+    thinking: bool,
 ) -> str:
-    """`think? (text | call)*`, beginning inside reasoning where the prompt does."""
-    text = grammar.free(*markers)
-    sides = list(calls)
-    answer = f"{text}? ({grammar.rule('call', *sides)} {text}?)*" if sides else f"{text}?"
+    """`think? (text? call)* text?`, beginning inside reasoning where the prompt does.
+
+    `calls`: by the marker that opens them, what may follow it. `markers`: what plain text must not hold.
+    """
+    sides = [f"{grammar.until(opener, *markers)} ({' | '.join(after)})" for opener, after in calls.items()]
+    text = f"{grammar.free(*markers)}?"
+    answer = f"({grammar.rule('call', *sides)})* {text}" if sides else text
     if think is None:
         return grammar.finish(answer)
-    opener, closer = map(grammar.marker, think)
+    reasoning = grammar.until(think[1], *markers)
     if thinking:
-        return grammar.finish(f"{text}? {closer} {answer}")
-    return grammar.finish(f"(BLANKS {opener} {text}? {closer})? {answer}")
+        return grammar.finish(f"{reasoning} {answer}")
+    return grammar.finish(f"(BLANKS {grammar.marker(think[0])} {reasoning})? {answer}")
+
+
+def _lacking(texts: Iterable[str]) -> str:
+    stops = "|".join(map(_pattern, texts))
+    return f" & ~/(?s:.*)({stops})(?s:.*)/" if stops else ""
 
 
 def _pattern(text: str) -> str:

@@ -7,7 +7,7 @@ can match across a cut, and the frame, which has no sentinels, keeps its own.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +27,7 @@ class Tokens:
         self._heads = {word[:end] for word in self._words for end in range(1, len(word))}
         self._tails = {word[start:] for word in self._words for start in range(1, len(word))}
         self._longest = max(map(len, self._words), default=0)
-        # `<{{ key }}>` in a template needs only the core of `<think>` from a client.
-        self._cores = {core[0] for word in self._words if (core := re.search(r"\w+(?:\W+\w+)*", word))} - self._words
+        self._cores = {core for word in self._words for core in _cores(word)} - self._words
 
     def breaks(self, text: str) -> set[int]:
         """Where to break a text: in each token, and at an edge where it could complete one with its neighbour."""
@@ -43,6 +42,12 @@ class Tokens:
         if text in self._cores or any(text[-count:] in self._heads for count in edges):
             places.add(len(text))
         return places
+
+
+def _cores(word: str) -> Iterator[str]:
+    """What of a token a client could give while a template gives the signs around: `<{{ key }}>` makes a `<think>`."""
+    if core := re.search(r"\w+(?:\W+\w+)*", word):
+        yield from (word[start:end] for start in range(core.start() + 1) for end in range(core.end(), len(word) + 1))
 
 
 class Guard:

@@ -147,10 +147,9 @@ class Tape:
         text = self.take(count)
         entries = []
         for token in range(first, self._token):
-            logprob = self._logprobs[token]
-            if logprob is not None and text:
-                before = self.text[start : max(start, self._starts[token] - base)]
-                entries.append(Scored(len(self.alphabet.written(before)), logprob))
+            logprob, place = self._logprobs[token], self._starts[token] - base
+            if logprob is not None and not CONTROLS[0] <= self.text[place] <= CONTROLS[-1]:
+                entries.append(Scored(len(self.alphabet.written(self.text[start:place])), logprob))
         return text, tuple(entries)
 
     def skip(self, count: int) -> None:

@@ -2,8 +2,8 @@
 
 All system and developer messages, also late ones, become one leading system message, and neighbours of the assistant's
 become one message, because many templates refuse anything else. Neighbours of the user's stay apart unless the template
-refuses that, too: agents tell of their surroundings in the user's name, which is no request. Everything a client wrote
-goes through the guard. Which template there is, and what it makes of the messages, is not known here.
+refuses that, too: agents tell about their surroundings in the user's name, and that is not the request. Everything a
+client wrote goes through the guard. Which template there is, and what it makes of the messages, is not known here.
 """
 
 import json

@@ -16,6 +16,8 @@ from harmony.lexer import Malformed, Stops, Tape, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
+_LINE = "\n"
+
 
 class TaggedFrame(Struct, frozen=True, kw_only=True):
     """`open head NAME end (key NAME end value value_end)* foot close`; open and value_end may be missing.
@@ -65,30 +67,29 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
         return (yield from tape.literal(spell(self.foot))) or (yield from tape.sees(spell(self.close)))
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
-        """A call as a grammar's right-hand side: the parameters in the schema's order, the required ones always."""
+        """What may follow the opener: the parameters in the schema's order, the required ones always."""
         schema = offer.parameters or {}
         properties = schema.get("properties") if offer.kind == "function" else {INPUT: {"type": "string"}}
         required = schema.get("required") if offer.kind == "function" else [INPUT]
         sides = []
         for name, part in (properties if isinstance(properties, Mapping) else {}).items():
-            side = self._parameter(name, part, offer, grammar)
+            side = f"{grammar.text(f'{self.key}{name}{self.end}{_LINE}')} {self._value(part, offer, grammar)}"
             sides.append(side if isinstance(required, list) and name in required else f"({side})?")
         head, foot = grammar.text(f"{self.head}{offer.flat}{self.end}\n"), grammar.text(self.foot)
-        return f"{grammar.marker(self.open)} BLANKS {head} {' '.join(sides)} {foot} BLANKS {grammar.marker(self.close)}"
+        return f"BLANKS {head} {' '.join(sides)} {foot} BLANKS {grammar.marker(self.close)}"
 
-    def _parameter(self, name: str, schema: object, offer: Offered, grammar: Grammar) -> str:
+    def _value(self, schema: object, offer: Offered, grammar: Grammar) -> str:
+        """A value of this schema, and its closing tag."""
+        end = f"\n{self.value_end}\n"
+        if offer.kind == "custom":
+            return grammar.raw(offer, end)
         root = offer.parameters or {}
         allowed = cast.types(schema, root)
-        if offer.kind == "custom":
-            value = grammar.raw(offer, self.value_end)
-        elif (not allowed or "string" in allowed) and not (isinstance(schema, Mapping) and "enum" in schema):
-            value = f"{grammar.free(self.value_end)}?"
-        elif allowed == {"string"} and isinstance(schema, Mapping):
-            value = f"({' | '.join(grammar.text(word) for word in schema['enum'])})"
-        else:
-            value = grammar.json({**_definitions(root), **schema} if isinstance(schema, Mapping) else None)
-        head, foot = grammar.text(f"{self.key}{name}{self.end}\n"), grammar.text(f"\n{self.value_end}\n")
-        return f"{head} {value} {foot}"
+        if not isinstance(schema, Mapping) or not allowed or ("string" in allowed and "enum" not in schema):
+            return grammar.until(end)
+        if allowed == {"string"}:
+            return f"({' | '.join(map(grammar.text, schema['enum']))}) {grammar.text(end)}"
+        return f"{grammar.json({**_definitions(root), **schema})} {grammar.text(end)}"
 
 
 def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,15 @@ from harmony.format import RenderError
 LONGEST = 16_000_000
 """Characters of a prompt, or of anything made on the way to it."""
 TURNS = 1_000_000
-"""Turns of loops and calls of macros and methods that one rendering may take."""
+"""Turns of loops that one rendering may take; a call of a macro or method counts as several."""
+_CALL = 4
 _REFUSED = "The model's chat template refused the conversation: {}"
 _WIDE = re.compile(r"[*]|\d{5}")
 _turns: ContextVar[list[int]] = ContextVar("turns")
+
+
+class RefusedError(RenderError):
+    """The template would not take the conversation in this shape; in another one it may."""
 
 
 class Template:
@@ -47,7 +52,7 @@ class Template:
         except RenderError:
             raise
         except Exception as error:  # a template is a program: whatever goes wrong in it, it is the template
-            raise RenderError(_REFUSED.format((str(error) or type(error).__name__)[:300]), "input") from error
+            raise RefusedError(_REFUSED.format((str(error) or type(error).__name__)[:300]), "input") from error
         finally:
             _turns.reset(left)
 
@@ -99,7 +104,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return _small(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _spend()
+        _spend(_CALL)
         if isinstance(obj, LoopContext):
             args = (_counted(args[0]), *args[1:])
         _check_method(obj, args, kwargs)
@@ -156,7 +161,7 @@ def _check_replaced(text: str, args: tuple[Any, ...]) -> None:
 
 
 def _refuse(message: str) -> str:
-    raise RenderError(_REFUSED.format(message[:300]), "input")
+    raise RefusedError(_REFUSED.format(message[:300]), "input")
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:

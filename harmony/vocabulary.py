@@ -68,5 +68,5 @@ class ByteVocabulary:
         """Text to ids; added tokens in it become their ids."""
         ids: list[int] = []
         for piece in self._split.split(text):
-            ids += [self.added[piece]] if piece in self.added else piece.encode("utf-8", "replace")
+            ids += [self.added[piece]] if piece in self.added else piece.encode()
         return ids

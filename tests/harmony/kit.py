@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from events.inputs import CustomTool, FunctionTool, NamespaceTool
+from events.items import Logprob
 from harmony.chat import ChatFormat
 from harmony.choose import DIALECTS, bytes_format
 from harmony.format import Conversation, Format, Prompt
@@ -21,6 +22,7 @@ from harmony.tools import ToolTable
 from harmony.vocabulary import ByteVocabulary
 from state.segments import Arguments, Call, Close, Say, Segment, Think
 
+T = TypeVar("T")
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 CUTS = 1000 if PROVE else 20
 SOUPS = 10_000 if PROVE else 200
@@ -73,7 +75,7 @@ def formats(name: str) -> list[Format]:
     return [tokens_format(name)] if name == "gpt-oss" else [tokens_format(name), letters_format(name)]
 
 
-def chunks(tokens: Sequence[int], cuts: Iterable[int]) -> Iterator[Sequence[int]]:
+def chunks(tokens: Sequence[T], cuts: Iterable[int]) -> Iterator[Sequence[T]]:
     places = [0, *sorted(cuts), len(tokens)]
     yield from (tokens[start:end] for start, end in itertools.pairwise(places))
 
@@ -90,8 +92,9 @@ def read(
     """Read an answer in these pieces; check its ledger and its order; return it with neighbours merged."""
     reader: Any = ready.reader(Prompt((), "", thinking), talk or conversation())
     said: list[Segment] = []
-    for chunk in chunks(tokens, cuts):
-        said += reader.feed(chunk)
+    scores = [Logprob(token="", logprob=-float(place)) for place in range(len(tokens))]
+    for chunk, scored in zip(chunks(tokens, cuts := list(cuts)), chunks(scores, cuts), strict=True):
+        said += reader.feed(chunk, scored)
     said += reader.finish(natural=natural)
     assert reader.finish(natural=natural) == []
     legal(said)

@@ -1,0 +1,173 @@
+"""Where a grammar applies: it compiles, it lets through what the dialect writes, and it stops what would not be read."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from events.inputs import CustomTool, FunctionTool, GrammarFormat
+from harmony.format import Format, Prompt
+from harmony.tools import ToolTable
+from tests.harmony import kit
+
+OURS = ["hermes", "qwen3-coder", "plain"]
+GOOD = {
+    "plain": ["text only", "reasoning then text", "empty reasoning", "unicode", "nothing"],
+    "hermes": [
+        "text only",
+        "reasoning then text",
+        "reasoning opened by the prompt",
+        "one call",
+        "two parallel calls",
+        "reasoning then call",
+        "text then call",
+        "call then text",
+        "no arguments",
+        "marker inside a string",
+        "name in a namespace",
+        "custom tool, raw",
+        "custom tool in a namespace",
+    ],
+    "qwen3-coder": [
+        "text only",
+        "reasoning then text",
+        "reasoning opened by the prompt",
+        "one call",
+        "two parallel calls",
+        "reasoning then call",
+        "text then call",
+        "call then text",
+        "no arguments",
+        "name in a namespace",
+        "custom tool",
+        "unicode and escapes in arguments",
+    ],
+    "gpt-oss": [
+        "reasoning then text",
+        "reasoning then call",
+        "preamble then call",
+        "preamble then final",
+        "recipient before the channel",
+        "one call without type",
+        "no arguments",
+        "custom tool, raw",
+        "custom tool in a namespace",
+        "text of two languages",
+    ],
+}
+BAD = {
+    "plain": ["opener said twice"],
+    "hermes": [
+        "unknown tool",
+        "stray opener in prose",
+        "not JSON",
+        "closer inside the arguments",
+        "arguments as a string of JSON",
+    ],
+    "qwen3-coder": [
+        "unknown tool",
+        "unknown parameter",
+        "types that do not fit become strings",
+        "stray markers in prose",
+    ],
+    "gpt-oss": [
+        "malformed: plain text",
+        "malformed: unknown tool",
+        "malformed: missing end",
+        "malformed: empty channel",
+    ],
+}
+
+
+class Wrapped:
+    """A format's vocabulary as llguidance takes it."""
+
+    bos_token_id = None
+
+    def __init__(self, ready: Format, size: int) -> None:
+        self.tokens = [ready.token(number)[1] for number in range(size)]
+        self.special_token_ids = list(ready.stop_ids) if size < 1000 else list(range(199_998, size))
+        self.eos_token_id = ready.stop_ids[0]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def tokenizer(name: str, letters: bool = False) -> LLTokenizer:
+    ready = kit.letters_format(name) if letters else kit.tokens_format(name)
+    size = 201_088 if name == "gpt-oss" else 258 if letters else 265
+    return LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
+
+
+def accepts(ready: Format, tokens: LLTokenizer, text: str, talk: Any, *, thinking: bool = False) -> bool:
+    lark = ready.grammar(Prompt((), "", thinking), talk)
+    assert lark is not None
+    source = LLMatcher.grammar_from_lark(lark)
+    assert LLMatcher.validate_grammar(source, tokens) == ""
+    matcher = LLMatcher(tokens, source, log_level=0)
+    ends = {ready.stop_ids[0], *ready.encode("<|im_end|>")} - set(ready.encode("<|call|>"))
+    ids = ready.encode(text)
+    ids = ids[:-1] if ids and ids[-1] in ends else ids
+    taken = matcher.try_consume_tokens(ids) == len(ids)
+    return bool(taken and not matcher.is_error() and matcher.is_accepting())
+
+
+def named(name: str, wanted: Iterable[str]) -> list[Any]:
+    found = {case["name"]: case for case in kit.cases(name)}
+    return [found[one] for one in wanted]
+
+
+@pytest.mark.parametrize("name", kit.NAMES)
+def test_what_the_dialect_writes_may_be_written(name: str) -> None:
+    for case in named(name, GOOD[name]):
+        thinking = case.get("thinking", False)
+        assert accepts(kit.tokens_format(name), tokenizer(name), case["text"], kit.conversation(), thinking=thinking), (
+            case
+        )
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_markers_may_be_letters(name: str) -> None:
+    for case in named(name, GOOD[name]):
+        ready, thinking = kit.letters_format(name), case.get("thinking", False)
+        assert accepts(ready, tokenizer(name, letters=True), case["text"], kit.conversation(), thinking=thinking), case
+
+
+@pytest.mark.parametrize("name", kit.NAMES)
+def test_what_would_not_be_read_may_not_be_written(name: str) -> None:
+    for case in named(name, BAD[name]):
+        thinking = case.get("thinking", False)
+        ready = kit.tokens_format(name)
+        assert not accepts(ready, tokenizer(name), case["text"], kit.conversation(), thinking=thinking), case
+
+
+@pytest.mark.parametrize("name", kit.NAMES)
+def test_without_tools_there_are_no_calls(name: str) -> None:
+    for talk in (kit.conversation(tool_choice="none"), kit.conversation(tools=ToolTable())):
+        ready = kit.tokens_format(name)
+        hello = next(case for case in kit.cases(name) if case["name"] == "reasoning then text")
+        assert accepts(ready, tokenizer(name), hello["text"], talk)
+        for case in kit.cases(name):
+            if case["name"] == "one call":
+                assert not accepts(ready, tokenizer(name), case["text"], talk)
+
+
+RULES = {"lark": 'start: "go " STEP\nSTEP: /[0-9]+/', "regex": r"go [0-9]+/?"}
+FRAMES = {
+    "hermes": "<tool_call>\n<custom=steer>\n{}\n</custom>\n</tool_call>",
+    "qwen3-coder": "<tool_call>\n<function=steer>\n<parameter=input>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "gpt-oss": "<|channel|>commentary to=functions.steer <|constrain|>code<|message|>{}<|call|>",
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("syntax", RULES)
+def test_a_custom_tools_own_grammar_holds_inside_its_frame(name: str, syntax: Any) -> None:
+    steer = CustomTool(name="steer", format=GrammarFormat(syntax=syntax, definition=RULES[syntax]))
+    talk = kit.conversation(tools=ToolTable.build([steer, FunctionTool(name="now")]))
+    ready = kit.tokens_format(name)
+    assert accepts(ready, tokenizer(name), FRAMES[name].format("go 12"), talk)
+    assert not accepts(ready, tokenizer(name), FRAMES[name].format("stay"), talk)

@@ -1,0 +1,238 @@
+"""From items to a prompt: what a template is given, and what it may do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from events.inputs import (
+    CompactionInput,
+    HostedInput,
+    InputAudio,
+    InputCustomCall,
+    InputCustomOutput,
+    InputFile,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputImage,
+    InputMessage,
+    InputReasoning,
+    InputText,
+    SpokenText,
+)
+from events.items import ReasoningText
+from harmony.chat import ChatFormat
+from harmony.choose import DIALECTS
+from harmony.format import Conversation, RenderError
+from harmony.template import Template
+from harmony.vocabulary import ByteVocabulary
+from tests.harmony import kit
+
+DUMP = "{{ {'messages': messages, 'tools': tools} | tojson }}"
+
+
+def user(text: str) -> InputMessage:
+    return InputMessage(role="user", content=text)
+
+
+def said(text: str, **more: Any) -> InputMessage:
+    return InputMessage(role="assistant", content=(SpokenText(text=text),), **more)
+
+
+def think(text: str) -> InputReasoning:
+    return InputReasoning(content=(ReasoningText(text=text),))
+
+
+def call(number: int, arguments: str = "{}", name: str = "add") -> InputFunctionCall:
+    return InputFunctionCall(call_id=f"call_{number}", name=name, arguments=arguments)
+
+
+def output(number: int, text: str) -> InputFunctionOutput:
+    return InputFunctionOutput(call_id=f"call_{number}", output=text)
+
+
+def ready(template: str = DUMP, dialect: str = "hermes") -> ChatFormat:
+    return ChatFormat(DIALECTS[dialect], ByteVocabulary(("<think>", "</think>"), ("<|im_end|>",)), Template(template))
+
+
+def messages(*items: Any, dialect: str = "hermes", **more: Any) -> list[dict[str, Any]]:
+    prompt = ready(dialect=dialect).render(kit.conversation(items=items, **more), now=kit.NOW)
+    found: list[dict[str, Any]] = json.loads(prompt.text)["messages"]
+    return found
+
+
+def test_all_instructions_become_one_leading_message() -> None:
+    late = InputMessage(role="developer", content="late")
+    found = messages(InputMessage(role="system", content="a"), user("hi"), late, dialect="plain", instructions="first")
+    assert found == [{"role": "system", "content": "first\n\na\n\nlate"}, {"role": "user", "content": "hi"}]
+
+
+def test_a_whole_turn_with_parallel_calls() -> None:
+    items = [
+        user("go"),
+        think("hm"),
+        said("Let me see."),
+        call(1, '{"a": 1}'),
+        call(2),
+        output(1, "one"),
+        output(2, "two"),
+    ]
+    _, asked, answer, one, two = messages(*items)
+    assert asked == {"role": "user", "content": "go"}
+    assert (answer["content"], answer["reasoning_content"]) == ("Let me see.", "hm")
+    assert [made["function"] for made in answer["tool_calls"]] == [
+        {"name": "add", "arguments": {"a": 1}},
+        {"name": "add", "arguments": {}},
+    ]
+    assert (one["role"], one["content"], one["name"], one["tool_call_id"]) == ("tool", "one", "add", "call_1")
+    assert two["content"] == "two"
+
+
+def test_reasoning_goes_with_what_it_led_to() -> None:
+    _, first, _, second = messages(think("a"), think("b"), call(1), output(1, "x"), think("c"), said("done"))
+    assert (first["reasoning_content"], second["reasoning_content"]) == ("a\n\nb", "c")
+    assert messages(think("a"), user("hi"))[-1] == {"role": "user", "content": "hi"}
+
+
+def test_text_after_a_call_is_a_message_of_its_own() -> None:
+    assert [message["content"] for message in messages(call(1), said("after"), said("more"))[1:]] == [
+        "",
+        "after\n\nmore",
+    ]
+
+
+def test_arguments_that_are_no_object_stay_text() -> None:
+    calls = [call(number, text) for number, text in enumerate(["[1]", "{bad", "", '"x"'])]
+    assert [made["function"]["arguments"] for made in messages(*calls)[1]["tool_calls"]] == ["[1]", "{bad", {}, '"x"']
+
+
+def test_a_template_that_demands_objects_or_lone_users_is_served() -> None:
+    strict = """{% for m in messages %}{% if m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}
+{{- raise_exception('roles must alternate') }}{% endif %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}{% endfor %}"""
+    talk = Conversation(items=(user("a"), user("b"), call(1, "{bad"), call(2, '{"x": 1}')))
+    assert ready(strict).render(talk, now=kit.NOW).text == "a\n\nb[arguments={bad][x=1]"
+
+
+def test_custom_calls_are_written_in_their_raw_frame() -> None:
+    made = InputCustomCall(call_id="c", name="apply_patch", input="x\ny")
+    items = (said("Patching."), made, InputCustomOutput(call_id="c", output="ok"))
+    assert (
+        messages(*items)[1]["content"] == "Patching.\n<tool_call>\n<custom=apply_patch>\nx\ny\n</custom>\n</tool_call>"
+    )
+    assert messages(*items, dialect="qwen3-coder")[0]["tool_calls"][0]["function"] == {
+        "name": "apply_patch",
+        "arguments": {"input": "x\ny"},
+    }
+    native = DUMP + "{# it knows tools of type custom #}"
+    found = json.loads(ready(native).render(kit.conversation(items=items), now=kit.NOW).text)
+    assert found["messages"][0]["tool_calls"][0]["custom"] == {"name": "apply_patch", "input": "x\ny"}
+    assert [tool["type"] for tool in found["tools"]] == [
+        "function",
+        "function",
+        "function",
+        "custom",
+        "function",
+        "custom",
+    ]
+
+
+def test_the_lesson_is_there_only_where_it_is_needed() -> None:
+    assert "Freeform" in messages(user("hi"))[0]["content"]
+    assert messages(user("hi"), tools=kit.ToolTable()) == [{"role": "user", "content": "hi"}]
+    assert messages(user("hi"), tool_choice="none") == [{"role": "user", "content": "hi"}]
+
+
+def test_what_is_no_text_is_named() -> None:
+    parts = (
+        InputText(text="see"),
+        InputImage(image_url="data:x"),
+        InputFile(filename="a.pdf"),
+        InputFile(),
+        InputAudio(input_audio={}),
+    )
+    assert (
+        messages(InputMessage(role="user", content=parts))[1]["content"]
+        == "see\n[image]\n[file: a.pdf]\n[file]\n[audio]"
+    )
+    listed = InputFunctionOutput(call_id="x", output=(InputText(text="a"), InputImage()))
+    assert messages(listed)[1] == {"role": "tool", "content": "a\n[image]", "tool_call_id": "x"}
+
+
+def test_items_of_others_are_not_shown() -> None:
+    items = (HostedInput(kind="web_search_call", payload={}), CompactionInput(encrypted_content="x"), user("hi"))
+    assert len(messages(*items)) == 2
+
+
+def test_namespaced_tools_have_flat_names_in_offers_and_in_history() -> None:
+    spawned = InputFunctionCall(call_id="x", name="spawn", namespace="agents", arguments="{}")
+    found = json.loads(ready().render(kit.conversation(items=(spawned,)), now=kit.NOW).text)
+    assert found["messages"][1]["tool_calls"][0]["function"]["name"] == "agents__spawn"
+    assert "agents__spawn" in [tool["function"]["name"] for tool in found["tools"]]
+
+
+@pytest.mark.parametrize(
+    ("tail", "thinking"),
+    [
+        ("", False),
+        ("<think>\n", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("</think>", False),
+        ("<think></think><think>", True),
+    ],
+)
+def test_whether_it_thinks_is_read_from_the_prompt(tail: str, thinking: bool) -> None:
+    template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}" + tail
+    talk = Conversation(items=(user("Say <think>"), said("a<think>b"), user("<think>")))
+    assert ready(template).render(talk, now=kit.NOW).thinking is thinking
+
+
+def test_reasoning_left_open_in_an_earlier_turn_does_not_count() -> None:
+    assert not ready("<think>old<|im_end|>new").render(Conversation(), now=kit.NOW).thinking
+
+
+def test_effort_is_told_under_the_names_that_templates_know() -> None:
+    template = "{{ enable_thinking }}|{{ reasoning_effort }}"
+    texts = [ready(template).render(Conversation(effort=effort), now=kit.NOW).text for effort in (None, "none", "high")]
+    assert texts == ["|", "False|", "True|high"]
+
+
+@pytest.mark.parametrize("dialect", ["hermes", "gpt-oss"])
+def test_half_a_surrogate_pair_ends_in_an_error_that_is_ours(dialect: str) -> None:
+    with pytest.raises(RenderError):
+        kit.tokens_format(dialect).render(Conversation(items=(user("\ud800"),)), now=kit.NOW)
+
+
+def test_gpt_oss_history(tmp_path: Path) -> None:
+    items = (
+        user("hi"),
+        think("old"),
+        said("Hello.", phase="final_answer"),
+        user("add"),
+        think("new"),
+        said("Let me."),
+        call(1, '{"a": 1}'),
+        output(1, "1"),
+        InputCustomCall(call_id="c", name="script", namespace="agents", input="x"),
+    )
+    text = kit.tokens_format("gpt-oss").render(kit.conversation(items=items, effort="high"), now=kit.NOW).text
+    assert "Reasoning: high" in text and "Current date: 2026-11-21" in text
+    assert text.endswith(
+        "<|start|>user<|message|>hi<|end|><|start|>assistant<|channel|>final<|message|>Hello.<|end|>"
+        "<|start|>user<|message|>add<|end|><|start|>assistant<|channel|>analysis<|message|>new<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Let me.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+        "<|start|>functions.add<|channel|>commentary to=assistant<|message|>1<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.agents__script <|constrain|>code<|message|>x<|call|>"
+        "<|start|>assistant"
+    )
+
+
+def test_gpt_oss_refuses_what_the_library_cannot_take() -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(300):
+        deep = {"type": "object", "properties": {"x\ny": deep}}
+    tools = kit.ToolTable.build([kit.FunctionTool(name="f", parameters=deep)])
+    with pytest.raises(RenderError):
+        kit.tokens_format("gpt-oss").render(Conversation(tools=tools), now=kit.NOW)

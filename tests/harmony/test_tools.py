@@ -1,0 +1,84 @@
+"""Tools under flat names: looked up, never split, and the same in every turn."""
+
+import pytest
+
+from events.inputs import CustomTool, FunctionTool, NamespaceTool
+from harmony.tools import LONGEST, ToolError, ToolTable
+
+
+def function(name: str) -> FunctionTool:
+    return FunctionTool(name=name)
+
+
+def test_plain_tools_keep_their_names() -> None:
+    table = ToolTable.build([function("a"), CustomTool(name="b", description="B")])
+    assert [(offer.flat, offer.kind) for offer in table] == [("a", "function"), ("b", "custom")]
+    assert len(table) == 2 and table.find("c") is None
+
+
+def test_namespaced_tools_are_looked_up_not_split() -> None:
+    table = ToolTable.build([NamespaceTool(name="ns", tools=(function("x"),)), function("other__y")])
+    found, plain = table.find("ns__x"), table.find("other__y")
+    assert found is not None and (found.namespace, found.name) == ("ns", "x")
+    assert plain is not None and (plain.namespace, plain.name) == (None, "other__y")
+    assert table.find("x") is None and table.find("ns.x") is None
+
+
+def test_a_collision_gets_a_hash_and_the_plain_tool_its_name() -> None:
+    tools = [NamespaceTool(name="ns", tools=(function("x"),)), function("ns__x")]
+    table = ToolTable.build(tools)
+    plain = table.find("ns__x")
+    assert plain is not None and plain.namespace is None
+    flat = table.flat("x", "ns")
+    assert flat != "ns__x" and flat.startswith("ns__x_") and table.find(flat) is not None
+    assert [offer.flat for offer in table] == [flat, "ns__x"]
+    assert ToolTable.build(tools[::-1]).flat("x", "ns") == flat
+
+
+def test_two_namespaces_that_spell_alike() -> None:
+    table = ToolTable.build(
+        [NamespaceTool(name="a", tools=(function("b__c"),)), NamespaceTool(name="a__b", tools=(function("c"),))]
+    )
+    assert len({offer.flat for offer in table}) == len(table) == 2
+
+
+def test_long_and_odd_names_get_a_hash() -> None:
+    long = "x" * 100
+    table = ToolTable.build([function(long), NamespaceTool(name="my server.1", tools=(function("f"), function(long)))])
+    flats = [offer.flat for offer in table]
+    assert all(len(flat) <= LONGEST and flat.replace("_", "").replace("-", "").isalnum() for flat in flats)
+    assert len(set(flats)) == 3 and flats[1].startswith("my_server_1__f_")
+
+
+def test_earlier_calls_of_tools_that_are_gone_have_a_name() -> None:
+    table = ToolTable.build([function("ns__x")])
+    assert table.flat("gone") == "gone"
+    assert table.flat("y", "ns") == "ns__y"
+    assert table.flat("x", "ns") not in {"ns__x", "x"}
+    assert table.flat("<|im_end|>\n").startswith("__im_end___")
+
+
+@pytest.mark.parametrize(
+    ("tools", "index"),
+    [
+        ([function("a"), function("a")], 1),
+        ([function("a"), CustomTool(name="a")], 1),
+        ([function("b"), NamespaceTool(name="n", tools=(function("a"), function("a")))], 1),
+        (
+            [
+                NamespaceTool(name="n", tools=(function("a"),)),
+                function("c"),
+                NamespaceTool(name="n", tools=(function("a"),)),
+            ],
+            2,
+        ),
+        ([function("a b")], 0),
+        ([function("")], 0),
+        ([function("a\n")], 0),
+        ([function("x" * 129)], 0),
+    ],
+)
+def test_what_cannot_be_told_apart_or_called_is_refused(tools: list[FunctionTool], index: int) -> None:
+    with pytest.raises(ToolError) as refused:
+        ToolTable.build(tools)
+    assert refused.value.index == index and refused.value.message
