@@ -94,20 +94,24 @@ class Codex(Struct):
     def work(self) -> Path:
         return self.home / "work"
 
-    def exec(self, served: Served, prompt: str, *options: str, within: float = RUN_WITHIN) -> Ran:
-        """`codex exec --json`, to its end. `options` are `key=value` as in `config.toml`."""
+    def exec(self, served: Served, prompt: str, *options: str, resume: bool = False, within: float = RUN_WITHIN) -> Ran:
+        """`codex exec --json`, to its end; `resume` goes on with the latest session.
+
+        `options` are `key=value` as in `config.toml`.
+        """
         self.work.mkdir(parents=True, exist_ok=True)
         self._configure(served)
         words = [str(self.program), "exec", "--json", "--strict-config", "--skip-git-repo-check"]
         words.append("--dangerously-bypass-approvals-and-sandbox")
         for option in options:
             words += ["-c", option]
-        return _run([*words, "-C", str(self.work), prompt], self._environment(), within)
+        words += ["-C", str(self.work), *(["resume", "--last"] if resume else []), prompt]
+        return _run(words, self._environment(), within)
 
     def _configure(self, served: Served) -> None:
         """What a user pastes, and nothing that talks to anyone else."""
         model = served.house.catalogue.models[0].names[0]
-        pasted = CODEX.format(model=model, url=served.url) + KEYED
+        pasted = CODEX.format(model=model, url=served.url) + (KEYED if served.house.settings.keys else "")
         (self.home / "config.toml").write_text(f"{QUIET}\n{pasted}\n", encoding="utf-8")
 
     def _environment(self) -> dict[str, str]:

@@ -8,10 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.turn import Pace
 from tests.codex.cli import KEY, Codex
 from tests.codex.tape import Tape
 from tests.conftest import Serve
+from tests.serving import scripted
 
 FRAME = "Process exited with code 0"
 PATCH = """*** Begin Patch
@@ -59,13 +62,14 @@ def run(command: str) -> str:
     return call("exec_command", cmd=command)
 
 
+COMMAND = "echo antiphon-$((7000 + 391))"
 NOTHING = reply("nothing", "Nothing came back.")
 
 
 def test_a_command_is_executed_and_its_output_comes_back(codex: Codex, server: Serve, tape: Tape) -> None:
     script = [
         reply("report", "It says antiphon-7391.", when="antiphon-7391"),
-        reply("run", "<think>\nI run it.\n</think>\n\n", run("echo antiphon-$((7000 + 391))")),
+        reply("run", "<think>\nI run it.\n</think>\n\n", run(COMMAND)),
         NOTHING,
     ]
     ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Run it.")
@@ -88,6 +92,63 @@ def test_a_command_is_executed_and_its_output_comes_back(codex: Codex, server: S
     usages = [one.events[-1]["response"]["usage"] for one in tape.turns]
     assert done["usage"]["input_tokens"] == sum(usage["input_tokens"] for usage in usages)
     assert done["usage"]["output_tokens"] == sum(usage["output_tokens"] for usage in usages)
+
+
+TOLD = "It says antiphon-7391."
+SPOKEN = [
+    pytest.param("hermes", "<think>\nI run it.\n</think>\n\nLet me see.\n" + run(COMMAND), TOLD, id="hermes"),
+    pytest.param(
+        "qwen3-coder",
+        f"Let me see.\n<tool_call>\n<function=exec_command>\n<parameter=cmd>\n{COMMAND}\n</parameter>\n</function>\n</tool_call>",
+        TOLD,
+        id="qwen3-coder",
+    ),
+    pytest.param(
+        "gpt-oss",
+        "<|channel|>analysis<|message|>I run it.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.exec_command <|constrain|>json<|message|>"
+        + json.dumps({"cmd": COMMAND})
+        + "<|call|>",
+        f"<|channel|>final<|message|>{TOLD}<|return|>",
+        id="gpt-oss",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "spoken", "told"), SPOKEN)
+def test_every_dialect_does_the_same(
+    codex: Codex, server: Serve, tape: Tape, dialect: str, spoken: str, told: str
+) -> None:
+    script = [reply("report", told, when="antiphon-7391"), reply("run", spoken), NOTHING]
+    ran = codex.exec(server(scripted(script, dialect=dialect), around=tape.around), "Run it.")
+    assert ran.code == 0
+    [command] = ran.items("command_execution")
+    assert command["aggregated_output"] == "antiphon-7391\n"
+    assert [item["text"] for item in ran.items("agent_message")] == ["Let me see.", TOLD]
+
+
+def test_the_next_turn_brings_the_last_one_back(codex: Codex, server: Serve, tape: Tape) -> None:
+    script = [
+        reply("again", "I said: It says antiphon-7391.", when="What did you say?"),
+        reply("report", "It says antiphon-7391.", when="antiphon-7391"),
+        reply("run", run(COMMAND)),
+        NOTHING,
+    ]
+    served = server(script, around=tape.around)
+    assert codex.exec(served, "Run it.").code == 0
+    ran = codex.exec(served, "What did you say?", resume=True)
+    assert ran.code == 0 and ran.final == "I said: It says antiphon-7391."
+    _, report, again = tape.turns
+    [said] = [event["item"] for event in report.events if event["type"] == "response.output_item.done"]
+    [came] = [item for item in again.items("message") if item["role"] == "assistant"]
+    assert (came["id"], came["content"][0]["text"]) == (said["id"], "It says antiphon-7391.")
+
+
+def test_reasoning_is_shown_where_it_is_told_as_a_summary(codex: Codex, server: Serve, tape: Tape) -> None:
+    script = [reply("think", "<think>\nA greeting is due.\n</think>\n\nHello.")]
+    ran = codex.exec(server(script, around=tape.around, reasoning_as="summary"), "Hi.")
+    assert ran.code == 0 and ran.final == "Hello."
+    assert [item["text"] for item in ran.items("reasoning")] == ["A greeting is due."]
 
 
 def test_two_parallel_calls_are_both_executed(codex: Codex, server: Serve, tape: Tape) -> None:
@@ -123,16 +184,32 @@ def test_a_namespaced_call_reaches_its_tool(codex: Codex, server: Serve, tape: T
     assert output["output"] == f"agent with id {NOBODY} not found", "its own words, not 'unsupported call'"
 
 
-def test_a_patch_really_writes_a_file(codex: Codex, server: Serve, tape: Tape) -> None:
+DONE = "It is written."
+PATCHES = [
+    pytest.param("hermes", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>", DONE, id="raw"),
+    pytest.param("hermes", call("apply_patch", input=PATCH), DONE, id="as JSON"),
+    pytest.param(
+        "gpt-oss",
+        f"<|channel|>commentary to=functions.apply_patch code<|message|>{PATCH}<|call|>",
+        f"<|channel|>final<|message|>{DONE}<|return|>",
+        id="gpt-oss",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "spoken", "told"), PATCHES)
+def test_a_patch_really_writes_a_file(
+    codex: Codex, server: Serve, tape: Tape, dialect: str, spoken: str, told: str
+) -> None:
     catalogue = _catalogue(codex.home)
     script = [
-        reply("report", "It is written.", when="Success. Updated the following files"),
-        reply("patch", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>"),
+        reply("report", told, when="Success. Updated the following files"),
+        reply("patch", spoken),
         NOTHING,
     ]
-    served = server(script, keys=(KEY,), around=tape.around)
+    served = server(scripted(script, dialect=dialect), keys=(KEY,), around=tape.around)
     ran = codex.exec(served, "Write it.", f"model_catalog_json={json.dumps(str(catalogue))}")
-    assert ran.code == 0 and ran.final == "It is written."
+    assert ran.code == 0 and ran.final == DONE
     assert (codex.work / "note.txt").read_text(encoding="utf-8") == 'written by a "patch"\nin two \\lines\n'
     [change] = ran.items("file_change")
     assert change["status"] == "completed"
