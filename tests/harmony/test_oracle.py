@@ -48,7 +48,7 @@ def well_formed(case: dict[str, Any]) -> bool:
     return bool(whole) and not case["name"].startswith("malformed") and "spelled" not in case["name"]
 
 
-@pytest.mark.parametrize("case", filter(well_formed, kit.cases("gpt-oss")), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", list(filter(well_formed, kit.cases("gpt-oss"))), ids=lambda case: case["name"])
 def test_the_library_reads_well_formed_transcripts_alike(case: dict[str, Any]) -> None:
     ready = kit.tokens_format("gpt-oss")
     tokens = ready.encode(case["text"])
