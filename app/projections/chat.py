@@ -27,7 +27,9 @@ async def stream(logs: Sequence[Log], spec: TurnSpec) -> AsyncIterator[bytes]:
     yield b"".join(chunker.frame(index, Delta(role="assistant", content="")) for index in range(len(logs)))
     async with contextlib.aclosing(_merged(logs)) as merged:
         async for index, frames in merged:
-            yield b"".join(chunker.told(index, folds[index], frames)) or sse.PING
+            told = chunker.told(index, folds[index], frames)
+            if told or not frames:  # events that chat has no word for are no silence
+                yield b"".join(told) or sse.PING
             if (failed := _failure(folds[index])) is not None:
                 yield sse.data_frame(failed.body()) + sse.DONE
                 return
