@@ -1,69 +1,22 @@
 """The real Codex on the scripted engine: what a model says becomes what an agent does, or does not do.
 
 Every reply but the last waits for something that only Codex can have put into the prompt, so a reply that is heard
-proves that what it waits for came back. `NOTHING` keeps a lost agent from asking for ever.
+proves that what it waits for came back.
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.turn import Pace
 from tests.codex.cli import KEY, Codex
+from tests.codex.scripts import AGAIN, COMMAND, NOTHING, ONCE, call, reply, run
 from tests.codex.tape import Tape
 from tests.conftest import Serve
 from tests.serving import scripted
 
 FRAME = "Process exited with code 0"
-PATCH = """*** Begin Patch
-*** Add File: note.txt
-+written by a "patch"
-+in two \\lines
-*** End Patch"""
-CATALOGUE = {
-    "slug": "scripted",
-    "display_name": "Scripted",
-    "description": None,
-    "supported_reasoning_levels": [{"effort": "medium", "description": "as it comes"}],
-    "shell_type": "default",
-    "visibility": "list",
-    "supported_in_api": True,
-    "priority": 0,
-    "availability_nux": None,
-    "upgrade": None,
-    "base_instructions": "You work in a folder.",
-    "supports_reasoning_summaries": False,
-    "support_verbosity": False,
-    "default_verbosity": None,
-    "apply_patch_tool_type": "freeform",
-    "truncation_policy": {"mode": "bytes", "limit": 10_000},
-    "supports_parallel_tool_calls": True,
-    "context_window": 100_000,
-    "experimental_supported_tools": [],
-}
-"""The least that Codex must know of a model before it offers it `apply_patch`."""
 NOBODY = "01a1fcd0-17b9-7540-a778-cfbd2154baea"
-ONCE = ("model_providers.antiphon.stream_max_retries=0", "model_providers.antiphon.request_max_retries=0")
-AGAIN = "model_providers.antiphon.stream_max_retries=1"
-
-
-def reply(name: str, *speak: Any, when: str | None = None, **more: Any) -> dict[str, Any]:
-    """One scripted turn, in pieces of a few tokens."""
-    return {"name": name, "speak": list(speak), "step": 7, **({"when": [when]} if when else {}), **more}
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def run(command: str) -> str:
-    return call("exec_command", cmd=command)
-
-
-COMMAND = "echo antiphon-$((7000 + 391))"
-NOTHING = reply("nothing", "Nothing came back.")
 
 
 def test_a_command_is_executed_and_its_output_comes_back(codex: Codex, server: Serve, tape: Tape) -> None:
@@ -184,41 +137,6 @@ def test_a_namespaced_call_reaches_its_tool(codex: Codex, server: Serve, tape: T
     assert output["output"] == f"agent with id {NOBODY} not found", "its own words, not 'unsupported call'"
 
 
-DONE = "It is written."
-PATCHES = [
-    pytest.param("hermes", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>", DONE, id="raw"),
-    pytest.param("hermes", call("apply_patch", input=PATCH), DONE, id="as JSON"),
-    pytest.param(
-        "gpt-oss",
-        f"<|channel|>commentary to=functions.apply_patch code<|message|>{PATCH}<|call|>",
-        f"<|channel|>final<|message|>{DONE}<|return|>",
-        id="gpt-oss",
-    ),
-]
-
-
-@pytest.mark.parametrize(("dialect", "spoken", "told"), PATCHES)
-def test_a_patch_really_writes_a_file(
-    codex: Codex, server: Serve, tape: Tape, dialect: str, spoken: str, told: str
-) -> None:
-    catalogue = _catalogue(codex.home)
-    script = [
-        reply("report", told, when="Success. Updated the following files"),
-        reply("patch", spoken),
-        NOTHING,
-    ]
-    served = server(scripted(script, dialect=dialect), keys=(KEY,), around=tape.around)
-    ran = codex.exec(served, "Write it.", f"model_catalog_json={json.dumps(str(catalogue))}")
-    assert ran.code == 0 and ran.final == DONE
-    assert (codex.work / "note.txt").read_text(encoding="utf-8") == 'written by a "patch"\nin two \\lines\n'
-    [change] = ran.items("file_change")
-    assert change["status"] == "completed"
-    first, second = tape.turns
-    assert "custom" in {tool["type"] for tool in first.body["tools"]}
-    [made] = second.items("custom_tool_call")
-    assert (made["name"], made["input"]) == ("apply_patch", PATCH)
-
-
 def test_half_a_call_is_not_executed(codex: Codex, server: Serve, tape: Tape) -> None:
     half = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "touch never; echo half'
     script = [reply("half", "I run it.", half, finish="length")]
@@ -292,9 +210,3 @@ def test_without_reminders_codex_gives_a_silent_engine_up(codex: Codex, server: 
     ran = codex.exec(served, "Think.", *ONCE, "model_providers.antiphon.stream_idle_timeout_ms=2000")
     assert ran.code == 1
     assert "idle timeout" in ran.of("turn.failed")[0]["error"]["message"]
-
-
-def _catalogue(folder: Path) -> Path:
-    path = folder / "models.json"
-    path.write_text(json.dumps({"models": [CATALOGUE]}), encoding="utf-8")
-    return path
