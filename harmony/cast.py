@@ -7,6 +7,7 @@ becomes a JSON string, since the tool can judge better than we whether it will d
 
 import ast
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ _WORDS = {
     "Null": "null",
 }
 _DEEPEST = 16
+_LONGEST = 100_000
 
 
 def types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
@@ -124,8 +126,12 @@ def _no_constant(name: str) -> object:
 
 def _literal(text: str) -> tuple[object] | None:
     """A Python list or dict, which models write now and then."""
+    if len(text) > _LONGEST:
+        return None
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python will not know some day
+            value = ast.literal_eval(text)
         json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None

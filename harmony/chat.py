@@ -40,10 +40,12 @@ class ChatFormat:
 
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
-        shield = guard.Guard(self._dangerous, [*_texts(conversation), self._template.source])
-        rendered = self._laid_out(conversation, shield, now)
         try:
+            shield = guard.Guard(self._dangerous, [*_texts(conversation), self._template.source])
+            rendered = self._laid_out(conversation, shield, now)
             tokens, text = shield.encode(rendered, self._vocabulary.encode)
+        except RecursionError as error:
+            raise RenderError("The conversation holds JSON that is nested too deeply.", "input") from error
         except (TypeError, UnicodeError) as error:  # half a surrogate pair
             raise RenderError("The conversation holds text that is not valid Unicode.", "input") from error
         return Prompt(tuple(tokens), text, self._thinks(rendered))

@@ -66,7 +66,7 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
                 yield from arguments(reader)
                 return
             else:
-                held = tape.mark() if key in self.arguments and held is None else held
+                held = tape.place() if key in self.arguments and held is None else held
                 yield from jsontext.value(tape, tape.skip)
             yield from jsontext.comma(tape)
         if reader.call is None:
@@ -124,17 +124,27 @@ def arguments(reader: TapeReader) -> Wait[None]:
 
 
 def custom_input(reader: TapeReader) -> Wait[None]:
-    """Say the text in `{"input": "…"}`; other members are passed over."""
+    """Say the text in `{"input": "…"}`; other members are passed over. Raises `Malformed` if there is none."""
     tape = reader.tape
-    yield from tape.expect("{")
-    yield from tape.blanks()
-    while not (yield from tape.literal("}")):
-        key = yield from jsontext.key(tape)
-        if key == INPUT and (yield from tape.sees('"')):
-            yield from jsontext.string(tape, reader.arguments, reader.make)
-        else:
-            yield from jsontext.value(tape, tape.skip)
-        yield from jsontext.comma(tape)
+    mark, found = tape.mark(), False
+    try:
+        yield from tape.expect("{")
+        yield from tape.blanks()
+        while not (yield from tape.literal("}")):
+            key = yield from jsontext.key(tape)
+            if key == INPUT and not found and (yield from tape.sees('"')):
+                found = True
+                tape.release()
+                yield from jsontext.string(tape, reader.arguments, reader.make)
+            else:
+                yield from jsontext.value(tape, tape.skip)
+            yield from jsontext.comma(tape)
+    finally:
+        if not found:  # nothing was said of it yet: it is all shown as it is
+            tape.rewind(mark)
+            tape.release()
+    if not found:
+        raise Malformed(INPUT)
 
 
 class RawFrame(Struct, frozen=True, kw_only=True):

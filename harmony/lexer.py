@@ -60,6 +60,7 @@ class Tape:
         self._logprobs: list[Logprob | None] = []
         self._token = 0  # the first token that begins at or after pos
         self._pinned = False
+        self._limit = 0  # no mark may be left further behind than this place; 0: no limit
 
     def feed(self, text: str, starts: Sequence[int] = (), logprobs: Sequence[Logprob | None] = ()) -> None:
         """More text has come."""
@@ -73,9 +74,14 @@ class Tape:
         self._starts += starts
         self._logprobs += logprobs or [None] * len(starts)
 
-    def mark(self) -> Mark:
-        """Remember this place; until `release`, the text from here on is kept."""
+    def mark(self, limit: int = 0) -> Mark:
+        """Remember this place; until `release`, the text from here on is kept, and may be skipped up to a limit."""
         self._pinned = True
+        self._limit = self.pos + limit if limit else 0
+        return self.place()
+
+    def place(self) -> Mark:
+        """Where the tape is, while another mark keeps the text."""
         return self.pos, self._token, self.shown, self.spent
 
     def rewind(self, mark: Mark) -> None:
@@ -85,6 +91,7 @@ class Tape:
     def release(self) -> None:
         """No mark is needed any more."""
         self._pinned = False
+        self._limit = 0
 
     # Looking: these do not move.
 
@@ -153,7 +160,9 @@ class Tape:
         return text, tuple(entries)
 
     def skip(self, count: int) -> None:
-        """Pass over characters that are frame, or that are said in other words."""
+        """Pass over characters that are frame, or that are said in other words. Raises `Malformed` beyond the limit."""
+        if 0 < self._limit < self.pos + count:
+            raise Malformed("too long")
         self.spent += len(self.alphabet.written(self.text[self.pos : self.pos + count]))
         self._advance(count)
 

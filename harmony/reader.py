@@ -15,6 +15,9 @@ from harmony.lexer import Malformed, Tape, Wait
 from harmony.tools import Offered
 from state.segments import Arguments, Call, Close, Say, Segment, Think
 
+PATIENCE = 1 << 17
+"""Characters that may be held back for a call that has not begun: nonsense must not be read again without end."""
+
 
 class TapeReader:
     """The base of all readers. `made` counts characters that were said without being written (converted, unescaped)."""
@@ -116,7 +119,7 @@ class TapeReader:
 
     def attempt(self, call: Wait[None]) -> Wait[bool]:
         """Read something as a call. False if it was none: then nothing was read."""
-        mark, before = self.tape.mark(), self.calls
+        mark, before = self.tape.mark(PATIENCE), self.calls
         try:
             yield from call
         except Malformed:

@@ -236,3 +236,9 @@ def test_gpt_oss_refuses_what_the_library_cannot_take() -> None:
     tools = kit.ToolTable.build([kit.FunctionTool(name="f", parameters=deep)])
     with pytest.raises(RenderError):
         kit.tokens_format("gpt-oss").render(Conversation(tools=tools), now=kit.NOW)
+
+
+def test_json_that_is_too_deep_is_an_error_of_the_conversation() -> None:
+    deep = '{"a":' * 800 + "1" + "}" * 800
+    with pytest.raises(RenderError):
+        ready().render(Conversation(items=(call(1, deep),)), now=kit.NOW)

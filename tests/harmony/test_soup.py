@@ -7,6 +7,7 @@ import pytest
 
 from events.response import Response
 from harmony.format import Format
+from harmony.reader import PATIENCE
 from state.machine import Machine
 from state.segments import Arguments, Call, Close, Say, Think
 from tests.harmony import kit
@@ -114,6 +115,17 @@ def _closed_calls(said: list[kit.Segment]) -> int:
         closed += calling and isinstance(segment, Close)
         calling = isinstance(segment, Call) or (calling and isinstance(segment, Arguments))
     return closed
+
+
+def test_a_call_that_does_not_begin_is_not_held_back_for_ever() -> None:
+    ready = kit.tokens_format("hermes")
+    text = '<tool_call>{"arguments": {"a": "' + "x" * (PATIENCE + 9) + '"}, "name": "add"}</tool_call>'
+    tokens = ready.encode(text)
+    for cuts in ([], [100], range(0, len(tokens), 5000), range(1, len(tokens), 777)):
+        assert kit.lines(kit.read(ready, tokens, cuts)[0]) == kit.lines([Say(text)])
+    reader = ready.reader(kit.Prompt((), ""), kit.conversation())
+    assert reader.feed(tokens[: PATIENCE // 2]) == []
+    assert reader.feed(tokens[PATIENCE // 2 : -1])
 
 
 def head() -> Response:
