@@ -41,7 +41,7 @@ CATALOGUE = {
 """The least that Codex must know of a model before it offers it `apply_patch`."""
 CODE_MODE = {"tool_mode": "code_mode_only"}
 LITE = {"tool_mode": "code_mode_only", "use_responses_lite": True}
-SCRIPT = f'text(await tools.exec_command({{{{cmd: "{COMMAND}"}}}}));'
+SCRIPT = f'text(await tools.exec_command({{cmd: "{COMMAND}"}}));'
 
 
 def known(folder: Path, **more: Any) -> str:
