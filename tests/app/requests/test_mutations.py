@@ -1,0 +1,125 @@
+"""Whatever stands where something else should: a request is read, or answered with 4xx. Nothing else ever happens."""
+
+import copy
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.errors import ApiError
+from app.requests.fields import CHAT, RESPONSES
+from tests.app.requests.bench import ask, chat_ask
+
+ROUNDS = 40_000 if os.environ.get("ANTIPHON_PROVE") else 4_000
+ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 2**70, -(10**400), 0.5, 1e308, "", "x", "\0", "a\nb", "é" * 70, "auto", "none", "function", "message",
+    [], [[]], [None], [0], ["x"], [{}], {}, {"type": None}, {"type": "x"}, {"type": "function"}, {"type": ["x"]}, {"": ""}, {"id": 5},
+    {"role": "user", "content": []}, {"type": "item_reference", "id": []}, {"type": "function", "name": "other"},
+    {"format": {"type": "json_schema", "name": "n", "schema": {}}}, {"type": "function", "function": {"name": "weather"}},
+]  # fmt: skip
+TOOL = {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": False}
+GRAMMAR = {"syntax": "lark", "definition": "start: /a/"}
+PART = {"type": "input_text", "text": "x"}
+FULL_RESPONSES: dict[str, Any] = {
+    "input": [
+        {"role": "user", "content": [PART, {"type": "input_image", "image_url": "data:,"}, {"type": "input_file", "file_data": "x"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}", "namespace": "n"},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
+        {"type": "function_call_output", "call_id": "c1", "output": [PART]},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "x"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}, {"type": "refusal", "refusal": "n"}]},
+        {"type": "additional_tools", "tools": [{"type": "function", **TOOL}]},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "web_search_call", "id": "ws_1"},
+    ],
+    "tools": [
+        {"type": "function", **TOOL, "name": "other"},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", **GRAMMAR}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", **TOOL}]},
+        {"type": "web_search"},
+    ],
+    "tool_choice": "none", "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "reasoning": {"effort": "low", "summary": "auto"}, "metadata": {"a": "b"}, "include": ["reasoning.encrypted_content"],
+    "stream": True, "stream_options": {"include_obfuscation": False}, "stop": ["x"], "logit_bias": {"5": 1}, "temperature": 1,
+}  # fmt: skip
+FULL_CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "x", "name": "n"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "file", "file": {"file_data": "x"}}]},
+        {
+            "role": "assistant", "content": [{"type": "text", "text": "x"}], "refusal": "n", "reasoning_content": "r",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+                {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "x"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "x"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "x"}]},
+    ],
+    "tools": [
+        {"type": "function", "function": TOOL},
+        {"type": "custom", "custom": {"name": "patch", "format": {"type": "grammar", "grammar": GRAMMAR}}},
+    ],
+    "tool_choice": "auto", "response_format": {"type": "text"}, "n": 2,
+    "chat_template_kwargs": {"enable_thinking": True}, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True,
+    "top_logprobs": 1, "stop": "x", "logit_bias": {"5": 1}, "modalities": ["text"],
+}  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything inside a value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in inside:
+        yield (*path, key)
+        yield from places(child, (*path, key))
+
+
+def mutated(body: dict[str, Any], dice: random.Random, names: list[str]) -> dict[str, Any]:
+    """The body with one or two things replaced, removed, or added at the top."""
+    changed = copy.deepcopy(body)
+    for _ in range(dice.choice((1, 1, 2))):
+        if dice.random() < 0.2:
+            changed[dice.choice(names)] = dice.choice(ODD)
+            continue
+        path = dice.choice(list(places(changed)))
+        parent = changed
+        for key in path[:-1]:
+            parent = parent[key]
+        if dice.random() < 0.2:
+            del parent[path[-1]]
+        else:
+            parent[path[-1]] = copy.deepcopy(dice.choice(ODD))
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("reader", "table", "body"),
+    [(ask, RESPONSES, FULL_RESPONSES), (chat_ask, CHAT, FULL_CHAT)],
+    ids=["responses", "chat"],
+)
+def test_no_mutation_is_our_fault(reader: Any, table: Any, body: dict[str, Any]) -> None:
+    dice, names = random.Random(1), [field.name for field in table]
+    statuses = set()
+    for _ in range(ROUNDS):
+        statuses.add(status_of(reader, mutated(body, dice, names)))
+    assert statuses <= {200, 400, 404}
+    assert {200, 400} <= statuses
+
+
+def status_of(reader: Any, body: dict[str, Any]) -> int:
+    """What a body is answered with; any exception but `ApiError` fails the test."""
+    try:
+        reader(**body)
+    except ApiError as error:
+        told = msgspec.json.decode(error.body())["error"]["message"]
+        return error.status if 0 < len(told) < 2000 else 0
+    return 200
+
+
+@pytest.mark.parametrize(("reader", "body"), [(ask, FULL_RESPONSES), (chat_ask, FULL_CHAT)], ids=["responses", "chat"])
+def test_the_body_that_is_mutated_is_itself_good(reader: Any, body: dict[str, Any]) -> None:
+    reader(**body)
