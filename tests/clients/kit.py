@@ -212,3 +212,17 @@ def stalls(case: Case) -> bool:
     """Whether the case ends only by being cancelled."""
     pieces = [msgspec.convert(piece, Piece) for piece in case.speak if isinstance(piece, dict)]
     return any(piece.stall for piece in pieces)
+
+
+def overhear(served: Served) -> list[str]:
+    """The prompts of the first model from now on, in the order they come, as text with all their markers."""
+    prompts: list[str] = []
+    player, decode = served.engine, served.house.catalogue.models[0].format.decode
+    generate = player.generate
+
+    def recorded(job: Any) -> Any:
+        prompts.append(decode(job.tokens))
+        return generate(job)
+
+    player.generate = recorded
+    return prompts
