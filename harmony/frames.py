@@ -125,24 +125,17 @@ def arguments(reader: TapeReader) -> Wait[None]:
 
 def custom_input(reader: TapeReader) -> Wait[None]:
     """Say the text in `{"input": "…"}`; other members are passed over. Raises `Malformed` if there is none."""
-    tape = reader.tape
-    mark, found = tape.mark(), False
-    try:
-        yield from tape.expect("{")
-        yield from tape.blanks()
-        while not (yield from tape.literal("}")):
-            key = yield from jsontext.key(tape)
-            if key == INPUT and not found and (yield from tape.sees('"')):
-                found = True
-                tape.release()
-                yield from jsontext.string(tape, reader.arguments, reader.make)
-            else:
-                yield from jsontext.value(tape, tape.skip)
-            yield from jsontext.comma(tape)
-    finally:
-        if not found:  # nothing was said of it yet: it is all shown as it is
-            tape.rewind(mark)
-            tape.release()
+    tape, found = reader.tape, False
+    yield from tape.expect("{")
+    yield from tape.blanks()
+    while not (yield from tape.literal("}")):
+        key = yield from jsontext.key(tape)
+        if key == INPUT and not found and (yield from tape.sees('"')):
+            yield from jsontext.string(tape, reader.arguments, reader.make)
+            found = True
+        else:
+            yield from jsontext.value(tape, tape.skip)
+        yield from jsontext.comma(tape)
     if not found:
         raise Malformed(INPUT)
 

@@ -112,10 +112,11 @@ class TapeReader:
         self._said.append(Close())
 
     def ruin(self) -> Wait[None]:
-        """The call went wrong: show the rest as a part of it, and never say that it is whole."""
+        """The call went wrong: it stays open, and nothing more is said, whether or not anybody reads on."""
         self.broken = True
+        self.tape.release()
         while (yield from self.tape.more()):
-            self.arguments(len(self.tape.text) - self.tape.pos)
+            self.tape.skip(len(self.tape.text) - self.tape.pos)
 
     def attempt(self, call: Wait[None]) -> Wait[bool]:
         """Read something as a call. False if it was none: then nothing was read."""
