@@ -128,5 +128,5 @@ def _run(words: list[str], environment: dict[str, str], within: float) -> Ran:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             said, told = process.communicate()
-            raise AssertionError(f"codex did not end within {within:g} s:\n{said}\n{told}") from None
+            raise AssertionError(f"codex did not end within {within:g} s:\n{said[-3000:]}\n{told[-1000:]}") from None
     return Ran(code=process.returncode, events=[json.loads(line) for line in said.splitlines()], told=told)

@@ -107,6 +107,22 @@ def test_a_program_runs_a_command(
     assert isinstance(output["output"], list), "parts, not a string"
 
 
+HALF = '<tool_call>\n<custom=exec>\ntext(await tools.exec_command({cmd: "echo > made"}));\n'
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_half_a_program_that_could_run_is_not_run(codex: Codex, server: Serve, tape: Tape, finish: str) -> None:
+    """Unlike half of a JSON object, half of a program may well be one: only that it is never done keeps it from running."""
+    made, said = codex.work / "made", reply("made", "Made.", when="Script completed")
+    whole, half = reply("whole", HALF, "</custom>\n</tool_call>"), reply("half", HALF, finish=finish)
+    ran = codex.exec(server([said, whole], around=tape.around), "Run it.", known(codex.home, **CODE_MODE))
+    assert ran.code == 0 and made.exists()
+    made.unlink()
+    ran = codex.exec(server([said, half], around=tape.around), "Run it.", known(codex.home, **CODE_MODE), *ONCE)
+    assert ran.code == 1 and ran.of("turn.failed") and not made.exists()
+    assert tape.turns[-1].events[-1]["response"]["output"][-1]["input"].endswith('made"}));\n')
+
+
 OFFERS = [
     pytest.param({"supports_search_tool": True}, {"tool_search"}, id="search"),
     pytest.param(
