@@ -1,4 +1,4 @@
-"""What Codex offers depends on what it knows of a model. A catalogue tells it, and the calls really are made."""
+"""What Codex does depends on what it knows of a model. A catalogue tells it: other tools, and how much it may hold."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.codex.cli import Codex
-from tests.codex.scripts import COMMAND, NOTHING, ONCE, call, reply
+from tests.codex.scripts import COMMAND, NOTHING, ONCE, call, reply, run
 from tests.codex.tape import Tape
 from tests.conftest import Serve
 from tests.serving import scripted
@@ -140,3 +140,22 @@ def test_whatever_is_offered_is_accepted(
     ran = codex.exec(server([reply("hello", "Hello.")], around=tape.around), "Hi.", known(codex.home, **model), *ONCE)
     assert ran.code == 0 and ran.final == "Hello."
     assert kinds <= {tool["type"] for tool in tape.turns[0].body["tools"]}
+
+
+def test_a_session_that_grew_too_long_is_summed_up(codex: Codex, server: Serve, tape: Tape) -> None:
+    """Codex goes by the usage it was told, asks for a summary without offering tools, and goes on from that."""
+    script = [
+        reply("go on", "I went on.", when="The summary: there were many numbers."),
+        reply("sum up", "The summary: there were many numbers.", when="CONTEXT CHECKPOINT COMPACTION"),
+        reply("second", run("echo second"), when="Process exited with code 0"),
+        reply("first", run("seq 1 4000")),
+        NOTHING,
+    ]
+    limit = "model_auto_compact_token_limit=26000"
+    ran = codex.exec(server(script, around=tape.around), "Count.", known(codex.home), limit)
+    assert ran.code == 0 and ran.final == "I went on."
+    assert len(ran.items("command_execution")) == 2
+    _, second, summary, after = tape.turns
+    assert second.events[-1]["response"]["usage"]["total_tokens"] > 26_000
+    assert summary.body["tools"] == []
+    assert {item["type"] for item in after.input} == {"message"}, "calls and outputs are gone"
