@@ -61,8 +61,10 @@ _NOW = _now()
 
 
 def outcome(events: list[dict[str, object]]) -> str:
-    """The Response, without the count of generated tokens where a limit of the request may stop between tokens."""
+    """The Response. Where a broken call ended it, without its usage: tokens of the same step were generated, too."""
     response = check(events)
+    if response["status"] == "failed":
+        response = response | {"usage": None}
     return json.dumps(response, ensure_ascii=False)
 
 
