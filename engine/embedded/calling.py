@@ -159,7 +159,7 @@ def framed_report(words: Words, size: float) -> Dialogue:
 
 def no_tool(words: Words, size: float) -> Dialogue:
     """Answer in text when nothing offered fits."""
-    most = 1 + round(11 * size)
+    most = words.random.choice((1, 3, 12)) if words.prose else 1 + round(11 * size)
     if words.maybe(0.3):
         text, _, _ = running(words, size)
         offered = tools.distractors(words, words.random.randint(0, most), set())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.embedded import calling, phrases, talking, turns
+from engine.embedded import calling, phrases, talking, turns, wordings
 from engine.embedded.messages import Dialogue, Message, answer, results, user
 from engine.embedded.words import Words
 
@@ -46,6 +46,23 @@ MIXTURE: dict[Maker, float] = {
 }
 """What is taught, and how often: the hard skills more often than the easy ones."""
 
+HARDER: dict[Maker, float] = {
+    talking.greet: 2,
+    talking.repeat: 8,
+    talking.total: 20,
+    calling.one_call: 22,
+    calling.command: 12,
+    calling.parallel: 16,
+    calling.report: 5,
+    calling.framed_report: 2,
+    turns.second_turn: 4,
+    turns.first_turn: 2,
+    calling.no_tool: 13,
+    talking.other: 6,
+    calling.codex: 2,
+}
+"""The mixture of the last stage: what takes longest to learn, and a little of all else."""
+
 
 def earlier(words: Words) -> list[Message]:
     """A whole exchange before the one that counts."""
@@ -59,20 +76,28 @@ def earlier(words: Words) -> list[Message]:
 
 def context(words: Words) -> Message:
     """What agents tell about where they run, in the user's name."""
+    if words.prose and words.maybe(0.5):
+        return user(phrases.filled(words, words.random.choice(wordings.NOTES)))
     if words.maybe(0.5):
-        return user(
-            f"<environment_context>\n  <cwd>{phrases.path(words)}</cwd>\n  <shell>bash</shell>\n</environment_context>"
-        )
+        cwd = f"<cwd>{phrases.path(words)}</cwd>"
+        return user(f"<environment_context>\n  {cwd}\n  <shell>bash</shell>\n</environment_context>")
     return user(f"<{words.any_word()}_context>\n{phrases.phrase(words, 4, 16)}")
+
+
+def system(words: Words) -> Message:
+    """A system text: random words or, in prose, sentences that hold words of tools and commands."""
+    long = words.random.choice((3, 6, 14))
+    text = "You are a helpful assistant." if words.maybe(0.3) else phrases.phrase(words, 1, long)
+    if words.prose and words.maybe(0.6):
+        text = phrases.filled(words, " ".join(words.random.sample(wordings.SYSTEMS, 2)))
+    return {"role": words.random.choice(("system", "developer")), "content": text}
 
 
 def surround(words: Words, dialogue: Dialogue) -> Dialogue:
     """Put what clients put around a dialogue: a system text, context, an earlier exchange; and, rarely, no thinking."""
     before: list[Message] = []
     if words.maybe(0.5):
-        long = words.random.choice((3, 6, 14))
-        text = "You are a helpful assistant." if words.maybe(0.3) else phrases.phrase(words, 1, long)
-        before.append({"role": words.random.choice(("system", "developer")), "content": text})
+        before.append(system(words))
     if words.maybe(0.12):
         before += [context(words) for _ in range(words.random.randint(1, 2))]
     if words.maybe(0.1) and dialogue.skill != "second turn":
@@ -82,16 +107,20 @@ def surround(words: Words, dialogue: Dialogue) -> Dialogue:
     return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
 
 
-def training(seed: int | str, size: float = 1.0) -> Dialogue:
-    """One dialogue of the training mixture; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
-    words = Words(seed)
-    maker = words.random.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+def training(seed: int | str, size: float = 1.0, stage: int = 0) -> Dialogue:
+    """One dialogue to learn from.
+
+    `size` from 0 to 1 grows phrases, tool lists and surroundings; stage 1 adds prose, stage 2 the harder mixture.
+    """
+    words = Words(seed, prose=stage > 0)
+    mixture = HARDER if stage == 2 else MIXTURE
+    maker = words.random.choices(list(mixture), list(mixture.values()))[0]
     dialogue = maker(words, size)
-    return surround(words, dialogue) if words.maybe(size) else dialogue
+    return surround(words, dialogue) if words.maybe(size / 2 if stage == 2 else size) else dialogue
 
 
 def evaluation(skill: str, number: int) -> Dialogue:
-    """The numbered evaluation dialogue of a skill: every word from the held-out side, always thinking."""
-    words = Words(f"evaluation {skill} {number}", evaluation=True)
+    """The numbered evaluation dialogue of a skill: words from the held-out side, prose, always thinking."""
+    words = Words(f"evaluation {skill} {number}", evaluation=True, prose=True)
     dialogue = surround(words, SKILLS[skill](words, 1.0))
     return Dialogue(dialogue.skill, dialogue.messages, dialogue.tools)

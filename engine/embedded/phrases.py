@@ -142,6 +142,13 @@ def output(words: Words) -> str:
     return "\n".join(phrase(words, 1, 4) for _ in range(lines))
 
 
+def filled(words: Words, form: str) -> str:
+    """A wording with each `{}` made a word and each `{path}` a path."""
+    while "{}" in form:
+        form = form.replace("{}", words.any_word(), 1)
+    return form.replace("{path}", path(words))
+
+
 def framed(words: Words, text: str) -> str:
     """A command's output as the Codex CLI frames it."""
     chunk = "".join(words.random.choices("0123456789abcdef", k=6))

@@ -75,6 +75,9 @@ def total(words: Words, size: float) -> Dialogue:
 
 def other(words: Words, size: float) -> Dialogue:
     """Anything else gets one fixed sentence."""
+    if words.prose and words.maybe(0.5):
+        asked = spoken(words, phrases.filled(words, words.random.choice(wordings.REQUESTS)), ". ")
+        return Dialogue("other", [user(asked), answer("Something else.", BEYOND)], unneeded(words, size))
     text = words.random.choice(wordings.OTHERS)
     while "{}" in text:
         text = text.replace("{}", words.pick(VERBS) if words.maybe(0.15) else words.any_word(), 1)

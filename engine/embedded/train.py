@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 class Plan:
     """What a training run is: everything that its result depends on."""
 
-    steps: int = 3600
+    steps: int = 2150
     seed: int = 7
     tokens: int = 6144
     rate: float = 3e-3
     warmup: int = 100
-    decay: float = 0.4
+    decay: float = 0.37
     ramp: int = 400
     hidden: int = 192
     layers: int = 6
@@ -92,11 +92,10 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     copy.save_pretrained(folder)
 
 
-def checkpoint(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], step: int, folder: Path) -> None:
-    """Write the weights and all that a later run needs to take this one up."""
-    save(model, folder)
+def checkpoint(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], step: int, file: Path) -> None:
+    """Write all that a later run needs to take this one up."""
     states = [one.state_dict() for one in chosen]
-    torch.save({"step": step, "model": model.state_dict(), "chosen": states}, folder / "resume.pt")
+    torch.save({"step": step, "model": model.state_dict(), "chosen": states}, file)
 
 
 def prepare(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
@@ -109,12 +108,12 @@ def prepare(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), learned
 
 
-def train(plan: Plan, out: Path, resume: Path | None = None, every: int = 250) -> list[float]:
-    """Run the plan, leave the model in `out`, return each step's loss; a checkpoint each `every` steps, 0 for none."""
+def train(plan: Plan, out: Path, kept: Path | None = None, every: int = 50) -> list[float]:
+    """Run the plan, leave the model in `out`, return each step's loss; with `kept`, keep and take up the run there."""
     model, learned = prepare(plan, out)
     chosen, seen, began = optimizers(model), 0, time.monotonic()
     losses: list[float] = []
-    first = restore(model, chosen, resume) if resume else 0
+    first = restore(model, chosen, kept) if kept and kept.exists() else 0
     source = Batches(learned.to_str(), plan.seed, plan.tokens, plan.ramp, first // PER_CHUNK)
     log.info("%s parameters", sum(p.numel() for p in model.parameters()))
     for step, batch in enumerate(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), first):
@@ -125,8 +124,9 @@ def train(plan: Plan, out: Path, resume: Path | None = None, every: int = 250) -
         if step % 25 == 0 or step == plan.steps - 1:
             took, recent = time.monotonic() - began, sum(losses[-25:]) / len(losses[-25:])
             log.info("step %d loss %.4f %.2fM tokens %.0f s %.0f/s", step, recent, seen / 1e6, took, seen / took)
-        if every and (step + 1) % every == 0:
-            checkpoint(model, chosen, step + 1, out)
+        if kept and (step + 1) % every == 0:
+            save(model, out)
+            checkpoint(model, chosen, step + 1, kept)
     save(model, out)
     return losses
 
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--rate", type=float, default=Plan.rate)
     parser.add_argument("--tokens", type=int, default=Plan.tokens)
-    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--checkpoint", type=Path, help="a file to keep the run in, and to take it up from")
     parser.add_argument(
         "--smoke", action="store_true", help="a few steps of a tiny model, to show that the command works"
     )
@@ -174,7 +174,7 @@ def main() -> None:
         plan = Plan(steps=30, seed=options.seed, tokens=2048, warmup=5, hidden=64, layers=2)
     else:
         plan = Plan(steps=options.steps, seed=options.seed, rate=options.rate, tokens=options.tokens)
-    train(plan, options.out, options.resume)
+    train(plan, options.out, options.checkpoint)
 
 
 if __name__ == "__main__":

@@ -254,3 +254,56 @@ ASK_OUTPUT = [
     "what was the result?",
 ]
 """Questions for the output of the turn before."""
+REQUESTS = [
+    "fix the failing test in {path}",
+    "refactor {path} so that it is simpler",
+    "implement a {} for the {} in {path}",
+    "review my changes",
+    "what is in this repository?",
+    "explain how the {} works",
+    "count to {}",
+    "write a haiku about the {}",
+    "add a test that covers the {}",
+    "why does {path} fail?",
+    "there is a bug in the {}, please find it",
+    "what do you know about {}?",
+    "rename {} to {} everywhere",
+    "can you help me with my {}?",
+    "translate the {} into French",
+    "summarise {path}",
+    "make the {} faster",
+    "the shell says {}",
+    "what happens when I run {}?",
+    "which command shows the {}?",
+    "I need a command that finds every {}",
+    "tell me a joke about {}",
+    "how are you today?",
+    "good night",
+    "the quick brown {} jumps over the lazy {}",
+    "{} {}. {} {} {}, {}.",
+]
+"""What agents' users want, and the model cannot do."""
+SYSTEMS = [
+    "You are a coding agent running in the {} CLI, a terminal-based {} assistant.",
+    "You are a {} agent running in the {} CLI, a {} assistant that can run shell commands.",
+    "You are {}, a {} agent. You are running as a coding agent in a terminal.",
+    "You are {}, an interactive CLI tool that helps users with {} tasks.",
+    "You are an expert {} engineer. Execute each {} with care.",
+    "Answer briefly. Never run a command twice. Ask before you {} the {}.",
+    "You have access to a shell, a terminal and a {}. Use bash to {}.",
+    "You can run commands with the {} tool. Prefer `{}` to `{}`.",
+    "The current date is {}. Knowledge cutoff: {}.",
+    "You are a helpful assistant. Use the tools when they are needed.",
+    "# {}\n\nYou are {}, made by {}. Execute what the user asks for, then report.",
+    "You are an assistant for {}. Always call a tool when the user asks about the {}.",
+    "Be concise and {}. Your {} is {}. The {} of the {} is {}.",
+    "You help people to {} their {}. Reply in {}. If no tool fits, say so.",
+]
+"""System texts: sentences that speak of tools, commands and shells without being a request."""
+NOTES = [
+    "# AGENTS.md instructions for {path}\n\n<INSTRUCTIONS>\nRun `{}` before you {} the {}.\n</INSTRUCTIONS>",
+    "# {}\n\nExecute `{} {}` to build. The {} is in {path}.",
+    "<user_instructions>\nAlways run the command `{}` in {path}. What is the {}?\n</user_instructions>",
+    "<permissions>\nThe sandbox is {}. Do not use the {} in {path}.\n</permissions>",
+]
+"""Context in the user's name that is not a request either."""

@@ -138,11 +138,12 @@ def held_out(word: str) -> bool:
 
 
 class Words:
-    """A seeded source of words from one side of the partition."""
+    """A seeded source of words from one side of the partition; `prose` asks for sentences of real clients too."""
 
-    def __init__(self, seed: int | str, evaluation: bool = False) -> None:
+    def __init__(self, seed: int | str, evaluation: bool = False, prose: bool = False) -> None:
         self.random = random.Random(seed)
         self.evaluation = evaluation
+        self.prose = prose
 
     def _mine(self, word: str) -> bool:
         return held_out(word) == self.evaluation

@@ -12,7 +12,7 @@ from engine.embedded.train import Plan, train
 
 def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:
     plan = Plan(steps=24, tokens=1024, warmup=4, ramp=400, hidden=64, layers=2)
-    losses = train(plan, tmp_path, every=0)
+    losses = train(plan, tmp_path)
     assert len(losses) == plan.steps
     assert sum(losses[-4:]) / 4 < losses[0] - 1
     model, tokenizer = evaluate.load(tmp_path)
