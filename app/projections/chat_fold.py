@@ -62,6 +62,8 @@ class ChatFold:
         response = self.terminal
         if response and response.incomplete_details and response.incomplete_details.reason:
             return "content_filter" if response.incomplete_details.reason == "content_filter" else "length"
+        if response and response.status == "cancelled":
+            return "length"  # the only word for what was cut short: half a call must not be taken for a whole one
         return "tool_calls" if self._calls else "stop"
 
     def _paragraph(self, item_id: str) -> str:

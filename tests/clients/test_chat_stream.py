@@ -267,3 +267,10 @@ def test_log_probabilities_stand_beside_their_text(house: Served) -> None:
 
 def test_every_tool_of_the_cases_but_a_namespace_can_be_said_in_chat() -> None:
     assert [tool["type"] for tool in CHAT_TOOLS] == ["function", "function", "custom"]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.cancel])
+def test_a_cancelled_turn_never_claims_to_be_whole(house: Served, case: Case) -> None:
+    """Half a call under `tool_calls` would be run, half a text under `stop` believed: chat's word for cut is `length`."""
+    with sdk(house) as (client, _):
+        assert hear(client, house, case).sum["choices"][0]["finish_reason"] == "length"
