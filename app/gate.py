@@ -121,6 +121,9 @@ class Gate:
         return key.hex()[:32]
 
     def _check_body(self, headers: dict[str, str]) -> None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front may go by the other one, and then see two requests where we see one.
+            raise ApiError(400, "ambiguous_length", "Content-Length and Transfer-Encoding exclude each other.")
         # A "simple" cross-site form can send neither header, which makes this a shield, too.
         if not _JSON.fullmatch(headers.get("content-type", "").partition(";")[0].strip()):
             message = "The body must be JSON: send it with 'Content-Type: application/json'."
@@ -155,7 +158,7 @@ class _Answer:
             return
         body = error.body()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), *error.headers]
-        if error.status == 413:
+        if error.status == 413 or error.code == "ambiguous_length":
             headers.append(("connection", "close"))
         pairs = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
         await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
