@@ -40,7 +40,7 @@ bench: $(TEST)  ## what a token costs on its way from the engine to the socket, 
 	$(BIN)/python -m tests.bench.protocol $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .codex .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
 # The environment, once for each change of the two files that describe it.
 $(VENV)/bin/python:
