@@ -123,7 +123,10 @@ LABELS = (
     Field("user", "echoed", c.string(512), "At most 512 characters."),
     Field("safety_identifier", "echoed", c.string(128), "At most 128 characters."),
     Field(
-        "prompt_cache_key", "echoed", c.string(64), "At most 64 characters. Prefixes are shared without being asked."
+        "prompt_cache_key",
+        "echoed",
+        c.string(64),
+        "At most 64 characters. A hint for a prefix cache, which this engine does not have yet.",
     ),
 )
 """What a client writes on a request for itself. A chat reply has no place for it."""
