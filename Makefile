@@ -23,7 +23,7 @@ test: $(TEST)  ## set everything up, then run the tests (fixed seeds, reduced co
 	$(BIN)/python -m pytest $(ARGS)
 
 prove: $(TEST)  ## the tests with full counts: every cut, 1000 random ways, 10 000 streams a dialect
-	ANTIPHON_PROVE=1 $(BIN)/python -m pytest $(ARGS)
+	ANTIPHON_PROVE=1 $(BIN)/python -m pytest --timeout 1800 $(ARGS)
 
 check: $(TEST)  ## lint, format, strict types, layers and sizes
 	$(BIN)/ruff check .
