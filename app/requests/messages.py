@@ -82,7 +82,9 @@ def _spoken(chat: _Chat, sent: Sent, path: str) -> None:
     if parts:
         chat.items.append(InputMessage(role="assistant", content=tuple(parts)))
     elif not calls and not thought:
-        raise missing(f"{path}.content")
+        if "content" not in sent:
+            raise missing(f"{path}.content")
+        chat.items.append(InputMessage(role="assistant", content=""))  # a turn without a word, as it was replied
     for index, call in enumerate(calls):
         _call(chat, call, f"{path}.tool_calls[{index}]")
 

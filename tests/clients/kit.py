@@ -22,6 +22,9 @@ Json = dict[str, Any]
 DIALECTS = ("hermes", "qwen3-coder", "gpt-oss")
 """Each is the name of the model that speaks it."""
 
+AFTER = "[after]"
+"""What a user says to be answered with a word, whatever came before."""
+
 CHAT_TOOLS = [
     {"type": tool["type"], tool["type"]: {key: value for key, value in tool.items() if key != "type"}}
     for tool in TOOLS
@@ -50,8 +53,8 @@ def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: A
             if case.dialect == dialect
         ]
         info = EngineInfo(context=131_072, vocab=262_144, device="none", eos_ids=_stop_ids(dialect))
-        replies = replies or [{"name": "nothing", "speak": []}]
-        models += scripted(replies, dialect=dialect, names=(dialect,), info=info, **engine).models
+        after = {"name": "after", "speak": ["Done."], "when": [AFTER]}
+        models += scripted([after, *replies], dialect=dialect, names=(dialect,), info=info, **engine).models
     return Catalogue(models)
 
 
