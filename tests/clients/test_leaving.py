@@ -90,6 +90,20 @@ def test_a_left_response_is_kept_as_cancelled_and_its_stream_is_legal(stalling: 
         assert check(events(tape.answer()))["status"] == "cancelled"
 
 
+@pytest.mark.xfail(reason="the turn is cancelled when the reader that asked for it leaves, whoever else reads on")
+def test_a_turn_goes_on_while_anybody_reads_it(stalling: Served) -> None:
+    """Only when the last reader of a foreground turn has left is there nobody to speak to."""
+    with sdk(stalling) as (client, _):
+        with client.responses.stream(model="scripted", input="hi") as first:
+            made = next(iter(first)).response.id
+            second = client.responses.retrieve(made, stream=True)
+            assert next(iter(second)).type == "response.created"
+        still_running = not within(0.5, lambda: idle(stalling))
+        second.close()
+        assert within(1, lambda: idle(stalling))
+    assert still_running
+
+
 async def test_thirty_two_streams_at_once_do_not_mix() -> None:
     cases = [case for case in CASES if not (case.refused or case.cancel or "fault" in str(case.speak))]
     cases = [case for case in cases if case.finish == "stop" and case.name != "end_of_turn_inside_arguments"]
