@@ -99,11 +99,11 @@ class Turn:
             reminder.cancel()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await chunks.aclose()
-            self._write()
-            self.log.end()
-            if not self.opened.done():
-                self.opened.set_exception(ApiError(503, "cancelled", GONE))
-                self.opened.exception()  # whoever opened it may be gone: then nobody else asks for it
+            try:
+                self._write()
+            finally:
+                self.log.end()
+                self._refuse(ApiError(503, "cancelled", GONE))
 
     async def _admit(self, chunks: AsyncGenerator[Chunk, None]) -> None:
         """Wait for the engine's first chunk; say that the job is queued if that takes long."""
@@ -147,7 +147,12 @@ class Turn:
         if self.log.frames:
             self._end(lambda: self._scribe.fail(error.code, error.message))
         else:
-            self.opened.set_exception(from_engine(error))
+            self._refuse(from_engine(error))
+
+    def _refuse(self, error: ApiError) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # whoever opened it may be gone: then nobody else asks for it
 
     def _end(self, ending: Callable[[], None]) -> None:
         """Say how it ended, unless that was said, or nothing was: then the answer is an HTTP error."""

@@ -26,8 +26,8 @@ class MemoryStore:
     def item(self, owner: str, item_id: str) -> OutputItem | None:
         """An item of that owner's by id; the latest responses are looked through first."""
         for (holder, _), log in reversed(self._logs.items()):
-            if holder != owner:
-                continue
+            if holder != owner or (log.ended and all(item.id != item_id for item in log.response.output)):
+                continue  # the output of a finished response is at hand; only one that holds the item is gone through
             for frame in log.frames:
                 if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:
                     return frame.event.item
