@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -21,6 +20,7 @@ from tests.clients.kit import (
     events,
     for_sdk,
     plain,
+    post,
     sdk,
 )
 from tests.serving import Served
@@ -187,7 +187,7 @@ def test_choices_come_each_with_its_own_end(house: Served) -> None:
     with sdk(house) as (client, tape):
         heard = hear(client, house, case, n=2)
         assert heard.raised_at_the_end is None
-        whole = json.loads(httpx.post(f"{house.url}/chat/completions", json=chat_body(case) | {"n": 2}).content)
+        whole = json.loads(post(f"{house.url}/chat/completions", json=chat_body(case) | {"n": 2}).content)
         roles = [chunk["choices"][0]["index"] for chunk in heard.chunks[:2]]
         assert roles == [0, 1], "choices are opened in order"
         reasons = [choice["finish_reason"] for chunk in heard.chunks for choice in chunk["choices"]]
@@ -197,7 +197,7 @@ def test_choices_come_each_with_its_own_end(house: Served) -> None:
         one, two = ({**choice, "index": 0} for choice in as_whole(heard.final)["choices"])
         assert tame_calls(one) == tame_calls(two), "both played the same script"
         assert heard.final["usage"] == whole["usage"]
-        single = json.loads(httpx.post(f"{house.url}/chat/completions", json=chat_body(case)).content)["usage"]
+        single = json.loads(post(f"{house.url}/chat/completions", json=chat_body(case)).content)["usage"]
         assert whole["usage"]["prompt_tokens"] == single["prompt_tokens"], "the prompt counts once"
         assert whole["usage"]["completion_tokens"] == 2 * single["completion_tokens"]
         assert all(chunk["id"] == heard.chunks[0]["id"] for chunk in heard.chunks)

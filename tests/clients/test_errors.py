@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from tests.clients.kit import sdk
+from tests.clients.kit import post, sdk
 from tests.conftest import Serve
 from tests.serving import Served
 
@@ -138,7 +137,7 @@ def test_models_are_listed_and_found_by_every_name(house: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/embeddings", "/messages", "/completions", "/responses/compact", "/conversations"])
 def test_what_is_not_served_yet_is_an_error_in_the_usual_shape(house: Served, path: str) -> None:
-    reply = httpx.post(house.url + path, json={"model": "hermes", "input": "x"})
+    reply = post(house.url + path, json={"model": "hermes", "input": "x"})
     assert reply.status_code in (404, 405)
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -152,12 +151,12 @@ def test_images_and_files_are_never_echoed_in_an_error(house: Served) -> None:
         [{"type": picture}],
         [{"type": "input_file", "file_data": {"x": picture}}],
     ):
-        reply = httpx.post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": content}]})
+        reply = post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": content}]})
         assert reply.status_code == 400
         assert len(reply.content) < 1_000 and "QUJD" * 40 not in reply.text
 
 
 def test_one_fault_is_told_in_one_line(house: Served) -> None:
-    reply = httpx.post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": {"a": 1}}]})
+    reply = post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": {"a": 1}}]})
     message = reply.json()["error"]["message"]
     assert "\n" not in message and len(message) < 300

@@ -7,10 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.clients.kit import CASES, Case, Json, chat_body, events, responses_body
+from tests.clients.kit import CASES, Case, Json, chat_body, events, get, post, responses_body
 from tests.clients.test_chat_stream import as_whole
 from tests.invariants import check
 from tests.serving import Served
@@ -101,7 +100,7 @@ def test_the_responses_helper_reads_every_case_and_raises_only_on_errors(
 ) -> None:
     said = heard[case.name]["responses"]
     made = said["events"][0]["response"]["id"]
-    wire = events(httpx.get(f"{house.url}/responses/{made}?stream=true").content)
+    wire = events(get(f"{house.url}/responses/{made}?stream=true").content)
     response = check(wire)
     if wire[-1]["type"] == "response.failed":
         assert said["raised"]["message"].endswith(response["error"]["message"])
@@ -118,7 +117,7 @@ def test_the_responses_helper_reads_every_case_and_raises_only_on_errors(
 @pytest.mark.parametrize("case", ENDING, ids=lambda case: case.name)
 def test_the_chat_helper_reads_every_case_and_raises_only_on_errors(heard: Json, house: Served, case: Case) -> None:
     said = heard[case.name]["chat"]
-    reply = httpx.post(f"{house.url}/chat/completions", json=chat_body(case))
+    reply = post(f"{house.url}/chat/completions", json=chat_body(case))
     if reply.status_code == 500:
         assert said["raised"]["message"].endswith(reply.json()["error"]["message"])
         assert said["events"], "what came before the error was heard"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.kit import (
     CASES,
+    PLAIN,
     Case,
     Json,
     Tape,
@@ -18,7 +19,9 @@ from tests.clients.kit import (
     engine,
     events,
     for_sdk,
+    get,
     plain,
+    post,
     responses_body,
     sdk,
 )
@@ -97,11 +100,11 @@ async def test_the_async_helper_does_the_same(house: Served, case: Case) -> None
 def judge(heard: Heard, served: Served, tape: Tape) -> None:
     """The wire itself says how it ended; the helper must have said so, after every earlier event."""
     stored = f"{served.url}/responses/{heard.id}"
-    raw = httpx.get(stored, params={"stream": "true"}).content
+    raw = get(stored, params={"stream": "true"}).content
     assert raw.startswith(tape.answer()), "read again, a stream is the same bytes"
     wire = events(raw)
     response = check(wire)
-    assert httpx.get(stored).json() == response
+    assert get(stored).json() == response
     match wire[-1]["type"]:
         case "response.completed":
             assert heard.raised is heard.raised_at_the_end is None
@@ -137,7 +140,7 @@ def test_every_way_to_end_is_among_the_cases(house: Served) -> None:
     endings = set()
     for case in CASES:
         if not case.refused and not case.cancel:
-            reply = httpx.post(f"{house.url}/responses", json=responses_body(case)).json()
+            reply = post(f"{house.url}/responses", json=responses_body(case)).json()
             endings.add((reply["status"], (reply["incomplete_details"] or {}).get("reason")))
     assert endings == {("completed", None), ("incomplete", "max_output_tokens"), ("failed", None)}
 
@@ -157,14 +160,14 @@ def test_a_whole_reply_is_the_last_event_of_the_streamed_one(house: Served, case
         whole = client.responses.create(**for_sdk(responses_body(case)))
         stored = client.responses.retrieve(whole.id)
         assert plain(whole) == plain(stored) == json.loads(tape[0])
-        told = events(httpx.get(f"{house.url}/responses/{whole.id}?stream=true").content)
+        told = events(get(f"{house.url}/responses/{whole.id}?stream=true").content)
         assert check(told) == json.loads(tape[0]) == told[-1]["response"]
 
 
 @pytest.mark.parametrize("case", ENDING)
 def test_reading_on_gives_exactly_the_events_after_that_number(house: Served, case: Case) -> None:
-    made = httpx.post(f"{house.url}/responses", json=responses_body(case)).json()["id"]
-    with httpx.Client(base_url=f"{house.url}/responses/{made}") as reader:
+    made = post(f"{house.url}/responses", json=responses_body(case)).json()["id"]
+    with httpx.Client(verify=PLAIN, base_url=f"{house.url}/responses/{made}") as reader:
         raw = reader.get("", params={"stream": "true"}).content
         frames = raw.split(b"\n\n")[:-1]
         for seen in range(-1, len(frames) - 1):

@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.clients.kit import Json, events, overhear, sdk
+from tests.clients.kit import Json, events, overhear, post, sdk
 from tests.invariants import check
 from tests.serving import Served, scripted, serve
 from tests.snapshots.cases import PATCH, TOOLS, WEATHER
@@ -31,7 +30,7 @@ class Talk:
 
     def first(self, **more: Any) -> Json:
         """The first turn, not streamed: reasoning, a message and a call."""
-        reply = httpx.post(self.url, json={"model": "scripted", "input": [QUESTION], "tools": TOOLS} | more)
+        reply = post(self.url, json={"model": "scripted", "input": [QUESTION], "tools": TOOLS} | more)
         response: Json = reply.json()
         assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
         return response
@@ -39,11 +38,11 @@ class Talk:
     def streamed(self, **more: Any) -> Json:
         """The same, streamed."""
         body = {"model": "scripted", "input": [QUESTION], "tools": TOOLS, "stream": True}
-        return check(events(httpx.post(self.url, json=body | more).content))
+        return check(events(post(self.url, json=body | more).content))
 
     def second(self, items: list[Json], **more: Any) -> Json:
         """The second turn, with the tool's output behind `items`. It is accepted, and the model saw all of it."""
-        reply = httpx.post(self.url, json={"model": "scripted", "input": items, "tools": TOOLS} | more)
+        reply = post(self.url, json={"model": "scripted", "input": items, "tools": TOOLS} | more)
         assert reply.status_code == 200, reply.text
         response: Json = reply.json()
         assert response["output"][-1]["content"][0]["text"] == "It is 12 degrees in Oslo."
@@ -148,7 +147,7 @@ def test_a_tool_choice_that_is_not_served_yet_is_refused_by_name(talk: Talk) -> 
     named = {"type": "function", "name": "get_weather"}
     for choice in ("required", named, {"type": "allowed_tools", "mode": "auto", "tools": [named]}):
         body = {"model": "scripted", "input": "x", "tools": [WEATHER], "tool_choice": choice}
-        error = httpx.post(talk.url, json=body | {"parallel_tool_calls": False}).json()["error"]
+        error = post(talk.url, json=body | {"parallel_tool_calls": False}).json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_parameter", "tool_choice")
 
 
@@ -201,7 +200,7 @@ def test_calls_without_a_status_and_tools_without_strict_as_langchain_sends_them
 def test_messages_with_and_without_type_as_text_or_parts(talk: Talk, kind: Json, content: Any) -> None:
     for role in ("user", "system", "developer"):
         body = {"model": "scripted", "input": [kind | {"role": role, "content": content}, QUESTION]}
-        assert httpx.post(talk.url, json=body).json()["status"] == "completed"
+        assert post(talk.url, json=body).json()["status"] == "completed"
         assert "be brief" in talk.prompts[-1]
 
 
@@ -229,7 +228,7 @@ def test_custom_calls_come_back_with_their_output(talk: Talk) -> None:
     output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "12 degrees"}
     for extra in ({}, {"status": "completed", "namespace": None, "caller": None}):
         body = {"model": "scripted", "input": [QUESTION, call | extra, output], "tools": [PATCH]}
-        assert httpx.post(talk.url, json=body).json()["status"] == "completed"
+        assert post(talk.url, json=body).json()["status"] == "completed"
         assert "*** Begin" in talk.prompts[-1]
 
 
@@ -249,7 +248,7 @@ def test_schemas_as_zod_and_pydantic_write_them(talk: Talk) -> None:
     tools = [
         {"type": "function", "name": f"f{n}", "parameters": schema} for n, schema in enumerate((zod, pydantic, None))
     ]
-    reply = httpx.post(talk.url, json={"model": "scripted", "input": "x", "tools": tools}).json()
+    reply = post(talk.url, json={"model": "scripted", "input": "x", "tools": tools}).json()
     assert [tool["parameters"] for tool in reply["tools"]] == [zod, pydantic, None]
 
 
@@ -257,7 +256,7 @@ def test_nulls_on_every_optional_field_of_a_request(talk: Talk) -> None:
     empty = """instructions max_output_tokens max_tool_calls metadata previous_response_id prompt reasoning
         service_tier temperature text tool_choice tools top_logprobs top_p truncation user include store background
         parallel_tool_calls stream stream_options conversation safety_identifier prompt_cache_key""".split()
-    reply = httpx.post(talk.url, json={"model": "scripted", "input": "x"} | dict.fromkeys(empty))
+    reply = post(talk.url, json={"model": "scripted", "input": "x"} | dict.fromkeys(empty))
     assert reply.status_code == 200, reply.text
     assert reply.json()["store"] is True
 
@@ -266,7 +265,7 @@ def test_a_reply_can_be_sent_back_through_chat_with_every_key_that_clients_keep(
     url = f"{talk.served.url}/chat/completions"
     tool = {"type": "function", "function": {key: value for key, value in WEATHER.items() if key != "type"}}
     body = {"model": "scripted", "messages": [QUESTION], "tools": [tool]}
-    said = httpx.post(url, json=body).json()["choices"][0]["message"]
+    said = post(url, json=body).json()["choices"][0]["message"]
     assert said["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
     answer = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "12 degrees and rain"}
     for change in (
@@ -277,7 +276,7 @@ def test_a_reply_can_be_sent_back_through_chat_with_every_key_that_clients_keep(
         {"refusal": None, "annotations": [], "audio": None, "function_call": None},
         {"reasoning_content": THOUGHT, "reasoning": None},
     ):
-        again = httpx.post(url, json=body | {"messages": [QUESTION, said | change, answer]})
+        again = post(url, json=body | {"messages": [QUESTION, said | change, answer]})
         assert again.status_code == 200, again.text
         assert again.json()["choices"][0]["message"]["content"] == "It is 12 degrees in Oslo."
         assert "12 degrees and rain" in talk.prompts[-1] and "get_weather" in talk.prompts[-1]
@@ -319,7 +318,7 @@ def test_arguments_that_do_not_parse_are_shown_to_the_model_and_break_nothing(ta
     history = [QUESTION, {"role": "assistant", "content": None, "tool_calls": [said]}]
     answer = {"role": "tool", "tool_call_id": "c1", "content": "12 degrees"}
     body = {"model": "scripted", "messages": [*history, answer]}
-    assert httpx.post(f"{talk.served.url}/chat/completions", json=body).status_code == 200
+    assert post(f"{talk.served.url}/chat/completions", json=body).status_code == 200
 
 
 def test_items_of_tools_that_ran_elsewhere_are_accepted(talk: Talk) -> None:
@@ -346,7 +345,7 @@ def test_instructions_and_developer_items_reach_the_model_as_one_system_message(
         "instructions": "Be kind.",
         "input": [late, QUESTION, {"role": "system", "content": "Last."}],
     }
-    assert httpx.post(talk.url, json=body).json()["status"] == "completed"
+    assert post(talk.url, json=body).json()["status"] == "completed"
     prompt = talk.prompts[-1]
     assert prompt.count("<|im_start|>system") == 1 and prompt.startswith("<|im_start|>system")
     assert prompt.index("Be kind.") < prompt.index("Mind the gap.") < prompt.index("Last.") < prompt.index("How is")
@@ -363,7 +362,7 @@ def test_a_picture_in_the_history_is_named_and_not_pasted(talk: Talk) -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64," + "QUJD" * 5_000, "detail": "auto"}
     paper = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64," + "QUJD" * 5_000}
     asked = {"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, picture, paper]}
-    reply = httpx.post(talk.url, json={"model": "scripted", "input": [asked]})
+    reply = post(talk.url, json={"model": "scripted", "input": [asked]})
     assert reply.json()["status"] == "completed"
     assert "QUJD" not in talk.prompts[-1] and "a.pdf" in talk.prompts[-1]
     assert json.loads(reply.content)["usage"]["input_tokens"] < 1_000

@@ -5,10 +5,9 @@ import json
 import socket
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
-from tests.clients.kit import CASES, Case, Json, chat_body, responses_body
+from tests.clients.kit import CASES, Case, Json, chat_body, post, responses_body
 from tests.conftest import Serve
 from tests.invariants import check
 from tests.serving import Served, scripted
@@ -17,7 +16,7 @@ ENDING = [pytest.param(case, id=case.name) for case in CASES if not case.refused
 
 
 def raw(served: Served, path: str, body: Json) -> bytes:
-    reply = httpx.post(served.url + path, json={**body, "stream": True})
+    reply = post(served.url + path, json={**body, "stream": True})
     assert reply.status_code == 200
     assert reply.headers["content-type"].partition(";")[0] == "text/event-stream"
     assert reply.headers["cache-control"] == "no-cache"
