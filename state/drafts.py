@@ -176,8 +176,8 @@ class MessageDraft:
         return Message(id=self._at.item_id, status=status, content=content, phase=self.phase or UNSET)
 
 
-class FunctionDraft:
-    """A function call: JSON text, passed on as it comes."""
+class _CallDraft:
+    """What both kinds of call share: text that is passed on as it comes, and an item that is never half done."""
 
     def __init__(self, at: Place, voice: Voice, call: Call, call_id: str) -> None:
         self._at, self._voice, self._call, self._call_id = at, voice, call, call_id
@@ -186,6 +186,17 @@ class FunctionDraft:
     def open(self) -> None:
         """Say the call with its name and call id."""
         self._voice.item_added(self._at.output_index, self._item("in_progress"))
+
+    def freeze(self) -> FunctionCall | CustomToolCall:
+        """The call as far as it was said. It is never said to be done: half a command, or half a patch, must not run."""
+        return self._item("incomplete")
+
+    def _item(self, status: Status) -> FunctionCall | CustomToolCall:
+        raise NotImplementedError
+
+
+class FunctionDraft(_CallDraft):
+    """A function call: JSON text."""
 
     def grow(self, text: str) -> None:
         """Say more of the arguments."""
@@ -201,10 +212,6 @@ class FunctionDraft:
         self._voice.item_done(self._at.output_index, item)
         return item
 
-    def freeze(self) -> FunctionCall:
-        """The call as far as it was said. It is never said to be done: half a call must not run."""
-        return self._item("incomplete")
-
     def _item(self, status: Status) -> FunctionCall:
         return FunctionCall(
             id=self._at.item_id,
@@ -216,16 +223,8 @@ class FunctionDraft:
         )
 
 
-class CustomDraft:
-    """A call of a custom tool: raw text, passed on as it comes."""
-
-    def __init__(self, at: Place, voice: Voice, call: Call, call_id: str) -> None:
-        self._at, self._voice, self._call, self._call_id = at, voice, call, call_id
-        self._text: list[str] = []
-
-    def open(self) -> None:
-        """Say the call with its name and call id."""
-        self._voice.item_added(self._at.output_index, self._item("in_progress"))
+class CustomDraft(_CallDraft):
+    """A call of a custom tool: raw text."""
 
     def grow(self, text: str) -> None:
         """Say more of the input."""
@@ -238,10 +237,6 @@ class CustomDraft:
         self._voice.custom_done(self._at, item.input)
         self._voice.item_done(self._at.output_index, item)
         return item
-
-    def freeze(self) -> CustomToolCall:
-        """The call as far as it was said. It is never said to be done: half a patch must not run."""
-        return self._item("incomplete")
 
     def _item(self, status: Status) -> CustomToolCall:
         return CustomToolCall(
