@@ -6,7 +6,8 @@ frame of a tool call is joined. Every byte has a token, so every text can be enc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -20,10 +21,10 @@ MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response
 PIECES = r'\{"|": \{"|": "|", "|"\}\}|[A-Z]?[a-z]+|[A-Z]|[0-9]|\s|[^\sA-Za-z0-9]'
 
 
-def corpus(seed: int, count: int) -> Iterator[str]:
+def corpus(seed: int, count: int, stage: int = 0) -> Iterator[str]:
     """Rendered training dialogues."""
     for number in range(count):
-        one = dialogues.training(f"tokenizer {seed} {number}")
+        one = dialogues.training(f"tokenizer {seed} {number}", stage=stage)
         text = chat.prompt(one.messages[:-1], one.tools) + chat.completion(one.messages[-1])
         for marker in SPECIAL + MARKERS:
             text = text.replace(marker, "\n")
@@ -40,16 +41,37 @@ def build(seed: int = 0, count: int = 4000) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    texts = list(corpus(seed, count))
     trainer = trainers.BpeTrainer(
         vocab_size=SIZE - len(MARKERS),
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus(seed, count), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = taught(tokenizer, [*texts, *corpus(seed, count, stage=1)])
     # After the training: a trained model numbers its own tokens from zero.
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     return tokenizer
+
+
+def taught(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer without the joins that it passes through only on the way to longer ones, all ids unchanged.
+
+    `Antiphon` is joined from `Ant` and `iphon`, which stands nowhere else in the texts: a model that never met `iphon`
+    could not copy `antiphon`. Words that are tokens themselves are looked up whole, so they need no such steps.
+    """
+    while True:
+        whole = json.loads(tokenizer.to_str())
+        model = whole["model"]
+        met = {token for encoded in tokenizer.encode_batch(texts, add_special_tokens=False) for token in encoded.ids}
+        steps = {t for t, n in model["vocab"].items() if len(t) > 1 and not t.startswith("<|") and n not in met}
+        if not steps:
+            return tokenizer
+        model["merges"] = [pair for pair in model["merges"] if not steps & {*pair, "".join(pair)}]
+        model["vocab"] = {f"<|step {n}|>" if t in steps else t: n for t, n in model["vocab"].items()}
+        model["ignore_merges"] = True
+        tokenizer = Tokenizer.from_str(json.dumps(whole))
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
