@@ -45,6 +45,8 @@ class Log:
         self.ended = False
         self.size = 0
         """Bytes of JSON held."""
+        self.readers = 0
+        """Clients that are reading it now. A turn that nobody reads any more is cancelled."""
         self._news = asyncio.Event()
 
     def append(self, events: Sequence[Event], detail: Detail | None = None) -> None:

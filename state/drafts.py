@@ -188,7 +188,7 @@ class _CallDraft:
         self._voice.item_added(self._at.output_index, self._item("in_progress"))
 
     def freeze(self) -> FunctionCall | CustomToolCall:
-        """The call as far as it was said. It is never said to be done: half a command, or half a patch, must not run."""
+        """The call as far as it was said. It is never said to be done: half a command must not run."""
         return self._item("incomplete")
 
     def _item(self, status: Status) -> FunctionCall | CustomToolCall:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from litestar.response import Response, Stream
@@ -33,22 +33,30 @@ async def open_turns(request: AnyRequest, asked: Asked) -> list[Log]:
 
 
 async def pour(frames: AsyncIterator[bytes], home: House, logs: Sequence[Log]) -> AsyncIterator[bytes]:
-    """The frames; when their only reader leaves, the turns they tell of are cancelled."""
-    try:
+    """The frames of these logs, to one reader."""
+    with attended(home, logs):
         async for frame in frames:
             yield frame
-    finally:
-        for log in logs:
-            home.turns.cancel(log)
 
 
 async def collect(request: AnyRequest, reading: Awaitable[bytes], logs: Sequence[Log]) -> bytes:
     """A whole reading. No server notices by itself that the reader of an unstreamed reply has gone."""
-    try:
+    with attended(house(request), logs):
         return await unless_gone(request, reading)
+
+
+@contextlib.contextmanager
+def attended(home: House, logs: Sequence[Log]) -> Iterator[None]:
+    """While somebody reads these logs. When the last reader of one leaves, its turn is cancelled."""
+    for log in logs:
+        log.readers += 1
+    try:
+        yield
     finally:
         for log in logs:
-            house(request).turns.cancel(log)
+            log.readers -= 1
+            if not log.readers:
+                home.turns.cancel(log)
 
 
 async def unless_gone(request: AnyRequest, work: Awaitable[T]) -> T:

@@ -37,7 +37,7 @@ async def retrieve(request: AnyRequest, response_id: FromPath[str]) -> Response[
     log = _find(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):
         return json_reply(responses.snapshot(log))
-    return stream_reply(responses.stream(log, _start(request)))
+    return stream_reply(pour(responses.stream(log, _start(request)), house(request), [log]))
 
 
 def _find(request: AnyRequest, response_id: str) -> Log:

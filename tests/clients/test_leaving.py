@@ -90,7 +90,6 @@ def test_a_left_response_is_kept_as_cancelled_and_its_stream_is_legal(stalling: 
         assert check(events(tape.answer()))["status"] == "cancelled"
 
 
-@pytest.mark.xfail(reason="the turn is cancelled when the reader that asked for it leaves, whoever else reads on")
 def test_a_turn_goes_on_while_anybody_reads_it(stalling: Served) -> None:
     """Only when the last reader of a foreground turn has left is there nobody to speak to."""
     with sdk(stalling) as (client, _):
