@@ -30,7 +30,9 @@ def console() -> Console:
 
 @contextmanager
 def loading(screen: Console, what: str) -> Iterator[None]:
-    """A line that moves while weights load."""
+    """A line that moves while weights load; where nothing can move, a line that says so."""
+    if not screen.is_terminal:
+        screen.print(f"Loading {escape(what)} …", soft_wrap=True)
     with screen.status(f"Loading {escape(what)} …"):
         yield
 
@@ -47,9 +49,8 @@ def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, n
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     for served in catalogue.models:
         info = served.engine.info
-        about = " · ".join(
-            part for part in (info.description, info.device, info.dtype, f"context {info.context}") if part
-        )
+        parts = (info.description, info.device, info.dtype, f"context {info.context}")
+        about = " · ".join(part for part in parts if part not in ("", "none"))
         rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
         rows.append(f"          {escape(about)}")
         if note := notes.get(served.names[0]):
@@ -57,7 +58,7 @@ def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, n
     rows.append(f"[bold]API key[/]   {'asked for' if settings.keys else 'none is asked for'}")
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
     screen.print("[bold]curl[/]", _curl(url, model, keyed=bool(settings.keys)), sep="\n", soft_wrap=True)
-    screen.print("\n[bold]Codex[/], in ~/.codex/config.toml", soft_wrap=True)
+    screen.print("\n[bold]Codex[/], at the top of ~/.codex/config.toml", soft_wrap=True)
     codex = CODEX.format(model=model, url=url) + (KEYED if settings.keys else "")
     screen.print(escape(codex), soft_wrap=True)
     screen.print()

@@ -4,6 +4,7 @@ Safetensors only, no code from the repository, no pickles. fp32 on a CPU, bf16 o
 """
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.logging import disable_progress_bar
 
 from engine.folder import Folder, LoadError, inspect_folder
 from engine.protocol import EngineInfo, Sampling
@@ -47,6 +49,8 @@ def load_model(path: Path, *, device: str | None = None, dtype: str | None = Non
 
 def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
     """The model on its device, and the names of weights that no file held."""
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # a bar that cannot move is noise in a log
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
