@@ -50,7 +50,7 @@ def load_model(path: Path, *, device: str | None = None, dtype: str | None = Non
 def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
     """The model on its device, and the names of weights that no file held."""
     if not sys.stderr.isatty():
-        disable_progress_bar()  # a bar that cannot move is noise in a log
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar that cannot move is noise in a log
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
