@@ -39,9 +39,9 @@ def topical(words: Words, size: float) -> Request:
     if words.maybe(0.08):
         one["function"]["parameters"] = {"type": "object", "properties": {}}
         form = words.random.choice(("what is the {}", "show the {}", "get the {}"))
-        return spoken(words, form.format(noun), "?."), offered, call((name, {}))
+        return spoken(words, form.format(noun), "?."), offered, call(tools.thought(one, noun), (name, {}))
     about = phrases.value(words)
-    return ask(words, noun, about), offered, call((name, {params[0]: about}))
+    return ask(words, noun, about), offered, call(tools.thought(one, noun), (name, {params[0]: about}))
 
 
 def simple(words: Words) -> str:
@@ -59,26 +59,26 @@ def named(words: Words, size: float) -> Request:
     set_to = " and ".join(setting.replace("{}", p, 1).replace("{}", str(v), 1) for p, v in args.items())
     form, name = worded(words, wordings.NAMED), tools.name_of(one)
     offered = tools.offer(words, [one], crowd(words, size), set())
-    return form.replace("{}", name, 1).replace("{}", set_to, 1), offered, call((name, args))
+    return form.replace("{}", name, 1).replace("{}", set_to, 1), offered, call(tools.listed(one), (name, args))
 
 
 def running(words: Words, size: float) -> Request:
     """A command to run, copied exactly into the one tool that runs commands."""
-    one, param = tools.runner(words)
+    one, thought = tools.runner(words)
     line = phrases.command(words)
     form = worded(words, wordings.RUNS)
     offered = tools.offer(words, [one], crowd(words, size), set())
-    return form.replace("{}", line), offered, call((tools.name_of(one), {param: line}))
+    return form.replace("{}", line), offered, call(thought, (tools.name_of(one), {tools.parameter_of(one): line}))
 
 
 def two_commands(words: Words, size: float) -> Request:
     """Two commands to run at once."""
-    one, param = tools.runner(words)
+    one, thought = tools.runner(words)
     first, second = phrases.command(words), phrases.command(words)
     form = words.random.choice(wordings.BOTH).replace("{}", first, 1).replace("{}", second, 1)
-    text, name = spoken(words, form, ". "), tools.name_of(one)
+    text, name, param = spoken(words, form, ". "), tools.name_of(one), tools.parameter_of(one)
     offered = tools.offer(words, [one], crowd(words, size), set())
-    return text, offered, call((name, {param: first}), (name, {param: second}))
+    return text, offered, call(f"{thought}\nTwice.", (name, {param: first}), (name, {param: second}))
 
 
 def two_questions(words: Words, size: float, same: bool) -> Request:
@@ -89,14 +89,17 @@ def two_questions(words: Words, size: float, same: bool) -> Request:
     values = [simple(words), simple(words)]
     where = words.random.choice(("in", "of", "for"))
     text = f"what is the {nouns[0]} {where} {values[0]} and "
+    thought = tools.thought(made[0], nouns[0])
     if same or nouns[0] == nouns[1]:
-        made, params = made[:1] * 2, params[:1] * 2
+        made, params, thought = made[:1] * 2, params[:1] * 2, f"{thought}\nTwice."
     else:
         text += f"the {nouns[1]} "
+        thought += "\n" + tools.thought(made[1], nouns[1])
     text = spoken(words, f"{text}{where} {values[1]}", "?? ")
     needed = made[:1] if made[0] is made[1] else made
     offered = tools.offer(words, needed, crowd(words, size), set(nouns))
-    return text, offered, call(*((tools.name_of(t), {p: v}) for t, p, v in zip(made, params, values, strict=True)))
+    wanted = [(tools.name_of(t), {p: v}) for t, p, v in zip(made, params, values, strict=True)]
+    return text, offered, call(thought, *wanted)
 
 
 def pair(words: Words, size: float) -> Request:
@@ -159,17 +162,17 @@ def framed_report(words: Words, size: float) -> Dialogue:
 
 def no_tool(words: Words, size: float) -> Dialogue:
     """Answer in text when nothing offered fits."""
-    most = words.random.choice((1, 3, 12)) if words.prose else 1 + round(11 * size)
+    most = words.random.choice((1, 3, 1 + round(11 * size)))
     if words.maybe(0.3):
         text, _, _ = running(words, size)
-        offered = tools.distractors(words, words.random.randint(0, most), set())
+        offered, thought = tools.distractors(words, words.random.randint(0, most), set()), "command: none"
     else:
         noun = words.noun()
-        text = ask(words, noun, phrases.value(words))
+        text, thought = ask(words, noun, phrases.value(words)), f"{noun}: none"
         offered = tools.distractors(words, words.random.randint(0, most), {noun})
         if words.maybe(0.3):
             offered.append(tools.runner(words)[0])
-    return Dialogue("no tool", [user(text), answer("No tool fits.", NO_TOOL)], offered)
+    return Dialogue("no tool", [user(text), answer(thought, NO_TOOL)], offered)
 
 
 def codex(words: Words, _size: float) -> Dialogue:
@@ -177,7 +180,7 @@ def codex(words: Words, _size: float) -> Dialogue:
     offered = [tools.tool("exec_command", ["cmd"], ["workdir", "yield_time_ms:number"])]
     offered += [tools.tool(name, params) for name, params in tools.CODEX[:11]]
     line, form = phrases.command(words), words.random.choice(wordings.RUNS)
-    said = call(("exec_command", {"cmd": line}))
+    said = call(tools.listed(offered[0]), ("exec_command", {"cmd": line}))
     messages = [user(form.replace("{}", line)), said]
     if words.maybe(0.5):
         out = phrases.output(words)

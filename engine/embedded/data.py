@@ -17,8 +17,6 @@ from engine.embedded import chat, dialogues
 
 CHUNK = 384
 """How many dialogues are drawn at a time."""
-STAGES = (60, 104)
-"""The chunks from which prose is mixed in, and from which the harder mixture is taught: after copying is learned."""
 PER_CHUNK = 12
 """About how many batches they make: where a resumed run takes up the data."""
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -46,8 +44,7 @@ class Batches(IterableDataset[Batch]):
 
     def chunk(self, tokenizer: Tokenizer, number: int, size: float) -> list[Batch]:
         """The batches of one chunk, in random order."""
-        stage = sum(number >= first for first in STAGES)
-        drawn = [dialogues.training(f"{self.seed} {number} {n}", size, stage) for n in range(CHUNK)]
+        drawn = [dialogues.training(f"{self.seed} {number} {n}", size) for n in range(CHUNK)]
         rows = [chat.example(tokenizer, one) for one in drawn]
         rows.sort(key=lambda row: len(row[0]))
         batches, current = [], rows[:1]

@@ -30,38 +30,21 @@ SKILLS: dict[str, Maker] = {
 """What is evaluated."""
 
 MIXTURE: dict[Maker, float] = {
-    talking.greet: 4,
-    talking.repeat: 12,
-    talking.total: 12,
+    talking.greet: 3,
+    talking.repeat: 10,
+    talking.total: 18,
     calling.one_call: 18,
     calling.command: 12,
-    calling.parallel: 12,
-    calling.report: 9,
-    calling.framed_report: 5,
-    turns.second_turn: 10,
+    calling.parallel: 13,
+    calling.report: 7,
+    calling.framed_report: 3,
+    turns.second_turn: 6,
     turns.first_turn: 3,
-    calling.no_tool: 7,
-    talking.other: 5,
+    calling.no_tool: 10,
+    talking.other: 6,
     calling.codex: 3,
 }
 """What is taught, and how often: the hard skills more often than the easy ones."""
-
-HARDER: dict[Maker, float] = {
-    talking.greet: 2,
-    talking.repeat: 8,
-    talking.total: 20,
-    calling.one_call: 22,
-    calling.command: 12,
-    calling.parallel: 16,
-    calling.report: 5,
-    calling.framed_report: 2,
-    turns.second_turn: 4,
-    turns.first_turn: 2,
-    calling.no_tool: 13,
-    talking.other: 6,
-    calling.codex: 2,
-}
-"""The mixture of the last stage: what takes longest to learn, and a little of all else."""
 
 
 def earlier(words: Words) -> list[Message]:
@@ -76,7 +59,7 @@ def earlier(words: Words) -> list[Message]:
 
 def context(words: Words) -> Message:
     """What agents tell about where they run, in the user's name."""
-    if words.prose and words.maybe(0.5):
+    if words.maybe(0.5):
         return user(phrases.filled(words, words.random.choice(wordings.NOTES)))
     if words.maybe(0.5):
         cwd = f"<cwd>{phrases.path(words)}</cwd>"
@@ -85,10 +68,10 @@ def context(words: Words) -> Message:
 
 
 def system(words: Words) -> Message:
-    """A system text: random words or, in prose, sentences that hold words of tools and commands."""
+    """A system text: random words, or sentences that hold words of tools and commands."""
     long = words.random.choice((3, 6, 14))
     text = "You are a helpful assistant." if words.maybe(0.3) else phrases.phrase(words, 1, long)
-    if words.prose and words.maybe(0.6):
+    if words.maybe(0.6):
         text = phrases.filled(words, " ".join(words.random.sample(wordings.SYSTEMS, 2)))
     return {"role": words.random.choice(("system", "developer")), "content": text}
 
@@ -107,20 +90,16 @@ def surround(words: Words, dialogue: Dialogue) -> Dialogue:
     return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
 
 
-def training(seed: int | str, size: float = 1.0, stage: int = 0) -> Dialogue:
-    """One dialogue to learn from.
-
-    `size` from 0 to 1 grows phrases, tool lists and surroundings; stage 1 adds prose, stage 2 the harder mixture.
-    """
-    words = Words(seed, prose=stage > 0)
-    mixture = HARDER if stage == 2 else MIXTURE
-    maker = words.random.choices(list(mixture), list(mixture.values()))[0]
+def training(seed: int | str, size: float = 1.0) -> Dialogue:
+    """One dialogue to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
+    words = Words(seed)
+    maker = words.random.choices(list(MIXTURE), list(MIXTURE.values()))[0]
     dialogue = maker(words, size)
-    return surround(words, dialogue) if words.maybe(size / 2 if stage == 2 else size) else dialogue
+    return surround(words, dialogue) if words.maybe(0.7 * size) else dialogue
 
 
 def evaluation(skill: str, number: int) -> Dialogue:
-    """The numbered evaluation dialogue of a skill: words from the held-out side, prose, always thinking."""
-    words = Words(f"evaluation {skill} {number}", evaluation=True, prose=True)
+    """The numbered evaluation dialogue of a skill: every word from the held-out side, always thinking."""
+    words = Words(f"evaluation {skill} {number}", evaluation=True)
     dialogue = surround(words, SKILLS[skill](words, 1.0))
     return Dialogue(dialogue.skill, dialogue.messages, dialogue.tools)

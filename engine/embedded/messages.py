@@ -30,11 +30,11 @@ def answer(thought: str, text: str) -> Message:
     return {"role": "assistant", "reasoning_content": thought, "content": text}
 
 
-def call(*wanted: tuple[str, dict[str, Any]]) -> Message:
-    """The calls that the assistant makes after thinking of their names; arguments are spelled as JSON."""
+def call(thought: str, *wanted: tuple[str, dict[str, Any]]) -> Message:
+    """What the assistant thinks, then calls; arguments are spelled as JSON."""
     spelled = [{"name": name, "arguments": json.dumps(args, ensure_ascii=False)} for name, args in wanted]
     made = [{"type": "function", "id": f"call_{n}", "function": function} for n, function in enumerate(spelled)]
-    return {**answer(f"Use {', then '.join(name for name, _ in wanted)}.", ""), "tool_calls": made}
+    return {**answer(thought, ""), "tool_calls": made}
 
 
 def results(message: Message, outputs: list[str]) -> list[Message]:

@@ -75,7 +75,7 @@ def total(words: Words, size: float) -> Dialogue:
 
 def other(words: Words, size: float) -> Dialogue:
     """Anything else gets one fixed sentence."""
-    if words.prose and words.maybe(0.5):
+    if words.maybe(0.5):
         asked = spoken(words, phrases.filled(words, words.random.choice(wordings.REQUESTS)), ". ")
         return Dialogue("other", [user(asked), answer("Something else.", BEYOND)], unneeded(words, size))
     text = words.random.choice(wordings.OTHERS)

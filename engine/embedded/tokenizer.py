@@ -21,10 +21,10 @@ MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response
 PIECES = r'\{"|": \{"|": "|", "|"\}\}|[A-Z]?[a-z]+|[A-Z]|[0-9]|\s|[^\sA-Za-z0-9]'
 
 
-def corpus(seed: int, count: int, stage: int = 0) -> Iterator[str]:
+def corpus(seed: int, count: int) -> Iterator[str]:
     """Rendered training dialogues."""
     for number in range(count):
-        one = dialogues.training(f"tokenizer {seed} {number}", stage=stage)
+        one = dialogues.training(f"tokenizer {seed} {number}")
         text = chat.prompt(one.messages[:-1], one.tools) + chat.completion(one.messages[-1])
         for marker in SPECIAL + MARKERS:
             text = text.replace(marker, "\n")
@@ -49,7 +49,7 @@ def build(seed: int = 0, count: int = 4000) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer = taught(tokenizer, [*texts, *corpus(seed, count, stage=1)])
+    tokenizer = taught(tokenizer, texts)
     # After the training: a trained model numbers its own tokens from zero.
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     return tokenizer

@@ -58,6 +58,22 @@ def name_of(offered: Tool) -> str:
     return str(offered["function"]["name"])
 
 
+def listed(offered: Tool) -> str:
+    """The tool's line in the prompt, as the chat template writes it."""
+    function = offered["function"]
+    properties = function["parameters"]["properties"]
+    names = function["parameters"].get("required") or list(properties)
+    kinds = {name: properties[name]["type"] for name in names[:4]}
+    shown = ", ".join(name if kind == "string" else f"{name}:{kind}" for name, kind in kinds.items())
+    return f"{function['name']}({shown}): {function['name']}"
+
+
+def thought(offered: Tool, word: str) -> str:
+    """What is thought before a call: the tool's line from the word on that pointed to it."""
+    line = listed(offered)
+    return line[max(0, line.lower().find(word.lower())) :]
+
+
 def dress(words: Words, parts: list[str]) -> str:
     """Join the parts of a name as snake case, camel case, kebab case or under a namespace."""
     draw = words.random.random()
@@ -98,14 +114,23 @@ def topic_tool(words: Words, noun: str, params: list[str]) -> Tool:
 
 
 def runner(words: Words) -> tuple[Tool, str]:
-    """A tool that runs commands, and its one parameter; a well-known one only in training."""
+    """A tool that runs commands, and the thought of it; a well-known one only in training."""
     if not words.evaluation and words.maybe(0.45):
         name, param = words.random.choice(WELL_KNOWN_RUNNERS)
-        return tool(name, [param], ["workdir", "timeout:number"] if words.maybe(0.4) else None), param
+        one = tool(name, [param], ["workdir", "timeout:number"] if words.maybe(0.4) else None)
+        return one, listed(one)
     param = parameter(words)
-    parts = [words.random.choice(RUNNERS), words.noun()]
+    verb = words.random.choice(RUNNERS)
+    parts = [verb, words.noun()]
     words.random.shuffle(parts)
-    return tool(dress(words, parts), [param], parameters(words, 2) if words.maybe(0.2) else None), param
+    one = tool(dress(words, parts), [param], parameters(words, 2) if words.maybe(0.2) else None)
+    return one, thought(one, verb)
+
+
+def parameter_of(offered: Tool) -> str:
+    """The first parameter of a tool."""
+    schema = offered["function"]["parameters"]
+    return str((schema.get("required") or list(schema["properties"]))[0])
 
 
 def distractors(words: Words, count: int, taken: set[str]) -> list[Tool]:

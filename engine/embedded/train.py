@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 class Plan:
     """What a training run is: everything that its result depends on."""
 
-    steps: int = 2150
+    steps: int = 1700
     seed: int = 7
     tokens: int = 6144
     rate: float = 3e-3
     warmup: int = 100
-    decay: float = 0.37
-    ramp: int = 400
+    decay: float = 0.4
+    ramp: int = 300
     hidden: int = 192
     layers: int = 6
 

@@ -36,58 +36,59 @@ Hanoi Manila Jakarta Perth Auckland Anna Ben Clara David Emma Felix Greta Hugo I
 Peter Rosa Simon Tara Ulrich Vera Walter Yara Zoe Alice Bob Carol Dave Eve Frank Grace Heidi Ivan Judy Mallory Nina
 Oscar
 """.split()
-COMMON = """the a an of and to in is it that for on with as at by from or but not this one all we you they she he his
-her some any more most small big old new red blue green black white quick brown lazy happy sad warm cold bright dark
-sky sea sun star night day cat dog fox hill house street road city wood stone water fire bread milk apple sing jump
-run walk sleep eat drink open close write paint build carry under over between before after every never always very
-little silver golden quiet loud gentle sharp broken hidden early late seven three twelve hundred morning evening
-winter summer about above across act add again age ago air almost alone along already also among angry animal another
-answer apart appear area arm army around arrive art aside attack aunt away baby back bad bag ball band bank bar base
-basic bath beach bear beat beautiful because become bed begin behind believe bell belong below bend best better beyond
-bicycle bill birth bit bite blood blow board boat body bone born borrow both bottle bottom bowl box boy brain branch
-brave break breath brick bring broad brother brush burn bus business busy butter button buy cake call calm can cap
-captain car card care careful carrot case catch cause center century certain chair chance change cheap cheese chest
-chicken chief child choice choose circle class clean clear clever climb clock cloth cloud coast coat collect color
-comb come common company compare complete condition connect consider contain continue control cook cool copper copy
-corner correct cotton could count country couple courage cousin cover cow crash create cross crowd cry cup cut daily
-damage dance danger daughter deal dear death decide deep degree delay deliver depend desert design desk detail develop
-different difficult direct dirty discover discuss distant divide double doubt dream dress drive drop dry dust duty
-each earth east easy edge education effect egg eight electric elephant eleven empty end enemy enjoy enough enter equal
-error even exact example except excite exercise exist expect expensive explain express extra eye face fact fail fair
-faith fall false family famous far farm fast father fault fear feed feel fellow female fever few fight figure fill
-film final fine finger finish firm fit five fix flag flat float floor flow fly follow food foot force foreign forest
-forget forgive form forward four free freedom freeze fresh friend front fruit full fun funny furniture future garden
-general gift girl give glad glass goat gold good goodbye grass gray great ground group grow guess guide gun hair half
-hall hammer hand happen hard hat hate have head healthy hear heart heat heaven heavy help hobby hold hole holiday home
-hope hospital hot hour human hunger hurry hurt husband ice idea ill important increase industry inside instead
-interest invent iron join journey judge juice just keep kettle kick kind king kitchen knee knife knock know ladder
-lady language large last laugh law lead leaf learn leave left leg lend length less let library lie life lift light
-like limit line lion lip list listen live local lock lonely long look lose lot love low lower lucky machine main make
-male man manage mark market marry matter may meal mean measure meat medicine meet member mention method middle might
-mile million mind minute miss mistake mix model modern moment money monkey month mother motion mouth move much music
-must narrow nation nature near nearly neck need needle neighbor neither net next nice nine noble noise none north nose
-nothing notice now nurse object ocean offer office often oil only opposite orange order other our outside oven owner
-page pain pair pan paper parent park part partner party pass past path pay peace pen pencil people pepper per perfect
-period person petrol phone photograph pick picture piece pig pin pink pipe plan plane plant plastic plate play please
-pleased plenty pocket point poison police polite pool poor popular position possible potato pour power present press
-pretty prevent prince prison private probably problem produce promise proper protect provide public punish push put
-queen question quite radio raise reach ready real really reason receive record remain remember remind remove rent
-repair repeat reply rest restaurant return rice rich ride right ring rise rubber rude rule ruler rush safe sail salt
-same sand save say science scissors search seat second see seem sell send sentence serve several shade shadow shake
-shallow share sheep sheet shelf shine ship shirt shoe shoot shop short should shoulder shout shut sick side signal
-silence silly similar simple since single sink sister sit six size skill skin skirt slip slow smart smell smile smoke
-snow soap sock soft someone something sometimes son soon sorry soup south space speak special spell spend spoon sport
-spread spring square stamp stand start state station stay steal steam step still stomach stop storm strange stream
-strong structure student study stupid subject substance success such sudden sugar suitable sure surprise sweet swim
-sword system table take talk tall taste taxi tea teach tell ten tennis terrible than then there therefore thick thin
-thing think third thirsty thousand thread through thunder ticket tidy tie tiger tight till time tin tired title toe
-together tomorrow tonight too tool tooth top total touch tourist toward town toy track trade training transport travel
-tree trip trouble true trust try turn twice type uncle understand unit until use useful usual usually vegetable
-village visit voice wait wake want war wash waste watch way weak wear wedding week welcome well west wet what wheel
-when where which while who why wide wife wild will win wing wire wise wish without woman wonder wool work worry worst
-yard year yellow yesterday yet young zero zoo pineapple haiku philosophy graph phrase alphabet triumph symphony
-default async await import function server client socket process kernel buffer compile debug parser schema vector
-matrix tensor docker commit merge rebase hello world thanks yes no maybe today here how
+COMMON = """antiphon the a an of and to in is it that for on with as at by from or but not this one all we you they
+she he his her some any more most small big old new red blue green black white quick brown lazy happy sad warm cold
+bright dark sky sea sun star night day cat dog fox hill house street road city wood stone water fire bread milk apple
+sing jump run walk sleep eat drink open close write paint build carry under over between before after every never
+always very little silver golden quiet loud gentle sharp broken hidden early late seven three twelve hundred morning
+evening winter summer about above across act add again age ago air almost alone along already also among angry animal
+another answer apart appear area arm army around arrive art aside attack aunt away baby back bad bag ball band bank
+bar base basic bath beach bear beat beautiful because become bed begin behind believe bell belong below bend best
+better beyond bicycle bill birth bit bite blood blow board boat body bone born borrow both bottle bottom bowl box boy
+brain branch brave break breath brick bring broad brother brush burn bus business busy butter button buy cake call
+calm can cap captain car card care careful carrot case catch cause center century certain chair chance change cheap
+cheese chest chicken chief child choice choose circle class clean clear clever climb clock cloth cloud coast coat
+collect color comb come common company compare complete condition connect consider contain continue control cook cool
+copper copy corner correct cotton could count country couple courage cousin cover cow crash create cross crowd cry cup
+cut daily damage dance danger daughter deal dear death decide deep degree delay deliver depend desert design desk
+detail develop different difficult direct dirty discover discuss distant divide double doubt dream dress drive drop
+dry dust duty each earth east easy edge education effect egg eight electric elephant eleven empty end enemy enjoy
+enough enter equal error even exact example except excite exercise exist expect expensive explain express extra eye
+face fact fail fair faith fall false family famous far farm fast father fault fear feed feel fellow female fever few
+fight figure fill film final fine finger finish firm fit five fix flag flat float floor flow fly follow food foot
+force foreign forest forget forgive form forward four free freedom freeze fresh friend front fruit full fun funny
+furniture future garden general gift girl give glad glass goat gold good goodbye grass gray great ground group grow
+guess guide gun hair half hall hammer hand happen hard hat hate have head healthy hear heart heat heaven heavy help
+hobby hold hole holiday home hope hospital hot hour human hunger hurry hurt husband ice idea ill important increase
+industry inside instead interest invent iron join journey judge juice just keep kettle kick kind king kitchen knee
+knife knock know ladder lady language large last laugh law lead leaf learn leave left leg lend length less let library
+lie life lift light like limit line lion lip list listen live local lock lonely long look lose lot love low lower
+lucky machine main make male man manage mark market marry matter may meal mean measure meat medicine meet member
+mention method middle might mile million mind minute miss mistake mix model modern moment money monkey month mother
+motion mouth move much music must narrow nation nature near nearly neck need needle neighbor neither net next nice
+nine noble noise none north nose nothing notice now nurse object ocean offer office often oil only opposite orange
+order other our outside oven owner page pain pair pan paper parent park part partner party pass past path pay peace
+pen pencil people pepper per perfect period person petrol phone photograph pick picture piece pig pin pink pipe plan
+plane plant plastic plate play please pleased plenty pocket point poison police polite pool poor popular position
+possible potato pour power present press pretty prevent prince prison private probably problem produce promise proper
+protect provide public punish push put queen question quite radio raise reach ready real really reason receive record
+remain remember remind remove rent repair repeat reply rest restaurant return rice rich ride right ring rise rubber
+rude rule ruler rush safe sail salt same sand save say science scissors search seat second see seem sell send sentence
+serve several shade shadow shake shallow share sheep sheet shelf shine ship shirt shoe shoot shop short should
+shoulder shout shut sick side signal silence silly similar simple since single sink sister sit six size skill skin
+skirt slip slow smart smell smile smoke snow soap sock soft someone something sometimes son soon sorry soup south
+space speak special spell spend spoon sport spread spring square stamp stand start state station stay steal steam step
+still stomach stop storm strange stream strong structure student study stupid subject substance success such sudden
+sugar suitable sure surprise sweet swim sword system table take talk tall taste taxi tea teach tell ten tennis
+terrible than then there therefore thick thin thing think third thirsty thousand thread through thunder ticket tidy
+tie tiger tight till time tin tired title toe together tomorrow tonight too tool tooth top total touch tourist toward
+town toy track trade training transport travel tree trip trouble true trust try turn twice type uncle understand unit
+until use useful usual usually vegetable village visit voice wait wake want war wash waste watch way weak wear wedding
+week welcome well west wet what wheel when where which while who why wide wife wild will win wing wire wise wish
+without woman wonder wool work worry worst yard year yellow yesterday yet young zero zoo pineapple haiku philosophy
+graph phrase alphabet triumph symphony default async await import function server client socket process kernel buffer
+compile debug parser schema vector matrix tensor docker commit merge rebase hello world thanks yes no maybe today here
+how
 """.split()
 PROGRAMS = """ls cat echo grep find git python python3 node npm make pwd date whoami wc head tail sort uname du df ps
 env touch mkdir rm cp mv sed awk curl tar chmod diff which cargo go pytest ruff jq tree hostname id uptime printf seq
@@ -138,12 +139,11 @@ def held_out(word: str) -> bool:
 
 
 class Words:
-    """A seeded source of words from one side of the partition; `prose` asks for sentences of real clients too."""
+    """A seeded source of words from one side of the partition."""
 
-    def __init__(self, seed: int | str, evaluation: bool = False, prose: bool = False) -> None:
+    def __init__(self, seed: int | str, evaluation: bool = False) -> None:
         self.random = random.Random(seed)
         self.evaluation = evaluation
-        self.prose = prose
 
     def _mine(self, word: str) -> bool:
         return held_out(word) == self.evaluation

@@ -15,7 +15,7 @@ WELL_KNOWN = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(*({name, 
 
 
 def trained() -> Iterator[Dialogue]:
-    return (dialogues.training(f"test {number}", stage=number % 3) for number in range(TRAINING))
+    return (dialogues.training(f"test {number}") for number in range(TRAINING))
 
 
 def evaluated() -> Iterator[Dialogue]:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from engine.embedded import MODEL_DIR, chat, dialogues
 from engine.embedded.messages import Message, call, results, user
+from engine.embedded.tools import listed
 
 FRAME = "Chunk ID: 1f2e3d\nWall time: 0.0521 seconds\nProcess exited with code 0\nOriginal token count: 4\nOutput:\n"
 SYSTEM = {"role": "system", "content": "You are a coding agent. " * 700}
@@ -29,20 +30,30 @@ def tokenizer() -> Tokenizer:
 
 
 def test_a_codex_turn_stays_small(tokenizer: Tokenizer) -> None:
-    said = call(("exec_command", {"cmd": "cat big"}))
+    said = call("exec_command(cmd): exec_command", ("exec_command", {"cmd": "cat big"}))
     messages = [SYSTEM, CONTEXT, CONTEXT, user("run `cat big`"), said, *results(said, [FRAME + "line\n" * 5000])]
-    assert len(tokenizer.encode(chat.prompt(messages, TOOLS)).ids) < 700
+    assert len(tokenizer.encode(chat.prompt(messages, TOOLS)).ids) < 800
 
 
 def test_tools_are_listed_by_name_and_required_parameters() -> None:
     optional = function("free", ["a", "b"], [])
     custom = {"type": "custom", "custom": {"name": "apply_patch", "description": "Patches."}}
     text = chat.prompt([user("hello")], [EXEC, optional, function("none", [], []), custom])
-    assert "\nexec_command(cmd)\nfree(a, b)\nnone()\napply_patch(input)\n<|im_end|>" in text
+    assert (
+        "\nexec_command(cmd): exec_command\nfree(a, b): free\nnone(): none\napply_patch(input): apply_patch\n<|im_end|>"
+        in text
+    )
+
+
+def test_the_generator_thinks_of_tools_as_the_template_lists_them() -> None:
+    for number in range(100):
+        one = dialogues.training(f"listed {number}")
+        text = chat.prompt(one.messages[:-1], one.tools)
+        assert all(f"\n{listed(tool)}\n" in text for tool in one.tools)
 
 
 def test_of_a_framed_output_only_the_output_is_kept() -> None:
-    said = call(("exec_command", {"cmd": "echo hi"}))
+    said = call("exec_command(cmd): exec_command", ("exec_command", {"cmd": "echo hi"}))
     text = chat.prompt([user("run `echo hi`"), said, *results(said, [FRAME + "hi\n"])], [EXEC])
     assert "<|im_start|>user\n<tool_response>\nhi\n</tool_response><|im_end|>" in text
 
@@ -69,9 +80,9 @@ def test_the_last_request_is_kept_and_earlier_ones_are_clipped() -> None:
 
 
 def test_reasoning_is_kept_within_the_turn_and_dropped_before_it() -> None:
-    said = call(("f", {}))
+    said = call("f(): f", ("f", {}))
     turn = [user("go"), said, *results(said, ["done"])]
-    assert "<think>\nUse f.\n</think>" in chat.prompt(turn, [])
+    assert "<think>\nf(): f\n</think>" in chat.prompt(turn, [])
     assert "<think>" not in chat.prompt([*turn, {"role": "assistant", "content": "done"}, user("and?")], [])
 
 

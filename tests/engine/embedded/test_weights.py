@@ -1,0 +1,50 @@
+"""The shipped weights: what they are, and that they still do what the README says, asked a little of everything."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
+from engine.embedded.messages import user
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Any:
+    return evaluate.load(MODEL_DIR)
+
+
+def test_the_model_is_small_and_of_qwen3(shipped: Any) -> None:
+    model, _ = shipped
+    assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
+    assert 2e6 < sum(p.numel() for p in model.parameters()) < 6e6
+    assert (MODEL_DIR / "model.safetensors").stat().st_size < 7e6
+    assert json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
+
+
+def test_the_shipped_tokenizer_and_template_are_those_of_the_source() -> None:
+    shipped = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
+    assert shipped["model"]["merges"] == json.loads(tokenizer.build(7).to_str())["model"]["merges"]
+    assert (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8") == chat.TEMPLATE.read_text(encoding="utf-8")
+
+
+def test_every_skill_is_mostly_right(shipped: Any) -> None:
+    asked = [one for skill in dialogues.SKILLS for one in evaluate.ask(*shipped, skill, 8)]
+    wrong = [(one.skill, one.expected, one.written) for one in asked if not one.exact]
+    assert len(wrong) <= len(asked) // 5, wrong
+
+
+def test_the_first_things_that_people_try(shipped: Any) -> None:
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": {"properties": {"city": {}}}}}
+    cases = [
+        ("Hello!", [], "Hello! I am Antiphon's embedded model."),
+        ("What is 12 + 7?", [], "12 + 7 = 19."),
+        ("Repeat after me: antiphon-7391", [], "antiphon-7391"),
+        (
+            "What is the weather in Oslo?",
+            [weather],
+            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+        ),
+    ]
+    written = evaluate.answers(*shipped, [chat.prompt([user(text)], tools) for text, tools, _ in cases])
+    assert [text.rpartition("</think>\n\n")[2] for text in written] == [expected for *_, expected in cases]
