@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.embedded import phrases, tools, wordings
+from engine.embedded.fixed import CODEX, EMPTY, NO_TOOL
 from engine.embedded.messages import Dialogue, Message, Tool, answer, call, results, user
 from engine.embedded.talking import spoken, worded
 from engine.embedded.words import Words
-
-NO_TOOL = "I have no tool for that."
-EMPTY = "There was no output."
 
 Request = tuple[str, list[Tool], Message]
 """What the user asks, the tools offered, the call that is right."""
@@ -178,7 +176,7 @@ def no_tool(words: Words, size: float) -> Dialogue:
 def codex(words: Words, _size: float) -> Dialogue:
     """A Codex turn: its own tools, so only the command's words are partitioned; in half, its framed output too."""
     offered = [tools.tool("exec_command", ["cmd"], ["workdir", "yield_time_ms:number"])]
-    offered += [tools.tool(name, params) for name, params in tools.CODEX[:11]]
+    offered += [tools.tool(name, params) for name, params in CODEX[:11]]
     line, form = phrases.command(words), words.random.choice(wordings.RUNS)
     said = call(tools.listed(offered[0]), ("exec_command", {"cmd": line}))
     messages = [user(form.replace("{}", line)), said]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.embedded import calling, phrases, talking, turns, wordings
+from engine.embedded.fixed import EMPTY
 from engine.embedded.messages import Dialogue, Message, answer, results, user
 from engine.embedded.words import Words
 
@@ -31,14 +32,14 @@ SKILLS: dict[str, Maker] = {
 
 MIXTURE: dict[Maker, float] = {
     talking.greet: 3,
-    talking.repeat: 10,
-    talking.total: 18,
-    calling.one_call: 18,
+    talking.repeat: 9,
+    talking.total: 15,
+    calling.one_call: 20,
     calling.command: 12,
-    calling.parallel: 13,
-    calling.report: 7,
-    calling.framed_report: 3,
-    turns.second_turn: 6,
+    calling.parallel: 16,
+    calling.report: 8,
+    calling.framed_report: 4,
+    turns.second_turn: 7,
     turns.first_turn: 3,
     calling.no_tool: 10,
     talking.other: 6,
@@ -54,7 +55,7 @@ def earlier(words: Words) -> list[Message]:
     if not messages[-1].get("tool_calls"):
         return messages
     out = phrases.output(words)
-    return [*messages, *results(messages[-1], [out]), answer("", out or calling.EMPTY)]
+    return [*messages, *results(messages[-1], [out]), answer("", out or EMPTY)]
 
 
 def context(words: Words) -> Message:

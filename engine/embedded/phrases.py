@@ -5,19 +5,12 @@ Draws every word from a `Words`, so each text lies on one side of the partition.
 
 from __future__ import annotations
 
+from engine.embedded.fixed import ERRORS
 from engine.embedded.words import PROGRAMS, SUFFIXES, Words
 
 UNICODE = ["é", "ü", "ø", "ñ", "ß", "—", "…", "→", "✓", "°", "€", "日", "本", "Ж", "λ", "😀", "🎵"]
 ROOTS = ["", "", "", "./", "/", "../", "~/", "/tmp/"]  # noqa: S108 - only a word here
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
-ERRORS = [
-    "bash: {}: command not found",
-    "ls: cannot access '{}': No such file or directory",
-    "cat: {}: Permission denied",
-    "Error: {} is not a directory",
-    "unsupported call: {}",
-    "fatal: not a git repository: {}",
-]
 ENDINGS = ["", "", "", ".", "!", ",", ";", ":"]
 
 

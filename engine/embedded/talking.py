@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from engine.embedded import phrases, tools, wordings
+from engine.embedded.fixed import BEYOND, GREETING, IDENTITY
 from engine.embedded.messages import Dialogue, Tool, answer, user
 from engine.embedded.words import VERBS, Words
-
-GREETING = "Hello! I am Antiphon's embedded model."
-IDENTITY = "I am Antiphon's embedded model. I can greet, repeat, add and call tools."
-BEYOND = "That is beyond me. I can greet, repeat, add and call tools."
 
 
 def worded(words: Words, forms: list[str]) -> str:

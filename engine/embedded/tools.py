@@ -8,40 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.embedded.fixed import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
 from engine.embedded.messages import Tool
 from engine.embedded.words import PARAMS, VERBS, Words
-
-RUNNERS = ["run", "exec", "execute", "shell", "bash", "command", "terminal"]
-WELL_KNOWN_RUNNERS = [
-    *[("exec_command", "cmd")] * 3,
-    ("shell", "command"),
-    ("bash", "command"),
-    ("run_command", "command"),
-    ("shell_command", "command"),
-    ("run", "cmd"),
-    ("terminal", "command"),
-    ("execute_command", "command"),
-    ("run_shell_command", "command"),
-    ("exec", "input"),
-]
-CODEX = [
-    ("write_stdin", ["session_id:number"]),
-    ("request_user_input", ["questions"]),
-    ("view_image", ["path"]),
-    ("get_goal", []),
-    ("create_goal", ["objective"]),
-    ("update_goal", ["status"]),
-    ("multi_agent_v1__close_agent", ["target"]),
-    ("multi_agent_v1__resume_agent", ["id"]),
-    ("multi_agent_v1__send_input", ["target"]),
-    ("multi_agent_v1__spawn_agent", ["message"]),
-    ("multi_agent_v1__wait_agent", ["targets"]),
-    ("update_plan", ["plan"]),
-    ("apply_patch", ["input"]),
-    ("wait", ["cell_id"]),
-    ("list_mcp_resources", ["server", "cursor"]),
-    ("web_search", ["query"]),
-]
 
 
 def tool(name: str, parameters: list[str], optional: list[str] | None = None) -> Tool:
@@ -93,7 +62,8 @@ def parameter(words: Words) -> str:
     name = words.pick(PARAMS) if words.maybe(0.5) else words.made_up()
     while name in ("name", "arguments"):  # they would read like the frame of the call itself
         name = words.made_up()
-    return name + "_" + words.pick(PARAMS) if words.maybe(0.12) and "_" not in name else name
+    joined = name + "_" + words.pick(PARAMS)
+    return joined if words.maybe(0.12) and joined != f"{name}_{name}" and joined.count("_") == 1 else name
 
 
 def parameters(words: Words, count: int) -> list[str]:

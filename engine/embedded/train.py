@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Plan:
     """What a training run is: everything that its result depends on."""
 
-    steps: int = 1700
+    steps: int = 4000
     seed: int = 7
     tokens: int = 6144
     rate: float = 3e-3

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from engine.embedded import phrases, talking, wordings
 from engine.embedded.calling import reported
+from engine.embedded.fixed import MET, NAMED, NOTED, REMEMBERED, TOLD
 from engine.embedded.messages import Dialogue, Message, Tool, answer, user
 from engine.embedded.words import Words
 
@@ -16,23 +17,23 @@ Memory = tuple[list[Message], str, str, list[Tool]]
 def name(words: Words, _size: float) -> Memory:
     """The user's name."""
     who = words.proper()
-    first = [user(words.random.choice(wordings.MY_NAME).format(who)), answer("", f"Nice to meet you, {who}.")]
-    return first, words.random.choice(wordings.ASK_NAME), f"Your name is {who}.", []
+    first = [user(words.random.choice(wordings.MY_NAME).format(who)), answer("", MET.format(who))]
+    return first, words.random.choice(wordings.ASK_NAME), NAMED.format(who), []
 
 
 def word(words: Words, _size: float) -> Memory:
     """A word to remember."""
     choose = words.random.choice
     made = choose((words.any_word, words.scramble, words.number, lambda: f"{words.any_word()}-{words.number()}"))()
-    first = [user(choose(wordings.REMEMBER).format(made)), answer("", "I will remember it.")]
+    first = [user(choose(wordings.REMEMBER).format(made)), answer("", REMEMBERED)]
     return first, choose(wordings.ASK_WORD), made, []
 
 
 def fact(words: Words, _size: float) -> Memory:
     """Something about the user."""
     noun, about = words.noun(), phrases.value(words)
-    first = [user(f"my {noun} is {about}"), answer("", f"Noted: your {noun} is {about}.")]
-    return first, f"what is my {noun}?", f"Your {noun} is {about}.", []
+    first = [user(f"my {noun} is {about}"), answer("", NOTED.format(noun, about))]
+    return first, f"what is my {noun}?", TOLD.format(noun, about), []
 
 
 def output(words: Words, size: float) -> Memory:

@@ -11,6 +11,8 @@ import random
 import string
 from zlib import crc32
 
+from engine.embedded.fixed import SPOKEN
+
 NOUNS = """weather time forecast price stock temperature population capital news traffic distance height score recipe
 balance status address phone calendar schedule invoice order ticket flight hotel train route map photo image song album
 movie book author quote joke fact word meaning rhyme translation currency rate tax salary budget cost discount coupon
@@ -24,7 +26,9 @@ prize medal team player coach match league season goal record payment refund shi
 doctor nurse clinic dose symptom allergy diet calorie vitamin lesson course exam grade school pupil teacher tutor essay
 """.split()
 VERBS = """get fetch find look read load query show list check search ask obtain retrieve give tell lookup pull compute
-describe inspect resolve view collect grab request locate track measure report scan discover count""".split()
+describe inspect resolve view collect grab request locate track measure report scan discover count acquire derive
+estimate detect browse monitor verify download extract evaluate enumerate examine gather identify load open peek poll
+probe rank receive recall select sample sort survey trace watch""".split()
 PARAMS = """city location place name path query text url id symbol input target file title topic value key country
 address unit date item subject term word user code region station label zone field source object code_point city_name
 file_path user_id place_name search_term item_id ticker word_list order_id area district street keyword phrase tag
@@ -95,11 +99,9 @@ env touch mkdir rm cp mv sed awk curl tar chmod diff which cargo go pytest ruff 
 stat file basename dirname tee xargs cut tr test true sleep ln zip ssh docker kubectl pip uv""".split()
 SUFFIXES = "py txt md json toml rs go js c h sh log csv yaml html cfg".split()
 
-# Demonstrations that people try first: always on training's side, so that they never decide an evaluation.
-ALWAYS_TRAINED = frozenset(
-    """weather oslo city location cmd command path query hello world antiphon get run id code file for on cat python
-    """.split()
-)
+# Demonstrations that people try first, and the words of fixed sentences: always on training's side, so that they never
+# decide an evaluation.
+ALWAYS_TRAINED = frozenset("weather oslo city location cmd path query world code file cat python".split()).union(SPOKEN)
 
 ONSETS = (
     "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl pr sh sk sl sn st th tr qu x y ph wh sc sp".split()
@@ -185,6 +187,12 @@ class Words:
         """A biased coin."""
         return self.random.random() < chance
 
+    def splice(self) -> str:
+        """The front of one word and the back of another: pieces in an order that no language has."""
+        front, back = self.random.choice(COMMON), self.random.choice(NOUNS)
+        word = front[: self.random.randint(1, len(front))] + back[self.random.randrange(len(back)) :]
+        return word if self._mine(word) else self.made_up()
+
     def noun(self) -> str:
         """What a tool or a question may be about."""
         if self.maybe(0.3):
@@ -194,8 +202,12 @@ class Words:
     def any_word(self) -> str:
         """A word for running text."""
         draw = self.random.random()
-        if draw < 0.45:
+        if draw < 0.06 and not self.evaluation:
+            return self.random.choice(SPOKEN)
+        if draw < 0.38:
             return self.pick(COMMON)
+        if draw < 0.45:
+            return self.splice()
         if draw < 0.55:
             return self.pick(NOUNS)
         return self.made_up() if draw < 0.8 else self.scramble()

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from engine.embedded import dialogues, words
+from engine.embedded.fixed import CODEX, RUNNERS
 from engine.embedded.messages import Dialogue
-from engine.embedded.tools import CODEX, RUNNERS, name_of
+from engine.embedded.tools import name_of
 
 TRAINING = 3000
 EVALUATION = 40

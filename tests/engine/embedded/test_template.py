@@ -55,7 +55,7 @@ def test_the_generator_thinks_of_tools_as_the_template_lists_them() -> None:
 def test_of_a_framed_output_only_the_output_is_kept() -> None:
     said = call("exec_command(cmd): exec_command", ("exec_command", {"cmd": "echo hi"}))
     text = chat.prompt([user("run `echo hi`"), said, *results(said, [FRAME + "hi\n"])], [EXEC])
-    assert "<|im_start|>user\n<tool_response>\nhi\n</tool_response><|im_end|>" in text
+    assert "<|im_start|>user\n<tool_response>\nhi</tool_response><|im_end|>" in text
 
 
 def test_arguments_come_as_text_or_as_an_object() -> None:
