@@ -37,6 +37,7 @@ class ChatFormat:
         self._native = "custom" in template.source
         ends = (*dialect.stop, self._named.get("eos_token", ""))
         self.stop_ids = tuple(dict.fromkeys(vocabulary.added[end] for end in ends if end in vocabulary.added))
+        self.end_ids = self.stop_ids
 
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""

@@ -75,6 +75,10 @@ class Format(Protocol):
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens with which this dialect ends an answer. The model's own configuration may name more."""
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens with which a message ends in a prompt: `stop_ids`, and what history shows in their place."""
+
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
 

@@ -91,6 +91,7 @@ class GptOssFormat:
         self._vocabulary = GptOssVocabulary()
         self._alphabet = Alphabet(self._vocabulary, MARKERS)
         self.stop_ids = tuple(self._vocabulary.added[end] for end in ("<|return|>", "<|call|>"))
+        self.end_ids = (*self.stop_ids, self._vocabulary.added["<|end|>"])
 
     def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""

@@ -68,5 +68,5 @@ def _said() -> list[str]:
     return [*answers, *asked, *named, *(word for pair in WELL_KNOWN_RUNNERS for word in pair)]
 
 
-SPOKEN = sorted({word.lower() for text in _said() for word in re.findall(r"[A-Za-z]{2,}", text)})
+SPOKEN: list[str] = sorted({word.lower() for text in _said() for word in re.findall(r"[A-Za-z]{2,}", text)})
 """Every word of them, in lower case."""
