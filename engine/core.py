@@ -9,30 +9,37 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from engine.forward import Forward, Work
-from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Finish, Job, Stats, TokenLogprob
-from engine.sampler import Dice, choose, logprobs_of
-from engine.scheduler import Scheduler, Sequence, expired
+from engine.memory import Memory
+from engine.pace import Pace
+from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
+from engine.reading import Feed, News, read
+from engine.sampler import Dice
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, expired
 
 log = logging.getLogger(__name__)
 
 Said = tuple[str, Chunk]
 """A job's id and what the step brought for it."""
 
-LOOKAHEAD = 256
-"""A cache is first allocated for the prompt and at most this many tokens more."""
+OVERLOADED = Fault("server_is_overloaded", "too many requests are waiting; others had fewer", retryable=True)
+NO_NUMBER = Fault("server_error", "the model gave no usable number for the next token", retryable=False)
 
 
 class Core:
-    """Runs jobs on a model. ``room``: how many tokens the cache may hold over all running jobs; None: no bound.
+    """Runs jobs on a model.
 
-    A job's first chunk marks its admission. A job that ends before (cancelled, or out of time, while it waited) has no
-    such chunk: its only one has ``finish`` set.
+    ``room``: how many tokens the cache may hold for all jobs, ended ones included; None: as many as the slots can fill,
+    and of ended jobs one context. ``speculate``: up to how many sequences running at once get drafts; 0: none.
+    ``reuse``: keep the caches of ended jobs for those that begin alike.
+
+    A job's first chunk marks its admission. A job that ends before (cancelled, displaced, or out of time, while it
+    waited) has no such chunk: its only one has ``finish`` set.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what bounds a core is named one by one
         self,
         forward: Forward,
         info: EngineInfo,
@@ -41,14 +48,18 @@ class Core:
         queue: int = 256,
         chunk: int = 512,
         room: int | None = None,
+        speculate: int = 1,
+        reuse: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._forward = forward
         self._clock = clock
-        self._scheduler = Scheduler(
-            slots=slots, queue=queue, room=room or slots * info.context, chunk=chunk if forward.chunked else None
-        )
+        most = room or slots * info.context
+        self._pace = Pace(chunk) if forward.chunked else None
+        self._scheduler = Scheduler(slots=slots, queue=queue, room=most, pace=self._pace)
+        self._memory = Memory(forward, room=most, idle=room or info.context, reuse=reuse)
+        self._speculate = speculate if forward.chunked else 0
         self._jobs: dict[str, Sequence] = {}
         self._outbox: list[Said] = []
         self._steps = self._prompt_tokens = self._generated = self._finished = self._faults = 0
@@ -87,8 +98,10 @@ class Core:
             stops=stops,
             expires=None if job.deadline is None else self._clock() + job.deadline,
         )
-        self._scheduler.add(sequence)
+        displaced = self._scheduler.add(sequence)
         self._jobs[job.id] = sequence
+        if displaced is not None:
+            self._end(displaced, Chunk(finish="error", fault=OVERLOADED))
 
     def cancel(self, job_id: str) -> None:
         """End a job now: its slot is free for the next step, which also tells it. Unknown ids are ignored."""
@@ -98,7 +111,8 @@ class Core:
     def abort(self, fault: Fault) -> list[Said]:
         """End every job with this fault, and tell it."""
         for sequence in list(self._jobs.values()):
-            self._end(sequence, Chunk(finish="error", fault=fault))
+            self._end(sequence, Chunk(finish="error", fault=fault), sound=False)
+        self._memory.prefixes.clear()
         return self._flush()
 
     def step(self) -> list[Said]:
@@ -108,89 +122,96 @@ class Core:
             fault = expired(sequence, now)
             if fault is not None:
                 self._end(sequence, Chunk(finish="error", fault=fault))
-        self._outbox += [(sequence.job.id, Chunk()) for sequence in self._scheduler.admit()]
-        if not self._outbox:
-            self._run(self._scheduler.plan())
+        self._admit()
+        if not self._outbox and self._scheduler.running:
+            self._run()
         return self._flush()
 
     def _flush(self) -> list[Said]:
         said, self._outbox = self._outbox, []
         return said
 
-    def _run(self, work: list[tuple[Sequence, int]]) -> None:
-        if not work:
-            return
+    def _admit(self) -> None:
+        for sequence in self._scheduler.admit(self._memory.leader):
+            try:
+                cached = self._memory.open(sequence, self._scheduler.running)
+            except Exception as failure:
+                log.exception("no cache for a sequence of %d tokens", len(sequence.tokens))
+                self._fail(sequence, failure)
+                continue
+            if not sequence.announced:
+                sequence.announced = True
+                self._prompt_tokens += len(sequence.job.tokens)
+                self._outbox.append((sequence.job.id, Chunk(cached=cached)))
+
+    def _run(self) -> None:
+        for sequence in self._scheduler.yielding():
+            self._memory.close(sequence)
+        self._memory.grow(self._scheduler.running)
+        feeds = self._draft(self._scheduler.plan())
+        decoding = sum(feed.sequence.pending == 1 for feed in feeds)
         self._steps += 1
+        began = self._clock()
         try:
             with torch.inference_mode():
-                logits = self._forward.run([self._work(sequence, count) for sequence, count in work])
-                self._read(work, logits)
+                logits = self._forward.run([Work(feed.sequence.state, feed.ids, feed.rows) for feed in feeds])
+                news = read(feeds, logits)
         except Exception as failure:
-            log.exception("a step of %d sequences failed", len(work))
-            message = f"the model failed in this step ({type(failure).__name__}); see the server's log"
-            for sequence, _ in work:
-                self._end(sequence, Chunk(finish="error", fault=Fault("server_error", message, retryable=True)))
+            log.exception("a step of %d sequences failed", len(feeds))
+            for feed in feeds:
+                self._fail(feed.sequence, failure)
+            return
+        self._learn(feeds, news, decoding, self._clock() - began)
+        for item in news:
+            self._say(item)
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
-        if sequence.state is None:
-            expected = len(sequence.job.tokens) + min(sequence.limit, LOOKAHEAD)
-            sequence.state = self._forward.new_state(max(expected, len(sequence.tokens)))
-        ids = sequence.tokens[sequence.fed : sequence.fed + count]
-        return Work(sequence.state, ids, _rows(sequence, count))
+    def _draft(self, work: list[tuple[Sequence, int]]) -> list[Feed]:
+        few = len(self._scheduler.running) <= self._speculate
+        return [Feed(sequence, count, _guess(sequence) if few else []) for sequence, count in work]
 
-    def _read(self, work: list[tuple[Sequence, int]], logits: Tensor) -> None:
-        """Take each sequence's rows: log-probabilities of its prompt, then, if it is all fed, its next token."""
-        ready: list[Sequence] = []
-        lines: list[int] = []
-        line = 0
-        for sequence, count in work:
-            rows = _rows(sequence, count)
-            if sequence.job.prompt_logprobs is not None and sequence.fed < len(sequence.job.tokens):
-                _read_prompt(sequence, logits[line : line + rows])
-            line += rows
-            self._prompt_tokens += min(count, max(len(sequence.job.tokens) - sequence.fed, 0))
-            sequence.fed += count
-            if not sequence.pending:
-                ready.append(sequence)
-                lines.append(line - 1)
-        if ready:
-            self._choose(ready, logits[lines])
+    def _learn(self, feeds: list[Feed], news: list[News], decoding: int, seconds: float) -> None:
+        """What the step's time says about prompts, or about drafts."""
+        if self._pace is None:
+            return
+        drafts = {feed.sequence.job.id: len(feed.draft) for feed in feeds if feed.draft}
+        if not drafts:
+            prompts = sum(feed.count for feed in feeds) - decoding
+            self._pace.record(decoding, prompts, seconds)
+            return
+        plain = self._pace.plain(decoding)
+        cost = seconds / plain if plain else 1.0
+        for item in news:
+            drafted = drafts.get(item.sequence.job.id)
+            if drafted and item.tokens and not item.finish:
+                item.sequence.drafter.learn(drafted, len(item.tokens) - 1, cost)
 
-    def _choose(self, ready: list[Sequence], logits: Tensor) -> None:
-        willing = [row for row, sequence in enumerate(ready) if sequence.limit > 0]
-        for sequence in (sequence for sequence in ready if sequence.limit <= 0):
-            self._end(sequence, Chunk(finish="length", prompt_logprobs=tuple(sequence.prompt_logprobs)))
-        ready = [ready[row] for row in willing]
-        logits = logits[willing]
-        tokens = choose(logits, [sequence.dice for sequence in ready]) if ready else []
-        for row, (sequence, token) in enumerate(zip(ready, tokens, strict=True)):
-            if token is None:
-                fault = Fault("server_error", "the model gave no usable number for the next token", retryable=False)
-                self._end(sequence, Chunk(finish="error", fault=fault))
-                continue
-            top = sequence.job.sampling.top_logprobs
-            self._say(sequence, token, () if top is None else tuple(logprobs_of(logits[row : row + 1], [token], top)))
-
-    def _say(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...]) -> None:
-        first = sequence.said == 0
-        sequence.tokens.append(token)
-        self._generated += 1
-        stopped = token in sequence.stops
-        finish: Finish | None = "stop" if stopped else "length" if sequence.said >= sequence.limit else None
+    def _say(self, news: News) -> None:
+        sequence = news.sequence
+        if not news.sound:
+            self._end(sequence, Chunk(finish="error", fault=NO_NUMBER), sound=False)
+            return
+        self._generated += len(news.tokens)
+        first = sequence.said == len(news.tokens)
         chunk = Chunk(
-            tokens=(token,),
-            logprobs=logprobs,
-            finish=finish,
-            stop_id=token if stopped else None,
+            tokens=news.tokens,
+            logprobs=news.logprobs,
+            finish=news.finish,
+            stop_id=news.tokens[-1] if news.finish == "stop" else None,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
         )
-        if finish:
+        if news.finish:
             self._end(sequence, chunk)
         else:
             self._outbox.append((sequence.job.id, chunk))
 
-    def _end(self, sequence: Sequence, chunk: Chunk) -> None:
+    def _fail(self, sequence: Sequence, failure: Exception) -> None:
+        message = f"the model failed in this step ({type(failure).__name__}); see the server's log"
+        self._end(sequence, Chunk(finish="error", fault=Fault("server_error", message, retryable=True)), sound=False)
+
+    def _end(self, sequence: Sequence, chunk: Chunk, *, sound: bool = True) -> None:
+        """``sound``: its cache may be read by others."""
         self._scheduler.remove(sequence)
+        self._memory.close(sequence, sound=sound)
         if self._jobs.pop(sequence.job.id, None) is not None:
             self._finished += 1
             self._faults += chunk.finish == "error"
@@ -217,20 +238,9 @@ def check(job: Job, info: EngineInfo) -> None:
         raise EngineError("invalid_request", "a sampling parameter is outside its range")
 
 
-def _rows(sequence: Sequence, count: int) -> int:
-    """How many rows of logits this step needs of the sequence."""
-    if sequence.job.prompt_logprobs is not None and sequence.fed < len(sequence.job.tokens):
-        return count
-    return 1 if count == sequence.pending else 0
-
-
-def _read_prompt(sequence: Sequence, logits: Tensor) -> None:
-    """Row i speaks about token fed + i + 1; a sequence computed for the second time has nothing new to say."""
-    if not sequence.prompt_logprobs:
-        sequence.prompt_logprobs.append(None)
-    prompt = sequence.job.tokens
-    following = prompt[sequence.fed + 1 : sequence.fed + 1 + len(logits)]
-    skip = len(sequence.prompt_logprobs) - (sequence.fed + 1)
-    if skip < len(following):
-        rows = logits[skip : len(following)]
-        sequence.prompt_logprobs += logprobs_of(rows, following[skip:], sequence.job.prompt_logprobs or 0)
+def _guess(sequence: Sequence) -> list[int]:
+    """A draft that neither passes the sequence's limit nor needs more memory than it has; none inside a prompt."""
+    if sequence.pending > 1 or sequence.measures:
+        return []
+    room = sequence.state.capacity - len(sequence.tokens)
+    return sequence.drafter.draft(sequence.tokens, min(room, sequence.limit - sequence.said - 1))

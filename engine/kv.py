@@ -7,8 +7,8 @@ only once the pass has succeeded (:meth:`KV.commit`), so that a pass that fails 
 import torch
 from torch import Tensor
 
-GRAIN = 64
-"""Capacities are multiples of this many tokens."""
+GRAIN = 16
+"""Capacities that nobody reserved are multiples of this many tokens."""
 
 
 class KV:
@@ -19,15 +19,28 @@ class KV:
 
     def __init__(self, expected: int = 0) -> None:
         self.length = 0
-        self._expected = expected
+        self._capacity = expected
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def capacity(self) -> int:
+        """For how many tokens there is memory, or will be with the next token that is written."""
+        return self._capacity
+
+    def reserve(self, tokens: int) -> None:
+        """Grow to room for ``tokens`` tokens; the copying is done by the next pass that needs the room."""
+        self._capacity = max(self._capacity, tokens)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write (1, kv_heads, n, head_dim) after the valid tokens; views of all keys and values, these included."""
         end = self.length + keys.shape[2]
+        if end > self._capacity:
+            self._capacity = rounded(end)
         held = self._layers.get(layer)
-        if held is None or held[0].shape[2] < end:
-            held = self._layers[layer] = self._grow(held, keys, values, end)
+        if held is None:
+            held = self._layers[layer] = (_empty(keys, self._capacity), _empty(values, self._capacity))
+        elif held[0].shape[2] < end:
+            held = self._layers[layer] = self._moved(held, self.length, self._capacity)
         held[0][:, :, self.length : end] = keys
         held[1][:, :, self.length : end] = values
         return held[0][:, :, :end], held[1][:, :, :end]
@@ -35,6 +48,27 @@ class KV:
     def commit(self, tokens: int) -> None:
         """The pass succeeded: the last ``tokens`` written are valid from now on."""
         self.length += tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens; the memory stays."""
+        self.length = min(self.length, length)
+
+    @torch.inference_mode()
+    def copy(self, length: int, capacity: int) -> "KV":
+        """The first ``length`` tokens once more, with room for ``capacity``."""
+        twin = KV(max(length, capacity))
+        twin.length = min(self.length, length)
+        for layer, held in self._layers.items():
+            twin._layers[layer] = self._moved(held, twin.length, twin._capacity)
+        return twin
+
+    @torch.inference_mode()
+    def shrink(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens and give the rest of the memory back, layer by layer."""
+        self.truncate(length)
+        self._capacity = rounded(self.length)
+        for layer, held in self._layers.items():
+            self._layers[layer] = self._moved(held, self.length, self._capacity)
 
     @property
     def bytes_per_token(self) -> int:
@@ -45,18 +79,22 @@ class KV:
             for buffer in layer
         )
 
-    def _grow(
-        self, held: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor, end: int
-    ) -> tuple[Tensor, Tensor]:
-        wanted = max(end, self._expected) if held is None else max(end, held[0].shape[2] * 3 // 2)
-        capacity = -(-wanted // GRAIN) * GRAIN
-        grown = []
-        for old, new in zip(held or (None, None), (keys, values), strict=True):
-            buffer = new.new_empty((1, new.shape[1], capacity, new.shape[3]))
-            if old is not None:
-                buffer[:, :, : self.length] = old[:, :, : self.length]
-            grown.append(buffer)
-        return grown[0], grown[1]
+    @staticmethod
+    def _moved(held: tuple[Tensor, Tensor], length: int, capacity: int) -> tuple[Tensor, Tensor]:
+        """New buffers with the first ``length`` tokens of the old ones."""
+        keys, values = (_empty(old, capacity) for old in held)
+        keys[:, :, :length] = held[0][:, :, :length]
+        values[:, :, :length] = held[1][:, :, :length]
+        return keys, values
+
+
+def rounded(tokens: int) -> int:
+    """The capacity for so many tokens: the next multiple of :data:`GRAIN`."""
+    return -(-tokens // GRAIN) * GRAIN
+
+
+def _empty(like: Tensor, capacity: int) -> Tensor:
+    return like.new_empty((1, like.shape[1], capacity, like.shape[3]))
 
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -206,7 +206,7 @@ def test_a_deadline_ends_running_and_waiting_jobs() -> None:
 
 def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -> None:
     small = core_for(slots=3)
-    core = Core(small._forward, small.info, slots=3, room=60, chunk=16)
+    core = Core(small._forward, small.info, slots=3, room=60, chunk=16, speculate=0)
     asked = prompts(12, 14, 10)
     chunks = drain(
         core,

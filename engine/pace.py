@@ -1,0 +1,77 @@
+"""How many tokens of prompts a step may carry: bounded in time, so that a long prompt slows nobody down too much.
+
+A step's time is taken to be that of decoding alone plus a cost for each token of a prompt; both are measured. It knows
+no clock: it is told how long each step took.
+"""
+
+from collections import defaultdict, deque
+from statistics import median
+
+SLOWDOWN = 1.7
+"""A step with prompts may take so many times what decoding alone takes, if no more wait than decode."""
+
+FLOOR = 8
+"""Tokens of prompts that a step may carry however slow it is, so that a prompt is done in the end."""
+
+REFRESH = 32
+"""After so many steps with prompts in a row one without them measures decoding again."""
+
+
+class Pace:
+    """``chunk``: tokens of one step at most, whoever they belong to."""
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = chunk
+        self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=5))
+        self._costs: deque[float] = deque(maxlen=8)
+        self._alone: float | None = None
+        self._last = FLOOR
+        self._mixed = 0
+
+    def budget(self, decoding: int, waiting: int) -> int:
+        """Tokens of prompts for the next step, while so many sequences decode and so many wait for their first token.
+
+        With more waiting than decoding the step may grow in proportion: who waits for a first token counts as much as
+        who waits for the next. 0: measure decoding first.
+        """
+        most = max(self._chunk - decoding, 1)
+        if not decoding:
+            return most
+        plain = self.plain(decoding)
+        if plain is None or self._mixed >= REFRESH:
+            return 0
+        allowed = (SLOWDOWN - 1) * max(1.0, waiting / decoding) * plain
+        cost = median(self._costs) if self._costs else self._alone
+        if cost is None:
+            wanted = FLOOR
+        elif allowed < cost * 2 * self._last:
+            wanted = int(allowed / cost)
+        else:
+            wanted = 2 * self._last
+        return min(max(wanted, FLOOR), most)
+
+    def plain(self, decoding: int) -> float | None:
+        """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet."""
+        measured = self._plain.get(_size(decoding))
+        return median(measured) if measured else None
+
+    def record(self, decoding: int, prompts: int, seconds: float) -> None:
+        """A step with one token of each of ``decoding`` sequences and ``prompts`` tokens of prompts took so long."""
+        if not prompts:
+            self._mixed = 0
+            self._plain[_size(decoding)].append(seconds)
+            return
+        if not decoding:
+            self._mixed = 0
+            self._alone = seconds / prompts
+            return
+        self._mixed += 1
+        self._last = max(prompts, FLOOR)
+        plain = self.plain(decoding)
+        if plain is not None:
+            self._costs.append(max(seconds - plain, 0.0) / prompts)
+
+
+def _size(decoding: int) -> int:
+    """Numbers of sequences are alike within a factor of two."""
+    return decoding.bit_length()
