@@ -190,7 +190,7 @@ class Words:
     def splice(self) -> str:
         """The front of one word and the back of another: pieces in an order that no language has."""
         front, back = self.random.choice(COMMON), self.random.choice(NOUNS)
-        word = front[: self.random.randint(1, len(front))] + back[self.random.randrange(len(back)) :]
+        word: str = front[: self.random.randint(1, len(front))] + back[self.random.randrange(len(back)) :]
         return word if self._mine(word) else self.made_up()
 
     def noun(self) -> str:
