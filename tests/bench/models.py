@@ -1,7 +1,7 @@
 """Models for the benchmark, made on the spot from a fixed seed: `python -m tests.bench.models small tiny`.
 
 SMALL has Qwen3-0.6B's shape, TINY four layers of 256; both have random weights and a made-up vocabulary of 151 936
-entries. Speed does not ask what the weights say. The vocabulary is byte-level BPE over syllables: every word of
+entries. OSS is a tiny gpt-oss, for the scenarios on Antiphon, which brings its vocabulary. Speed does not ask what the weights say. The vocabulary is byte-level BPE over syllables: every word of
 :func:`words` is one token, any other text falls back to syllables and bytes, and nearly every id is a readable word.
 """
 
@@ -40,6 +40,24 @@ SHAPES: dict[str, dict[str, int]] = {
         "head_dim": 64,
         "intermediate_size": 1024,
     },
+}
+
+
+OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "vocab_size": 201_088,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 256,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 40_960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+    "eos_token_id": 200_002,
+    "pad_token_id": 199_999,
 }
 
 
@@ -160,10 +178,29 @@ def build(name: str) -> Path:
     fresh = MODELS / f"{name}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
+    if name == "oss":
+        _oss(fresh)
+    else:
+        _qwen(SHAPES[name], fresh)
+    return fresh.rename(folder)
+
+
+def _oss(fresh: Path) -> None:
+    """As transformers draws it; the vocabulary needs no file."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(SEED)
+    told = AutoConfig.for_model(**OSS)
+    model: Any = AutoModelForCausalLM.from_config(told, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model.save_pretrained(fresh)
+
+
+def _qwen(shape: dict[str, int], fresh: Path) -> None:
     end = VOCAB - len(ADDED) - 1
     tells = {
         "tokenizer.json": tokenizer(),
-        "config.json": config(SHAPES[name], end),
+        "config.json": config(shape, end),
         # Nothing is cut off: every server draws from the whole vocabulary.
         "generation_config.json": {
             "do_sample": True,
@@ -183,14 +220,13 @@ def build(name: str) -> Path:
     for file, content in tells.items():
         (fresh / file).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     shutil.copyfile(ROOT / "harmony" / "chatml.jinja", fresh / "chat_template.jinja")
-    _weights(SHAPES[name], fresh / "model.safetensors")
-    return fresh.rename(folder)
+    _weights(shape, fresh / "model.safetensors")
 
 
 def main() -> None:
     """Make the models that are named."""
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("names", nargs="+", choices=SHAPES)
+    asked.add_argument("names", nargs="+", choices=[*SHAPES, "oss"])
     for name in asked.parse_args().names:
         print(build(name), flush=True)
 

