@@ -36,10 +36,13 @@ snapshots: $(TEST)  ## write the snapshots anew; then read the diff
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
 
-bench: $(TEST)  ## compare with the peers that are installed, all parts: about 40 minutes; pages in .bench/results
+bench: $(TEST)  ## compare with the peers that are installed, every part: about an hour; pages in .bench/results
 	$(BIN)/python -m tests.bench.protocol
 	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(SLOW) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(OSS) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
 
 bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in an environment of its own
@@ -51,7 +54,11 @@ clean:  ## remove the environment and all caches
 # The parts of the benchmark; docs/bench.md says what each one measures.
 RESULTS = --json .bench/results/$(1).json --out .bench/results/$(1).md
 TINY = --model tiny --streams 1,4,16,64 --rounds 5 --scenarios growth,long,next --limit-minutes 15 $(call RESULTS,tiny)
-SMALL = --model small --streams 1,4,16 --rounds 3 --limit-minutes 25 $(call RESULTS,small)
+BEST = antiphon,antiphon-int8,vllm-fp32,vllm-bf16,llama.cpp
+SMALL = --model small --servers $(BEST) --streams 1,4,16 --rounds 3 --limit-minutes 40 $(call RESULTS,small)
+SLOW = --model small --servers antiphon,transformers,transformers-cb --streams 1,4 --rounds 1 $(call RESULTS,slow)
+AGENT = --model small --servers antiphon,antiphon-int8 --rounds 0 --scenarios next,long --repeat 1 $(call RESULTS,agent)
+OSS = --model oss --servers antiphon --rounds 0 --scenarios next $(call RESULTS,oss)
 EMBEDDED = --model embedded --servers antiphon --streams 1,16 --rounds 3 --limit-minutes 3 $(call RESULTS,embedded)
 
 # The environment, once for each change of the two files that describe it.

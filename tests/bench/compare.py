@@ -62,7 +62,8 @@ class Run:
                 await self.round(turn, servers)
             for name in self.asked.scenarios:
                 for server in servers:
-                    await self.scenario(name, server)
+                    if server.peer.ours:
+                        await self.scenario(name, server)
 
     async def start(self, fleet: Fleet, name: str) -> Server | None:
         """One server, or the reason why not."""
@@ -169,7 +170,9 @@ def arguments() -> argparse.Namespace:
     words.add_argument("--streams", type=lambda text: [int(word) for word in _listed(text)], default=[1, 4, 16])
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--tokens", type=int, default=OUTPUT, help="tokens of output")
-    words.add_argument("--scenarios", type=_listed, default=[], help=f"of {','.join(TITLES)}, after the rounds")
+    words.add_argument(
+        "--scenarios", type=_listed, default=[], help=f"of {','.join(TITLES)}, after the rounds, on Antiphon"
+    )
     words.add_argument("--repeat", type=int, default=3, help="times that a scenario is played")
     words.add_argument("--limit-minutes", type=float, default=60.0, help="nothing new is begun after that")
     words.add_argument("--json", type=Path, help="where the record is kept")

@@ -10,10 +10,13 @@ from tests.bench.drive import Api
 from tests.bench.install import COMPILED, DONE, ENVS, HOME, ROOT
 from tests.bench.models import MODELS, build
 
-SLOTS = 64
-"""Streams that a server is told to expect where it has to know."""
 SLOT = 512
-"""Tokens of context for each of them."""
+"""Tokens of context for each stream, where a server has to be told."""
+
+
+def slots(model: str) -> int:
+    """Streams that a server is told to expect where it has to know; memory for more of the large model is not there."""
+    return 16 if model == "small" else 64
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Peer:
     env: str | None = None
     """Its environment under `ENVS`; None: Antiphon's."""
     api: Api = "responses"
-    most: int = SLOTS
+    most: int = 64
     """More streams than this are not asked of it."""
     bytes_per_weight: float = 4.0
     """What a step reads at least, for the roofline."""
@@ -72,7 +75,7 @@ def _antiphon(*more: str) -> Callable[[Path, int], list[str]]:
 def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
     return lambda model, port: [
         *(str(ENVS / "vllm" / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-model-len", "8192"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-model-len", "4096"),
     ]
 
 
@@ -83,27 +86,36 @@ def _transformers(*more: str) -> Callable[[Path, int], list[str]]:
     ]
 
 
+def _batching(model: Path, port: int) -> list[str]:
+    """With a bound on its cache, in blocks of 256 tokens: left alone it takes most of the memory there is."""
+    blocks = str(2 * slots(model.name))
+    return _transformers("--continuous-batching", "--cb-num-blocks", blocks, "--cb-max-batch-tokens", "2048")(
+        model, port
+    )
+
+
 def _llama(model: Path, port: int) -> list[str]:
     """q8_0 where weights are what is read, f16 where they are next to nothing. Every server draws from all tokens."""
     kind = "f16" if model.name == "tiny" else "q8_0"
     file = MODELS / f"{model.name}-{kind}.gguf"
     home = ENVS / "llama" / "bin"
+    expect = slots(model.name)
     if not file.exists():
         maker = ROOT / "tests" / "bench" / "gguf_file.py"
         subprocess.run([home / "python", maker, build(model.name), file, kind], check=True)
     if not (home / "llama-server").exists():
         script = ROOT / "tests" / "bench" / "llama_server.py"
-        return [str(home / "python"), str(script), str(file), str(port), str(SLOTS), str(SLOTS * SLOT)]
+        return [str(home / "python"), str(script), str(file), str(port), str(expect), str(expect * SLOT)]
     return [
         *(str(home / "llama-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
-        *("--alias", model.name, "--parallel", str(SLOTS), "--ctx-size", str(SLOTS * SLOT)),
+        *("--alias", model.name, "--parallel", str(expect), "--ctx-size", str(expect * SLOT)),
         *("--samplers", "temperature", "--temp", "1"),
     ]
 
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
 VLLM = OFFLINE | {
-    "VLLM_CPU_KVCACHE_SPACE": "4",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CACHE_ROOT": str(HOME / "vllm"),
     "PATH": f"{ENVS / 'vllm' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
@@ -122,7 +134,7 @@ PEERS: dict[str, Peer] = {
         Peer("transformers", _transformers(), ("transformers", "torch"), "transformers", most=4, environ=OFFLINE),
         Peer(
             "transformers-cb",
-            _transformers("--continuous-batching"),
+            _batching,
             ("transformers", "torch"),
             "transformers",
             environ=OFFLINE,
