@@ -166,7 +166,8 @@ class Core:
             self._say(item)
 
     def _draft(self, work: list[tuple[Sequence, int]]) -> list[Feed]:
-        few = len(self._scheduler.running) <= self._speculate
+        """No drafts before a step without them was measured: nobody could say whether they pay."""
+        few = self._pace is not None and len(work) <= self._speculate and self._pace.plain(len(work)) is not None
         return [Feed(sequence, count, _guess(sequence) if few else []) for sequence, count in work]
 
     def _learn(self, feeds: list[Feed], news: list[News], decoding: int, seconds: float) -> None:

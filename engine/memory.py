@@ -110,7 +110,7 @@ class Memory:
         if entry is None:
             self.prefixes.fit(free - capacity)
             return kv.copy(length, capacity)
-        if len(entry.tokens) - length > max(len(entry.tokens) // 10, PATIENCE):
+        if len(entry.tokens) - length > max(len(entry.tokens) // 10, LEAST):
             self.prefixes.touch(entry)
             self.prefixes.fit(free - capacity, spared=entry)
             if self.prefixes.held <= free - capacity:

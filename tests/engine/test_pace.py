@@ -1,0 +1,113 @@
+"""How many tokens of prompts a step may carry."""
+
+import pytest
+
+from engine.pace import FLOOR, REFRESH, SLOWDOWN, Pace
+
+
+def decoded(pace: Pace, decoding: int, seconds: float, times: int = 5) -> None:
+    for _ in range(times):
+        pace.record(decoding, 0, seconds)
+
+
+def settle(pace: Pace, decoding: int, waiting: int, base: float, cost: float, steps: int = 40) -> list[float]:
+    """Run steps that take ``base`` and ``cost`` per token of a prompt; what those with prompts took."""
+    mixed = []
+    for _ in range(steps):
+        count = pace.budget(decoding, waiting)
+        seconds = base + cost * count
+        pace.record(decoding, count, seconds)
+        if count:
+            mixed.append(seconds)
+    return mixed
+
+
+def test_while_nobody_decodes_the_whole_chunk_is_for_prompts() -> None:
+    assert Pace(512).budget(0, 1) == 512
+    assert Pace(1).budget(0, 3) == 1
+
+
+def test_decoding_is_measured_before_anything_is_added() -> None:
+    pace = Pace(512)
+    assert pace.budget(8, 1) == 0
+    decoded(pace, 8, 0.1, times=1)
+    assert pace.budget(8, 1) == FLOOR
+    assert pace.budget(2, 1) == 0, "the time of eight says nothing about that of two"
+
+
+def test_a_step_with_prompts_takes_at_most_the_allowed_part_longer() -> None:
+    for base, cost in [(0.06, 0.0024), (0.131, 0.005), (0.0035, 0.0001), (0.15, 0.001)]:
+        pace = Pace(512)
+        decoded(pace, 8, base)
+        mixed = settle(pace, 8, 1, base, cost)
+        assert max(mixed) <= SLOWDOWN * base * 1.001
+        assert mixed[-1] >= (1 + (SLOWDOWN - 1) * 0.8) * base or mixed[-1] == base + 512 * cost
+
+
+def test_the_budget_never_leaves_its_bounds() -> None:
+    slow = Pace(512)
+    decoded(slow, 8, 0.01)
+    settle(slow, 8, 1, 0.01, 0.01)
+    assert slow.budget(8, 1) == FLOOR
+    free = Pace(100)
+    decoded(free, 8, 0.01)
+    settle(free, 8, 1, 0.01, 0.0, steps=20)
+    assert free.budget(8, 1) == 100 - 8
+    small = Pace(4)
+    decoded(small, 8, 0.01)
+    assert small.budget(8, 1) == 1
+
+
+def test_it_grows_by_doubling_and_shrinks_at_once() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.1)
+    seen = []
+    for _ in range(5):
+        seen.append(pace.budget(8, 1))
+        pace.record(8, seen[-1], 0.1)
+    assert seen == [FLOOR * 2**n for n in range(5)]
+    for _ in range(8):
+        pace.record(8, 128, 0.1 + 128 * 0.01)
+    assert pace.budget(8, 1) == FLOOR
+
+
+def test_what_a_prompt_alone_took_is_the_first_guess() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.1)
+    pace.record(0, 512, 512 * 0.005)
+    assert pace.budget(8, 1) == int(0.7 * 0.1 / 0.005)
+
+
+def test_when_more_wait_than_decode_the_step_may_grow_in_proportion() -> None:
+    pace = Pace(512)
+    decoded(pace, 4, 0.1)
+    settle(pace, 4, 1, 0.1, 0.001, steps=20)
+    assert pace.budget(4, 1) == pace.budget(4, 4) == pytest.approx(70, abs=1)
+    assert pace.budget(4, 8) == pytest.approx(140, abs=3)
+
+
+def test_decoding_is_measured_again_now_and_then() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.1)
+    budgets = []
+    for _ in range(2 * REFRESH + 2):
+        budgets.append(pace.budget(8, 1))
+        pace.record(8, budgets[-1], 0.1 + 0.005 * budgets[-1])
+    assert [place for place, count in enumerate(budgets) if count == 0] == [REFRESH, 2 * REFRESH + 1]
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.1)
+    settle(pace, 8, 1, 0.1, 0.002)
+    usual = pace.budget(8, 1)
+    pace.record(8, usual, 9.0)
+    pace.record(8, 0, 9.0)
+    assert pace.budget(8, 1) == usual
+
+
+def test_a_clock_that_stands_still_does_no_harm() -> None:
+    pace = Pace(64)
+    for _ in range(20):
+        pace.record(2, pace.budget(2, 1), 0.0)
+    assert pace.budget(2, 1) == 62
