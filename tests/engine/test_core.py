@@ -1,5 +1,7 @@
 """The core: what a job may ask for, how it ends, and what one job's misfortune does to the others."""
 
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from engine.build import Options, core_of
 from engine.core import Core
 from engine.protocol import Chunk, EngineError, Fault, Job
+from tests.engine.rigged import Rigged, rigged
 from tests.engine.tiny import EOS, VOCAB, core_for, drain, fresh, generate, job_of, prompts, run, tiny, tokens_of
 
 SHORT, LONG = prompts(4, 40)
@@ -262,3 +265,64 @@ def test_numbers_that_are_none_end_the_job_with_a_fault() -> None:
     last = drain(core, job_of(SHORT))["j"][-1]
     assert last.finish == "error" and last.fault is not None and not last.fault.retryable
     assert idle(core)
+
+
+def gaps(core: Core, forward: Rigged, names: set[str]) -> list[float]:
+    """The median time between the tokens of these streams, over each of them, until one of them ends."""
+    heard: dict[str, list[float]] = {name: [] for name in names}
+    while names:
+        for name, chunk in core.step():
+            if name in heard and chunk.tokens:
+                heard[name].append(forward.now)
+            if name in names and chunk.finish:
+                names = set()
+    return [median(later - earlier for earlier, later in pairwise(times)) for times in heard.values()]
+
+
+@pytest.mark.parametrize(("base", "per_token"), [(60.0, 2.4), (131.0, 5.0), (4.0, 0.1)])
+def test_a_long_prompt_among_eight_streams_raises_their_median_gap_less_than_twofold(
+    base: float, per_token: float
+) -> None:
+    """Milliseconds as measured on two cores; the prompt is still being computed when the streams end."""
+
+    def streams(with_prompt: bool) -> list[float]:
+        core, forward = rigged(context=7000, chunk=512)
+        forward.base, forward.per_token = base, per_token
+        for n in range(8):
+            core.add(job_of([3 + n] * 20, str(n), max_tokens=100, ignore_eos=True))
+        for _ in range(20):
+            core.step()
+        if with_prompt:
+            core.add(job_of([4] * 6000, "long", max_tokens=1, ignore_eos=True))
+        return gaps(core, forward, set(map(str, range(8))))
+
+    before, during = median(streams(False)), median(streams(True))
+    assert 1.2 * before < during < 2 * before
+
+
+def test_prompts_that_come_together_are_computed_in_whole_chunks() -> None:
+    core, forward = rigged(chunk=512)
+    drain(core, *(job_of([3 + n] * 130, str(n), max_tokens=1, ignore_eos=True) for n in range(3)))
+    assert forward.feeds == [[(130, 1), (130, 1), (130, 1)]]
+
+
+def test_an_owner_with_fewer_jobs_takes_a_place_and_whoever_loses_it_is_told() -> None:
+    core, _ = rigged(slots=1, queue=2)
+    for name in ("a", "b", "c"):
+        core.add(job_of(SHORT, name, owner="many", max_tokens=1))
+    core.step()
+    core.add(job_of(SHORT, "d", owner="one", max_tokens=1))
+    chunks = drain(core)
+    assert [chunk.fault.code for chunk in chunks["c"] if chunk.fault] == ["server_is_overloaded"]
+    assert len(chunks["c"]) == 1 and all(chunks[name][-1].finish == "length" for name in "bd")
+    assert core.stats().faults == 1 and idle(core)
+
+
+def test_a_higher_priority_is_the_last_to_give_way() -> None:
+    core, _ = rigged(slots=3, room=150, chunk=64, speculate=0)
+    for n, priority in enumerate([-1, 0, 1]):
+        core.add(job_of([3 + n] * 30, str(n), priority=priority, max_tokens=60, ignore_eos=True))
+    ends = []
+    while core.busy:
+        ends += [name for name, chunk in core.step() if chunk.finish]
+    assert ends == ["2", "1", "0"]
