@@ -59,8 +59,9 @@ class Server:
         """Wait for the first token. Raises :class:`NotStartedError`."""
         until = self.process.begun + limit
         while time.perf_counter() < until and not self.process.over:
-            with contextlib.suppress(OSError, IndexError):
-                seen = await ask(self.port, self.peer.api, body(self.peer.api, self.model, "Hello", 4))
+            with contextlib.suppress(OSError, IndexError):  # a TimeoutError is an OSError
+                hello = ask(self.port, self.peer.api, body(self.peer.api, self.model, "Hello", 4))
+                seen = await asyncio.wait_for(hello, until - time.perf_counter())
                 if seen.error is None:
                     self.started = seen.begun + seen.first - self.process.begun
                     return

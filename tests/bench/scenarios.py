@@ -35,7 +35,7 @@ async def long_prompt(server: Server, turn: int) -> Record:
     """A prompt of `LONG` tokens arrives among `RUNNING` streams: the median gap between their tokens before and during."""
     api = server.peer.api
     streams = [Stream(api, 0.0) for _ in range(RUNNING)]
-    bodies = [server.body(prompt(f"running {turn} {place}", 128), 4_000) for place in range(RUNNING)]
+    bodies = [server.body(prompt(f"running {turn} {place}", 128), 1_200) for place in range(RUNNING)]
     tasks = [asyncio.create_task(server.ask(each, into)) for each, into in zip(bodies, streams, strict=True)]
     try:
         while any(len(stream.arrivals) < STEADY for stream in streams):
