@@ -77,13 +77,15 @@ class Scribe:
 
     def take(self, chunk: Chunk) -> None:
         """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
-        if self.machine.state is State.ENDED:
+        if self.machine.ended:
             return
         self._generated += len(chunk.tokens)
         self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk)))
-        if not self.ended and self._reader.broken:
+        if self.ended:
+            return
+        if self._reader.broken:
             self._said += self.machine.stop()
-        elif not self.ended and chunk.finish:
+        elif chunk.finish:
             self._finish(chunk)
 
     def fail(self, code: str, message: str) -> None:

@@ -63,7 +63,8 @@ class Turn:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._scribe, self._engine, self._job, self._pace = scribe, engine, job, pace
         self._ending: Callable[[], None] = scribe.cancel
-        self._said_at = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._said_at = self._loop.time()
         self._task = asyncio.create_task(self._run(), name=f"turn {log.id}")
 
     @property
@@ -139,7 +140,7 @@ class Turn:
     def _write(self, chunk: Chunk | None = None) -> None:
         said = self._scribe.collect()
         if said:
-            self._said_at = asyncio.get_running_loop().time()
+            self._said_at = self._loop.time()
             detail = Detail(tokens=chunk.tokens if chunk else (), stop=self._scribe.stop)
             self.log.append(said, detail)
 
@@ -160,13 +161,12 @@ class Turn:
             ending()
 
     async def _remind(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            silent = loop.time() - self._said_at
+            silent = self._loop.time() - self._said_at
             if silent < self._pace.remind_after:
                 await asyncio.sleep(self._pace.remind_after - silent)
                 continue
-            self._said_at = loop.time()
+            self._said_at = self._loop.time()
             self._scribe.remind()
             self._write()
 

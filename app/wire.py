@@ -1,6 +1,8 @@
 """HTTP/1.1 as uvicorn speaks it through h11, with deadlines: who never finishes, or never reads, does not stay.
 
 h11 rather than httptools, because it bounds the headers (64 KiB), insists on Host, and refuses contradicting lengths.
+Of an answer in chunks h11 writes the head and the end only: what its checks cost for every piece of a stream is more
+than writing the piece.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from app.errors import ApiError
+from app.gate import Message, Receive, Scope, Send
 from app.settings import Settings
 
 
@@ -27,6 +30,8 @@ class PatientProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._behind = self.app
+        self.app = self._answer
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_for: str | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -72,6 +77,10 @@ class PatientProtocol(H11Protocol):
         """What is no HTTP, or too much of it, in the shape of every other error."""
         self._last_words(ApiError(400, "invalid_http", msg), "400 Bad Request")
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. The cycle is this request's: the next one begins when this one is answered."""
+        await self._behind(scope, receive, Answer(scope, self.cycle, send).send)
+
     def _unstall(self) -> None:
         if self._stalled is not None:
             self._stalled.cancel()
@@ -104,6 +113,36 @@ class PatientProtocol(H11Protocol):
             head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+class Answer:
+    """An answer on its way out. The pieces of one in chunks are framed here, everything else is left to h11."""
+
+    def __init__(self, scope: Scope, cycle: RequestResponseCycle, send: Send) -> None:
+        self._cycle, self._send = cycle, send
+        self._may_be_chunked = scope["http_version"] == "1.1" and scope["method"] in {"GET", "POST"}
+        self._chunked = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on. Waits while the client is slower than the answer; once it has left, does nothing."""
+        if self._chunked and message.get("more_body"):
+            await self._write(message["body"])
+            return
+        if message["type"] == "http.response.start":
+            self._chunked = self._may_be_chunked and _in_chunks(message)
+        await self._send(message)
+
+    async def _write(self, body: bytes) -> None:
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if body and not cycle.disconnected:  # an empty chunk would be the end
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+def _in_chunks(start: Message) -> bool:
+    """Whether h11 will send the body of such an answer in chunks: it may have one, and its length is not known."""
+    return start["status"] == 200 and all(name.lower() != b"content-length" for name, _ in start["headers"])
 
 
 def protocol(settings: Settings) -> type[PatientProtocol]:

@@ -73,13 +73,12 @@ class _Meter:
 
     def take(self, ids: tuple[int, ...]) -> Chunk:
         """A chunk of these tokens, or of as many of them as are allowed."""
-        taken: list[int] = []
-        for token in ids[: max(self._limit - self._said, 0)]:
-            taken.append(token)
-            if token in self._stops:
-                return self._chunk(tuple(taken), "stop", token)
+        taken = ids[: max(self._limit - self._said, 0)]
+        if not self._stops.isdisjoint(taken):
+            last = next(place for place, token in enumerate(taken) if token in self._stops)
+            return self._chunk(taken[: last + 1], "stop", taken[last])
         full = self._said + len(taken) >= self._limit
-        return self._chunk(tuple(taken), "length" if full else None)
+        return self._chunk(taken, "length" if full else None)
 
     def last(self, reply: Reply) -> Chunk:
         """The chunk that ends a reply which was not cut: its stop token, if there is one."""

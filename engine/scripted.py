@@ -75,6 +75,17 @@ class ScriptedEngine:
         if job_id in self._runs:
             self._runs[job_id].end("cancelled")
 
+    async def ready(self) -> None:
+        """A job would be taken, or refused, right away."""
+        if not self._open:
+            raise EngineError("engine_unavailable", "the engine was stopped", retryable=True)
+        if len(self._runs) >= self._slots + self._queue:
+            raise EngineError("server_is_overloaded", "too many requests are waiting", retryable=True)
+
+    def obstacle(self) -> str | None:
+        """A script need not be waited for."""
+        return None if self._open else "the engine was stopped"
+
     def stats(self) -> Stats:
         """Counts of this moment; ``kv_tokens`` counts the tokens of jobs that hold a slot."""
         admitted = [run for run in self._runs.values() if run.admitted]
@@ -195,7 +206,10 @@ class _Run:
 
     async def pause(self, seconds: float) -> Chunk | None:
         """Wait; the chunk that ends the job, if its end came first."""
-        await self._sleep(seconds)
+        if seconds <= 0 and self.expires == math.inf:
+            await asyncio.sleep(0)  # most chunks: nothing to wait for but the others' turn
+        else:
+            await self._sleep(seconds)
         if self.ended == "cancelled":
             return Chunk(finish="cancelled")
         return Chunk(finish="error", fault=self._fault()) if self.ended else None

@@ -19,9 +19,9 @@ def encode(event: Event) -> bytes:
     return _encoder.encode(event)
 
 
-def frame(event_type: str, data: bytes) -> bytes:
-    """One frame. `data` is JSON, in which no raw line feed can occur."""
-    return b"event: %b\ndata: %b\n\n" % (event_type.encode(), data)
+def frame(event: Event, data: bytes) -> bytes:
+    """One frame. `data` is the event's JSON, in which no raw line feed can occur."""
+    return b"%b%b\n\n" % (_heads[type(event)], data)
 
 
 def data_frame(data: bytes) -> bytes:
@@ -29,6 +29,12 @@ def data_frame(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
 
 
-def type_of(event: Event) -> str:
-    """The wire name of an event's type."""
-    return str(type(event).__struct_config__.tag)
+class _Heads(dict[type[Event], bytes]):
+    """What stands before the JSON of an event of this class. Made once for each."""
+
+    def __missing__(self, event: type[Event]) -> bytes:
+        head = self[event] = f"event: {event.__struct_config__.tag}\ndata: ".encode()
+        return head
+
+
+_heads = _Heads()

@@ -1,12 +1,12 @@
 """Cutting text into leading white space, body and trailing white space, log-probabilities and all."""
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from events.items import Logprob
 from state.segments import Scored
 
 
-class Piece(NamedTuple):
+class Piece(Struct, frozen=True, gc=False):
     """Part of a segment's text with the log-probabilities of the tokens that begin in it."""
 
     text: str
@@ -15,6 +15,8 @@ class Piece(NamedTuple):
     def __add__(self, other: object) -> "Piece":
         if not isinstance(other, Piece):
             return NotImplemented
+        if self is EMPTY:
+            return other
         return Piece(self.text + other.text, self.logprobs + other.logprobs)
 
 
@@ -26,14 +28,21 @@ def split(text: str, scored: tuple[Scored, ...] = ()) -> list[tuple[Piece, bool]
 
     A log-probability goes with the piece in which its token's first character stands, undivided.
     """
+    body = text.strip()
+    if len(body) == len(text) and body:
+        return [(Piece(text, tuple(s.logprob for s in scored) if scored else ()), False)]
     body_at = len(text) - len(text.lstrip())
     if body_at == len(text):
         bounds = [(0, len(text), True)]
     else:
-        tail_at = len(text.rstrip())
+        tail_at = body_at + len(body)
         bounds = [(0, body_at, True), (body_at, tail_at, False), (tail_at, len(text), True)]
     return [
-        (Piece(text[start:end], tuple(s.logprob for s in scored if start <= s.at < end)), blank)
+        (Piece(text[start:end], _within(scored, start, end) if scored else ()), blank)
         for start, end, blank in bounds
         if start < end
     ]
+
+
+def _within(scored: tuple[Scored, ...], start: int, end: int) -> tuple[Logprob, ...]:
+    return tuple(s.logprob for s in scored if start <= s.at < end)

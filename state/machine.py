@@ -40,6 +40,9 @@ CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
 
 
+_OF_PLAIN_TEXT = (ReasoningDraft, FunctionDraft, CustomDraft)
+
+
 class _Ending(msgspec.Struct, frozen=True, kw_only=True):
     """What an ending has to tell besides its name."""
 
@@ -220,7 +223,7 @@ class Machine:
                 draft.turn(kind)
             whole = self._take() + piece
             draft.grow(whole.text, whole.logprobs)
-        elif isinstance(draft, ReasoningDraft | FunctionDraft | CustomDraft):
+        elif isinstance(draft, _OF_PLAIN_TEXT):
             draft.grow((self._take() + piece).text)
 
     def _cite(self) -> None:

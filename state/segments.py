@@ -14,7 +14,7 @@ from events.items import Annotation, Compaction, Logprob, Phase
 Kind = Literal["function", "custom"]
 
 
-class Scored(Struct, frozen=True):
+class Scored(Struct, frozen=True, gc=False):
     """A token's log-probability, and where the token's first character stands in the segment's text.
 
     A token that only completes a character begun by an earlier one has the position of that character.
@@ -24,13 +24,13 @@ class Scored(Struct, frozen=True):
     logprob: Logprob
 
 
-class Think(Struct, frozen=True):
+class Think(Struct, frozen=True, gc=False):
     """More reasoning."""
 
     text: str
 
 
-class Say(Struct, frozen=True):
+class Say(Struct, frozen=True, gc=False):
     """More text for the user. `phase` is None where the dialect does not know it. `logprobs` rise by `at`."""
 
     text: str
@@ -38,19 +38,19 @@ class Say(Struct, frozen=True):
     logprobs: tuple[Scored, ...] = ()
 
 
-class Refuse(Struct, frozen=True):
+class Refuse(Struct, frozen=True, gc=False):
     """More of a refusal."""
 
     text: str
 
 
-class Cite(Struct, frozen=True):
+class Cite(Struct, frozen=True, gc=False):
     """A source for the text of the open message."""
 
     annotation: Annotation
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """A tool call begins. `call_id` is the model's own where the dialect has one, else None: the machine mints."""
 
     name: str
@@ -59,17 +59,17 @@ class Call(Struct, frozen=True):
     namespace: str | None = None
 
 
-class Arguments(Struct, frozen=True):
+class Arguments(Struct, frozen=True, gc=False):
     """More of the open call's arguments (JSON text) or, for a custom tool, of its raw input."""
 
     text: str
 
 
-class Close(Struct, frozen=True):
+class Close(Struct, frozen=True, gc=False):
     """What is open is whole: its dialect has seen what ends it."""
 
 
-class Whole(Struct, frozen=True):
+class Whole(Struct, frozen=True, gc=False):
     """An item that is born complete. Its id is replaced by one of the machine's when it is empty."""
 
     item: Compaction | HostedItem

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 class State(Enum):
     """Where a response stands. REASONING, MESSAGE and CALL name the item that is open; in GAP none is."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every letter is looked up by it
     NEW = auto()
     QUEUED = auto()
     GAP = auto()
@@ -24,6 +25,7 @@ class State(Enum):
 class Letter(Enum):
     """What the machine reads. Text that is white space throughout is a letter of its own."""
 
+    __hash__ = object.__hash__  # as above
     QUEUE = auto()
     BEGIN = auto()
     REMIND = auto()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -10,7 +10,15 @@ from msgspec import UNSET
 from app.errors import ApiError
 from app.log import Frame, Log
 from app.projections.chat_fold import ChatFold, ChatSum
-from app.projections.chat_wire import ChatChunk, ChatCompletion, ChatLogprobs, ChunkChoice, Delta, chat_usage
+from app.projections.chat_wire import (
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatUsage,
+    ChunkChoice,
+    Delta,
+    chat_usage,
+)
 from app.projections.responses import PING_AFTER
 from app.requests.spec import TurnSpec
 from events import sse
@@ -20,7 +28,7 @@ from events.response import ResponseError
 _encode = msgspec.json.Encoder().encode
 
 
-async def stream(logs: Sequence[Log], spec: TurnSpec) -> AsyncIterator[bytes]:
+async def stream(logs: Sequence[Log], spec: TurnSpec) -> AsyncGenerator[bytes, None]:
     """Chunks, framed. The role of every choice comes first, in order; usage, where asked for, last."""
     folds = [ChatFold() for _ in logs]
     chunker = _Chunker(logs[0], spec)
@@ -55,7 +63,7 @@ async def final(logs: Sequence[Log], spec: TurnSpec) -> bytes:
         created=int(head.created_at),
         model=head.model,
         choices=tuple(choices),
-        usage=chat_usage([fold.terminal.usage for fold in folds if fold.terminal and fold.terminal.usage]),
+        usage=_usage(folds),
     )
     return _encode(reply)
 
@@ -86,13 +94,12 @@ class _Chunker:
         """The last chunk, without choices; nothing where it was not asked for."""
         if not self._spec.include_usage:
             return b""
-        usages = [fold.terminal.usage for fold in folds if fold.terminal and fold.terminal.usage]
         chunk = ChatChunk(
             id=self._id,
             created=int(self._head.created_at),
             model=self._head.model,
             choices=(),
-            usage=chat_usage(usages),
+            usage=_usage(folds),
         )
         return sse.data_frame(_encode(chunk))
 
@@ -128,6 +135,10 @@ async def _merged(logs: Sequence[Log]) -> AsyncGenerator[tuple[int, list[Frame]]
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _usage(folds: Sequence[ChatFold]) -> ChatUsage | None:
+    return chat_usage([fold.terminal.usage for fold in folds if fold.terminal and fold.terminal.usage])
 
 
 def _failure(fold: ChatFold) -> ApiError | None:

@@ -1,6 +1,6 @@
 """The log as the Responses API tells it: its events as they are, or the response of the last one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -11,10 +11,10 @@ PING_AFTER = 15.0
 """Seconds of silence after which a comment goes out: proxies close streams that say nothing."""
 
 
-async def stream(log: Log, start: int = 0) -> AsyncIterator[bytes]:
-    """The events from number `start` on, framed; what one engine step brought leaves in one piece."""
+async def stream(log: Log, start: int = 0) -> AsyncGenerator[bytes, None]:
+    """The events from number `start` on, framed; what is there at once leaves in one piece."""
     async for frames in log.follow(start, idle=PING_AFTER):
-        yield b"".join([sse.frame(sse.type_of(f.event), f.data) for f in frames]) or sse.PING
+        yield b"".join([sse.frame(f.event, f.data) for f in frames]) or sse.PING
     yield sse.DONE
 
 

@@ -13,10 +13,13 @@ class MemoryStore:
     def __init__(self, responses: int = 10_000, size: int = 512 * 1024 * 1024) -> None:
         self._most, self._size = responses, size
         self._logs: OrderedDict[tuple[str, str], Log] = OrderedDict()
+        self._growing: dict[tuple[str, str], Log] = {}
+        self._settled = 0  # bytes of the others: what has ended grows no more
 
     def put(self, log: Log) -> None:
         """Keep a log, and let go of old ones if that is one too many."""
-        self._logs[log.owner, log.id] = log
+        self._logs[log.owner, log.id] = self._growing[log.owner, log.id] = log
+        self._settle()
         self._forget()
 
     def get(self, owner: str, response_id: str) -> Log | None:
@@ -36,11 +39,20 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._logs)
 
+    def _settle(self) -> None:
+        """Count what has ended since the last time, once and for all."""
+        for key in [key for key, log in self._growing.items() if log.ended]:
+            self._settled += self._growing.pop(key).size
+
     def _forget(self) -> None:
-        size = sum(log.size for log in self._logs.values())
-        for key, log in list(self._logs.items()):
-            if len(self._logs) <= self._most and size <= self._size:
-                return
-            if log.ended:
+        """Let the oldest go that have ended, as many as there are too many. What still runs counts as far as it is."""
+        size = self._settled + sum(log.size for log in self._growing.values())
+        gone: list[tuple[str, str]] = []
+        for key, log in self._logs.items():
+            if len(self._logs) - len(gone) <= self._most and size <= self._size:
+                break
+            if key not in self._growing:
+                gone.append(key)
                 size -= log.size
-                del self._logs[key]
+        for key in gone:
+            self._settled -= self._logs.pop(key).size

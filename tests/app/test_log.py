@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.log import Log
+from app.log import MOST_AT_ONCE, Log
 from app.store.memory import MemoryStore
 from events.base import Event
 from events.response import Response
@@ -67,7 +67,46 @@ async def test_a_silent_log_says_so() -> None:
     assert await anext(following) == []
     log.append(story()[1])
     assert [frame.event.sequence_number for frame in await anext(following)] == [2, 3, 4]
-    await following.aclose()  # type: ignore[attr-defined]
+
+
+async def test_silence_is_told_again_and_only_when_it_has_lasted() -> None:
+    log, steps, told = Log(HEAD, ""), story(), []
+
+    async def reader() -> None:
+        told.extend([len(frames) async for frames in log.follow(idle=0.2)])
+
+    task = asyncio.create_task(reader())
+    for step in steps[:3]:
+        await asyncio.sleep(0.12)  # shorter than the silence, together longer
+        log.append(step)
+    await asyncio.sleep(0.5)
+    log.append(steps[3])
+    log.end()
+    await task
+    assert told == [len(steps[0]), len(steps[1]), len(steps[2]), 0, 0, len(steps[3])]
+
+
+async def test_a_reader_that_leaves_while_it_waits_is_in_nobodys_way() -> None:
+    log, steps = Log(HEAD, ""), story()
+    leaving, staying = asyncio.create_task(read(log)), asyncio.create_task(read(log))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    for step in steps:
+        log.append(step)
+    log.end()
+    assert await staying == list(range(sum(map(len, steps))))
+
+
+async def test_a_long_log_is_read_in_lists_of_a_bounded_length() -> None:
+    log, m = Log(HEAD, ""), machine()
+    log.append(m.begin())
+    for _ in range(3 * MOST_AT_ONCE):
+        log.append(m.feed(Say("a")))
+    log.end()
+    lists = [frames async for frames in log.follow()]
+    assert max(map(len, lists)) == MOST_AT_ONCE
+    assert [frame for frames in lists for frame in frames] == log.frames
 
 
 def test_a_gap_or_a_repeat_is_refused() -> None:
@@ -129,3 +168,25 @@ def test_the_store_stays_within_its_size() -> None:
     for number in range(10):
         store.put(ended(f"resp_x{number}"))
     assert len(store) == 2
+
+
+def test_the_store_counts_what_a_log_has_grown_to_since() -> None:
+    """A log is put when its turn opens: nearly all of its bytes come later."""
+    small = ended("resp_a").size
+    store = MemoryStore(size=small * 4)
+    grown = Log(Response(id="resp_grown", created_at=1, model="m"), "")
+    store.put(grown)
+    m = machine()
+    grown.append(m.begin())
+    for _ in range(100):
+        grown.append(m.feed(Say("word ")))
+    store.put(ended("resp_1"))
+    assert store.get("", "resp_grown") is grown, "it still runs"
+    assert store.get("", "resp_1") is None, "what has ended goes first"
+    grown.end()
+    store.put(ended("resp_2"))
+    assert store.get("", "resp_grown") is None and store.get("", "resp_2") is not None
+    for number in range(3, 20):
+        store.put(ended(f"resp_{number}"))
+    assert len(store) == 3 or len(store) == 4
+    assert store.get("", "resp_19") is not None

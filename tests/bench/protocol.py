@@ -87,7 +87,7 @@ class Bench:
     def frame(self) -> None:
         """Log to framed bytes."""
         log = self._log
-        b"".join([sse.frame(sse.type_of(frame.event), frame.data) for frame in log.frames])
+        b"".join([sse.frame(frame.event, frame.data) for frame in log.frames])
 
     def prepare(self) -> None:
         """The log that `frame` reads."""

@@ -14,7 +14,7 @@ HOSTILE = ["line\nfeed", "carriage\r\nreturn", "data: x\n\nevent: y", "\u2028\u2
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_can_break_out_of_its_frame(text: str) -> None:
     event = TextDelta(sequence_number=0, item_id=text, output_index=0, content_index=0, delta=text)
-    framed = sse.frame(sse.type_of(event), sse.encode(event))
+    framed = sse.frame(event, sse.encode(event))
     assert framed.count(b"\n") == 3 and framed.endswith(b"\n\n") and b"\r" not in framed
     name, data = framed[:-2].split(b"\n")
     assert name == b"event: response.output_text.delta"
@@ -23,7 +23,7 @@ def test_no_text_can_break_out_of_its_frame(text: str) -> None:
 
 def test_the_event_line_repeats_the_type() -> None:
     event = Created(sequence_number=0, response=Response(id="resp_1", created_at=1, model="m"))
-    framed = sse.frame(sse.type_of(event), sse.encode(event))
+    framed = sse.frame(event, sse.encode(event))
     assert framed.startswith(b'event: response.created\ndata: {"type":"response.created",')
 
 

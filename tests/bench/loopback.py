@@ -1,0 +1,185 @@
+"""A scripted server in a process of its own, and many clients that read it over loopback as cheaply as they can.
+
+The server says words of a small vocabulary, with the blank before each word in its token, as real vocabularies have it.
+"""
+
+import asyncio
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from typing import Any
+
+import uvloop
+
+from app.catalogue import Catalogue, ServedModel
+from app.server import bind, furnish, run
+from app.settings import Settings
+from engine.protocol import EngineInfo
+from engine.script import Piece, Reply
+from engine.scripted import ScriptedEngine
+from harmony.chat import ChatFormat
+from harmony.choose import _ADDED, _CHATML, _SPECIAL
+from harmony.hermes import HERMES
+from harmony.template import Template
+from harmony.vocabulary import ByteVocabulary
+
+WORDS = (" The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog.")
+ENDED = b"0\r\n\r\n"
+
+
+def words_format() -> ChatFormat:
+    """Hermes over bytes, markers and the words above."""
+    template = Template(_CHATML.read_text(encoding="utf-8"))
+    return ChatFormat(HERMES, ByteVocabulary((*_ADDED, *WORDS), _SPECIAL), template)
+
+
+def reply(form: ChatFormat, length: int, step: int) -> Reply:
+    """An answer of `length` tokens, the end marker among them, `step` tokens a chunk; asked for by its name."""
+    name = f"say {length} by {step}."
+    text = "".join(islice(cycle(WORDS), length - 1))
+    ids = tuple(form.encode(text))
+    assert len(ids) == length - 1
+    return Reply(name=name, when=(name,), speak=(Piece(ids=ids),), step=step)
+
+
+def catalogue(cases: Sequence[tuple[int, int]]) -> Catalogue:
+    """One model that answers each (length, step)."""
+    form = words_format()
+    info = EngineInfo(context=1 << 20, vocab=1 << 18, device="none", eos_ids=form.stop_ids[:1])
+    replies = [reply(form, length, step) for length, step in cases]
+    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, slots=1024)
+    return Catalogue([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
+
+
+@contextmanager
+def server(cases: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Process id and port of a server that answers these cases."""
+    words = [sys.executable, "-m", "tests.bench.loopback", json.dumps(cases)]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout
+        yield child.pid, int(child.stdout.readline())
+    finally:
+        child.terminate()
+        child.wait(30)
+
+
+def cpu(pid: int) -> float:
+    """CPU seconds of a process so far, to the nanosecond (the clock id is Linux's, see `clock_getcpuclockid`)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+class _Reader(asyncio.Protocol):
+    """Sends one request and reads to the end of the answer; keeps what came last, or all of it."""
+
+    def __init__(self, request: bytes, *, whole: bool) -> None:
+        self.said, self._request, self._whole = b"", request, whole
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.said = self.said + data if self._whole or len(data) < 2048 else data
+        if self.said.endswith(ENDED) and not self.done.done():
+            self.done.set_result(None)
+            self._transport.close()
+        elif not self._whole:
+            self.said = self.said[-4096:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionError(self.said[-300:]))
+
+
+def load(port: int, streams: int, length: int, step: int, *, whole: bool = False) -> list[bytes]:
+    """Read one case by so many streams at once; the ends of the answers, or the whole of them."""
+    body = json.dumps({"model": "scripted", "input": f"say {length} by {step}.", "stream": True}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def read() -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        pairs = [
+            await loop.create_connection(lambda: _Reader(head.encode() + body, whole=whole), "127.0.0.1", port)
+            for _ in range(streams)
+        ]
+        await asyncio.gather(*(reader.done for _, reader in pairs))
+        return [reader.said for _, reader in pairs]
+
+    said = uvloop.run(read())
+    for answer in said:
+        assert b'"output_tokens":%d,' % length in answer, answer[-500:]
+    return said
+
+
+def chunks(answer: bytes) -> list[bytes]:
+    """The chunks of the transfer encoding: one for each write of the server."""
+    found, rest = [], answer.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        found.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    return found[:-1]
+
+
+@contextmanager
+def sink() -> Iterator[int]:
+    """The port of a process that reads everything and says nothing."""
+    child = subprocess.Popen([sys.executable, "-m", "tests.bench.loopback"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout
+        yield int(child.stdout.readline())
+    finally:
+        child.kill()
+        child.wait(30)
+
+
+def _swallow() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    print(listener.getsockname()[1], flush=True)
+    poll, sockets = select.epoll(), {listener.fileno(): listener}
+    poll.register(listener, select.EPOLLIN)
+    while True:
+        for number, _ in poll.poll():
+            if number == listener.fileno():
+                line = listener.accept()[0]
+                sockets[line.fileno()] = line
+                poll.register(line, select.EPOLLIN)
+            elif not sockets[number].recv(1 << 16):
+                sockets.pop(number).close()
+
+
+async def write(port: int, streams: int, piece: bytes, count: int) -> float:
+    """CPU seconds of this process to write a piece `count` times on so many connections: the least that is possible."""
+    loop = asyncio.get_running_loop()
+    lines = [(await loop.create_connection(asyncio.Protocol, "127.0.0.1", port))[0] for _ in range(streams)]
+    begun = time.process_time()
+    for _ in range(count):
+        for line in lines:
+            line.write(piece)
+        await asyncio.sleep(0)
+    spent = time.process_time() - begun
+    for line in lines:
+        line.close()
+    return spent
+
+
+async def _serve(cases: Any) -> None:
+    settings = Settings(port=0, drain=0.1)
+    with bind(settings) as listener:
+        home = furnish(settings, catalogue([(length, step) for length, step in cases]))
+        await run(home, listener, ready=lambda port: print(port, flush=True), told=lambda _: None)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        uvloop.run(_serve(json.loads(sys.argv[1])))
+    else:
+        _swallow()
