@@ -3,12 +3,12 @@
 Everything goes to standard error, so that standard output stays free for whoever pipes it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
+from rich.status import Status
 
 from app.catalogue import Catalogue
 from app.gate import Line
@@ -28,13 +28,43 @@ def console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-@contextmanager
-def loading(screen: Console, what: str) -> Iterator[None]:
-    """A line that moves while weights load; where nothing can move, a line that says so."""
-    if not screen.is_terminal:
-        screen.print(f"Loading {escape(what)} …", soft_wrap=True)
-    with screen.status(f"Loading {escape(what)} …"):
-        yield
+class Loading:
+    """A line that moves while a model loads and says how far it has come; where nothing can move, lines."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen, self._what = screen, ""
+        self._status: Status | None = screen.status("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def begin(self, what: str) -> None:
+        """It is this that is loaded."""
+        self._what = escape(what)
+        if self._status is not None:
+            self._status.update(f"Loading {self._what} …")
+            self._status.start()
+        if not self._screen.is_terminal:
+            self._screen.print(f"Loading {self._what} …", soft_wrap=True)
+
+    def tell(self, news: str) -> None:
+        """A stage, as the engine calls it. Once the model is there, this is about an engine that comes back."""
+        stage = news.removeprefix("loading").removeprefix(": ")
+        if self._status is None:
+            self._screen.print(f"[dim]engine: {escape(news)}[/]", soft_wrap=True)
+        elif self._screen.is_terminal:
+            self._status.update(f"Loading {self._what} … [dim]{escape(stage)}[/]")
+        elif stage:
+            self._screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
+
+    def done(self) -> None:
+        """Nothing moves any more."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def __exit__(self, *_: object) -> None:
+        self.done()
 
 
 def base_url(settings: Settings, port: int) -> str:

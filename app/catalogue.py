@@ -16,7 +16,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     engine: Engine
     format: Format
     created: int
-    """When it was loaded, in whole seconds since 1970."""
+    """When it was put on offer, in whole seconds since 1970."""
     owned_by: str = "antiphon"
 
 
@@ -42,6 +42,10 @@ class Catalogue:
             message = f"The model '{clip(name)}' does not exist. This server has: {served}."
             raise ApiError(404, "model_not_found", message, "model")
         return model
+
+    def get(self, name: object) -> ServedModel | None:
+        """The model called `name`, if `name` is what one is called."""
+        return self._by_name.get(name) if isinstance(name, str) else None
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
         return iter(self._by_name.items())

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import click
 import structlog
 import uvloop
 from msgspec import Struct, structs
-from rich.console import Console
 
 from app import banner, server
 from app.catalogue import Catalogue, ServedModel
@@ -21,11 +22,14 @@ from engine.folder import inspect_folder
 from engine.hub import fetch
 from engine.protocol import Engine, EngineError
 from engine.scripted import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
+from engine.torch_engine import TorchEngine
 from harmony import choose
 from harmony.choose import DialectError, Loaded
 
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
+ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib")
+"""What of a wish goes to the engine, under the names of `engine.build.Options`."""
 
 
 class Refusal(click.ClickException):
@@ -44,6 +48,9 @@ class Wish(Struct, frozen=True, kw_only=True):
     dialect: str | None
     device: str | None
     context: int | None
+    threads: int | None
+    slots: int | None
+    kv_gib: float | None
     offline: bool
 
 
@@ -67,6 +74,9 @@ def main() -> None:
 @click.option("--dialect", type=click.Choice(choose.NAMES), help="How the model writes; found out if left out.")
 @click.option("--device", help="cpu, cuda, cuda:1, …; chosen if left out.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of context; at most the model's own.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine; chosen if left out.")
+@click.option("--slots", type=click.IntRange(1), help="Requests that run at once; the others wait.")
+@click.option("--kv-gib", type=click.FloatRange(0, min_open=True), help="Memory for keys and values, in GiB.")
 @click.option(
     "--reasoning-as",
     type=click.Choice(["content", "summary", "both"]),
@@ -106,27 +116,30 @@ def _check_bind(settings: Settings, *, insecure: bool) -> None:
 async def _serve(wish: Wish, settings: Settings) -> None:
     screen = banner.console()
     _log_to_terminal()
-    with server.bind(settings) as listener:  # before the weights are loaded, so that a port in use is known at once
-        model, note = await _model(wish, screen)
+    with (
+        server.bind(settings) as listener,  # first of all, so that a port in use is known at once
+        banner.Loading(screen) as loading,
+    ):
+        model, note = await _model(wish, loading.tell)
+        loading.begin(model.names[0])
         catalogue = Catalogue([model])
-        await server.run(
-            server.furnish(settings, catalogue),
-            listener,
-            ready=lambda port: banner.show(screen, settings, catalogue, port, {model.names[0]: note}),
-            told=lambda line: banner.tell(screen, line),
-        )
+
+        def ready(port: int) -> None:
+            loading.done()
+            banner.show(screen, settings, catalogue, port, {model.names[0]: note})
+
+        home = server.furnish(settings, catalogue)
+        await server.run(home, listener, ready=ready, told=lambda line: banner.tell(screen, line))
 
 
-async def _model(wish: Wish, screen: Console) -> tuple[ServedModel, str]:
-    """The model, loaded and started, and a line about its dialect."""
+async def _model(wish: Wish, told: Callable[[str], None]) -> tuple[ServedModel, str]:
+    """The model, its engine not yet started, and a line about its dialect. `told` hears how the engine is."""
     if wish.engine == "scripted":
         engine, loaded, name = _scripted(wish)
     elif wish.script is not None:
         raise Refusal("--script goes with --engine scripted")
     else:
-        engine, loaded, name = await _torch(wish)
-    with banner.loading(screen, name):
-        await engine.start()
+        engine, loaded, name = await _torch(wish, told)
     names = tuple(dict.fromkeys((name, *wish.names)))
     return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.why
 
@@ -142,20 +155,19 @@ def _scripted(wish: Wish) -> tuple[Engine, Loaded, str]:
     return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
 
 
-async def _torch(wish: Wish) -> tuple[Engine, Loaded, str]:
-    """The cheapest checks first: the folder, what is in it, its dialect; then torch, which takes seconds to import."""
+async def _torch(wish: Wish, told: Callable[[str], None]) -> tuple[Engine, Loaded, str]:
+    """The cheapest checks first: the folder, what is in it, its dialect. torch is imported by the engine's process."""
     folder, name = MODEL_DIR, EMBEDDED
     if wish.source is not None:
         folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
         name = _own_name(wish.source, folder)
     inspect_folder(folder)
     loaded = choose.load(folder, wish.dialect)
-    try:
-        from engine.build import Options  # noqa: PLC0415 - torch is an extra
-        from engine.torch_engine import TorchEngine  # noqa: PLC0415
-    except ImportError as error:
-        raise Refusal(f"the torch engine is not installed ({error.name}): pip install 'antiphon[torch]'") from None
-    return TorchEngine(folder, Options(device=wish.device, context=wish.context)), loaded, name
+    for module in ("torch", "transformers"):
+        if find_spec(module) is None:
+            raise Refusal(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
+    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option)) is not None}
+    return TorchEngine(folder, options, told=told), loaded, name
 
 
 def _own_name(source: str, folder: Path) -> str:

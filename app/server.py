@@ -7,7 +7,7 @@ still runs then is ended with a terminal event, so that no stream just breaks of
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -19,7 +19,7 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
-from app.catalogue import Catalogue
+from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, clip
 from app.gate import HEADER_BYTES, App, Gate, Line
 from app.house import House
@@ -29,6 +29,7 @@ from app.settings import Settings
 from app.store.memory import MemoryStore
 from app.turn import Pace, Turns
 from app.wire import protocol
+from engine.protocol import EngineError
 
 LAST_SECONDS = 2.0
 """After the drain: for the last bytes to leave and the connections to close."""
@@ -111,11 +112,14 @@ class Server(uvicorn.Server):
         self._home.draining = True
         for server in self.servers:
             server.close()
+        models = self._home.catalogue.models
+        await _close([model for model in models if model.engine.obstacle()])  # whoever waits for it is told so
         drained = asyncio.create_task(self._home.turns.drain(self._home.settings.drain))
         while not drained.done() and not self.force_exit:
             await asyncio.wait({drained}, timeout=0.1)
         drained.cancel()
         await super().shutdown(sockets)
+        await _close(models)
 
 
 class BindError(OSError):
@@ -139,12 +143,37 @@ def bind(settings: Settings) -> socket.socket:
 async def run(
     home: House, listener: socket.socket, *, ready: Callable[[int], None], told: Callable[[Line], None]
 ) -> None:
-    """Serve until a signal comes. The engines must have started; they are closed at the end."""
+    """Serve until a signal comes. The engines start meanwhile; `ready` hears the port when they have.
+
+    Raises `EngineError` where one cannot start. At the end they are closed.
+    """
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server = Server(home, build(home, told), listening.set_result)
+
+    async def load() -> None:
+        try:
+            await asyncio.gather(*(model.engine.start() for model in home.catalogue.models))
+            ready(await listening)
+        except EngineError:
+            if server.should_exit:  # it was told to go meanwhile, and that is why
+                return
+            server.should_exit = True
+            raise
+
+    loading = asyncio.create_task(load(), name="loading")
     try:
-        await Server(home, build(home, told), ready).serve([listener])
+        await server.serve([listener])
+        if loading.done():
+            loading.result()
     finally:
-        for model in home.catalogue.models:
-            await model.engine.close()
+        loading.cancel()
+        await asyncio.wait({loading})
+        await _close(home.catalogue.models)
+
+
+async def _close(models: Iterable[ServedModel]) -> None:
+    for model in models:
+        await model.engine.close()
 
 
 def _api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[Any]:

@@ -90,7 +90,7 @@ class Fault(msgspec.Struct, frozen=True):
     retryable: bool = False
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one engine step brought for one job."""
 
     tokens: tuple[int, ...] = ()
@@ -174,6 +174,14 @@ class Engine(Protocol):
 
         An id that is unknown or already finished is ignored.
         """
+        ...
+
+    async def ready(self) -> None:
+        """Return as soon as a job would be taken. Raises :class:`EngineError`, as :meth:`generate` would now."""
+        ...
+
+    def obstacle(self) -> str | None:
+        """What a job would have to wait for, in a few words, such as "loading: weights"; None: nothing."""
         ...
 
     def stats(self) -> Stats:

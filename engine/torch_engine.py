@@ -1,90 +1,151 @@
-"""The torch engine's asyncio face: a thread runs the core's steps, streams receive what the steps bring.
+"""The torch engine as the server sees it: its process is begun, watched, and begun again when it dies.
 
-It knows nothing of models: whatever :class:`Core` can do, it passes on. The thread and the event loop share only an
-inbox of commands; a step wakes the loop once, however many tokens it brings.
+Nothing here imports torch. A job goes to the process in one message; a step of the process comes back in one, wakes the
+event loop once and is dealt out to the streams. When the process dies, hangs or gives up, the jobs it had are ended
+with a fault, and those that come meanwhile wait for the next one, within bounds.
 """
 
 import asyncio
-import contextlib
 import logging
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from socket import socket
+from typing import Any
 
-from engine.build import Options, build_core
-from engine.core import Core, Said, check
+import msgspec
+
+from engine.folder import LoadError
+from engine.link import Link
+from engine.messages import Add, Cancel, Failed, Ready, Report, Said, Stage, Start, Step
+from engine.process import Host, Process
 from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
 
 log = logging.getLogger(__name__)
 
-Command = Callable[[Core], None]
-T = TypeVar("T")
-
+BUILD = "engine.child:torch_core"
+NOT_RUNNING = "the engine is not running"
 STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
-FAILED = Fault("server_error", "the engine failed; see the server's log", retryable=True)
+FULL = "too many requests are waiting; try again shortly"
+UNKNOWN_BOUND = 256
+"""How many jobs may wait for an engine that has not said yet how many it takes."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long what may take, in seconds."""
+
+    hang_after: float = 120.0
+    """A process that is silent for so long has hung: it is killed. A step must take less."""
+    load_within: float = 1800.0
+    """The same while it loads: no stage of loading may take longer."""
+    patience: float = 30.0
+    """A job waits so long for an engine that loads or is restarted."""
+    first_pause: float = 0.1
+    """Before the first restart; doubled for every one that served nothing."""
+    longest_pause: float = 30.0
 
 
 class TorchEngine:
-    """Serves the model of ``source``, a local folder, with :class:`Options`; or the core that ``build`` makes.
+    """Serves the model of ``folder``; ``options`` are fields of ``engine.build.Options``.
 
-    ``build`` runs in the engine's thread, so that the event loop stays free while a model loads.
+    ``build`` says what makes the core in the process (see ``engine.messages.Start``); ``spawn`` begins the process;
+    ``told`` hears of every stage and trouble in a few words.
     """
 
     def __init__(
-        self, source: str | Path = "", options: Options | None = None, *, build: Callable[[], Core] | None = None
+        self,
+        folder: str | Path = "",
+        options: Mapping[str, Any] | None = None,
+        *,
+        build: str = BUILD,
+        limits: Limits | None = None,
+        spawn: Callable[[socket], Host] = Process,
+        told: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._build = build or (lambda: build_core(Path(source), options or Options()))
-        self._streams: dict[str, asyncio.Queue[Chunk]] = {}
-        self._inbox: deque[Command] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._core: Core | None = None
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start = Start(build, str(Path(folder).expanduser().absolute()), dict(options or {}))
+        self._limits, self._spawn, self._told = limits or Limits(), spawn, told
+        self._info: EngineInfo | None = None
+        self._obstacle: str | None = NOT_RUNNING
+        self._after = ""
+        """What is said behind an obstacle: what went wrong before."""
+        self._bound = UNKNOWN_BOUND
+        self._stats = Stats()
+        self._served = False
+        self._link: Link | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._jobs: dict[str, asyncio.Queue[Chunk] | None] = {}
+        """What the process works on; None where the reader has left and the process has not yet said the end."""
+        self._waiters: dict[Hashable, asyncio.Future[None]] = {}
+        self._loss: Chunk | None = None
+        """What the jobs got whose process was lost: who was not yet admitted then is sent to the next one, once."""
 
     @property
     def info(self) -> EngineInfo:
-        """What is fixed about the model; raises ``engine_unavailable`` before :meth:`start`."""
-        return self._ready().info
+        """What is fixed about the model; raises ``engine_unavailable`` until it was loaded for the first time."""
+        if self._info is None:
+            raise _unavailable(self._obstacle or NOT_RUNNING)
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return self._link.host.pid if self._link else None
+
+    def obstacle(self) -> str | None:
+        """What a job would have to wait for; None: nothing."""
+        return self._obstacle
+
+    def stats(self) -> Stats:
+        """Counts after the latest step; all zero while there is no model."""
+        return self._stats
 
     async def start(self) -> None:
-        """Load the model. Raises :class:`EngineError` (``LoadError``) with one line for a person."""
-        self._loop = asyncio.get_running_loop()
-        self._stopping = False
-        self._inbox.clear()
-        loaded: asyncio.Future[Core] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._work, args=(self._loop, loaded), name="engine", daemon=True)
-        self._thread.start()
-        self._core = await loaded
+        """Load the model. Raises :class:`LoadError` with one line for a person."""
+        if self._life is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._after = ""
+        self._face("loading")
+        self._first = loop.create_future()
+        self._life = loop.create_task(self._live(self._first), name="engine life")
+        await self._first
 
     async def close(self) -> None:
-        """End every job in flight and stop the thread."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+        """End every job in flight and the process."""
+        life, self._life = self._life, None
+        if life is None:
             return
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        await asyncio.get_running_loop().run_in_executor(None, thread.join)
-        self._core = None
-        for stream in self._streams.values():
-            stream.put_nowait(Chunk(finish="error", fault=STOPPED))
+        life.cancel()
+        await asyncio.wait({life})
+        if self._link is not None:
+            await self._link.close()
+        self._link, self._info, self._after = None, None, ""
+        self._give_up()
+
+    async def ready(self) -> None:
+        """Return when a job would be taken. Raises :class:`EngineError` like :meth:`generate`."""
+        await self._turn(object(), None)
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job before the next step."""
+        if job_id in self._waiters:
+            _settle(self._waiters[job_id], EngineError("cancelled", "the job was cancelled while it waited", True))
+        elif job_id in self._jobs and self._link is not None:
+            self._link.say(Cancel(job_id))
 
     async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """The job's chunks, by the rules of ``engine.protocol``."""
-        core = self._ready()
-        check(job, core.info)
-        if job.id in self._streams:
+        if job.id in self._jobs or job.id in self._waiters:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
-        stream = self._streams[job.id] = asyncio.Queue()
-        ended = admitted = False
+        expires = None if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
+        stream = await self._place(job, expires)
+        ended = admitted = again = False
         try:
-            self._post(lambda core: self._add(core, job))
             while not ended:
                 chunk = await stream.get()
+                if chunk is self._loss and not admitted and not again:
+                    stream, again = await self._place(job, expires), True
+                    continue
                 ended = chunk.finish is not None
                 if ended and not admitted:
                     fault = chunk.fault or Fault("cancelled", "the job was cancelled while it waited", retryable=True)
@@ -92,98 +153,143 @@ class TorchEngine:
                 admitted = True
                 yield chunk
         finally:
-            del self._streams[job.id]
-            if not ended:
+            if self._jobs.get(job.id) is stream:
                 await self.cancel(job.id)
+                self._jobs[job.id] = None
 
-    async def cancel(self, job_id: str) -> None:
-        """End a job before the next step."""
-        self._post(lambda core: core.cancel(job_id))
+    async def _place(self, job: Job, expires: float | None) -> asyncio.Queue[Chunk]:
+        """Send the job as soon as it would be taken: the stream of its chunks."""
+        await self._turn(job.id, expires)
+        if self._link is None:
+            raise _unavailable(NOT_RUNNING)
+        if expires is not None:
+            job = msgspec.structs.replace(job, deadline=expires - asyncio.get_running_loop().time())
+        stream = self._jobs[job.id] = asyncio.Queue()
+        self._link.say(Add(job))
+        return stream
 
-    def stats(self) -> Stats:
-        """Counts of this moment; all zero while there is no model."""
-        return self._core.stats() if self._core else Stats()
+    async def _turn(self, key: Hashable, expires: float | None) -> None:
+        """Wait, if need be, until the engine would take a job, but not past ``expires`` on the loop's clock."""
+        loop = asyncio.get_running_loop()
+        patient = loop.time() + self._limits.patience
+        until = patient if expires is None else min(expires, patient)
+        while self._obstacle is not None:
+            if self._life is None:
+                raise _unavailable(self._obstacle)
+            if len(self._waiters) >= self._bound:
+                raise EngineError("server_is_overloaded", FULL, retryable=True)
+            self._waiters[key] = waiter = loop.create_future()
+            try:
+                async with asyncio.timeout_at(until):
+                    await waiter
+            except TimeoutError:
+                if until == expires:
+                    raise EngineError("deadline_exceeded", f"not done in time: {self._obstacle}", True) from None
+                raise _unavailable(self._obstacle or NOT_RUNNING) from None
+            finally:
+                del self._waiters[key]
+        if len(self._jobs) >= self._bound:
+            raise EngineError("server_is_overloaded", FULL, retryable=True)
 
-    def _ready(self) -> Core:
-        if self._core is None:
-            raise EngineError("engine_unavailable", "the engine is not running", retryable=True)
-        return self._core
+    # The process: begun, heard, lost, begun again
 
-    def _post(self, command: Command) -> None:
-        with self._wake:
-            self._inbox.append(command)
-            self._wake.notify()
-
-    # What follows runs in the engine's thread.
-
-    def _work(self, loop: asyncio.AbstractEventLoop, loaded: "asyncio.Future[Core]") -> None:
-        try:
-            core = self._build()
-        except Exception as error:
-            if not isinstance(error, EngineError):
-                log.exception("the engine could not start")
-                error = EngineError("engine_unavailable", f"{type(error).__name__}: {error}")
-            _tell(loop, partial(_settle, loaded), error)
-            return
-        _tell(loop, partial(_settle, loaded), core)
-        while not self._stopping:
-            said = self._turn(core)
-            if said:
-                _tell(loop, self._deliver, said)
-        _tell(loop, self._deliver, core.abort(STOPPED))
-
-    def _turn(self, core: Core) -> list[Said]:
-        """Commands, then one step. A fault of the core itself, unlike one of the model, fails everybody."""
-        try:
-            return core.step() if self._collect(core) else []
-        except Exception:
-            log.exception("a fault of the engine itself")
-            return core.abort(FAILED)
-
-    def _collect(self, core: Core) -> bool:
-        """Carry out what was asked for; wait while there is nothing to do. False: stop."""
+    async def _live(self, first: "asyncio.Future[None]") -> None:
+        """One process after the other. If the first cannot load, there is no second."""
+        pause, tries = self._limits.first_pause, 0
         while True:
-            with self._wake:
-                while not (self._inbox or core.busy or self._stopping):
-                    self._wake.wait()
-                if self._stopping:
-                    return False
-            while self._inbox:
-                self._inbox.popleft()(core)
-            if core.busy:
-                return True
+            reason = await self._one()
+            if self._info is None:
+                self._life = None
+                _settle(first, LoadError(reason))
+                self._give_up()
+                return
+            if self._served:
+                self._served, pause, tries = False, self._limits.first_pause, 0
+            tries += 1
+            log.warning("the engine stopped: %s; try %d to restart it in %g s", reason, tries, pause)
+            self._after = f", after it stopped: {reason}"
+            fault = Fault("engine_unavailable", f"the engine stopped ({reason}) and is being restarted", retryable=True)
+            self._lose(fault, f"restarting: try {tries} in {pause:g} s")
+            await asyncio.sleep(pause)
+            self._face("loading")
+            pause = min(2 * pause, self._limits.longest_pause)
 
-    def _add(self, core: Core, job: Job) -> None:
+    async def _one(self) -> str:
+        """One process, from its first word to its end: why it ended."""
+        opening = asyncio.create_task(Link.open(self._spawn, self._hear, self._start), name="engine opening")
         try:
-            core.add(job)
-        except EngineError as error:
-            fault = Fault(error.code, error.message, error.retryable)
-        except Exception:
-            log.exception("a fault of the engine itself")
-            fault = FAILED
-        else:
-            return
-        if self._loop is not None:
-            _tell(self._loop, self._deliver, [(job.id, Chunk(finish="error", fault=fault))])
+            link = self._link = await asyncio.shield(opening)
+        except OSError as error:
+            return f"no process could be begun: {error}"
+        except asyncio.CancelledError:
+            self._link = await opening  # so that it can be closed
+            raise
+        watch = asyncio.create_task(
+            link.watch(hang_after=self._limits.hang_after, load_within=self._limits.load_within), name="engine watch"
+        )
+        try:
+            return await asyncio.shield(link.ended)
+        finally:
+            watch.cancel()
 
-    def _deliver(self, said: list[Said]) -> None:
-        """In the event loop: hand each chunk to its stream; streams that were closed meanwhile are passed over."""
+    def _hear(self, report: Report) -> None:
+        """In the event loop, as messages come."""
+        if isinstance(report, Step):
+            self._stats = report.stats
+            self._deal(report.said)
+        elif isinstance(report, Failed) and self._info is not None:
+            self._after = ""
+            self._face(f"stopping: {report.reason}")
+        elif isinstance(report, Stage):
+            self._face(f"loading: {report.text}")
+        elif isinstance(report, Ready):
+            self._info, self._bound = report.info, report.slots + report.queue
+            self._stats, self._after = Stats(slots=report.slots), ""
+            self._face(None)
+            for waiter in self._waiters.values():
+                _settle(waiter)
+            if self._first is not None:
+                _settle(self._first)
+
+    def _deal(self, said: tuple[Said, ...]) -> None:
+        """Hand each chunk to its stream; streams that were closed meanwhile are passed over."""
         for job_id, chunk in said:
-            if job_id in self._streams:
-                self._streams[job_id].put_nowait(chunk)
+            if chunk.finish is None:
+                stream = self._jobs.get(job_id)
+            else:
+                stream = self._jobs.pop(job_id, None)
+                self._served |= chunk.finish in ("stop", "length")
+            if stream is not None:
+                stream.put_nowait(chunk)
+
+    def _lose(self, fault: Fault, obstacle: str) -> None:
+        """The process is gone: whatever it had in hand ends with this fault."""
+        self._face(obstacle)
+        self._stats = Stats()
+        self._loss = Chunk(finish="error", fault=fault)
+        self._deal(tuple((job_id, self._loss) for job_id in list(self._jobs)))
+
+    def _give_up(self) -> None:
+        """There will be no next process."""
+        self._lose(STOPPED, NOT_RUNNING)
+        for waiter in (*self._waiters.values(), self._first):
+            if waiter is not None:
+                _settle(waiter, _unavailable(STOPPED.message))
+
+    def _face(self, obstacle: str | None) -> None:
+        self._obstacle = obstacle and f"{obstacle}{self._after}"
+        self._told(self._obstacle or "ready")
 
 
-def _settle(loaded: "asyncio.Future[Core]", outcome: Core | Exception) -> None:
-    """Tell :meth:`TorchEngine.start` how it went, unless nobody waits for it any more."""
-    if loaded.done():
+def _unavailable(why: str) -> EngineError:
+    return EngineError("engine_unavailable", why, retryable=True)
+
+
+def _settle(future: "asyncio.Future[None]", error: Exception | None = None) -> None:
+    """Wake whoever waits, unless nobody does any more."""
+    if future.done():
         return
-    if isinstance(outcome, Exception):
-        loaded.set_exception(outcome)
+    if error is None:
+        future.set_result(None)
     else:
-        loaded.set_result(outcome)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[T], object], value: T) -> None:
-    """Call back in the event loop, unless it is closed already."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback, value)
+        future.set_exception(error)

@@ -9,6 +9,7 @@ from app.house import AnyRequest, house
 from app.projections import chat
 from app.requests.chat import read
 from app.requests.decode import document
+from app.routes.engines import awake
 from app.routes.replies import collect, json_reply, open_turns, pour, stream_reply
 
 
@@ -16,7 +17,9 @@ from app.routes.replies import collect, json_reply, open_turns, pour, stream_rep
 async def create(request: AnyRequest) -> Response[Any]:
     """The next message of a chat, `n` of them where asked for, streamed or whole."""
     home = house(request)
-    asked = read(document(await request.body()), home.catalogue, home.settings.max_output_tokens)
+    body = document(await request.body())
+    await awake(request, body)
+    asked = read(body, home.catalogue, home.settings.max_output_tokens)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
         return stream_reply(pour(chat.stream(logs, asked.spec), home, logs))

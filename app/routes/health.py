@@ -8,7 +8,6 @@ from litestar.response import Response
 
 from app.house import AnyRequest, House, house
 from app.routes.replies import json_reply
-from engine.protocol import EngineError
 
 
 @get("/health")
@@ -43,8 +42,7 @@ def not_ready(home: House) -> str | None:
     if home.draining:
         return "the server is shutting down"
     for model in home.catalogue.models:
-        try:
-            _ = model.engine.info
-        except EngineError as error:
-            return f"{model.names[0]}: {error.message}"
+        obstacle = model.engine.obstacle()
+        if obstacle is not None:
+            return f"{model.names[0]}: {obstacle}"
     return None

@@ -14,6 +14,7 @@ from app.log import Log
 from app.projections import responses
 from app.requests.decode import document
 from app.requests.responses import read
+from app.routes.engines import awake
 from app.routes.replies import collect, json_reply, open_turns, pour, stream_reply
 
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
@@ -24,7 +25,9 @@ async def create(request: AnyRequest) -> Response[Any]:
     """One turn of a model, streamed or whole."""
     home = house(request)
     lookup = partial(home.store.item, owner(request))
-    asked = read(document(await request.body()), home.catalogue, lookup, home.settings.max_output_tokens)
+    body = document(await request.body())
+    await awake(request, body)
+    asked = read(body, home.catalogue, lookup, home.settings.max_output_tokens)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
         return stream_reply(pour(responses.stream(logs[0]), home, logs))

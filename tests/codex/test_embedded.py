@@ -9,6 +9,7 @@ from app.catalogue import Catalogue, ServedModel
 from engine.embedded import MODEL_DIR
 from engine.protocol import Engine
 from engine.scripted import ScriptedEngine, parse_script
+from engine.torch_engine import TorchEngine
 from harmony import choose
 from harmony.format import Format
 from tests.codex.cli import KEY, Codex
@@ -32,10 +33,7 @@ def form() -> Format:
 
 @pytest.fixture
 def served(tape: Tape) -> Iterator[Served]:
-    from engine.build import Options
-    from engine.torch_engine import TorchEngine
-
-    engine = TorchEngine(MODEL_DIR, Options(device="cpu", threads=1))
+    engine = TorchEngine(MODEL_DIR, {"device": "cpu", "threads": 1})
     with serve(catalogue(engine, form()), keys=(KEY,), around=tape.around) as running:
         yield running
 

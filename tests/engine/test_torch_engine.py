@@ -1,4 +1,4 @@
-"""The torch engine's asyncio face: streams, cancelling, faults, starting and stopping."""
+"""The torch engine's asyncio face: streams, cancelling, faults, starting and stopping; its far side is a thread here."""
 
 import asyncio
 import random
@@ -12,9 +12,11 @@ pytest.importorskip("torch")
 
 from engine.build import Options, core_of
 from engine.core import Core, Said
+from engine.messages import Report, Step
 from engine.protocol import Chunk, Engine, EngineError, EngineInfo, Job, Stats
 from engine.scripted import Piece, Reply, ScriptedEngine
 from engine.torch_engine import TorchEngine
+from tests.engine.threaded import threaded
 from tests.engine.tiny import core_for, fresh, generate, job_of, prompts, tokens_of
 
 SHORT, LONG = prompts(4, 40)
@@ -30,7 +32,7 @@ async def started(*, pace: float = 0.0, **options: Any) -> TorchEngine:
         return step()
 
     core.step = paced  # type: ignore[method-assign]
-    engine = TorchEngine(build=lambda: core)
+    engine = threaded(lambda: core, queue=options.get("queue", 256))
     await engine.start()
     return engine
 
@@ -69,13 +71,15 @@ async def test_many_streams_at_once_get_their_own_tokens() -> None:
 async def test_one_wake_up_per_step_carries_the_tokens_of_all() -> None:
     engine = await started(pace=0.005, slots=4)
     batches: list[int] = []
-    deliver = engine._deliver
+    hear = engine._hear
 
-    def counted(said: list[Said]) -> None:
-        batches.append(len(said))
-        deliver(said)
+    def counted(report: Report) -> None:
+        if isinstance(report, Step):
+            batches.append(len(report.said))
+        hear(report)
 
-    engine._deliver = counted  # type: ignore[method-assign]
+    assert engine._link is not None
+    engine._link._heard = counted
     jobs = [job_of(SHORT, str(n), max_tokens=20, ignore_eos=True) for n in range(4)]
     await asyncio.gather(*(collect(engine, job) for job in jobs))
     assert sum(batches) == 4 * 21 and max(batches) == 4 and len(batches) < 40
@@ -121,7 +125,7 @@ async def test_a_task_that_is_cancelled_frees_its_slot() -> None:
 
 async def test_a_fault_in_the_model_fails_the_stream_and_the_next_is_served() -> None:
     model = fresh("llama")
-    engine = TorchEngine(build=lambda: core_of(model, options=Options(slots=2)))
+    engine = threaded(lambda: core_of(model, options=Options(slots=2)))
     await engine.start()
     stream = engine.generate(job_of(SHORT, "unlucky", ignore_eos=True))
     await anext(stream)
@@ -220,7 +224,7 @@ async def test_a_start_that_is_given_up_leaves_no_trace() -> None:
         gate.wait(5)
         return core_for()
 
-    engine = TorchEngine(build=slow)
+    engine = threaded(slow)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0.01)
     starting.cancel()
@@ -232,7 +236,7 @@ async def test_a_start_that_is_given_up_leaves_no_trace() -> None:
 
 async def test_both_engines_are_engines() -> None:
     engines: list[Engine] = [
-        TorchEngine(build=core_for),
+        threaded(core_for),
         ScriptedEngine(
             [Reply(name="a", speak=(Piece(ids=(7, 8)),))], encode=lambda text: [], info=EngineInfo(context=99, vocab=96)
         ),
@@ -242,15 +246,15 @@ async def test_both_engines_are_engines() -> None:
         chunks = [chunk async for chunk in engine.generate(job_of(SHORT, max_tokens=2, ignore_eos=True))]
         assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1] and chunks[-1].finish == "length"
         assert engine.info.vocab == 96 and engine.stats().generated_tokens == 2
+        await engine.ready()
+        assert engine.obstacle() is None
         await engine.close()
 
 
 async def test_an_engine_that_cannot_start_says_why() -> None:
-    engine = TorchEngine("no/such/folder")
-    with pytest.raises(EngineError, match="no such folder"):
-        await engine.start()
-    with pytest.raises(EngineError, match="not running"):
-        _ = engine.info
-    broken = TorchEngine(build=lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    broken = threaded(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         await broken.start()
+    with pytest.raises(EngineError, match="not running"):
+        _ = broken.info
+    assert broken.obstacle() == "the engine is not running"
