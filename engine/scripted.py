@@ -206,7 +206,10 @@ class _Run:
 
     async def pause(self, seconds: float) -> Chunk | None:
         """Wait; the chunk that ends the job, if its end came first."""
-        await self._sleep(seconds)
+        if seconds <= 0 and self.expires == math.inf:
+            await asyncio.sleep(0)  # most chunks: nothing to wait for but the others' turn
+        else:
+            await self._sleep(seconds)
         if self.ended == "cancelled":
             return Chunk(finish="cancelled")
         return Chunk(finish="error", fault=self._fault()) if self.ended else None
