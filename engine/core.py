@@ -166,9 +166,14 @@ class Core:
             self._say(item)
 
     def _draft(self, work: list[tuple[Sequence, int]]) -> list[Feed]:
-        """No drafts before a step without them was measured: nobody could say whether they pay."""
-        few = self._pace is not None and len(work) <= self._speculate and self._pace.plain(len(work)) is not None
-        return [Feed(sequence, count, _guess(sequence) if few else []) for sequence, count in work]
+        """No drafts before a step without them was measured: nobody could say whether they pay.
+
+        None while a prompt is being fed either: :class:`Pace` waits for steps in which only decoding happens.
+        """
+        running = self._scheduler.running
+        calm = len(running) <= self._speculate and all(sequence.pending == 1 for sequence in running)
+        drafting = calm and self._pace is not None and self._pace.plain(len(running)) is not None
+        return [Feed(sequence, count, _guess(sequence) if drafting else []) for sequence, count in work]
 
     def _learn(self, feeds: list[Feed], news: list[News], decoding: int, seconds: float) -> None:
         """What the step's time says about prompts, or about drafts."""
@@ -240,8 +245,8 @@ def check(job: Job, info: EngineInfo) -> None:
 
 
 def _guess(sequence: Sequence) -> list[int]:
-    """A draft that neither passes the sequence's limit nor needs more memory than it has; none inside a prompt."""
-    if sequence.pending > 1 or sequence.measures:
+    """A draft that neither passes the sequence's limit nor needs more memory than it has."""
+    if sequence.measures:
         return []
     room = sequence.state.capacity - len(sequence.tokens)
     return sequence.drafter.draft(sequence.tokens, min(room, sequence.limit - sequence.said - 1))

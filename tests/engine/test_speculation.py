@@ -227,3 +227,16 @@ def test_drafts_change_no_token_of_a_transformer(family: str) -> None:
         job = job_of([5, 6, 7, 8] * 6, max_tokens=60, ignore_eos=True, logit_bias=few, **options)
         assert run(quick, job) == run(plain, job)
     assert quick.stats().steps < plain.stats().steps
+
+
+def test_a_prompt_that_arrives_beside_drafts_is_not_held_up_by_them() -> None:
+    core, forward = rigged(cycling, context=3000)
+    forward.per_token = 0.5
+    core.add(job_of(CYCLE * 3, "stream", max_tokens=2000, ignore_eos=True))
+    for _ in range(20):
+        core.step()
+    core.add(job_of([5] * 600, "prompt", max_tokens=1, ignore_eos=True))
+    ends: list[str] = []
+    while core.busy:
+        ends += [name for name, chunk in core.step() if chunk.finish]
+    assert ends == ["prompt", "stream"]
