@@ -1,187 +1,232 @@
-"""What a token costs between the engine and the socket, stage by stage: `make bench`.
+"""What a token costs between the engine and the socket, stage by stage: `python -m tests.bench.protocol`.
 
-Every stage is measured in the same run, in rounds that alternate, and told as the median over the rounds, in
-microseconds of CPU time per token. The last row is the whole way: a scripted server in a process of its own, read over
-loopback by 16 streams; the CPU time is that process's. Figures are for comparing stages and versions on one machine.
+All figures are microseconds of CPU time per token, taken in one run, in rounds that alternate over all cases, and told
+as medians over the rounds. The whole way is the CPU time of a server process whose engine plays a script, read over
+loopback by clients in another process. `rest` is what of it no stage accounts for: the event loop, ASGI and HTTP.
+Figures are for comparing stages and versions on one machine.
 """
 
 import argparse
 import asyncio
-import json
-import os
 import resource
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import httpx
 import msgspec
+import uvloop
 
 from app.log import Log
 from app.requests import responses as request
 from app.scribe import Scribe
-from engine.protocol import Chunk
+from engine.protocol import Chunk, Job
 from events import sse
+from harmony.choose import NAMES, bytes_format
+from tests.bench import loopback
 from tests.serving import scripted
 from tests.state.words import Counted
 
-WORDS = "The quick brown fox jumps over the lazy dog. "
-STREAMS = 16
+LENGTH = 1024
+STEPS = (1, 4, 16)
+LENGTHS = (256, 1024, 4096)
+STREAMS = (1, 16, 64)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+Samples = dict[Any, list[float]]
 
 
-class Bench:
-    """One answer of `length` tokens in one dialect, and what each stage makes of it."""
+class Stages:
+    """One answer of `LENGTH` tokens, `step` of them a chunk, and what each stage makes of it."""
 
-    def __init__(self, dialect: str, length: int) -> None:
-        catalogue = scripted([{"name": "x", "speak": ["x"]}], dialect=dialect)
-        asked = request.read({"model": "scripted", "input": "Hi"}, catalogue, lambda _: None)
-        self.form, self.spec = asked.model.format, asked.spec
-        self.prompt = self.form.render(self.spec.conversation, now=datetime(2026, 1, 1, tzinfo=UTC))
-        head = "<|channel|>final<|message|>" if dialect == "gpt-oss" else ""
-        tokens = self.form.encode(head + WORDS * length)[:length]
-        self.chunks = [Chunk(tokens=(token,)) for token in tokens]
-        self.segments = self._segments()
-        self.steps = self._steps()
+    def __init__(self, step: int) -> None:
+        catalogue = loopback.catalogue([(LENGTH, step)])
+        body = {"model": "scripted", "input": f"say {LENGTH} by {step}."}
+        asked = request.read(body, catalogue, lambda _: None)
+        self.engine, self.form, self.spec = asked.model.engine, asked.model.format, asked.spec
+        self.prompt = self.form.render(self.spec.conversation, now=NOW)
+        self.chunks = asyncio.run(self._chunks())
+        scribe = self._scribe()
+        self.steps = [scribe.collect(), *self._told(scribe)]
+        self.log = self._write()
+        self.pieces = [b"".join([sse.frame(event, sse.encode(event)) for event in step]) for step in self.steps if step]
 
-    def _segments(self) -> list[Any]:
-        reader = self.form.reader(self.prompt, self.spec.conversation)
-        return [segment for chunk in self.chunks for segment in reader.feed(chunk.tokens)]
+    async def _chunks(self) -> list[Chunk]:
+        return [chunk async for chunk in self.engine.generate(Job(id="x", tokens=self.prompt.tokens))][1:]
 
     def _scribe(self) -> Scribe:
         scribe = Scribe(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 0)
         scribe.begin(Chunk())
         return scribe
 
-    def _steps(self) -> list[list[Any]]:
-        scribe = self._scribe()
-        steps = [scribe.collect()]
+    def _told(self, scribe: Scribe) -> Iterator[list[Any]]:
         for chunk in self.chunks:
             scribe.take(chunk)
-            steps.append(scribe.collect())
-        return steps
+            yield scribe.collect()
+
+    def _write(self) -> Log:
+        log = Log(self.spec.head, "")
+        for step in self.steps:
+            log.append(step)
+        return log
+
+    def play(self) -> None:
+        """The engine's side: its chunks, and the loop's turn between them."""
+
+        async def one(number: int) -> None:
+            async for _ in self.engine.generate(Job(id=str(number), tokens=self.prompt.tokens)):
+                pass
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*map(one, range(8)))
+
+        uvloop.run(all_at_once())
 
     def read(self) -> None:
-        """Token ids to segments."""
+        """Detokenise, read the dialect: token ids to segments."""
         reader = self.form.reader(self.prompt, self.spec.conversation)
         for chunk in self.chunks:
             reader.feed(chunk.tokens)
 
-    def order(self) -> None:
-        """Segments to events."""
-        machine = self._scribe().machine
-        for segment in self.segments:
-            machine.feed(segment)
+    def scribe(self) -> None:
+        """The same, and stop strings, limits and the machine: to events."""
+        for _ in self._told(self._scribe()):
+            pass
 
     def write(self) -> None:
         """Events to the log, encoded."""
-        log = Log(self.spec.head, "")
-        for step in self.steps:
-            log.append(step)
+        self._write()
 
     def frame(self) -> None:
         """Log to framed bytes."""
-        log = self._log
-        b"".join([sse.frame(frame.event, frame.data) for frame in log.frames])
+        for frame in self.log.frames:
+            sse.frame(frame.event, frame.data)
 
-    def prepare(self) -> None:
-        """The log that `frame` reads."""
-        self._log = Log(self.spec.head, "")
-        for step in self.steps:
-            self._log.append(step)
+    def send(self, port: int) -> None:
+        """Bytes to the kernel: as the event loop writes them, with nothing around."""
+        size = sum(map(len, self.pieces)) // len(self.pieces)
+        uvloop.run(loopback.write(port, 64, b"x" * size, len(self.pieces) // 8))
 
-
-def median_cost(work: Callable[[], None], tokens: int, rounds: int) -> float:
-    """Median CPU microseconds per token."""
-    costs = []
-    for _ in range(rounds):
-        begun = time.process_time()
-        work()
-        costs.append((time.process_time() - begun) / tokens * 1e6)
-    return statistics.median(costs)
-
-
-async def _drain(client: httpx.AsyncClient, url: str) -> int:
-    events = 0
-    async with client.stream("POST", url, json={"model": "scripted", "input": "Hi", "stream": True}) as reply:
-        async for line in reply.aiter_lines():
-            events += line.startswith("event: response.output_text.delta")
-    return events
+    def costs(self, port: int) -> dict[str, float]:
+        """Each stage once."""
+        timed = {
+            "engine: plays the script": spent(self.play) / 8,
+            "detokenise, read the dialect": spent(self.read),
+            "stop strings, limits, machine": spent(self.scribe),
+            "log: encode and keep": spent(self.write),
+            "frame": spent(self.frame),
+            "write to the socket": spent(partial(self.send, port)) / 8,
+        }
+        timed["stop strings, limits, machine"] -= timed["detokenise, read the dialect"]
+        return {name: seconds / LENGTH * 1e6 for name, seconds in timed.items()}
 
 
-async def _load(url: str) -> int:
-    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=STREAMS)) as client:
-        return sum(await asyncio.gather(*(_drain(client, url) for _ in range(STREAMS))))
+def spent(work: Callable[[], None]) -> float:
+    """CPU seconds of this process."""
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
 
 
-def over_http(length: int, step: int, rounds: int) -> float:
-    """Median CPU microseconds of the server process per token, `step` tokens a write."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "script.toml"
-        reply = {"name": "x", "speak": [WORDS * (length // len(WORDS) + 1)], "step": step}
-        script.write_text("[[reply]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in reply.items()))
-        words = [
-            sys.executable,
-            "-m",
-            "app.cli",
-            "serve",
-            "--engine",
-            "scripted",
-            "--script",
-            str(script),
-            "--port",
-            "0",
-        ]
-        server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"})
-        try:
-            assert server.stderr
-            base = next(word for line in server.stderr for word in line.split() if word.startswith("http://"))
-            asyncio.run(_load(f"{base}/responses"))
-            tokens = (length // len(WORDS) + 1) * len(WORDS) * STREAMS
-            costs = []
-            for _ in range(rounds):
-                before = _cpu(server.pid)
-                asyncio.run(_load(f"{base}/responses"))
-                costs.append((_cpu(server.pid) - before) / tokens * 1e6)
-            return statistics.median(costs)
-        finally:
-            server.terminate()
-            server.wait(30)
+def dialects() -> dict[str, float]:
+    """Reading one token at a time, in each dialect's own vocabulary."""
+    costs = {}
+    for name in NAMES:
+        catalogue = scripted([{"name": "x", "speak": ["x"]}], dialect=name)
+        asked = request.read({"model": "scripted", "input": "Hi"}, catalogue, lambda _: None)
+        form = bytes_format(name)
+        head = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+        tokens = form.encode(head + "".join(loopback.WORDS) * LENGTH)[:LENGTH]
+        reader = form.reader(form.render(asked.spec.conversation, now=NOW), asked.spec.conversation)
+
+        def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
+            for token in tokens:
+                reader.feed((token,))
+
+        costs[name] = spent(read) / LENGTH * 1e6
+    return costs
 
 
-def _cpu(pid: int) -> float:
-    """CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def measure(rounds: int, *, http: bool) -> tuple[Samples, Samples, Samples]:
+    """All samples: of the stages by (step, stage), of the dialects, of the whole way by (streams, step, length)."""
+    ways = [(streams, step, LENGTH) for streams in STREAMS for step in STEPS]
+    ways += [(64, step, length) for length in LENGTHS if length != LENGTH for step in STEPS[:2]]
+    ways += [(streams, 1, 1) for streams in STREAMS]
+    stages = {step: Stages(step) for step in STEPS}
+    parts, read, whole = Samples(), Samples(), Samples()
+    cases = sorted({(length, step) for _, step, length in ways})
+    with loopback.sink() as sink, loopback.server(cases) as (pid, port):
+        for number in range(-1, rounds):  # the first is for warming up
+            for step in STEPS:
+                keep(parts, number, {(step, name): cost for name, cost in stages[step].costs(sink).items()})
+            keep(read, number, dialects())
+            for streams, step, length in ways if http else ():
+                begun = loopback.cpu(pid)
+                loopback.load(port, streams, length, step)
+                cost = (loopback.cpu(pid) - begun) / streams / length * 1e6
+                keep(whole, number, {(streams, step, length): cost})
+        if http:
+            check_writes(port)
+    return parts, read, whole
+
+
+def keep(samples: Samples, number: int, costs: dict[Any, float]) -> None:
+    """Add what one round found, unless it was for warming up."""
+    if number >= 0:
+        for key, cost in costs.items():
+            samples.setdefault(key, []).append(cost)
+
+
+def check_writes(port: int) -> None:
+    """A token a write is what is claimed: so many chunks must have come."""
+    for step in STEPS:
+        answer = loopback.load(port, 1, LENGTH, step, whole=True)[0]
+        count, steps = len(loopback.chunks(answer)), LENGTH // step
+        assert abs(count - steps) <= 4, f"{count} writes for {steps} steps"
+
+
+def table(head: str, columns: Any, rows: dict[str, list[float | None]]) -> None:
+    """Print a Markdown table."""
+    print(f"\n| {head} | {' | '.join(map(str, columns))} |\n|---|{'---|' * len(columns)}")
+    for name, cells in rows.items():
+        print(f"| {name} | {' | '.join('' if cell is None else f'{cell:.2f}' for cell in cells)} |")
+
+
+def report(parts: Samples, read: Samples, whole: Samples) -> None:
+    """Print all tables."""
+    middle = {key: statistics.median(costs) for samples in (parts, read, whole) for key, costs in samples.items()}
+    names = list(dict.fromkeys(name for _, name in parts))
+    rows: dict[str, list[float | None]] = {name: [middle[step, name] for step in STEPS] for name in names}
+    if whole:
+        total = [middle[64, step, LENGTH] for step in STEPS]
+        rest = [cost - sum(middle[step, name] for name in names) for cost, step in zip(total, STEPS, strict=True)]
+        rows |= {"rest: event loop, ASGI, HTTP, the request": list(rest), "**the whole way, 64 streams**": list(total)}
+    table("tokens a write", STEPS, rows)
+    table("detokenise, read the dialect; a token a time", NAMES, {"": [middle[name] for name in NAMES]})
+    if whole:
+        by_streams = {f"{n} streams": [middle[n, step, LENGTH] for step in STEPS] for n in STREAMS}
+        table(f"the whole way, {LENGTH} tokens; tokens a write", STEPS, by_streams)
+        by_length = {f"{step} a write": [middle[64, step, length] for length in LENGTHS] for step in STEPS[:2]}
+        alone = middle[64, 1, 1]
+        by_length |= {
+            f"{step} a write, without the request": [middle[64, step, length] - alone / length for length in LENGTHS]
+            for step in STEPS[:2]
+        }
+        table("the whole way, 64 streams; tokens of the answer", LENGTHS, by_length)
+        print(f"\nA request with an answer of one token: {alone:.0f} µs at 64 streams.")
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure and print."""
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--tokens", type=int, default=2000)
-    words.add_argument("--rounds", type=int, default=5)
-    words.add_argument("--no-http", action="store_true", help="leave out the rows that start a server")
+    words.add_argument("--rounds", type=int, default=3)
+    words.add_argument("--no-http", action="store_true", help="leave out what starts a server")
     asked = words.parse_args()
-    print(f"CPU µs per token, medians of {asked.rounds} rounds; msgspec {msgspec.__version__}\n")
-    print("| stage | hermes | qwen3-coder | gpt-oss | hermes, 8 times as long |\n|---|---|---|---|---|")
-    benches = [Bench(name, asked.tokens) for name in ("hermes", "qwen3-coder", "gpt-oss")]
-    benches.append(Bench("hermes", asked.tokens * 8))
-    for stage in ("read", "order", "write", "frame"):
-        row = []
-        for bench in benches:
-            bench.prepare()
-            row.append(f"{median_cost(getattr(bench, stage), len(bench.chunks), asked.rounds):.2f}")
-        print(f"| {getattr(Bench, stage).__doc__} | {' | '.join(row)} |", flush=True)
-    if not asked.no_http:
-        for step in (1, 4):
-            cost = over_http(asked.tokens, step, asked.rounds)
-            print(f"| the whole way over HTTP, {STREAMS} streams, {step} a write | {cost:.2f} | | | |", flush=True)
-    print(f"\npeak memory of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")
+    print(f"CPU µs per token, medians of {asked.rounds} alternating rounds; msgspec {msgspec.__version__}, ", end="")
+    print(f"uvloop {uvloop.__version__}")
+    report(*measure(asked.rounds, http=not asked.no_http))
+    print(f"\nPeak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")
 
 
 if __name__ == "__main__":
