@@ -18,15 +18,31 @@ NAME = "antiphon"
 """How transformers calls this attention. It is no mask function's name, so that no mask is built outside."""
 
 
+GROUPED = 64
+"""Up to so many queries, those of heads that share keys are laid out as rows of one head; the mask grows with them."""
+
+
 class Pack:
     """Which tokens of the row belong to whom: ``spans`` holds (cache, first, end), in row order.
 
     ``windows`` maps a layer to its sliding window in tokens; a layer that is not in it looks back without limit.
+    ``single``: every token's attention is computed on its own, so that no number depends on how a text was cut.
     """
 
-    def __init__(self, spans: list[tuple[KV, int, int]], windows: dict[int, int]) -> None:
+    def __init__(self, spans: list[tuple[KV, int, int]], windows: dict[int, int], *, single: bool = False) -> None:
         self.spans = spans
         self.windows = windows
+        self.single = single
+        self._masks: dict[tuple[int, int, int | None, int], Tensor] = {}
+
+    def mask(self, queries: int, keys: int, window: int | None, repeat: int, like: Tensor) -> Tensor:
+        """(repeat * queries, keys): 0 where attention may look, else -inf. Built once for all layers."""
+        known = (queries, keys, window, repeat)
+        if known not in self._masks:
+            allowed = causal_mask(queries, keys, window, like.device)
+            mask = like.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
+            self._masks[known] = mask.repeat(repeat, 1)
+        return self._masks[known]
 
 
 def attend(  # noqa: PLR0913  the signature is transformers'
@@ -49,36 +65,48 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     window = pack.windows.get(layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = query.new_empty((1, query.shape[2], query.shape[1], value.shape[-1]))
+    query = query.view(1, key.shape[1], -1, *query.shape[2:])
+    results: list[Tensor] = []
     for kv, first, end in pack.spans:
-        rows = query[:, :, first:end]
         keys, values = kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
-        if window is not None:
-            oldest = max(0, kv.length + 1 - window)
-            keys, values = keys[:, :, oldest:], values[:, :, oldest:]
-        if softcap is None and s_aux is None:
-            result = _fused(rows, keys, values, window, scale)
-        else:
-            result = _plain(rows, keys, values, window, scale, softcap, s_aux)
-        output[:, first:end] = result.transpose(1, 2)
-    return output, None
+        for start, stop in _cuts(first, end, single=pack.single):
+            last = keys.shape[2] - (end - stop)
+            oldest = 0 if window is None else max(0, last - (stop - start) + 1 - window)
+            seen = (keys[:, :, oldest:last], values[:, :, oldest:last])
+            rows = query[:, :, :, start:stop]
+            if softcap is None and s_aux is None:
+                results.append(_fused(rows, *seen, window, scale, pack))
+            else:
+                results.append(_plain(rows, *seen, window, scale, pack, softcap, s_aux))
+    output = results[0] if len(results) == 1 else torch.cat(results, 1)
+    return output.flatten(2, 3), None
 
 
-def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float) -> Tensor:
-    """Scaled dot-product attention by torch's kernels."""
-    heads, length = query.shape[1], query.shape[2]
-    groups = heads // keys.shape[1]
-    if length == 1:
-        grouped = query.reshape(1, keys.shape[1], groups, query.shape[3])
-        result = functional.scaled_dot_product_attention(grouped, keys, values, scale=scale)
-        return result.reshape(1, heads, 1, values.shape[3])
-    if keys.shape[2] == length and (window is None or window >= length):
-        return functional.scaled_dot_product_attention(
-            query, keys, values, scale=scale, is_causal=True, enable_gqa=groups > 1
-        )
-    mask = causal_mask(length, keys.shape[2], window, query.device)
-    keys, values = _repeat(keys, groups), _repeat(values, groups)
-    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+def _cuts(first: int, end: int, *, single: bool) -> list[tuple[int, int]]:
+    return [(place, place + 1) for place in range(first, end)] if single else [(first, end)]
+
+
+def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float, pack: Pack) -> Tensor:
+    """Query (1, kv_heads, groups, n, d), keys and values (1, kv_heads, m, …) → (1, n, kv_heads, groups, value_dim).
+
+    Scaled dot-product attention by torch's kernels.
+    """
+    attention = functional.scaled_dot_product_attention
+    groups, length, seen = query.shape[2], query.shape[3], keys.shape[2]
+    whole = seen == length and (window is None or window >= length)
+    if length > GROUPED or (whole and length > 1):
+        mask = None if whole else pack.mask(length, seen, window, 1, query)
+        rows = query.flatten(1, 2)
+        result = attention(rows, keys, values, attn_mask=mask, scale=scale, is_causal=whole, enable_gqa=groups > 1)
+    else:
+        mask = None if length == 1 else pack.mask(length, seen, window, groups, query)
+        result = attention(query.flatten(2, 3), keys, values, attn_mask=mask, scale=scale)
+    return _by_token(result, groups, length)
+
+
+def _by_token(result: Tensor, groups: int, length: int) -> Tensor:
+    """(1, kv_heads * groups, n, d) or (1, kv_heads, groups * n, d) → (1, n, kv_heads, groups, d)."""
+    return result.reshape(1, -1, groups, length, result.shape[-1]).permute(0, 3, 1, 2, 4)
 
 
 def _plain(
@@ -87,27 +115,23 @@ def _plain(
     values: Tensor,
     window: int | None,
     scale: float,
+    pack: Pack,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """The same written out, for scores that torch's kernels do not know."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = _repeat(keys, groups), _repeat(values, groups)
-    scores = torch.matmul(query, keys.transpose(2, 3)) * scale
+    groups, length = query.shape[2], query.shape[3]
+    scores = torch.matmul(query.flatten(2, 3), keys.transpose(2, 3)).mul_(scale)
     if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if query.shape[2] > 1:
-        scores = scores.masked_fill(~causal_mask(query.shape[2], keys.shape[2], window, query.device), float("-inf"))
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if length > 1:
+        scores += pack.mask(length, keys.shape[2], window, groups, scores)
+    scores = scores.float()
     if sinks is not None:
-        column = sinks.reshape(1, -1, 1, 1).expand(1, -1, query.shape[2], 1).to(scores.dtype)
-        scores = torch.cat([scores, column], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    return torch.matmul(weights[..., : keys.shape[2]], values)
-
-
-def _repeat(states: Tensor, groups: int) -> Tensor:
-    """(1, kv_heads, n, d) → (1, kv_heads * groups, n, d), each head repeated for its group of queries."""
-    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+        column = sinks.reshape(1, keys.shape[1], groups, 1, 1).expand(1, -1, -1, length, 1).flatten(2, 3)
+        scores = torch.cat([scores, column.to(scores.dtype)], dim=-1)
+    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    return _by_token(torch.matmul(weights[..., : keys.shape[2]], values), groups, length)
 
 
 AttentionInterface.register(NAME, attend)

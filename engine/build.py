@@ -12,8 +12,11 @@ from transformers import PreTrainedModel
 
 from engine.core import Core
 from engine.folder import Folder, LoadError
-from engine.forward import PackedForward, choose_forward
+from engine.forward import Forward, PackedForward, choose_forward, sample
+from engine.hardware import cpu, threads
 from engine.loader import describe, free_memory, load_model
+from engine.norms import replace_norms
+from engine.pack import Packing, Quantize, pack
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +29,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str | None = None
     dtype: str | None = None
+    """None: float32 on a CPU, bfloat16 on a GPU."""
     threads: int | None = None
-    """CPU threads of torch."""
+    """CPU threads of torch; None: the physical cores that this process may use."""
+    pack: bool = True
+    """Lay the weights of linear layers out for the CPU's kernels; fp32 on a CPU only."""
+    quantize: Quantize | None = None
+    """``int8``: linear layers with 8 bits for each weight and activation; fp32 on a CPU only."""
+    deterministic: bool = False
+    """The same job with the same seed gives the same tokens alone and among any others."""
     context: int | None = None
     """Tokens; at most the model's own."""
     slots: int = 32
@@ -42,26 +52,55 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_core(path: Path, options: Options) -> Core:
     """Load a folder and make its core. Raises :class:`engine.folder.LoadError`."""
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or threads())
     model, folder = load_model(path, device=options.device, dtype=options.dtype)
-    return core_of(model, folder, options)
+    return core_of(model, folder, options, tune=True)
 
 
-def core_of(model: PreTrainedModel, folder: Folder | None = None, options: Options | None = None) -> Core:
-    """The core of a model that is already in memory; without ``folder`` it has no defaults of its own."""
+def core_of(
+    model: PreTrainedModel, folder: Folder | None = None, options: Options | None = None, *, tune: bool = False
+) -> Core:
+    """The core of a model that is already in memory; without ``folder`` it has no defaults of its own.
+
+    ``tune``: the model's layers may be replaced by faster ones.
+    """
     options = options or Options()
     forward = choose_forward(model)
     info = describe(model, folder)
     context = min(options.context or info.context, info.context)
+    packing = _tune(model, forward, options) if tune else Packing()
+    if options.deterministic and isinstance(forward, PackedForward):
+        forward.determine(independent=packing.whole)
+        if not packing.whole:
+            log.warning("deterministic: one token at a time, since not all linear layers are packed")
     room = _room(forward.bytes_per_token, str(model.device), options) if isinstance(forward, PackedForward) else None
     if room is not None and room < context:
         if room < 2:
             raise LoadError("no memory is left for keys and values; free some, or choose a smaller model")
         log.warning("memory for %d tokens of context; the model could take %d", room, context)
         context = room
-    info = msgspec.structs.replace(info, context=context)
+    words = [info.description, packing.line, _machine(model), "deterministic" if options.deterministic else ""]
+    info = msgspec.structs.replace(info, context=context, description="; ".join(word for word in words if word))
     return Core(forward, info, slots=options.slots, queue=options.queue, chunk=options.chunk, room=room)
+
+
+def _tune(model: PreTrainedModel, forward: Forward, options: Options) -> Packing:
+    """Faster norms and linear layers, where they are proved right."""
+    replace_norms(model)
+    if not options.pack and options.quantize is None:
+        return Packing()
+    packing = pack(model, lambda: sample(forward, model), options.quantize)
+    if options.quantize is not None and not packing.line:
+        raise LoadError("this model cannot be quantized here (see the log); leave quantize out")
+    return packing
+
+
+def _machine(model: PreTrainedModel) -> str:
+    """On what it runs, in a few words."""
+    kind = str(model.dtype).removeprefix("torch.")
+    if model.device.type != "cpu":
+        return f"{kind} on {model.device}"
+    return f"{kind} on {torch.get_num_threads()} threads ({cpu()})"
 
 
 def _room(bytes_per_token: int, device: str, options: Options) -> int | None:

@@ -52,13 +52,18 @@ class Forward(Protocol):
 
 
 class PackedForward:
-    """All sequences in one row of tokens, without padding."""
+    """All sequences in one row of tokens, without padding.
+
+    ``single``: each token's attention is computed on its own. ``lonely``: each token is, so that even linear layers
+    whose rows depend on each other give it the same numbers always; slow. :meth:`determine` chooses what is needed.
+    """
 
     chunked = True
 
     def __init__(self, model: PreTrainedModel, windows: dict[int, int]) -> None:
         self._model = model
         self._windows = windows
+        self.single = self.lonely = False
         self.bytes_per_token = 0
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -66,8 +71,25 @@ class PackedForward:
         """An empty cache."""
         return KV(expected)
 
+    def determine(self, *, independent: bool) -> None:
+        """From now on a token's logits depend on its own text only, not on how it was cut or who else runs.
+
+        ``independent``: whether the model's linear layers treat each row as if it were alone.
+        """
+        self.single, self.lonely = independent, not independent
+
     def run(self, work: list[Work]) -> Tensor:
         """One pass for all; a sequence's cache grows only if the pass succeeds."""
+        if not self.lonely:
+            return self._pass(work)
+        tokens = [
+            Work(item.state, [token], int(place >= len(item.ids) - item.rows))
+            for item in work
+            for place, token in enumerate(item.ids)
+        ]
+        return torch.cat([self._pass([token]) for token in tokens])
+
+    def _pass(self, work: list[Work]) -> Tensor:
         spans: list[tuple[KV, int, int]] = []
         ids: list[int] = []
         positions: list[int] = []
@@ -84,7 +106,7 @@ class PackedForward:
             input_ids=torch.tensor([ids], device=device),
             position_ids=torch.tensor([positions], device=device),
             use_cache=False,
-            pack=Pack(spans, self._windows),
+            pack=Pack(spans, self._windows, single=self.single),
             **({"logits_to_keep": chosen} if self._selects else {}),
         ).logits[0]
         for item in work:
@@ -186,12 +208,21 @@ def _windows(model: PreTrainedModel) -> dict[int, int]:
 
 
 @torch.inference_mode()
+def sample(forward: Forward, model: PreTrainedModel, length: int = 64) -> Tensor:
+    """Logits (length, vocabulary) of a fixed text that means nothing."""
+    ids = _ids(model, 5, length)
+    return forward.run([Work(forward.new_state(length), ids, length)])
+
+
+def _ids(model: PreTrainedModel, base: int, length: int) -> list[int]:
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return [(base + 17 * n) % vocabulary for n in range(length)]
+
+
+@torch.inference_mode()
 def _probe(forward: Forward, model: PreTrainedModel, *, pieces: bool) -> Tensor:
     """The last logits of two short sequences; ``pieces``: fed together, cut, each beginning at another step."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    one, two = (
-        [(base + 17 * n) % vocabulary for n in range(length)] for base, length in zip((3, 11), PROBE, strict=True)
-    )
+    one, two = (_ids(model, base, length) for base, length in zip((3, 11), PROBE, strict=True))
     if not pieces:
         return torch.cat([forward.run([Work(forward.new_state(0), ids, 1)]) for ids in (one, two)])
     a, b = forward.new_state(0), forward.new_state(0)

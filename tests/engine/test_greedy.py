@@ -51,6 +51,6 @@ def test_the_packed_pass_is_taken_exactly_where_it_is_right(caplog: pytest.LogCa
 def test_a_packed_pass_that_gives_other_logits_is_not_taken(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.attention._fused", lambda query, keys, values, window, scale: query * 2)
+    monkeypatch.setattr("engine.attention._fused", lambda query, *_: query.permute(0, 3, 1, 2, 4) * 2)
     assert isinstance(choose_forward(fresh("llama")), NativeForward)
     assert "its logits differ" in caplog.text

@@ -1,0 +1,50 @@
+"""What this process may use of the machine, read from where the system says it."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+
+def threads() -> int:
+    """Physical cores that this process may run on, by its affinity and its container's share, at least one."""
+    cores = {_core(number) for number in _usable()}
+    quota = _quota()
+    return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
+
+
+def _usable() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _core(number: int) -> tuple[str, str]:
+    """What two hardware threads of one core have in common; a CPU about which nobody says anything is one."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology")
+    try:
+        package = (topology / "physical_package_id").read_text(encoding="ascii").strip()
+        return package, (topology / "core_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "", str(number)
+
+
+def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+    """How many CPUs' time the container may use; None without a limit."""
+    try:
+        share, period = path.read_text(encoding="ascii").split()
+        return None if share == "max" else int(share) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def cpu() -> str:
+    """What the CPU can do that matters here, in a few words."""
+    known = {
+        "AMX": "_is_amx_tile_supported",
+        "VNNI": "_is_vnni_supported",
+        "bf16": "_is_avx512_bf16_supported",
+    }
+    has = [word for word, name in known.items() if getattr(torch.cpu, name, bool)()]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *has])

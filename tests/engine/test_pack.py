@@ -1,0 +1,210 @@
+"""Packed models: the same tokens as transformers' own, rows that know nothing of each other, and what is left alone."""
+
+import os
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from engine.build import Options, core_of
+from engine.core import Core
+from engine.folder import LoadError
+from engine.forward import PackedForward, Work, choose_forward, sample
+from engine.linears import Linear, Sibling
+from engine.norms import RMSNorm, replace_norms
+from engine.pack import pack
+from tests.engine.tiny import VOCAB, drain, fresh, generate, job_of, prompts, run, tokens_of
+
+POSITIONS = 10_000 if os.environ.get("ANTIPHON_PROVE") else 500
+DENSE = ["qwen3", "llama", "mistral", "gemma2"]
+MIXED = ["mixtral", "gpt_oss"]
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def tuned(family: str, **options: Any) -> Core:
+    return core_of(fresh(family), options=Options(**options), tune=True)
+
+
+def packed(family: str, quantize: Any = None, *, deterministic: bool = False) -> PackedForward:
+    model = fresh(family)
+    forward = choose_forward(model)
+    assert isinstance(forward, PackedForward)
+    done = pack(model, lambda: sample(forward, model), quantize)
+    if deterministic:
+        forward.determine(independent=done.whole)
+    return forward
+
+
+def logits_of(forward: PackedForward, texts: list[list[int]], cuts: random.Random | None, together: int) -> Any:
+    """Logits of every position, text by text; fed whole, or in random pieces beside up to ``together`` others."""
+    rows: list[list[Any]] = [[] for _ in texts]
+    states = [forward.new_state(len(text)) for text in texts]
+    fed = [0] * len(texts)
+    with torch.inference_mode():
+        while any(count < len(text) for count, text in zip(fed, texts, strict=True)):
+            active = [n for n, text in enumerate(texts) if fed[n] < len(text)]
+            active = active[:1] if cuts is None else cuts.sample(active, min(len(active), together))
+            sizes = [
+                len(texts[n]) if cuts is None else min(cuts.choice([1, 1, 3, 9]), len(texts[n]) - fed[n])
+                for n in active
+            ]
+            work = [
+                Work(states[n], texts[n][fed[n] : fed[n] + size], size) for n, size in zip(active, sizes, strict=True)
+            ]
+            for n, size, part in zip(active, sizes, forward.run(work).split(sizes), strict=True):
+                rows[n].append(part)
+                fed[n] += size
+    return torch.cat([torch.cat(parts) for parts in rows])
+
+
+def texts_of(total: int, length: int = 50) -> list[list[int]]:
+    chance = random.Random(5)
+    return [[chance.randrange(VOCAB) for _ in range(length)] for _ in range(total // length)]
+
+
+@pytest.mark.parametrize("family", [*DENSE, *MIXED, "bloom", "lfm2"])
+def test_greedy_equals_generate_with_packed_layers(family: str) -> None:
+    asked = prompts(3, 30, 1, 9)
+    truth = [generate(family, prompt, 16) for prompt in asked]
+    core = tuned(family, slots=3, chunk=8)
+    assert "packed" in core.info.description
+    together = drain(core, *(job_of(prompt, str(n), max_tokens=16) for n, prompt in enumerate(asked)))
+    assert [tokens_of(together[str(n)]) for n in range(len(asked))] == truth
+
+
+def test_siblings_that_share_their_input_are_one_layer() -> None:
+    model: Any = fresh("qwen3")
+    forward = choose_forward(model)
+    norms = replace_norms(model)
+    assert pack(model, lambda: sample(forward, model)) == ("packed", True)
+    layer = model.model.layers[1]
+    assert all(isinstance(getattr(layer.self_attn, name), Sibling) for name in ("q_proj", "k_proj", "v_proj"))
+    assert isinstance(layer.mlp.up_proj, Sibling) and isinstance(layer.mlp.down_proj, Linear)
+    assert isinstance(model.lm_head, Linear) and isinstance(layer.self_attn.q_norm, RMSNorm)
+    assert norms == 2 * 4 + 1
+
+
+class Odd(nn.Module):
+    """Three layers that look as if they shared their input, and a way to use them."""
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+        self.use = use
+
+    def forward(self, x: Any) -> Any:
+        return self.use(self, x)
+
+
+def odd(use: Any) -> tuple[Odd, Any, Any, Any]:
+    torch.manual_seed(1)
+    model = Odd(use)
+    x = torch.randn(6, 8)
+    with torch.inference_mode():
+        before = model(x)
+        done = pack(model, lambda: model(x))
+        return model, done, before, model(x)
+
+
+def _written_to(model: Any, x: Any) -> Any:
+    x = x.clone()
+    first = model.q_proj(x)
+    x += 1
+    return first + model.k_proj(x) + model.v_proj(x)
+
+
+@pytest.mark.parametrize(
+    ("use", "kind"),
+    [
+        (lambda m, x: m.q_proj(x) + m.k_proj(x) + m.v_proj(x), Sibling),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x.clone()) + m.v_proj(x), Linear),
+        (lambda m, x: m.q_proj(x) + m.k_proj(m.q_proj(x)) + m.v_proj(x), Linear),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x), Linear),
+        (_written_to, Linear),
+        (lambda m, x: x @ m.q_proj.weight + m.k_proj(x) + m.v_proj(x), nn.Linear),
+        (lambda m, x: m.q_proj(x).view(-1) + m.k_proj(x).view(-1) + m.v_proj(x).view(-1), nn.Linear),
+    ],
+)
+def test_layers_are_replaced_exactly_as_far_as_the_model_allows(use: Any, kind: type[nn.Module]) -> None:
+    model, done, before, after = odd(use)
+    assert {type(layer) for layer in (model.q_proj, model.k_proj, model.v_proj)} == {kind}
+    assert torch.allclose(before, after, atol=1e-5)
+    assert bool(done.line) == (kind is not nn.Linear)
+
+
+def test_a_model_in_bf16_is_left_alone_and_cannot_be_quantized(caplog: pytest.LogCaptureFixture) -> None:
+    model = fresh("llama").to(torch.bfloat16)
+    core_of(model, tune=True)
+    assert "packed weights are for fp32 on a CPU" in caplog.text
+    with pytest.raises(LoadError, match="quantize"):
+        core_of(model, options=Options(quantize="int8"), tune=True)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("family", DENSE)
+def test_rows_are_bit_identical_in_any_batch_if_the_text_is_cut_alike(family: str, quantize: Any) -> None:
+    forward = packed(family, quantize)
+    texts = texts_of(POSITIONS // 4, 25)
+    alone = logits_of(forward, texts, None, 1)
+    with torch.inference_mode():
+        together = forward.run([Work(forward.new_state(0), text, len(text)) for text in texts])
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("family", DENSE)
+def test_deterministic_rows_are_bit_identical_however_the_text_is_cut(family: str, quantize: Any) -> None:
+    forward = packed(family, quantize, deterministic=True)
+    assert forward.single and not forward.lonely
+    texts = texts_of(POSITIONS)
+    assert torch.equal(logits_of(forward, texts, None, 1), logits_of(forward, texts, random.Random(3), together=7))
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_without_it_cuts_change_next_to_nothing(quantize: Any) -> None:
+    forward = packed("qwen3", quantize)
+    texts = texts_of(POSITIONS)
+    one, two = logits_of(forward, texts, None, 1), logits_of(forward, texts, random.Random(3), together=7)
+    agreement = float((one.argmax(-1) == two.argmax(-1)).double().mean())
+    print(
+        f"{quantize}: {POSITIONS} positions, argmax agrees on {agreement:.2%}, largest difference {(one - two).abs().max():.2g}"
+    )
+    assert agreement >= (0.999 if quantize is None else 0.98)
+
+
+@pytest.mark.parametrize("family", ["qwen3", *MIXED])
+def test_deterministic_jobs_get_the_same_tokens_alone_and_in_a_random_crowd(family: str) -> None:
+    asked = prompts(5, 26, 2, 12, 19)
+    jobs = [
+        job_of(p, str(n), max_tokens=10, temperature=1.0, seed=n, top_p=0.9 + 0.1 * (n % 2))
+        for n, p in enumerate(asked)
+    ]
+    core = tuned(family, deterministic=True, slots=3, chunk=8)
+    assert "deterministic" in core.info.description
+    alone = [run(core, job) for job in jobs]
+    other = tuned(family, deterministic=True, slots=4, chunk=5)
+    crowd = drain(other, *jobs)
+    assert [tokens_of(crowd[job.id]) for job in jobs] == alone
+
+
+def test_int8_says_what_it_costs_and_leaves_experts_and_routers_alone(caplog: pytest.LogCaptureFixture) -> None:
+    core = tuned("mixtral", quantize="int8")
+    assert "int8, cosine of the logits with fp32 0.99" in core.info.description
+    assert "weights stay fp32" in caplog.text and "experts" in caplog.text
+    assert run(core, job_of(prompts(4)[0], max_tokens=3))
+
+
+def test_norms_that_are_not_plain_stay() -> None:
+    model = fresh("gemma2")
+    assert replace_norms(model) == 0
+    plain = fresh("llama")
+    truth = sample(choose_forward(plain), plain)
+    other = fresh("llama")
+    assert replace_norms(other) == 5
+    assert torch.allclose(sample(choose_forward(other), other), truth, atol=1e-4)
