@@ -48,13 +48,14 @@ class Loading:
             self._screen.print(f"Loading {self._what} …", soft_wrap=True)
 
     def tell(self, news: str) -> None:
-        """A stage, as the engine calls it. Once the model is there, this is about an engine that comes back."""
+        """A stage, as the engine calls it. Later news are in the engine's log, but for its return."""
         stage = news.removeprefix("loading").removeprefix(": ")
         if self._status is None:
-            self._screen.print(f"[dim]engine: {escape(news)}[/]", soft_wrap=True)
+            if news == "ready":
+                self._screen.print("[dim]The engine is back.[/]", soft_wrap=True)
         elif self._screen.is_terminal:
             self._status.update(f"Loading {self._what} … [dim]{escape(stage)}[/]")
-        elif stage:
+        elif stage and stage != "ready":
             self._screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
 
     def done(self) -> None:

@@ -105,9 +105,9 @@ class TorchEngine:
             return
         loop = asyncio.get_running_loop()
         self._after = ""
-        self._face("loading")
         self._first = loop.create_future()
         self._life = loop.create_task(self._live(self._first), name="engine life")
+        self._face("loading")
         await self._first
 
     async def close(self) -> None:
@@ -278,7 +278,8 @@ class TorchEngine:
 
     def _face(self, obstacle: str | None) -> None:
         self._obstacle = obstacle and f"{obstacle}{self._after}"
-        self._told(self._obstacle or "ready")
+        if self._life is not None:
+            self._told(self._obstacle or "ready")
 
 
 def _unavailable(why: str) -> EngineError:

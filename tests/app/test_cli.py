@@ -99,6 +99,31 @@ def test_the_banner_has_lines_to_paste() -> None:
     assert "sk-secret" not in said
 
 
+def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
+    screen = Console(file=io.StringIO(), width=40, force_terminal=False)
+    with banner.Loading(screen) as loading:
+        loading.begin("tiny[bold]")
+        for news in ("loading", "loading: weights", "ready"):
+            loading.tell(news)
+        loading.done()
+        for news in ("restarting: try 1 in 0.1 s", "loading: weights", "ready"):
+            loading.tell(news)
+    said = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert said.splitlines() == [
+        "Loading tiny[bold] …",
+        "Loading tiny[bold]: weights",
+        "The engine is back.",
+    ]
+
+
+@pytest.mark.slow
+def test_what_only_the_engines_process_finds_out_is_one_line_too() -> None:
+    result = serve("--device", "abacus")
+    assert result.exit_code == 2
+    last = result.output.strip().splitlines()[-1]
+    assert last.startswith("Error: ") and "abacus" in last
+
+
 def test_one_line_a_request() -> None:
     screen = Console(file=io.StringIO(), width=40, force_terminal=False)
     banner.tell(screen, Line("POST", "/v1/responses[bold]", 200, 0.0123, "req_1"))

@@ -273,7 +273,7 @@ async def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None
         await starting
     assert caught.value.code == "model_not_loadable"
     assert await waiting == "engine_unavailable"
-    assert told == ["loading", "the engine is not running"]
+    assert told == ["loading"]
 
 
 async def test_a_job_that_comes_while_it_loads_is_served_when_it_is_there(tmp_path: Path) -> None:
