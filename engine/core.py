@@ -141,7 +141,6 @@ class Core:
                 continue
             if not sequence.announced:
                 sequence.announced = True
-                self._prompt_tokens += len(sequence.job.tokens)
                 self._outbox.append((sequence.job.id, Chunk(cached=cached)))
 
     def _run(self) -> None:
@@ -161,6 +160,8 @@ class Core:
             for feed in feeds:
                 self._fail(feed.sequence, failure)
             return
+        for feed in feeds:
+            self._prompt_tokens += feed.sequence.newly_read()
         self._learn(feeds, news, decoding, self._clock() - began)
         for item in news:
             self._say(item)

@@ -28,6 +28,7 @@ class Sequence:
         self.fed = 0
         self.state: Any = None
         self.announced = False
+        self._read = 0
         self.drafter = Drafter()
         self.leader: tuple[Sequence, int] | None = None
         self.prompt_logprobs: list[TokenLogprob | None] = []
@@ -69,6 +70,11 @@ class Sequence:
     def rank(self) -> tuple[int, int]:
         """Smaller is served first."""
         return (-self.job.priority, self.arrival)
+
+    def newly_read(self) -> int:
+        """Tokens of the prompt that are in the cache for the first time since this was last asked."""
+        before, self._read = self._read, max(self._read, min(self.fed, len(self.job.tokens)))
+        return self._read - before
 
     def take(self, token: int) -> Finish | None:
         """It says this token; why it ends with it, if it does."""

@@ -326,3 +326,20 @@ def test_a_higher_priority_is_the_last_to_give_way() -> None:
     while core.busy:
         ends += [name for name, chunk in core.step() if chunk.finish]
     assert ends == ["2", "1", "0"]
+
+
+def test_prompt_tokens_are_counted_once_when_a_step_has_read_them() -> None:
+    core, forward = rigged(chunk=16, slots=1)
+    core.add(job_of([5] * 40, "a", max_tokens=2))
+    seen = []
+    for _ in range(4):
+        core.step()
+        seen.append(core.stats().prompt_tokens)
+    assert seen == [0, 16, 32, 40]
+    drain(core)
+    forward.broken = True
+    drain(core, job_of([6] * 40, "b"))
+    assert core.stats().prompt_tokens == 40, "nothing was read"
+    forward.broken = False
+    drain(core, job_of([5] * 40, "c", max_tokens=2))
+    assert core.stats().prompt_tokens == 80, "what is read from the cache counts too"
