@@ -17,7 +17,9 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct
 
-from events.inputs import AnyInput
+from app.errors import ApiError
+from app.requests.items import read_item
+from events.response import OutputItem
 from harmony.format import Conversation, Format, Prompt, RenderError
 
 PREFILL = 32
@@ -26,21 +28,26 @@ COMPARED = 8
 """At most so many turns are laid out anew for one prompt, the latest ones first."""
 
 
-class Turn(Struct, frozen=True, kw_only=True):
-    """A turn that the model itself ended."""
+class Reading(Struct, frozen=True, kw_only=True):
+    """A conversation laid out for a model."""
 
     format: Format
     owner: str
     conversation: Conversation
     now: datetime
-    """When its prompt was laid out: templates write the date."""
+    """Templates write the date."""
     laid: tuple[int, ...]
     """The prompt as the template lays it out."""
-    read: tuple[int, ...]
-    """The prompt as the model read it."""
+    prompt: Prompt
+    """The prompt as the model reads it."""
+
+
+class Spoken(Struct, frozen=True):
+    """What a model spoke after a reading, and the items that were heard."""
+
+    reading: Reading
     spoken: tuple[int, ...]
-    items: tuple[AnyInput, ...]
-    """What was spoken, as it would come back."""
+    output: tuple[OutputItem, ...]
 
 
 class _Passage(Struct, frozen=True):
@@ -56,33 +63,51 @@ class Recall:
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
         self._size = 0
-        self._turns: OrderedDict[int, tuple[Turn, bytes]] = OrderedDict()
+        self._turns: OrderedDict[int, tuple[Spoken, bytes]] = OrderedDict()
         self._passages: dict[int, _Passage | None] = {}
         self._count = 0
         self._lock = threading.Lock()
 
-    def remember(self, turn: Turn) -> None:
+    def read(self, form: Format, owner: str, conversation: Conversation, now: datetime) -> Reading:
+        """Lay a conversation out; what this owner's model has spoken of it stands there as it was spoken.
+
+        Raises `harmony.format.RenderError`.
+        """
+        prompt = form.render(conversation, now=now)
+        return Reading(
+            format=form,
+            owner=owner,
+            conversation=conversation,
+            now=now,
+            laid=prompt.tokens,
+            prompt=self._spoken(form, owner, prompt),
+        )
+
+    def remember(self, turn: Spoken) -> None:
         """Keep a turn; the oldest ones are forgotten."""
+        reading = turn.reading
+        before = _packed(reading.laid[: _end(reading.format, reading.laid) + 1])
+        if not turn.spoken or not before:
+            return
         with self._lock:
             self._count += 1
-            self._turns[self._count] = turn, _packed(turn.laid[: _end(turn.format, turn.laid) + 1])
+            self._turns[self._count] = turn, before
             self._size += _weight(turn)
             while self._size > self._bound:
                 number, (oldest, _) = self._turns.popitem(last=False)
                 self._passages.pop(number, None)
                 self._size -= _weight(oldest)
 
-    def prompt(self, form: Format, owner: str, laid: Prompt) -> Prompt:
-        """The same prompt, with the longest stretch that this owner's model has read and spoken in its own ids."""
-        whole = _packed(laid.tokens)
+    def _spoken(self, form: Format, owner: str, prompt: Prompt) -> Prompt:
+        whole = _packed(prompt.tokens)
         best: _Passage | None = None
         for number in self._candidates(form, owner, whole):
             passage = self._passage(number)
             if passage and whole.startswith(passage.laid) and (best is None or len(best.laid) < len(passage.laid)):
                 best = passage
         if best is None:
-            return laid
-        return msgspec.structs.replace(laid, tokens=tuple(array("I", best.spoken + whole[len(best.laid) :])))
+            return prompt
+        return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.spoken + whole[len(best.laid) :])))
 
     def _candidates(self, form: Format, owner: str, whole: bytes) -> list[int]:
         """Turns whose prompt this one begins with, but for what stands behind its last message; the latest first."""
@@ -90,7 +115,7 @@ class Recall:
             return [
                 number
                 for number, (turn, before) in reversed(self._turns.items())
-                if turn.owner == owner and turn.format is form and before and whole.startswith(before)
+                if turn.reading.owner == owner and turn.reading.format is form and whole.startswith(before)
             ][:COMPARED]
 
     def _passage(self, number: int) -> _Passage | None:
@@ -103,22 +128,24 @@ class Recall:
         return self._passages[number]
 
 
-def _compared(turn: Turn) -> _Passage | None:
+def _compared(turn: Spoken) -> _Passage | None:
     """The turn as history lays it out beside the turn as it was; None where the two do not say the same."""
-    form = turn.format
-    after = msgspec.structs.replace(turn.conversation, items=(*turn.conversation.items, *turn.items))
+    reading, form = turn.reading, turn.reading.format
+    spoken = turn.spoken[:-1] if turn.spoken[-1] in form.end_ids else turn.spoken
     try:
-        laid = form.render(after, now=turn.now).tokens
-    except RenderError:
+        back = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
+        after = msgspec.structs.replace(reading.conversation, items=(*reading.conversation.items, *back))
+        laid = form.render(after, now=reading.now).tokens
+    except (ApiError, RenderError):
         return None
-    shared, end = _shared(laid, turn.laid), _end(form, laid)
-    if len(turn.laid) - shared > PREFILL or end <= shared or turn.spoken[-1] not in form.end_ids:
+    shared, end = _shared(laid, reading.laid), _end(form, laid)
+    if len(reading.laid) - shared > PREFILL or end <= shared:
         return None
     # Reasoning that history drops, text that it clips, another order of a header: then history has its own words.
-    if _squeezed(form, laid[shared:end]) != _squeezed(form, turn.spoken[:-1]):
+    if _squeezed(form, laid[shared:end]) != _squeezed(form, spoken):
         return None
-    spoken = (*turn.read, *turn.spoken[:-1], laid[end])  # a final answer may end otherwise than in history
-    return _Passage(_packed(laid[: end + 1]), _packed(spoken))
+    # The end is history's: a final answer may have ended otherwise, a turn that was stopped has none.
+    return _Passage(_packed(laid[: end + 1]), _packed((*reading.prompt.tokens, *spoken, laid[end])))
 
 
 def _squeezed(form: Format, tokens: Sequence[int]) -> str:
@@ -136,8 +163,8 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _weight(turn: Turn) -> int:
-    return 2 * len(turn.laid) + len(turn.spoken)
+def _weight(turn: Spoken) -> int:
+    return 2 * len(turn.reading.laid) + len(turn.spoken)
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

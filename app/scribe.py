@@ -40,7 +40,8 @@ class Scribe:
         self._reader = form.reader(prompt, spec.conversation)
         self._stops = Stops(spec.stop)
         self._calls = 0
-        self._cached = self._generated = 0
+        self._cached = 0
+        self.spoken: list[int] = []
         self._said: list[Event] = []
         self.machine = Machine(spec.head, ids=ids, clock=clock, usage=self._usage, reasoning_as=reasoning_as)
 
@@ -79,7 +80,7 @@ class Scribe:
         """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
         if self.machine.ended:
             return
-        self._generated += len(chunk.tokens)
+        self.spoken += chunk.tokens
         self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk)))
         if self.ended:
             return
@@ -132,9 +133,9 @@ class Scribe:
         return Usage(
             input_tokens=read,
             input_tokens_details=InputDetails(cached_tokens=self._cached),
-            output_tokens=self._generated,
+            output_tokens=len(self.spoken),
             output_tokens_details=OutputDetails(reasoning_tokens=self._reader.reasoning_tokens),
-            total_tokens=read + self._generated,
+            total_tokens=read + len(self.spoken),
         )
 
     def _logprobs(self, chunk: Chunk) -> list[Logprob]:

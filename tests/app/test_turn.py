@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from app.errors import ApiError
+from app.recall import Recall
 from app.requests import responses as request
 from app.turn import BROKEN, SHUTTING_DOWN, Pace, Turns
 from engine.protocol import EngineInfo
@@ -122,8 +124,9 @@ async def test_whoever_leaves_while_waiting_frees_the_slot() -> None:
     stage = Stage([{"stall": True}], Pace(queue_after=30), slots=1)
     first = await stage.open()
     waiting = asyncio.create_task(stage.open())
-    await asyncio.sleep(0.05)
-    assert stage.model.engine.stats().waiting == 1
+    async with asyncio.timeout(10):
+        while stage.model.engine.stats().waiting != 1:
+            await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -197,9 +200,9 @@ async def test_many_turns_at_once_keep_apart() -> None:
 
 async def test_a_seed_is_different_for_every_choice() -> None:
     from app.turn import _job
-    from harmony.format import Prompt
 
     stage = Stage(["Hi"])
     asked = request.read({"model": "scripted", "input": "Hi", "seed": 5}, stage.catalogue, lambda _: None)
-    jobs = [_job(stage.model, asked.spec, Prompt((1, 2), ""), "", number) for number in range(3)]
+    reading = Recall().read(stage.model.format, "", asked.spec.conversation, datetime(2026, 1, 1, tzinfo=UTC))
+    jobs = [_job(stage.model, asked.spec, reading, number) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]
