@@ -28,7 +28,7 @@ from harmony.choose import DialectError, Loaded
 
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
-ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib")
+ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib", "quantize", "deterministic")
 """What of a wish goes to the engine, under the names of `engine.build.Options`."""
 
 
@@ -51,6 +51,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     threads: int | None
     slots: int | None
     kv_gib: float | None
+    quantize: str | None
+    deterministic: bool
     offline: bool
 
 
@@ -77,6 +79,8 @@ def main() -> None:
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine; chosen if left out.")
 @click.option("--slots", type=click.IntRange(1), help="Requests that run at once; the others wait.")
 @click.option("--kv-gib", type=click.FloatRange(0, min_open=True), help="Memory for keys and values, in GiB.")
+@click.option("--quantize", type=click.Choice(["int8"]), help="8-bit linear layers, on a CPU; left out: as they are.")
+@click.option("--deterministic", is_flag=True, help="The same seed gives the same tokens, whatever else is running.")
 @click.option(
     "--reasoning-as",
     type=click.Choice(["content", "summary", "both"]),
@@ -166,7 +170,7 @@ async def _torch(wish: Wish, told: Callable[[str], None]) -> tuple[Engine, Loade
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise Refusal(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
-    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option)) is not None}
+    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option))}
     return TorchEngine(folder, options, told=told), loaded, name
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from app import banner
-from app.cli import main
+from app.cli import ENGINE_OPTIONS, Wish, main
 from app.gate import Line
 from app.settings import Settings, admits, digest
 from tests.serving import scripted
@@ -114,6 +114,13 @@ def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
         "Loading tiny[bold]: weights",
         "The engine is back.",
     ]
+
+
+def test_what_is_wished_for_is_what_the_engine_has() -> None:
+    pytest.importorskip("torch")
+    from engine.build import Options
+
+    assert set(ENGINE_OPTIONS) <= set(Options.__struct_fields__) & set(Wish.__struct_fields__)
 
 
 @pytest.mark.slow
