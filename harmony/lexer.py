@@ -58,6 +58,7 @@ class Tape:
         self._base = 0  # the place in the stream of text[0]
         self._starts: list[int] = []  # the place in the stream at which each token begins
         self._logprobs: list[Logprob | None] = []
+        self._scored = False  # whether any log-probability came: most turns have none
         self._token = 0  # the first token that begins at or after pos
         self._pinned = False
         self._limit = 0  # no mark may be left further behind than this place; 0: no limit
@@ -73,6 +74,7 @@ class Tape:
         self.read += len(self.alphabet.written(text))
         self._starts += starts
         self._logprobs += logprobs or [None] * len(starts)
+        self._scored = self._scored or bool(logprobs)
 
     def mark(self, limit: int = 0) -> Mark:
         """Remember this place; until `release`, the text from here on is kept, and may be skipped up to a limit."""
@@ -97,7 +99,7 @@ class Tape:
 
     def more(self) -> Wait[bool]:
         """Wait for at least one character; False at the end."""
-        return (yield from self.have(1))
+        return self.have(1)
 
     def have(self, count: int) -> Wait[bool]:
         """Wait for that many characters; False if the text ends before."""
@@ -150,6 +152,8 @@ class Tape:
 
     def scored(self, count: int) -> tuple[str, tuple[Scored, ...]]:
         """Take payload together with the log-probabilities of the tokens that begin in it."""
+        if not self._scored:
+            return self.take(count), ()
         base, start, first = self._base, self.pos, self._token
         text = self.take(count)
         entries = []

@@ -94,12 +94,12 @@ class Machine:
         """Read one segment; empty text is no letter. Raises `IllegalInput`, and is as before, where it may not come."""
         self._segment = segment
         match segment:
-            case Think(text):
-                self._text(Letter.THINK, split(text))
-            case Say(text, _, logprobs):
-                self._text(Letter.SAY, split(text, logprobs))
-            case Refuse(text):
-                self._text(Letter.REFUSE, split(text))
+            case Think():
+                self._text(Letter.THINK, split(segment.text))
+            case Say():
+                self._text(Letter.SAY, split(segment.text, segment.logprobs))
+            case Refuse():
+                self._text(Letter.REFUSE, split(segment.text))
             case Cite():
                 self._step(Letter.CITE)
             case Call():
@@ -160,11 +160,11 @@ class Machine:
             self._step(BLANK[letter] if blank else letter)
 
     def _step(self, letter: Letter) -> None:
-        cell = find(self.state, letter)
-        guard = GUARDS.get((self.state, letter))
-        if guard and not self._holds(guard):
-            raise IllegalInput(self.state, letter, guard)
-        self.trace.append((self.state, letter))
+        at = self.state, letter
+        cell = find(*at)
+        if (guard := GUARDS.get(at)) and not self._holds(guard):
+            raise IllegalInput(*at, guard)
+        self.trace.append(at)
         for verb in cell.verbs:
             _VERBS[verb](self)
         self.state = cell.next

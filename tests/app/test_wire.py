@@ -19,7 +19,7 @@ from tests.serving import Served, serve
 
 BODY = json.dumps({"model": "scripted", "input": "hi", "stream": True}).encode()
 LONG = "word " * 24_000
-"""In steps of 4 letters more bytes than a socket takes that nobody reads, and within the context."""
+"""In steps of 16 letters nearly 2 MB of events, and within the context."""
 
 
 def request(version: str = "1.1", *headers: str) -> bytes:
@@ -128,20 +128,18 @@ def wait_for(fact: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 def test_a_slow_reader_holds_nobody_up_and_gets_everything(server: Serve) -> None:
-    served = server([{"name": "long", "speak": [LONG], "step": 4}])
+    served = server([{"name": "long", "speak": [LONG], "step": 16}])
     with connected(served, buffer=4096) as line:
         line.sendall(request("1.1", "Connection: close"))
         assert wait_for(lambda: served.engine.stats().finished == 1), "the turn ends though nobody reads"
-        time.sleep(0.2)
         log = next(iter(served.house.store._logs.values()))  # type: ignore[attr-defined]
-        assert log.readers == 1, "its reader is still there"
         got = whole(line)
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert got.count(b"event: response.output_text.delta") == sum(b"text.delta" in f.data for f in log.frames)
 
 
 def test_a_reader_that_leaves_with_the_answer_stuck_takes_the_turn_along(server: Serve) -> None:
-    served = server([{"name": "endless", "speak": [LONG, {"stall": True}], "step": 4}])
+    served = server([{"name": "endless", "speak": [LONG, {"stall": True}], "step": 16}])
     with connected(served, buffer=4096) as line:
         line.sendall(request())
         assert wait_for(lambda: served.engine.stats().generated_tokens == len(LONG))
