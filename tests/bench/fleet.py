@@ -44,7 +44,7 @@ class Server:
     """One peer, running."""
 
     def __init__(self, peer: Peer, model: Path) -> None:
-        self.peer, self.model = peer, model.name
+        self.peer, self.model = peer, str(model) if peer.by_path else model.name
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -68,7 +68,8 @@ class Server:
                 if seen.status not in (404, 503):
                     raise NotStartedError(seen.error)
             await asyncio.sleep(0.1)
-        raise NotStartedError(f"no answer after {limit:.0f} s: {self.process.tail(3)}")
+        why = "it ended" if self.process.over else f"no answer after {limit:.0f} s"
+        raise NotStartedError(f"{why}: {self.process.tail(3)}")
 
     async def warm(self, streams: int) -> None:
         """A few requests that are not counted, alone and together; then a look at what it does in silence."""

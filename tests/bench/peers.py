@@ -37,6 +37,8 @@ class Peer:
     """What a step reads at least, for the roofline."""
     environ: Mapping[str, str] = field(default_factory=dict)
     models: tuple[str, ...] = ("small", "tiny")
+    by_path: bool = False
+    """Whether requests name the model by its folder's path."""
 
     @property
     def ours(self) -> bool:
@@ -131,13 +133,22 @@ PEERS: dict[str, Peer] = {
         Peer("vllm-fp32", _vllm("float32"), ("vllm", "torch"), "vllm", environ=VLLM),
         Peer("vllm-bf16", _vllm("bfloat16"), ("vllm", "torch"), "vllm", bytes_per_weight=2.0, environ=VLLM),
         Peer("llama.cpp", _llama, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
-        Peer("transformers", _transformers(), ("transformers", "torch"), "transformers", most=4, environ=OFFLINE),
+        Peer(
+            "transformers",
+            _transformers(),
+            ("transformers", "torch"),
+            "transformers",
+            most=4,
+            environ=OFFLINE,
+            by_path=True,
+        ),
         Peer(
             "transformers-cb",
             _batching,
             ("transformers", "torch"),
             "transformers",
             environ=OFFLINE,
+            by_path=True,
         ),
     )
 }
