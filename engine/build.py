@@ -96,11 +96,8 @@ def _tune(model: PreTrainedModel, forward: Forward, options: Options) -> Packing
 
 
 def _machine(model: PreTrainedModel) -> str:
-    """On what it runs, in a few words."""
-    kind = str(model.dtype).removeprefix("torch.")
-    if model.device.type != "cpu":
-        return f"{kind} on {model.device}"
-    return f"{kind} on {torch.get_num_threads()} threads ({cpu()})"
+    """What was chosen for the CPU, in a few words."""
+    return f"{torch.get_num_threads()} threads ({cpu()})" if model.device.type == "cpu" else ""
 
 
 def _room(bytes_per_token: int, device: str, options: Options) -> int | None:
