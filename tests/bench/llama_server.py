@@ -16,6 +16,7 @@ def main(file: str, port: str, streams: str, context: str) -> None:
     params.model.path = file
     params.hostnames, params.port = ["127.0.0.1"], int(port)
     params.n_parallel, params.n_ctx = int(streams), int(context)
+    params.sampling.top_k, params.sampling.top_p, params.sampling.min_p = 0, 1.0, 0.0
     params.use_jinja = True
     server = xllamacpp.Server(params)
     print("listening on", server.listening_address, flush=True)

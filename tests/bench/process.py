@@ -28,6 +28,8 @@ class Process:
                 start_new_session=True,
             )
         self.pid = self._child.pid
+        self._seen: dict[int, str] = {}
+        # Process to the time it began, so that a number that is given out again is not taken for ours.
 
     @property
     def over(self) -> bool:
@@ -55,7 +57,7 @@ class Process:
         self.resume()
         self._signal(signal.SIGTERM)
         until = time.monotonic() + patience
-        while time.monotonic() < until and (not self.over or any(self._stats())):
+        while time.monotonic() < until and (not self.over or self._stats()):
             time.sleep(0.1)
         self._signal(signal.SIGKILL)
         self._child.wait(patience)
@@ -65,21 +67,34 @@ class Process:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid, _ in list(self._stats()):
+        for pid, _ in self._stats():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _stats(self) -> Iterator[tuple[int, list[str]]]:
-        """(pid, fields of /proc/PID/stat from the state on) of every living process of the session."""
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[3]) == self.pid and fields[0] != "Z":
-                yield int(folder.name), fields
+    def _stats(self) -> list[tuple[int, list[str]]]:
+        """(pid, fields of /proc/PID/stat from the state on) of every living process of the session, and of every
+        descendant that has a session of its own, once it was seen.
+        """
+        living = dict(_living())
+        ours = {
+            pid for pid, fields in living.items() if int(fields[3]) == self.pid or self._seen.get(pid) == fields[19]
+        }
+        while more := {pid for pid, fields in living.items() if int(fields[1]) in ours} - ours:
+            ours |= more
+        self._seen |= {pid: living[pid][19] for pid in ours}
+        return [(pid, living[pid]) for pid in sorted(ours)]
+
+
+def _living() -> Iterator[tuple[int, list[str]]]:
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            yield int(folder.name), fields
 
 
 def _status(pid: int, name: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.bench.process import Process
 
 CHILD = "import time; a = bytearray(50 << 20); print('up', flush=True); time.sleep(60)"
-PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {CHILD!r}]); time.sleep(60)"
+PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {CHILD!r}], start_new_session=True); time.sleep(60)"
 
 
 def wait_for(text: str, process: Process) -> None:
