@@ -40,14 +40,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The same job with the same seed gives the same tokens alone and among any others."""
     context: int | None = None
     """Tokens; at most the model's own."""
-    slots: int = 32
+    slots: int = 64
     """Jobs that run at once."""
     queue: int = 256
     """Jobs that wait for a slot."""
     chunk: int = 512
     """Tokens per step, so that a long prompt does not hold up the others."""
     kv_gib: float | None = None
-    """Memory for keys and values."""
+    """Memory for keys and values, those that are kept for later among them."""
+    reuse: bool = True
+    """Keep the keys and values of ended jobs for those of the same owner that begin alike."""
+    speculate: int = 1
+    """While at most so many jobs run, tokens are drafted from what the text has said before; 0: never."""
 
 
 def build_core(path: Path, options: Options) -> Core:
@@ -65,6 +69,7 @@ def core_of(
     ``tune``: the model's layers may be replaced by faster ones.
     """
     options = options or Options()
+    log.info("trying the model")
     forward = choose_forward(model)
     info = describe(model, folder)
     context = min(options.context or info.context, info.context)
@@ -81,7 +86,18 @@ def core_of(
         context = room
     words = [info.description, packing.line, _machine(model), "deterministic" if options.deterministic else ""]
     info = msgspec.structs.replace(info, context=context, description="; ".join(word for word in words if word))
-    return Core(forward, info, slots=options.slots, queue=options.queue, chunk=options.chunk, room=room)
+    # Where attention goes token by token, a draft costs what it saves.
+    lonely = options.deterministic and not packing.whole
+    return Core(
+        forward,
+        info,
+        slots=options.slots,
+        queue=options.queue,
+        chunk=options.chunk,
+        room=room,
+        speculate=0 if lonely else options.speculate,
+        reuse=options.reuse,
+    )
 
 
 def _tune(model: PreTrainedModel, forward: Forward, options: Options) -> Packing:
@@ -89,6 +105,7 @@ def _tune(model: PreTrainedModel, forward: Forward, options: Options) -> Packing
     replace_norms(model)
     if not options.pack and options.quantize is None:
         return Packing()
+    log.info("packing weights")
     packing = pack(model, lambda: sample(forward, model), options.quantize)
     if options.quantize is not None and not packing.line:
         raise LoadError("this model cannot be quantized here (see the log); leave quantize out")

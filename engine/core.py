@@ -62,7 +62,7 @@ class Core:
         self._speculate = speculate if forward.chunked else 0
         self._jobs: dict[str, Sequence] = {}
         self._outbox: list[Said] = []
-        self._steps = self._prompt_tokens = self._generated = self._finished = self._faults = 0
+        self._steps = self._prompt_tokens = self._cached = self._generated = self._finished = self._faults = 0
 
     @property
     def busy(self) -> bool:
@@ -76,8 +76,10 @@ class Core:
             waiting=len(self._scheduler.waiting),
             slots=self._scheduler.slots,
             kv_tokens=self._scheduler.held,
+            idle_tokens=self._memory.prefixes.tokens,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached,
             generated_tokens=self._generated,
             finished=self._finished,
             faults=self._faults,
@@ -141,6 +143,7 @@ class Core:
                 continue
             if not sequence.announced:
                 sequence.announced = True
+                self._cached += cached
                 self._outbox.append((sequence.job.id, Chunk(cached=cached)))
 
     def _run(self) -> None:

@@ -64,7 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     """Prompt tokens are shared through the cache only between jobs of equal owner and salt."""
     priority: int = 0
-    """Higher goes first; equal priorities are served in the order of arrival."""
+    """Higher goes first; among equals owners take turns, and one owner's jobs go in the order of arrival."""
     deadline: float | None = None
     """Seconds from the call of ``generate``, waiting included; past it the job ends with ``deadline_exceeded``."""
     prompt_logprobs: int | None = None
@@ -128,8 +128,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 0
     kv_tokens: int = 0
     """Tokens held in the KV cache by running jobs."""
+    idle_tokens: int = 0
+    """Tokens of ended jobs that are kept for those that begin alike."""
     steps: int = 0
     prompt_tokens: int = 0
+    """Those read from the cache among them."""
+    cached_tokens: int = 0
+    """Prompt tokens that were read from the cache."""
     generated_tokens: int = 0
     finished: int = 0
     faults: int = 0

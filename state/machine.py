@@ -20,6 +20,7 @@ The machine does not know tokens, time, randomness or who listens: ids, the cloc
 
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Literal, get_args
 
 import msgspec
@@ -38,8 +39,6 @@ Ids = Callable[[str], str]
 
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
-
-
 _OF_PLAIN_TEXT = (ReasoningDraft, FunctionDraft, CustomDraft)
 
 
@@ -104,10 +103,9 @@ class Machine:
                 self._step(Letter.CITE)
             case Call():
                 self._step(Letter.CALL)
-            case Arguments(text):
-                if text:
-                    self._piece = Piece(text)
-                    self._step(Letter.ARGUMENTS)
+            case Arguments(text) if text:
+                self._piece = Piece(text)
+                self._step(Letter.ARGUMENTS)
             case Close():
                 self._step(Letter.CLOSE)
             case Whole():
@@ -207,10 +205,9 @@ class Machine:
     def _call_id(self, native: str | None) -> str:
         """The model's own id, made unique if it repeats one; minted where it has none."""
         call_id = native or self._ids("call")
-        count = 1
+        numbers = count(2)
         while call_id in self._call_ids:
-            count += 1
-            call_id = f"{native}_{count}"
+            call_id = f"{native}_{next(numbers)}"
         self._call_ids.add(call_id)
         return call_id
 

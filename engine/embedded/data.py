@@ -37,14 +37,21 @@ def pad(rows: list[tuple[list[int], list[bool]]]) -> Batch:
 
 
 class Batches(IterableDataset[Batch]):
-    """An endless stream of batches; sizes grow from short to full over the first `ramp` batches."""
+    """An endless stream of batches; sizes grow from short to full over the first `ramp` batches.
 
-    def __init__(self, tokenizer: str, seed: int, tokens: int, ramp: int, start: int = 0) -> None:
+    `choosing`: the dialogues of the second course.
+    """
+
+    def __init__(
+        self, tokenizer: str, seed: int, tokens: int, ramp: int, start: int = 0, *, choosing: bool = False
+    ) -> None:
         self.tokenizer, self.seed, self.tokens, self.ramp, self.start = tokenizer, seed, tokens, ramp, start
+        self.choosing = choosing
 
     def chunk(self, tokenizer: Tokenizer, number: int, size: float) -> list[Batch]:
         """The batches of one chunk, in random order."""
-        drawn = [dialogues.training(f"{self.seed} {number} {n}", size) for n in range(CHUNK)]
+        course = f"{self.seed} choosing" if self.choosing else self.seed
+        drawn = [dialogues.training(f"{course} {number} {n}", size, choosing=self.choosing) for n in range(CHUNK)]
         rows = [chat.example(tokenizer, one) for one in drawn]
         rows.sort(key=lambda row: len(row[0]))
         batches, current = [], rows[:1]

@@ -47,6 +47,15 @@ MIXTURE: dict[Maker, float] = {
 }
 """What is taught, and how often: the hard skills more often than the easy ones."""
 
+CHOOSING: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 4),
+    calling.one_call: 28,
+    calling.parallel: 22,
+    calling.no_tool: 16,
+    calling.command: 8,
+}
+"""What is taught when the rest is known: above all, to find the tool by a word that was never seen before."""
+
 
 def earlier(words: Words) -> list[Message]:
     """A whole exchange before the one that counts."""
@@ -91,10 +100,13 @@ def surround(words: Words, dialogue: Dialogue) -> Dialogue:
     return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
 
 
-def training(seed: int | str, size: float = 1.0) -> Dialogue:
-    """One dialogue to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
-    words = Words(seed)
-    maker = words.random.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+def training(seed: int | str, size: float = 1.0, *, choosing: bool = False) -> Dialogue:
+    """One dialogue to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings.
+
+    `choosing`: from the second course, among strange words.
+    """
+    words, mixture = Words(seed, strange=choosing), CHOOSING if choosing else MIXTURE
+    maker = words.random.choices(list(mixture), list(mixture.values()))[0]
     dialogue = maker(words, size)
     return surround(words, dialogue) if words.maybe(0.7 * size) else dialogue
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +31,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training run is: everything that its result depends on."""
+    """What a training run is: everything that its result depends on.
+
+    Two courses: `steps` of everything, then `more` in which tools are chosen by words that were never seen before.
+    """
 
     steps: int = 4000
+    more: int = 1500
     seed: int = 7
     tokens: int = 6144
     rate: float = 3e-3
+    second_rate: float = 1.5e-3
     warmup: int = 100
     decay: float = 0.4
     ramp: int = 300
     hidden: int = 192
     layers: int = 6
 
+    @property
+    def whole(self) -> int:
+        """The steps of both courses."""
+        return self.steps + self.more
+
     def at(self, step: int) -> float:
-        """The learning rate of a step: a warm-up, a plateau, a linear descent to nothing."""
+        """The learning rate of a step: a warm-up, a plateau, a linear descent to nothing; then a second descent."""
+        if step >= self.steps:
+            return self.second_rate * min((step - self.steps + 1) / self.warmup, (self.whole - step) / self.more)
         left = (self.steps - step) / (self.decay * self.steps)
         return self.rate * min(1.0, (step + 1) / self.warmup, left)
 
@@ -114,14 +128,11 @@ def train(plan: Plan, out: Path, kept: Path | None = None, every: int = 50) -> l
     chosen, seen, began = optimizers(model), 0, time.monotonic()
     losses: list[float] = []
     first = restore(model, chosen, kept) if kept and kept.exists() else 0
-    source = Batches(learned.to_str(), plan.seed, plan.tokens, plan.ramp, first // PER_CHUNK)
     log.info("%s parameters", sum(p.numel() for p in model.parameters()))
-    for step, batch in enumerate(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), first):
-        if step >= plan.steps:
-            break
+    for step, batch in enumerate(batches(plan, learned, first), first):
         losses.append(advance(model, chosen, batch, plan.at(step)))
         seen += batch[0].numel()
-        if step % 25 == 0 or step == plan.steps - 1:
+        if step % 25 == 0 or step == plan.whole - 1:
             took, recent = time.monotonic() - began, sum(losses[-25:]) / len(losses[-25:])
             log.info("step %d loss %.4f %.2fM tokens %.0f s %.0f/s", step, recent, seen / 1e6, took, seen / took)
         if kept and (step + 1) % every == 0:
@@ -129,6 +140,17 @@ def train(plan: Plan, out: Path, kept: Path | None = None, every: int = 50) -> l
             checkpoint(model, chosen, step + 1, kept)
     save(model, out)
     return losses
+
+
+def batches(plan: Plan, learned: Tokenizer, first: int) -> Iterator[Batch]:
+    """The batches of both courses from a step on, as many as the plan has steps."""
+    for choosing, begin, end in ((False, 0, plan.steps), (True, plan.steps, plan.whole)):
+        done = max(first - begin, 0)
+        if begin + done < end:
+            ramp = 1 if choosing else plan.ramp
+            source = Batches(learned.to_str(), plan.seed, plan.tokens, ramp, done // PER_CHUNK, choosing=choosing)
+            loader = DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32)
+            yield from islice(loader, end - begin - done)
 
 
 def advance(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
@@ -161,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--steps", type=int, default=Plan.steps)
+    parser.add_argument("--more", type=int, default=Plan.more, help="steps of the second course")
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--rate", type=float, default=Plan.rate)
     parser.add_argument("--tokens", type=int, default=Plan.tokens)
@@ -171,9 +194,9 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.smoke:
-        plan = Plan(steps=30, seed=options.seed, tokens=2048, warmup=5, hidden=64, layers=2)
+        plan = Plan(steps=30, more=5, seed=options.seed, tokens=2048, warmup=5, hidden=64, layers=2)
     else:
-        plan = Plan(steps=options.steps, seed=options.seed, rate=options.rate, tokens=options.tokens)
+        plan = Plan(options.steps, options.more, options.seed, options.tokens, options.rate)
     train(plan, options.out, options.checkpoint)
 
 

@@ -141,11 +141,12 @@ def held_out(word: str) -> bool:
 
 
 class Words:
-    """A seeded source of words from one side of the partition."""
+    """A seeded source of words from one side of the partition; `strange`: most nouns are none that anybody knows."""
 
-    def __init__(self, seed: int | str, evaluation: bool = False) -> None:
+    def __init__(self, seed: int | str, evaluation: bool = False, strange: bool = False) -> None:
         self.random = random.Random(seed)
         self.evaluation = evaluation
+        self.strange = strange
 
     def _mine(self, word: str) -> bool:
         return held_out(word) == self.evaluation
@@ -195,6 +196,8 @@ class Words:
 
     def noun(self) -> str:
         """What a tool or a question may be about."""
+        if self.strange and self.maybe(0.6):
+            return self.splice() if self.maybe(0.5) else self.made_up()
         if self.maybe(0.3):
             return self.made_up()
         return self.pick(COMMON if self.maybe(0.25) else NOUNS)

@@ -7,13 +7,13 @@ from tokenizers import Tokenizer
 
 from engine.embedded import evaluate
 from engine.embedded.data import Batches
-from engine.embedded.train import Plan, train
+from engine.embedded.train import Plan, batches, train
 
 
 def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:
-    plan = Plan(steps=24, tokens=1024, warmup=4, ramp=400, hidden=64, layers=2)
+    plan = Plan(steps=24, more=4, tokens=1024, warmup=4, ramp=400, hidden=64, layers=2)
     losses = train(plan, tmp_path)
-    assert len(losses) == plan.steps
+    assert len(losses) == plan.whole
     assert sum(losses[-4:]) / 4 < losses[0] - 1
     model, tokenizer = evaluate.load(tmp_path)
     assert next(model.parameters()).dtype is torch.float32
@@ -31,8 +31,19 @@ def test_batches_come_out_the_same_and_hold_little_padding(tmp_path: Path) -> No
     assert padding < 0.1 * sum(ids.numel() for ids, _ in first)
 
 
-def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
+def test_the_rate_warms_up_stays_and_falls_to_nothing_in_each_course() -> None:
     plan = Plan()
-    rates = [plan.at(step) for step in range(plan.steps)]
-    assert rates[0] < rates[plan.warmup] == max(rates) == plan.rate
-    assert rates[-1] < 0.01 * plan.rate
+    rates = [plan.at(step) for step in range(plan.whole)]
+    first, second = rates[: plan.steps], rates[plan.steps :]
+    assert first[0] < first[plan.warmup] == max(first) == plan.rate
+    assert first[-1] < 0.01 * plan.rate
+    assert second[0] < max(second) <= plan.second_rate and second[-1] < 0.01 * plan.second_rate
+
+
+def test_a_run_taken_up_between_the_courses_goes_on_as_if_it_had_never_stopped() -> None:
+    plan = Plan(steps=2, more=2, tokens=1024)
+    tokenizer = Tokenizer.from_file(str(evaluate.MODEL_DIR / "tokenizer.json"))
+    whole = list(batches(plan, tokenizer, 0))
+    rest = list(batches(plan, tokenizer, 2))
+    assert len(whole) == 4 and len(rest) == 2
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[2:], rest, strict=True))
