@@ -175,12 +175,12 @@ async def test_whatever_ends_it_the_next_job_is_served(
 
 
 async def _doom(engine: TorchEngine, fate: str) -> list[Chunk]:
-    """A job that meets its fate; poison takes three steps, and a job for each."""
+    """A job that meets its fate; poison takes three steps, and a job for each that the others do not share."""
     await asyncio.sleep(0.05)
-    if fate != "POISON":
-        return await collect(engine, job("doomed", fate, None))
-    for number in range(3):
+    for number in range(5):
         chunks = await collect(engine, job(f"doomed {number}", fate, None))
+        if engine.obstacle() is not None or fate != "POISON":
+            break
     return chunks
 
 
