@@ -107,9 +107,11 @@ async def test_killed_under_streams_again_and_again(build: str) -> None:
                     for stream in streams:
                         await asyncio.wait_for(stream.talking.wait(), 100)
                     os.kill(served.engine.pid, signal.SIGKILL)
-                    for stream in streams:
-                        response = await stream.end()
-                        assert response["status"] == "failed"
+                    responses = [await stream.end() for stream in streams]
+                    failed = [response for response in responses if response["status"] == "failed"]
+                    # A real model's random words may have come to an end of their own before.
+                    assert len(failed) == STREAMS if build == CHATTER else failed
+                    for response in failed:
                         assert "memory ran out" in response["error"]["message"]
                         assert response["output"][0]["status"] == "incomplete"
                     await succeeds(client, served)
