@@ -92,7 +92,7 @@ async def succeeds(client: httpx.AsyncClient, served: Served) -> None:
     """The next request is served."""
     body = {**BODY, "stream": False, "max_output_tokens": 5}
     reply = await client.post(f"{served.url}/responses", json=body)
-    assert (reply.status_code, reply.json()["status"]) == (200, "incomplete"), reply.text
+    assert reply.status_code == 200 and reply.json()["status"] in {"incomplete", "completed"}, reply.text
 
 
 @pytest.mark.parametrize("build", [CHATTER, pytest.param(TINY, marks=pytest.mark.slow)])
