@@ -10,9 +10,10 @@ Pure but for the lock: rendering happens in threads.
 
 import threading
 from array import array
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 
 import msgspec
 from msgspec import Struct
@@ -28,7 +29,7 @@ COMPARED = 8
 """At most so many turns are laid out anew for one prompt, the latest ones first."""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class Layout(Struct, frozen=True, kw_only=True):
     """A conversation laid out for a model."""
 
     format: Format
@@ -43,9 +44,9 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Spoken(Struct, frozen=True):
-    """What a model spoke after a reading, and the items that were heard."""
+    """What a model spoke after a prompt, and the items that were heard."""
 
-    reading: Reading
+    layout: Layout
     spoken: tuple[int, ...]
     output: tuple[OutputItem, ...]
 
@@ -63,18 +64,16 @@ class Recall:
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
         self._size = 0
-        self._turns: OrderedDict[int, tuple[Spoken, bytes]] = OrderedDict()
-        self._passages: dict[int, _Passage | None] = {}
-        self._count = 0
+        self._turns: deque[_Kept] = deque()
         self._lock = threading.Lock()
 
-    def read(self, form: Format, owner: str, conversation: Conversation, now: datetime) -> Reading:
+    def read(self, form: Format, owner: str, conversation: Conversation, now: datetime) -> Layout:
         """Lay a conversation out; what this owner's model has spoken of it stands there as it was spoken.
 
         Raises `harmony.format.RenderError`.
         """
         prompt = form.render(conversation, now=now)
-        return Reading(
+        return Layout(
             format=form,
             owner=owner,
             conversation=conversation,
@@ -85,67 +84,67 @@ class Recall:
 
     def remember(self, turn: Spoken) -> None:
         """Keep a turn; the oldest ones are forgotten."""
-        reading = turn.reading
-        before = _packed(reading.laid[: _end(reading.format, reading.laid) + 1])
+        layout = turn.layout
+        before = _packed(layout.laid[: _end(layout.format, layout.laid) + 1])
         if not turn.spoken or not before:
             return
         with self._lock:
-            self._count += 1
-            self._turns[self._count] = turn, before
+            self._turns.append(_Kept(turn, before))
             self._size += _weight(turn)
             while self._size > self._bound:
-                number, (oldest, _) = self._turns.popitem(last=False)
-                self._passages.pop(number, None)
-                self._size -= _weight(oldest)
+                self._size -= _weight(self._turns.popleft().turn)
 
     def _spoken(self, form: Format, owner: str, prompt: Prompt) -> Prompt:
         whole = _packed(prompt.tokens)
         best: _Passage | None = None
-        for number in self._candidates(form, owner, whole):
-            passage = self._passage(number)
+        for kept in self._candidates(form, owner, whole):
+            passage = kept.passage
             if passage and whole.startswith(passage.laid) and (best is None or len(best.laid) < len(passage.laid)):
                 best = passage
         if best is None:
             return prompt
         return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.spoken + whole[len(best.laid) :])))
 
-    def _candidates(self, form: Format, owner: str, whole: bytes) -> list[int]:
+    def _candidates(self, form: Format, owner: str, whole: bytes) -> list["_Kept"]:
         """Turns whose prompt this one begins with, but for what stands behind its last message; the latest first."""
         with self._lock:
             return [
-                number
-                for number, (turn, before) in reversed(self._turns.items())
-                if turn.reading.owner == owner and turn.reading.format is form and whole.startswith(before)
+                kept
+                for kept in reversed(self._turns)
+                if kept.turn.layout.owner == owner and kept.turn.layout.format is form and whole.startswith(kept.before)
             ][:COMPARED]
 
-    def _passage(self, number: int) -> _Passage | None:
+
+class _Kept:
+    """A turn that is remembered. Who holds one may go on using it while others forget it."""
+
+    def __init__(self, turn: Spoken, before: bytes) -> None:
+        self.turn, self.before = turn, before
+
+    @cached_property
+    def passage(self) -> "_Passage | None":
         """Laid out at the first question, not at the end of the turn: most turns are never followed."""
-        if number not in self._passages:
-            kept = self._turns.get(number)
-            if kept is None:
-                return None
-            self._passages[number] = _compared(kept[0])
-        return self._passages[number]
+        return _compared(self.turn)
 
 
 def _compared(turn: Spoken) -> _Passage | None:
     """The turn as history lays it out beside the turn as it was; None where the two do not say the same."""
-    reading, form = turn.reading, turn.reading.format
+    layout, form = turn.layout, turn.layout.format
     spoken = turn.spoken[:-1] if turn.spoken[-1] in form.end_ids else turn.spoken
     try:
         back = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
-        after = msgspec.structs.replace(reading.conversation, items=(*reading.conversation.items, *back))
-        laid = form.render(after, now=reading.now).tokens
+        after = msgspec.structs.replace(layout.conversation, items=(*layout.conversation.items, *back))
+        laid = form.render(after, now=layout.now).tokens
     except (ApiError, RenderError):
         return None
-    shared, end = _shared(laid, reading.laid), _end(form, laid)
-    if len(reading.laid) - shared > PREFILL or end <= shared:
+    shared, end = _shared(laid, layout.laid), _end(form, laid)
+    if len(layout.laid) - shared > PREFILL or end <= shared:
         return None
     # Reasoning that history drops, text that it clips, another order of a header: then history has its own words.
     if _squeezed(form, laid[shared:end]) != _squeezed(form, spoken):
         return None
     # The end is history's: a final answer may have ended otherwise, a turn that was stopped has none.
-    return _Passage(_packed(laid[: end + 1]), _packed((*reading.prompt.tokens, *spoken, laid[end])))
+    return _Passage(_packed(laid[: end + 1]), _packed((*layout.prompt.tokens, *spoken, laid[end])))
 
 
 def _squeezed(form: Format, tokens: Sequence[int]) -> str:
@@ -164,7 +163,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _weight(turn: Spoken) -> int:
-    return 2 * len(turn.reading.laid) + len(turn.spoken)
+    return 2 * len(turn.layout.laid) + len(turn.spoken)
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

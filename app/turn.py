@@ -20,7 +20,7 @@ import structlog
 from app.catalogue import ServedModel
 from app.errors import ApiError, from_engine
 from app.log import Detail, Log
-from app.recall import Reading, Recall, Spoken
+from app.recall import Layout, Recall, Spoken
 from app.requests.spec import TurnSpec
 from app.scribe import Scribe
 from app.store import Store
@@ -198,8 +198,8 @@ class Turns:
         """Start `spec.n` turns that share one prompt. If one is refused, none runs."""
         if self._closing:
             raise ApiError(503, "server_shutting_down", SHUTTING_DOWN, headers=(("retry-after", "1"),))
-        reading = await self._render(model, spec, owner)
-        turns = [self._start(model, spec, reading, number) for number in range(spec.n)]
+        layout = await self._render(model, spec, owner)
+        turns = [self._start(model, spec, layout, number) for number in range(spec.n)]
         try:
             for turn in turns:
                 await asyncio.shield(turn.opened)
@@ -235,43 +235,43 @@ class Turns:
         if late:
             await asyncio.wait(late)
 
-    async def _render(self, model: ServedModel, spec: TurnSpec, owner: str) -> Reading:
+    async def _render(self, model: ServedModel, spec: TurnSpec, owner: str) -> Layout:
         """Lay out the prompt, off the event loop: templates come with models and may be slow."""
         now = datetime.fromtimestamp(self._clock(), UTC)
         try:
             async with asyncio.timeout(self._pace.render_within):
-                reading = await asyncio.to_thread(self._recall.read, model.format, owner, spec.conversation, now)
+                layout = await asyncio.to_thread(self._recall.read, model.format, owner, spec.conversation, now)
         except TimeoutError:
             raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
         except RenderError as error:
             raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
-        length, most = len(reading.prompt.tokens), model.engine.info.context
+        length, most = len(layout.prompt.tokens), model.engine.info.context
         if length >= most:
             message = f"This model's maximum context length is {most} tokens, but the input has {length}."
             raise ApiError(400, "context_length_exceeded", message, "input")
-        return reading
+        return layout
 
-    def _start(self, model: ServedModel, spec: TurnSpec, reading: Reading, number: int) -> Turn:
+    def _start(self, model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Turn:
         head = msgspec.structs.replace(spec.head, id=self._ids("resp"), created_at=int(self._clock()))
         spec = msgspec.structs.replace(spec, head=head)
         scribe = Scribe(
             spec,
-            reading.prompt,
+            layout.prompt,
             model.format,
             ids=self._ids,
             clock=lambda: int(self._clock()),
             reasoning_as=self._reasoning_as,
         )
-        turn = Turn(Log(head, reading.owner), scribe, model.engine, _job(model, spec, reading, number), self._pace)
+        turn = Turn(Log(head, layout.owner), scribe, model.engine, _job(model, spec, layout, number), self._pace)
         self._running[head.id] = turn
-        turn.task.add_done_callback(lambda _: self._over(turn, reading, scribe))
+        turn.task.add_done_callback(lambda _: self._over(turn, layout, scribe))
         return turn
 
-    def _over(self, turn: Turn, reading: Reading, scribe: Scribe) -> None:
+    def _over(self, turn: Turn, layout: Layout, scribe: Scribe) -> None:
         del self._running[turn.log.id]
         response = turn.log.response
         if response.status in ("completed", "incomplete"):
-            self._recall.remember(Spoken(reading, tuple(scribe.spoken), response.output))
+            self._recall.remember(Spoken(layout, tuple(scribe.spoken), response.output))
 
     async def _abandon(self, turns: Iterable[Turn]) -> None:
         tasks = [turn.task for turn in turns]
@@ -280,9 +280,9 @@ class Turns:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _job(model: ServedModel, spec: TurnSpec, reading: Reading, number: int) -> Job:
+def _job(model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Job:
     """The engine's share of a turn. The n-th of several choices draws other random numbers than the first."""
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
     stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *model.format.stop_ids)))
     sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
-    return Job(id=spec.head.id, tokens=reading.prompt.tokens, sampling=sampling, owner=reading.owner)
+    return Job(id=spec.head.id, tokens=layout.prompt.tokens, sampling=sampling, owner=layout.owner)

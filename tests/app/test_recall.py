@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.recall import Reading, Recall, Spoken
+from app.recall import Layout, Recall, Spoken
 from events.inputs import AnyInput, FunctionTool, InputFunctionCall, InputFunctionOutput, InputMessage, InputReasoning
 from events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from harmony.choose import bytes_format
@@ -30,22 +30,22 @@ SPOKEN = {
 }
 
 
-def read(recall: Recall, form: Format, *items: AnyInput, owner: str = "me") -> Reading:
+def read(recall: Recall, form: Format, *items: AnyInput, owner: str = "me") -> Layout:
     return recall.read(form, owner, Conversation(items=items, tools=TOOLS), NOW)
 
 
-def told(recall: Recall, form: Format, spoken: str) -> Reading:
-    reading = read(recall, form, ASKED)
-    recall.remember(Spoken(reading, tuple(form.encode(spoken)), TOLD))
-    return reading
+def told(recall: Recall, form: Format, spoken: str) -> Layout:
+    layout = read(recall, form, ASKED)
+    recall.remember(Spoken(layout, tuple(form.encode(spoken)), TOLD))
+    return layout
 
 
 def called(dialect: str) -> tuple[Format, Recall, tuple[int, ...]]:
     """A model that has called a tool, and all that it read and spoke."""
     form, recall = bytes_format(dialect), Recall()
-    reading, spoken = read(recall, form, ASKED), tuple(form.encode(SPOKEN[dialect]))
-    recall.remember(Spoken(reading, spoken, HEARD))
-    return form, recall, reading.prompt.tokens + spoken
+    layout, spoken = read(recall, form, ASKED), tuple(form.encode(SPOKEN[dialect]))
+    recall.remember(Spoken(layout, spoken, HEARD))
+    return form, recall, layout.prompt.tokens + spoken
 
 
 @pytest.mark.parametrize("dialect", SPOKEN)
@@ -112,8 +112,8 @@ def test_a_turn_that_the_model_did_not_end_is_ended_by_history() -> None:
 def test_the_oldest_turns_are_forgotten() -> None:
     form, recall, said = called("hermes")
     recall = Recall(bound=3 * len(said))
-    reading = read(recall, form, ASKED)
-    recall.remember(Spoken(reading, said[len(reading.laid) :], HEARD))
+    layout = read(recall, form, ASKED)
+    recall.remember(Spoken(layout, said[len(layout.laid) :], HEARD))
     assert read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT).prompt.tokens[: len(said)] == said
     for _ in range(3):
         told(recall, form, "Two.<|im_end|>")

@@ -203,6 +203,6 @@ async def test_a_seed_is_different_for_every_choice() -> None:
 
     stage = Stage(["Hi"])
     asked = request.read({"model": "scripted", "input": "Hi", "seed": 5}, stage.catalogue, lambda _: None)
-    reading = Recall().read(stage.model.format, "", asked.spec.conversation, datetime(2026, 1, 1, tzinfo=UTC))
-    jobs = [_job(stage.model, asked.spec, reading, number) for number in range(3)]
+    layout = Recall().read(stage.model.format, "", asked.spec.conversation, datetime(2026, 1, 1, tzinfo=UTC))
+    jobs = [_job(stage.model, asked.spec, layout, number) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]
