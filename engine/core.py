@@ -1,6 +1,6 @@
 """The engine without a clock of its own, threads or asyncio: jobs in, one step at a time, chunks out.
 
-Whoever drives it (a thread today, a process tomorrow) calls :meth:`Core.add`, :meth:`Core.cancel` and, while
+Whoever drives it (:mod:`engine.child` does) calls :meth:`Core.add`, :meth:`Core.cancel` and, while
 :attr:`Core.busy`, :meth:`Core.step`, all from one thread. A step schedules, runs the model once, and reads the result.
 """
 
@@ -12,6 +12,7 @@ import torch
 
 from engine.forward import Forward, Work
 from engine.memory import Memory
+from engine.messages import Said
 from engine.pace import Pace
 from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
 from engine.reading import Feed, News, read
@@ -20,9 +21,6 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence, expired
 
 log = logging.getLogger(__name__)
-
-Said = tuple[str, Chunk]
-"""A job's id and what the step brought for it."""
 
 OVERLOADED = Fault("server_is_overloaded", "too many requests are waiting; others had fewer", retryable=True)
 NO_NUMBER = Fault("server_error", "the model gave no usable number for the next token", retryable=False)

@@ -154,6 +154,11 @@ class EngineError(Exception):
         self.retryable = retryable
 
 
+def overloaded() -> EngineError:
+    """The refusal of a job for which there is no place left to wait in."""
+    return EngineError("server_is_overloaded", "too many requests are waiting; try again shortly", retryable=True)
+
+
 class Engine(Protocol):
     """Token ids in, token ids out."""
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from engine.pace import Pace
-from engine.protocol import EngineError
+from engine.protocol import overloaded
 from engine.sequence import Sequence
 
 Leader = Callable[[Sequence, list[Sequence]], tuple[Sequence, int] | None]
@@ -51,9 +51,7 @@ class Scheduler:
         if len(self.running) + len(self.waiting) >= self.slots + self._queue:
             displaced = self._crowding(sequence)
             if displaced is None:
-                raise EngineError(
-                    "server_is_overloaded", "too many requests are waiting; try again shortly", retryable=True
-                )
+                raise overloaded()
             self.waiting.remove(displaced)
         self._arrivals += 1
         sequence.arrival = self._arrivals

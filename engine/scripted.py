@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from engine.performance import Encode, perform
-from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
+from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats, overloaded
 from engine.script import Piece, Reply, ScriptError, load_script, parse_script
 
 __all__ = ["Piece", "Reply", "ScriptError", "ScriptedEngine", "load_script", "parse_script"]
 
 Decode = Callable[[Sequence[int]], str]
 
+STOPPED = "the engine was stopped"
 DEFAULT_INFO = EngineInfo(context=131_072, vocab=262_144, device="none", dtype="none", description="scripted")
 
 
@@ -77,14 +78,12 @@ class ScriptedEngine:
 
     async def ready(self) -> None:
         """A job would be taken, or refused, right away."""
-        if not self._open:
-            raise EngineError("engine_unavailable", "the engine was stopped", retryable=True)
-        if len(self._runs) >= self._slots + self._queue:
-            raise EngineError("server_is_overloaded", "too many requests are waiting", retryable=True)
+        self._check_open()
+        self._check_room()
 
     def obstacle(self) -> str | None:
         """A script need not be waited for."""
-        return None if self._open else "the engine was stopped"
+        return None if self._open else STOPPED
 
     def stats(self) -> Stats:
         """Counts of this moment; ``kv_tokens`` counts the tokens of jobs that hold a slot."""
@@ -118,9 +117,16 @@ class ScriptedEngine:
         finally:
             self._release(run)
 
-    def _check(self, job: Job) -> None:
+    def _check_open(self) -> None:
         if not self._open:
-            raise EngineError("engine_unavailable", "the engine was stopped", retryable=True)
+            raise EngineError("engine_unavailable", STOPPED, retryable=True)
+
+    def _check_room(self) -> None:
+        if len(self._runs) >= self._slots + self._queue:
+            raise overloaded()
+
+    def _check(self, job: Job) -> None:
+        self._check_open()
         if job.id in self._runs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         if len(job.tokens) >= self.info.context:
@@ -128,8 +134,7 @@ class ScriptedEngine:
                 "context_length_exceeded",
                 f"the prompt has {len(job.tokens)} tokens, the context holds {self.info.context}",
             )
-        if len(self._runs) >= self._slots + self._queue:
-            raise EngineError("server_is_overloaded", "too many requests are waiting", retryable=True)
+        self._check_room()
 
     def _choose(self, job: Job) -> Reply:
         reply = self._matching(job)
@@ -227,7 +232,7 @@ class _Run:
 
     def _fault(self) -> Fault:
         if self.ended == "closed":
-            return Fault("engine_unavailable", "the engine was stopped", True)
+            return Fault("engine_unavailable", STOPPED, True)
         if self.ended == "deadline":
             return Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", True)
         return Fault("cancelled", "the job was cancelled while it waited")

@@ -18,14 +18,13 @@ from engine.folder import LoadError
 from engine.link import Link
 from engine.messages import Add, Cancel, Failed, Ready, Report, Said, Stage, Start, Step
 from engine.process import Host, Process
-from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
+from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats, overloaded
 
 log = logging.getLogger(__name__)
 
 BUILD = "engine.child:torch_core"
 NOT_RUNNING = "the engine is not running"
 STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
-FULL = "too many requests are waiting; try again shortly"
 UNKNOWN_BOUND = 256
 """How many jobs may wait for an engine that has not said yet how many it takes."""
 
@@ -177,7 +176,7 @@ class TorchEngine:
             if self._life is None:
                 raise _unavailable(self._obstacle)
             if len(self._waiters) >= self._bound:
-                raise EngineError("server_is_overloaded", FULL, retryable=True)
+                raise overloaded()
             self._waiters[key] = waiter = loop.create_future()
             try:
                 async with asyncio.timeout_at(until):
@@ -189,7 +188,7 @@ class TorchEngine:
             finally:
                 del self._waiters[key]
         if len(self._jobs) >= self._bound:
-            raise EngineError("server_is_overloaded", FULL, retryable=True)
+            raise overloaded()
 
     # The process: begun, heard, lost, begun again
 

@@ -10,7 +10,7 @@ from app.projections import chat
 from app.requests.chat import read
 from app.requests.decode import document
 from app.routes.engines import awake
-from app.routes.replies import collect, json_reply, open_turns, pour, stream_reply
+from app.routes.replies import collect, json_reply, open_turns, stream_reply
 
 
 @post("/v1/chat/completions", status_code=200)
@@ -22,5 +22,5 @@ async def create(request: AnyRequest) -> Response[Any]:
     asked = read(body, home.catalogue, home.settings.max_output_tokens)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
-        return stream_reply(pour(chat.stream(logs, asked.spec), home, logs))
+        return stream_reply(chat.stream(logs, asked.spec), home, logs)
     return json_reply(await collect(request, chat.final(logs, asked.spec), logs))

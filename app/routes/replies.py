@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from litestar.response import Response
-from msgspec import Struct
 
 from app.house import AnyRequest, House, house, owner
 from app.log import Log
@@ -20,22 +19,9 @@ def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
     return Response(body, status_code=status, media_type="application/json")
 
 
-class Poured(Struct, frozen=True):
-    """The frames of these logs, to one reader."""
-
-    frames: AsyncGenerator[bytes, None]
-    home: House
-    logs: Sequence[Log]
-
-
-def pour(frames: AsyncGenerator[bytes, None], home: House, logs: Sequence[Log]) -> Poured:
-    """The frames of these logs, to one reader."""
-    return Poured(frames, home, logs)
-
-
-def stream_reply(poured: Poured) -> Response[Any]:
-    """Frames that are framed already, each piece of them written as it is, and all to one reader."""
-    return EventStream(poured.frames, attended(poured.home, poured.logs))
+def stream_reply(frames: AsyncGenerator[bytes, None], home: House, logs: Sequence[Log]) -> Response[Any]:
+    """The frames of these logs, framed already, to one reader."""
+    return EventStream(frames, attended(home, logs))
 
 
 async def open_turns(request: AnyRequest, asked: Asked) -> list[Log]:

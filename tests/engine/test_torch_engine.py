@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from engine.build import Options, core_of
-from engine.core import Core, Said
-from engine.messages import Report, Step
+from engine.core import Core
+from engine.messages import Report, Said, Step
 from engine.protocol import Chunk, Engine, EngineError, EngineInfo, Job, Stats
 from engine.scripted import Piece, Reply, ScriptedEngine
 from engine.torch_engine import TorchEngine
