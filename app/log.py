@@ -6,7 +6,8 @@ position of its own and is woken once, however many events came before it looked
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -49,7 +50,7 @@ class Log:
         """Bytes of JSON held."""
         self.readers = 0
         """Clients that are reading it now. A turn that nobody reads any more is cancelled."""
-        self._waiting: set[Reading] = set()
+        self._readings: set[Reading] = set()
 
     def append(self, events: Sequence[Event], detail: Detail | None = None) -> None:
         """Write down what was said in one step, and wake the readers once."""
@@ -79,12 +80,27 @@ class Log:
                 return frame.event.response
         return self.head
 
-    def follow(self, start: int = 0, *, idle: float | None = None) -> "Reading":
-        """All frames from number `start` on, in lists as they become available, until the log ends.
+    @contextlib.contextmanager
+    def read(self, start: int, news: Callable[[], None]) -> "Iterator[Reading]":
+        """A reading from number `start` on. `news` is called, soon, when there is more, or when the log has ended."""
+        reading = Reading(self, start, news)
+        self._readings.add(reading)
+        try:
+            yield reading
+        finally:
+            self._readings.discard(reading)
+            reading.leave()
 
-        After `idle` seconds without any, an empty list.
-        """
-        return Reading(self, start, idle)
+    async def follow(self, start: int = 0) -> AsyncGenerator[list[Frame], None]:
+        """All frames from number `start` on, in lists as they become available, until the log ends."""
+        news = asyncio.Event()
+        with self.read(start, news.set) as reading:
+            while not reading.done:
+                news.clear()
+                while frames := reading.take():
+                    yield frames
+                if not reading.done:
+                    await news.wait()
 
     async def finished(self) -> Response:
         """The response in its terminal state. Waits for it."""
@@ -92,70 +108,40 @@ class Log:
             pass
         return self.response
 
-    def await_news(self, reading: "Reading") -> None:
-        """Wake this reading once when there is more, or when the log has ended."""
-        self._waiting.add(reading)
-
     def _wake(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, set()
-            for reading in waiting:
-                reading.wake()
+        for reading in self._readings:
+            reading.wake()
 
 
 class Reading:
-    """One reader's way through a log: an iterator over lists of frames.
+    """One reader's way through a log. A step costs it one call from the event loop: no task, no future, no timer."""
 
-    A wake-up costs one future and no timer: silence is watched by a timer that is set once and looks when it was last
-    broken, so a reader of many small steps does not set and cancel one for each.
-    """
-
-    def __init__(self, log: Log, start: int, idle: float | None) -> None:
-        self._log, self._position, self._idle = log, start, idle
+    def __init__(self, log: Log, start: int, news: Callable[[], None]) -> None:
+        self._log, self._position, self._news = log, start, news
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Future[bool] | None = None
-        self._waits_since = 0.0
-        self._watch: asyncio.TimerHandle | None = None
+        self._woken: asyncio.Handle | None = None
 
-    def __aiter__(self) -> "Reading":
-        return self
+    @property
+    def done(self) -> bool:
+        """Whether everything was read that will ever be there."""
+        return self._log.ended and self._position >= len(self._log.frames)
 
-    async def __anext__(self) -> list[Frame]:
-        frames = self._log.frames
-        while self._position >= len(frames):
-            if self._log.ended:
-                raise StopAsyncIteration
-            if not await self._wait():
-                return []
-        batch = frames[self._position : self._position + MOST_AT_ONCE]
+    def take(self) -> list[Frame]:
+        """The frames that were not taken yet, at most `MOST_AT_ONCE` of them."""
+        batch = self._log.frames[self._position : self._position + MOST_AT_ONCE]
         self._position += len(batch)
         return batch
 
     def wake(self) -> None:
-        """There is more to read, or nothing more will come."""
-        self._tell(news=True)
+        """There is something to look at: tell the reader, once, when whoever writes has had its say."""
+        if self._woken is None:
+            self._woken = self._loop.call_soon(self._tell)
 
-    def _wait(self) -> asyncio.Future[bool]:
-        """Done when there is news (True), or when it was silent for too long (False)."""
-        self._news = self._loop.create_future()
-        self._log.await_news(self)
-        if self._idle is not None:
-            self._waits_since = self._loop.time()
-            if self._watch is None:
-                self._watch = self._loop.call_later(self._idle, self._look, self._idle)
-        return self._news
+    def leave(self) -> None:
+        """Tell nothing any more."""
+        if self._woken is not None:
+            self._woken.cancel()
 
-    def _look(self, idle: float) -> None:
-        """Tell of silence that has lasted; otherwise look again when it will have."""
-        self._watch = None
-        if self._news is None or self._news.done():
-            return  # it is not waiting, or has left; the next wait sets the watch anew
-        left = self._waits_since + idle - self._loop.time()
-        if left > 0:
-            self._watch = self._loop.call_later(left, self._look, idle)
-        else:
-            self._tell(news=False)
-
-    def _tell(self, *, news: bool) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(news)
+    def _tell(self) -> None:
+        self._woken = None
+        self._news()

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 import msgspec
@@ -66,6 +66,8 @@ class Turn:
         self._ending: Callable[[], None] = scribe.cancel
         self._loop = asyncio.get_running_loop()
         self._said_at = self._loop.time()
+        self._admitted = False
+        self._work: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name=f"turn {log.id}")
 
     @property
@@ -83,12 +85,9 @@ class Turn:
         self._task.cancel()
 
     async def _run(self) -> None:
-        chunks = self._engine.generate(self._job)
         reminder = asyncio.create_task(self._remind(), name=f"reminder {self.log.id}")
         try:
-            await self._admit(chunks)
-            if not self._scribe.ended:
-                await self._hear(chunks)
+            await self._generate()
         except EngineError as error:
             self._refused(error)
         except asyncio.CancelledError:
@@ -99,39 +98,47 @@ class Turn:
             self._end(lambda: self._scribe.fail("server_error", BROKEN))
         finally:
             reminder.cancel()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await chunks.aclose()
             try:
                 self._write()
             finally:
                 self.log.end()
                 self._refuse(ApiError(503, "cancelled", GONE))
 
-    async def _admit(self, chunks: AsyncGenerator[Chunk, None]) -> None:
-        """Wait for the engine's first chunk; say that the job is queued if that takes long."""
-        first = asyncio.ensure_future(anext(chunks))
+    async def _generate(self) -> None:
+        """Have the engine work on the job until the turn is over, which may be sooner than the engine thinks."""
+        queued = self._loop.call_later(self._pace.queue_after, self._queue)
+        work = self._work = asyncio.create_task(self._engine.generate(self._job, self._hear))
         try:
-            done, _ = await asyncio.wait({first}, timeout=self._pace.queue_after)
-            if not done:
-                self._scribe.queue()
-                self._open()
-            chunk = await first
-        except asyncio.CancelledError:
-            first.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, EngineError):
-                await first
-            raise
-        self._scribe.begin(chunk)
-        self._open()
+            await asyncio.wait({work})
+        finally:
+            queued.cancel()
+            if not work.done():
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await work
+        if not work.cancelled():
+            work.result()
+        if not self._scribe.ended:
+            raise RuntimeError("the engine came back without a finish")
 
-    async def _hear(self, chunks: AsyncGenerator[Chunk, None]) -> None:
-        """Write down what the engine brings until the turn is over."""
-        async for chunk in chunks:
+    def _queue(self) -> None:
+        """It takes long until the job is admitted: say that it waits."""
+        if not self._admitted:
+            self._scribe.queue()
+            self._open()
+
+    def _hear(self, chunk: Chunk) -> None:
+        """Write down what the engine brings. The last events are shown only once the slot is free: see `_run`."""
+        if not self._admitted:
+            self._admitted = True
+            self._scribe.begin(chunk)
+            self._open()
+        else:
             self._scribe.take(chunk)
-            if self._scribe.ended:
-                return  # the last events are shown only once the slot is free
-            self._write(chunk)
-        raise RuntimeError("the engine's stream ended without a finish")
+            if not self._scribe.ended:
+                self._write(chunk)
+        if self._scribe.ended and self._work is not None:
+            self._work.cancel()
 
     def _open(self) -> None:
         self._write()

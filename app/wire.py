@@ -16,6 +16,9 @@ from app.errors import ApiError
 from app.gate import Message, Receive, Scope, Send
 from app.settings import Settings
 
+PIPE = "antiphon.pipe"
+"""Where a scope holds the `Answer` to it."""
+
 
 class PatientProtocol(H11Protocol):
     """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""
@@ -79,7 +82,8 @@ class PatientProtocol(H11Protocol):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The cycle is this request's: the next one begins when this one is answered."""
-        await self._behind(scope, receive, Answer(scope, self.cycle, send).send)
+        answer = scope[PIPE] = Answer(scope, self.cycle, send)
+        await self._behind(scope, receive, answer.send)
 
     def _unstall(self) -> None:
         if self._stalled is not None:
@@ -116,28 +120,37 @@ class PatientProtocol(H11Protocol):
 
 
 class Answer:
-    """An answer on its way out. The pieces of one in chunks are framed here, everything else is left to h11."""
+    """An answer on its way out, which h11 writes; and a pipe: where it comes in chunks, they may be written past h11.
+
+    Between the head and the end, a chunk leaves no trace in h11's state.
+    """
 
     def __init__(self, scope: Scope, cycle: RequestResponseCycle, send: Send) -> None:
         self._cycle, self._send = cycle, send
         self._may_be_chunked = scope["http_version"] == "1.1" and scope["method"] in {"GET", "POST"}
-        self._chunked = False
+        self.open = False
+        """Whether `write` may be used: the head has been sent, and the answer comes in chunks."""
 
     async def send(self, message: Message) -> None:
-        """Pass a message on. Waits while the client is slower than the answer; once it has left, does nothing."""
-        if self._chunked and message.get("more_body"):
-            await self._write(message["body"])
-            return
+        """Pass a message of ASGI's on to h11."""
         if message["type"] == "http.response.start":
-            self._chunked = self._may_be_chunked and _in_chunks(message)
+            self.open = self._may_be_chunked and _in_chunks(message)
         await self._send(message)
 
-    async def _write(self, body: bytes) -> None:
-        cycle = self._cycle
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if body and not cycle.disconnected:  # an empty chunk would be the end
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    @property
+    def stuck(self) -> bool:
+        """Whether the client is slower than the answer. One that has left is not waited for."""
+        return self._cycle.flow.write_paused and not self._cycle.disconnected
+
+    async def drained(self) -> None:
+        """Wait until it is no more."""
+        if self.stuck:
+            await self._cycle.flow.drain()
+
+    def write(self, piece: bytes) -> None:
+        """One chunk, at once. To a client that has left, nothing is written."""
+        if piece and not self._cycle.disconnected:  # an empty chunk would be the end
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 def _in_chunks(start: Message) -> bool:

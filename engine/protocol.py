@@ -10,10 +10,10 @@ Rules of a stream of chunks, which every engine keeps:
 3. What goes wrong before the first chunk is raised as :class:`EngineError`; what goes wrong after it is told by a last
    chunk with ``finish="error"`` and a :class:`Fault`.
 4. The token that ended the turn is the last of the last chunk's ``tokens``: a dialect sees its own end marker.
-5. Closing the stream (``aclose``) or :meth:`Engine.cancel` frees the slot before the engine's next step.
+5. Cancelling the call or :meth:`Engine.cancel` frees the slot before the engine's next step.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -107,6 +107,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry per prompt token, the first None; sent once, no later than with the first token."""
 
 
+Hear = Callable[[Chunk], None]
+"""Takes a chunk the moment it is there: called in the event loop, it must not wait."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is fixed about a started engine. ``context`` and ``vocab`` are numbers of tokens."""
 
@@ -175,12 +179,15 @@ class Engine(Protocol):
         """End every job in flight (``finish="error"``, ``engine_unavailable``) and free everything."""
         ...
 
-    def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
-        """The job's chunks, by the rules at the head of this module. Raises :class:`EngineError` before the first."""
+    async def generate(self, job: Job, hear: Hear) -> None:
+        """Work on a job until it is over; its chunks go to ``hear``, by the rules at the head of this module.
+
+        Raises :class:`EngineError` before the first chunk. What ``hear`` raises ends the job and is raised here.
+        """
         ...
 
     async def cancel(self, job_id: str) -> None:
-        """End a job: its stream gives a last chunk ``finish="cancelled"`` (or, while waiting, raises ``cancelled``).
+        """End a job: its last chunk has ``finish="cancelled"`` (or, while it waits, its call raises ``cancelled``).
 
         An id that is unknown or already finished is ignored.
         """

@@ -13,10 +13,10 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from engine.performance import Encode, perform
-from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats, overloaded
+from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
 from engine.script import Piece, Reply, ScriptError, load_script, parse_script
 
 __all__ = ["Piece", "Reply", "ScriptError", "ScriptedEngine", "load_script", "parse_script"]
@@ -99,19 +99,19 @@ class ScriptedEngine:
             faults=self._faults,
         )
 
-    async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, job: Job, hear: Hear) -> None:
         """Play the reply that answers this job."""
         self._check(job)
         reply = self._choose(job)
         run = self._runs[job.id] = _Run(job)
         try:
             await self._admit(run)
-            yield Chunk(cached=min(reply.cached, len(job.tokens)))
+            hear(Chunk(cached=min(reply.cached, len(job.tokens))))
             for wait, chunk in perform(reply, job, self.info, self._encode, self._delay):
                 ended = await run.pause(wait)
                 said = ended or chunk
                 self._count(run, said)
-                yield said
+                hear(said)
                 if ended:
                     return
         finally:

@@ -7,7 +7,7 @@ with a fault, and those that come meanwhile wait for the next one, within bounds
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -18,13 +18,14 @@ from engine.folder import LoadError
 from engine.link import Link
 from engine.messages import Add, Cancel, Failed, Ready, Report, Said, Stage, Start, Step
 from engine.process import Host, Process
-from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats, overloaded
+from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
 
 log = logging.getLogger(__name__)
 
 BUILD = "engine.child:torch_core"
 NOT_RUNNING = "the engine is not running"
 STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
+CANCELLED = Fault("cancelled", "the job was cancelled while it waited", retryable=True)
 UNKNOWN_BOUND = 256
 """How many jobs may wait for an engine that has not said yet how many it takes."""
 
@@ -41,6 +42,39 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     first_pause: float = 0.1
     """Before the first restart; doubled for every one that served nothing."""
     longest_pause: float = 30.0
+
+
+class Hearing:
+    """Who hears of a job. ``over`` is done at its end."""
+
+    def __init__(self, hear: Hear) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.refusal: Fault | None = None
+        """Why the job was not admitted, if it was not."""
+        self.lost = False
+        """Whether that was because its process was lost."""
+        self._hear, self._admitted = hear, False
+
+    def take(self, chunk: Chunk) -> None:
+        """Pass a chunk on. One that ends a job which never began is no chunk for the caller."""
+        if self.over.done():
+            return
+        if chunk.finish is not None and not self._admitted:
+            self.refusal = chunk.fault or CANCELLED
+        else:
+            self._admitted = True
+            try:
+                self._hear(chunk)
+            except Exception as error:  # noqa: BLE001  # theirs: it must not end the other jobs of this step
+                self.over.set_exception(error)
+                return
+        if chunk.finish is not None:
+            self.over.set_result(None)
+
+    def lose(self, fault: Fault) -> None:
+        """The process that had the job is gone."""
+        self.lost = not self._admitted
+        self.take(Chunk(finish="error", fault=fault))
 
 
 class TorchEngine:
@@ -72,11 +106,9 @@ class TorchEngine:
         self._link: Link | None = None
         self._life: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
-        self._jobs: dict[str, asyncio.Queue[Chunk] | None] = {}
-        """What the process works on; None where the reader has left and the process has not yet said the end."""
+        self._jobs: dict[str, Hearing | None] = {}
+        """What the process works on; None where the caller has left and the process has not yet said the end."""
         self._waiters: dict[Hashable, asyncio.Future[None]] = {}
-        self._loss: Chunk | None = None
-        """What the jobs got whose process was lost: who was not yet admitted then is sent to the next one, once."""
 
     @property
     def info(self) -> EngineInfo:
@@ -128,44 +160,37 @@ class TorchEngine:
     async def cancel(self, job_id: str) -> None:
         """End a job before the next step."""
         if job_id in self._waiters:
-            _settle(self._waiters[job_id], EngineError("cancelled", "the job was cancelled while it waited", True))
+            _settle(self._waiters[job_id], EngineError(CANCELLED.code, CANCELLED.message, CANCELLED.retryable))
         elif job_id in self._jobs and self._link is not None:
             self._link.say(Cancel(job_id))
 
-    async def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
-        """The job's chunks, by the rules of ``engine.protocol``."""
+    async def generate(self, job: Job, hear: Hear) -> None:
+        """Have the process work on a job. One that it lost before it admitted it is sent to the next process, once."""
         if job.id in self._jobs or job.id in self._waiters:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         expires = None if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
-        stream = await self._place(job, expires)
-        ended = admitted = again = False
-        try:
-            while not ended:
-                chunk = await stream.get()
-                if chunk is self._loss and not admitted and not again:
-                    stream, again = await self._place(job, expires), True
-                    continue
-                ended = chunk.finish is not None
-                if ended and not admitted:
-                    fault = chunk.fault or Fault("cancelled", "the job was cancelled while it waited", retryable=True)
-                    raise EngineError(fault.code, fault.message, fault.retryable)
-                admitted = True
-                yield chunk
-        finally:
-            if self._jobs.get(job.id) is stream:
-                await self.cancel(job.id)
-                self._jobs[job.id] = None
+        hearing = await self._work(job, hear, expires)
+        if hearing.lost:
+            hearing = await self._work(job, hear, expires)
+        if (refusal := hearing.refusal) is not None:
+            raise EngineError(refusal.code, refusal.message, refusal.retryable)
 
-    async def _place(self, job: Job, expires: float | None) -> asyncio.Queue[Chunk]:
-        """Send the job as soon as it would be taken: the stream of its chunks."""
+    async def _work(self, job: Job, hear: Hear, expires: float | None) -> Hearing:
+        """Send the job as soon as it would be taken, and wait for its end."""
         await self._turn(job.id, expires)
         if self._link is None:
             raise _unavailable(NOT_RUNNING)
         if expires is not None:
             job = msgspec.structs.replace(job, deadline=expires - asyncio.get_running_loop().time())
-        stream = self._jobs[job.id] = asyncio.Queue()
+        hearing = self._jobs[job.id] = Hearing(hear)
         self._link.say(Add(job))
-        return stream
+        try:
+            await hearing.over
+        finally:
+            if self._jobs.get(job.id) is hearing:  # the process still works on it
+                await self.cancel(job.id)
+                self._jobs[job.id] = None
+        return hearing
 
     async def _turn(self, key: Hashable, expires: float | None) -> None:
         """Wait, if need be, until the engine would take a job, but not past ``expires`` on the loop's clock."""
@@ -251,22 +276,24 @@ class TorchEngine:
                 _settle(self._first)
 
     def _deal(self, said: tuple[Said, ...]) -> None:
-        """Hand each chunk to its stream; streams that were closed meanwhile are passed over."""
+        """Hand each chunk to who hears it; those that have left meanwhile are passed over."""
         for job_id, chunk in said:
             if chunk.finish is None:
-                stream = self._jobs.get(job_id)
+                hearing = self._jobs.get(job_id)
             else:
-                stream = self._jobs.pop(job_id, None)
+                hearing = self._jobs.pop(job_id, None)
                 self._served |= chunk.finish in ("stop", "length")
-            if stream is not None:
-                stream.put_nowait(chunk)
+            if hearing is not None:
+                hearing.take(chunk)
 
     def _lose(self, fault: Fault, obstacle: str) -> None:
         """The process is gone: whatever it had in hand ends with this fault."""
         self._face(obstacle)
         self._stats = Stats()
-        self._loss = Chunk(finish="error", fault=fault)
-        self._deal(tuple((job_id, self._loss) for job_id in list(self._jobs)))
+        jobs, self._jobs = self._jobs, {}
+        for hearing in jobs.values():
+            if hearing is not None:
+                hearing.lose(fault)
 
     def _give_up(self) -> None:
         """There will be no next process."""

@@ -1,8 +1,6 @@
 """Logs as chat completions: a fold over events and nothing else. Several choices are several logs."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -19,7 +17,6 @@ from app.projections.chat_wire import (
     Delta,
     chat_usage,
 )
-from app.projections.responses import PING_AFTER
 from app.requests.spec import TurnSpec
 from events import sse
 from events.items import Logprob
@@ -28,20 +25,38 @@ from events.response import ResponseError
 _encode = msgspec.json.Encoder().encode
 
 
-async def stream(logs: Sequence[Log], spec: TurnSpec) -> AsyncGenerator[bytes, None]:
+class ChatStream:
     """Chunks, framed. The role of every choice comes first, in order; usage, where asked for, last."""
-    folds = [ChatFold() for _ in logs]
-    chunker = _Chunker(logs[0], spec)
-    yield b"".join(chunker.frame(index, Delta(role="assistant", content="")) for index in range(len(logs)))
-    async with contextlib.aclosing(_merged(logs)) as merged:
-        async for index, frames in merged:
-            told = chunker.told(index, folds[index], frames)
-            if told or not frames:  # events that chat has no word for are no silence
-                yield b"".join(told) or sse.PING
-            if (failed := _failure(folds[index])) is not None:
-                yield sse.data_frame(failed.body()) + sse.DONE
-                return
-    yield chunker.usage(folds) + sse.DONE
+
+    start = 0
+
+    def __init__(self, logs: Sequence[Log], spec: TurnSpec) -> None:
+        self.logs = logs
+        self._folds = [ChatFold() for _ in logs]
+        self._chunker = _Chunker(logs[0], spec)
+        self._failed: ApiError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether a choice has failed: that ends the others, too."""
+        return self._failed is not None
+
+    def head(self) -> bytes:
+        """The roles."""
+        role = Delta(role="assistant", content="")
+        return b"".join(self._chunker.frame(index, role) for index in range(len(self.logs)))
+
+    def told(self, index: int, frames: list[Frame]) -> bytes:
+        """One choice's events; the finish reason behind the last."""
+        fold = self._folds[index]
+        said = self._chunker.told(index, fold, frames)
+        self._failed = self._failed or _failure(fold)
+        return b"".join(said)
+
+    def end(self) -> bytes:
+        """Usage, or the error that ended the stream, and the end mark."""
+        told = sse.data_frame(self._failed.body()) if self._failed else self._chunker.usage(self._folds)
+        return told + sse.DONE
 
 
 async def final(logs: Sequence[Log], spec: TurnSpec) -> bytes:
@@ -112,29 +127,6 @@ class _Chunker:
             usage=None if self._spec.include_usage else UNSET,
         )
         return sse.data_frame(_encode(chunk))
-
-
-async def _merged(logs: Sequence[Log]) -> AsyncGenerator[tuple[int, list[Frame]], None]:
-    """The frames of all logs as they come. One log needs no machinery."""
-    if len(logs) == 1:
-        async for frames in logs[0].follow(idle=PING_AFTER):
-            yield 0, frames
-        return
-    news: asyncio.Queue[tuple[int, list[Frame]] | None] = asyncio.Queue()
-
-    async def pump(index: int, log: Log) -> None:
-        async for frames in log.follow(idle=PING_AFTER):
-            news.put_nowait((index, frames))
-        news.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(index, log)) for index, log in enumerate(logs)]
-    try:
-        for _ in logs:
-            while (told := await news.get()) is not None:
-                yield told
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _usage(folds: Sequence[ChatFold]) -> ChatUsage | None:

@@ -1,21 +1,33 @@
 """The log as the Responses API tells it: its events as they are, or the response of the last one."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 
 import msgspec
 
-from app.log import Log
+from app.log import Frame, Log
 from events import sse
 
-PING_AFTER = 15.0
-"""Seconds of silence after which a comment goes out: proxies close streams that say nothing."""
 
+class ResponsesStream:
+    """The events from number `start` on, framed."""
 
-async def stream(log: Log, start: int = 0) -> AsyncGenerator[bytes, None]:
-    """The events from number `start` on, framed; what is there at once leaves in one piece."""
-    async for frames in log.follow(start, idle=PING_AFTER):
-        yield b"".join([sse.frame(f.event, f.data) for f in frames]) or sse.PING
-    yield sse.DONE
+    over = False
+
+    def __init__(self, log: Log, start: int = 0) -> None:
+        self.logs: Sequence[Log] = (log,)
+        self.start = start
+
+    def head(self) -> bytes:
+        """Nothing: the first event is the first word."""
+        return b""
+
+    def told(self, _: int, frames: list[Frame]) -> bytes:
+        """Events as they stand in the log."""
+        return b"".join([sse.frame(frame.event, frame.data) for frame in frames])
+
+    def end(self) -> bytes:
+        """The end mark."""
+        return sse.DONE
 
 
 async def final(log: Log) -> bytes:

@@ -22,5 +22,5 @@ async def create(request: AnyRequest) -> Response[Any]:
     asked = read(body, home.catalogue, home.settings.max_output_tokens)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
-        return stream_reply(chat.stream(logs, asked.spec), home, logs)
+        return stream_reply(chat.ChatStream(logs, asked.spec), home)
     return json_reply(await collect(request, chat.final(logs, asked.spec), logs))

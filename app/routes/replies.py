@@ -1,13 +1,14 @@
 """How a reading of a log leaves as an HTTP answer, and what becomes of a turn whose reader has gone."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from litestar.response import Response
 
 from app.house import AnyRequest, House, house, owner
 from app.log import Log
+from app.pump import Telling
 from app.requests.responses import Asked
 from app.routes.streams import EventStream, while_there
 
@@ -19,9 +20,9 @@ def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
     return Response(body, status_code=status, media_type="application/json")
 
 
-def stream_reply(frames: AsyncGenerator[bytes, None], home: House, logs: Sequence[Log]) -> Response[Any]:
-    """The frames of these logs, framed already, to one reader."""
-    return EventStream(frames, attended(home, logs))
+def stream_reply(telling: Telling, home: House) -> Response[Any]:
+    """What a face of the wire tells of its logs, to one reader."""
+    return EventStream(telling, attended(home, telling.logs))
 
 
 async def open_turns(request: AnyRequest, asked: Asked) -> list[Log]:

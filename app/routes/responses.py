@@ -30,7 +30,7 @@ async def create(request: AnyRequest) -> Response[Any]:
     asked = read(body, home.catalogue, lookup, home.settings.max_output_tokens)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
-        return stream_reply(responses.stream(logs[0]), home, logs)
+        return stream_reply(responses.ResponsesStream(logs[0]), home)
     return json_reply(await collect(request, responses.final(logs[0]), logs))
 
 
@@ -40,7 +40,7 @@ async def retrieve(request: AnyRequest, response_id: FromPath[str]) -> Response[
     log = _find(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):
         return json_reply(responses.snapshot(log))
-    return stream_reply(responses.stream(log, _start(request)), house(request), [log])
+    return stream_reply(responses.ResponsesStream(log, _start(request)), house(request))
 
 
 def _find(request: AnyRequest, response_id: str) -> Log:

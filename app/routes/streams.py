@@ -1,13 +1,12 @@
 """A stream of events as an answer of its own: lean, because every token of every client goes through it.
 
-In place of litestar's `Stream`, which runs a task group with a task for the body, and a generator more. What is left
-per piece is one message; `app/wire.py` writes it past h11. The pieces come framed, and what is ready at once leaves
-in one piece.
+In place of litestar's `Stream`, which runs a task group with a task for the body, and a generator more. Here the pump
+writes to the connection itself, past litestar and h11; only the head and the end of the answer are messages of ASGI's.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -15,6 +14,8 @@ from litestar.response import Response
 
 from app.errors import ApiError
 from app.gate import App, Receive, Scope, Send
+from app.pump import Telling, pump
+from app.wire import PIPE
 
 T = TypeVar("T")
 START = {
@@ -26,29 +27,49 @@ START = {
         (b"content-type", b"text/event-stream; charset=utf-8"),
     ],
 }
+END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class EventStream(Response[None]):
-    """`pieces`, written one by one. `reading` is entered for as long as they are, and left when the client leaves."""
+    """A telling, written piece by piece. `reading` is entered for as long as it is, and left when the client leaves."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], reading: AbstractContextManager[None]) -> None:
+    def __init__(self, telling: Telling, reading: AbstractContextManager[None]) -> None:
         super().__init__(None, status_code=200)
-        self._pieces, self._reading = pieces, reading
+        self._telling, self._reading = telling, reading
 
     def to_asgi_response(self, *_: object, **__: object) -> App:  # type: ignore[override]  # ready as it is
         """The answer itself: there is nothing that the request could add to it."""
         return self._answer
 
-    async def _answer(self, _: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._pieces):
-            with self._reading, contextlib.suppress(Gone):
-                await send(START)
-                await while_there(receive, self._send_all(send))
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._reading, contextlib.suppress(Gone):
+            await send(START)
+            pipe = scope.get(PIPE)
+            await while_there(receive, pump(self._telling, pipe if pipe and pipe.open else Messages(send)))
+            await send(END)
 
-    async def _send_all(self, send: Send) -> None:
-        async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+class Messages:
+    """The pipe of a connection that has no other: each piece is a message of ASGI's."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._piece = b""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a piece still has to be sent."""
+        return bool(self._piece)
+
+    def write(self, piece: bytes) -> None:
+        """Send a piece with the next `drained`."""
+        self._piece = piece
+
+    async def drained(self) -> None:
+        """Send it."""
+        piece, self._piece = self._piece, b""
+        if piece:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 class Gone(ApiError):  # noqa: N818  # it is nobody's error

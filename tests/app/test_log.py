@@ -59,31 +59,30 @@ async def test_a_step_wakes_a_reader_once() -> None:
     assert batches == [len(step) for step in story()]
 
 
-async def test_a_silent_log_says_so() -> None:
-    log = Log(HEAD, "")
-    log.append(story()[0])
-    following = log.follow(idle=0.01)
-    assert len(await anext(following)) == 2
-    assert await anext(following) == []
-    log.append(story()[1])
-    assert [frame.event.sequence_number for frame in await anext(following)] == [2, 3, 4]
-
-
-async def test_silence_is_told_again_and_only_when_it_has_lasted() -> None:
-    log, steps, told = Log(HEAD, ""), story(), []
-
-    async def reader() -> None:
-        told.extend([len(frames) async for frames in log.follow(idle=0.2)])
-
-    task = asyncio.create_task(reader())
-    for step in steps[:3]:
-        await asyncio.sleep(0.12)  # shorter than the silence, together longer
-        log.append(step)
-    await asyncio.sleep(0.5)
+async def test_news_is_told_once_however_much_there_is_and_not_to_whoever_has_left() -> None:
+    log, told = Log(HEAD, ""), list[int]()
+    steps = story()
+    with log.read(0, lambda: told.append(len(log.frames))) as reading:
+        log.append(steps[0])
+        log.append(steps[1])
+        assert told == [], "whoever writes has its say first"
+        await asyncio.sleep(0)
+        assert told == [len(log.frames)] and len(reading.take()) == len(log.frames) and not reading.take()
+        log.append(steps[2])
+    await asyncio.sleep(0)
     log.append(steps[3])
-    log.end()
-    await task
-    assert told == [len(steps[0]), len(steps[1]), len(steps[2]), 0, 0, len(steps[3])]
+    await asyncio.sleep(0)
+    assert len(told) == 1
+
+
+async def test_a_reading_is_done_when_the_log_has_ended_and_all_was_taken() -> None:
+    log = Log(HEAD, "")
+    with log.read(0, lambda: None) as reading:
+        log.append(story()[0])
+        log.end()
+        assert not reading.done
+        reading.take()
+        assert reading.done
 
 
 async def test_a_reader_that_leaves_while_it_waits_is_in_nobodys_way() -> None:

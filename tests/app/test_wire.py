@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +12,15 @@ from typing import Any
 import h11
 import pytest
 
+from app.log import Log
+from app.projections.responses import ResponsesStream
+from app.pump import Telling
 from app.routes.streams import EventStream
 from app.wire import Answer
+from events.base import Event
 from tests.conftest import Serve
 from tests.serving import Served, serve
+from tests.state.words import HEAD, machine
 
 BODY = json.dumps({"model": "scripted", "input": "hi", "stream": True}).encode()
 LONG = "word " * 24_000
@@ -177,18 +182,18 @@ def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": list(headers)}
 
 
-def piece(body: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": True}
+END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 async def test_pieces_are_chunks_and_the_head_and_the_end_are_left_to_h11() -> None:
     wire = Wire()
     answer = wire.answer()
-    end = {"type": "http.response.body", "body": b"", "more_body": False}
-    for message in (start(), piece(b"a" * 300), piece(b""), piece(b"b"), end):
-        await answer.send(message)
+    await answer.send(start())
+    for piece in (b"a" * 300, b"", b"b"):
+        answer.write(piece)
+    await answer.send(END)
     assert wire.said == [b"12c\r\n" + b"a" * 300 + b"\r\n", b"1\r\nb\r\n"]
-    assert wire.passed == [start(), end]
+    assert wire.passed == [start(), END]
 
 
 @pytest.mark.parametrize(
@@ -202,46 +207,45 @@ async def test_pieces_are_chunks_and_the_head_and_the_end_are_left_to_h11() -> N
     ],
 )
 async def test_what_is_not_in_chunks_is_left_to_h11(begun: Any, scope: Any) -> None:
-    wire = Wire()
-    answer = wire.answer(**scope)
+    answer = Wire().answer(**scope)
+    assert not answer.open, "before the head it is never"
     await answer.send(begun)
-    await answer.send(piece(b"abc"))
-    assert wire.said == [] and wire.passed == [begun, piece(b"abc")]
+    assert not answer.open
 
 
-async def test_nothing_is_written_while_the_client_does_not_read() -> None:
+async def test_an_answer_is_stuck_while_the_client_does_not_read() -> None:
     wire = Wire()
     answer = wire.answer()
     await answer.send(start())
+    assert answer.open and not answer.stuck
     wire.reads.clear()
-    writing = asyncio.create_task(answer.send(piece(b"a")))
+    waiting = asyncio.create_task(answer.drained())
     await asyncio.sleep(0.01)
-    assert not writing.done() and wire.said == []
+    assert answer.stuck and not waiting.done()
     wire.reads.set()
-    await writing
-    assert wire.said == [b"1\r\na\r\n"]
+    await waiting
+    assert not answer.stuck
 
 
-async def test_nothing_is_written_to_a_client_that_has_left() -> None:
+async def test_a_client_that_has_left_is_neither_written_to_nor_waited_for() -> None:
     wire = Wire()
     answer = wire.answer()
     await answer.send(start())
     wire.reads.clear()
-    writing = asyncio.create_task(answer.send(piece(b"a")))
-    await asyncio.sleep(0)
     wire.disconnected = True
-    wire.reads.set()
-    await writing
-    await answer.send(piece(b"b"))
-    assert wire.said == []
+    answer.write(b"a")
+    await answer.drained()
+    assert wire.said == [] and not answer.stuck
 
 
 class Story:
-    """Pieces, and what became of whoever tells them."""
+    """A stream of one short turn, and what became of its reader."""
 
-    def __init__(self, *pieces: bytes | Exception | None) -> None:
+    def __init__(self, telling: Telling) -> None:
         self.events: list[str] = []
-        self._pieces = pieces
+        self.sent: list[Any] = []
+        self.gone = asyncio.Event()
+        self._telling = telling
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -251,58 +255,61 @@ class Story:
         finally:
             self.events.append("left")
 
-    async def tell(self) -> AsyncGenerator[bytes, None]:
-        try:
-            for each in self._pieces:
-                if isinstance(each, Exception):
-                    raise each
-                if each is None:
-                    await asyncio.sleep(30)
-                else:
-                    yield each
-        finally:
-            self.events.append("closed")
-
-    async def run(self, gone: asyncio.Event, sent: list[Any]) -> None:
+    async def run(self) -> None:
         async def receive() -> Any:
-            await gone.wait()
+            await self.gone.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            sent.append(message)
+            self.sent.append(message)
 
-        answer: Any = EventStream(self.tell(), self.reading()).to_asgi_response()
+        answer: Any = EventStream(self._telling, self.reading()).to_asgi_response()
         await answer({}, receive, send)
 
 
+def log_of(*steps: list[Event], ended: bool) -> Log:
+    log = Log(HEAD, "")
+    for step in steps:
+        log.append(step)
+    if ended:
+        log.end()
+    return log
+
+
 async def test_a_stream_is_its_head_its_pieces_and_an_end() -> None:
-    story, sent = Story(b"a", b"b"), list[Any]()
-    await story.run(asyncio.Event(), sent)
-    assert [message.get("body") for message in sent] == [None, b"a", b"b", b""]
-    assert [message.get("more_body") for message in sent] == [None, True, True, False]
-    assert (b"cache-control", b"no-cache") in sent[0]["headers"]
-    assert story.events == ["came", "closed", "left"]
+    story = Story(ResponsesStream(log_of(machine().begin(), ended=True)))
+    await story.run()
+    assert [message.get("more_body") for message in story.sent] == [None, True, True, False]
+    assert [message["body"][:21] for message in story.sent[1:]] == [b"event: response.creat", b"data: [DONE]\n\n", b""]
+    assert (b"cache-control", b"no-cache") in story.sent[0]["headers"]
+    assert story.events == ["came", "left"]
 
 
 async def test_a_client_that_leaves_ends_the_reading() -> None:
-    story, sent, gone = Story(b"a", None), list[Any](), asyncio.Event()
-    running = asyncio.create_task(story.run(gone, sent))
+    log = log_of(machine().begin(), ended=False)
+    story = Story(ResponsesStream(log))
+    running = asyncio.create_task(story.run())
     await asyncio.sleep(0.01)
-    gone.set()
+    assert log._readings
+    story.gone.set()
     await asyncio.wait_for(running, 5)
-    assert story.events == ["came", "closed", "left"] and len(sent) == 2
+    assert story.events == ["came", "left"] and len(story.sent) == 2 and not log._readings
 
 
 async def test_a_client_that_had_left_before_has_come_all_the_same() -> None:
     """Leaving is what cancels its turn."""
-    story, gone = Story(b"a", None), asyncio.Event()
-    gone.set()
-    await asyncio.wait_for(story.run(gone, []), 5)
-    assert story.events[0] == "came" and story.events[-1] == "left"
+    story = Story(ResponsesStream(log_of(ended=False)))
+    story.gone.set()
+    await asyncio.wait_for(story.run(), 5)
+    assert story.events == ["came", "left"]
 
 
-async def test_a_fault_in_a_stream_is_not_hidden() -> None:
-    story, sent = Story(b"a", ZeroDivisionError()), list[Any]()
+async def test_a_fault_in_a_stream_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ResponsesStream, "told", breaks)
+    story = Story(ResponsesStream(log_of(machine().begin(), ended=True)))
     with pytest.raises(ZeroDivisionError):
-        await story.run(asyncio.Event(), sent)
-    assert sent[-1]["more_body"], "the answer stays unfinished: whoever reads it knows"
+        await story.run()
+    assert END not in story.sent, "the answer stays unfinished: whoever reads it knows"

@@ -26,6 +26,7 @@ from engine.protocol import Chunk, Job
 from events import sse
 from harmony.choose import NAMES, bytes_format
 from tests.bench import loopback
+from tests.engine.listening import listen
 from tests.serving import scripted
 from tests.state.words import Counted
 
@@ -53,7 +54,7 @@ class Stages:
         self.pieces = [b"".join([sse.frame(event, sse.encode(event)) for event in step]) for step in self.steps if step]
 
     async def _chunks(self) -> list[Chunk]:
-        return [chunk async for chunk in self.engine.generate(Job(id="x", tokens=self.prompt.tokens))][1:]
+        return [chunk async for chunk in listen(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
     def _scribe(self) -> Scribe:
         scribe = Scribe(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 0)
@@ -75,7 +76,7 @@ class Stages:
         """The engine's side: its chunks, and the loop's turn between them."""
 
         async def one(number: int) -> None:
-            async for _ in self.engine.generate(Job(id=str(number), tokens=self.prompt.tokens)):
+            async for _ in listen(self.engine, Job(id=str(number), tokens=self.prompt.tokens)):
                 pass
 
         async def all_at_once() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from app.gate import App, Message, Receive, Scope, Send
+from app.wire import PIPE
 from tests import invariants
 
 Item = dict[str, Any]
@@ -70,7 +71,8 @@ class Tape(Struct):
                 exchange.answer += message.get("body", b"")
                 await send(message)
 
-            await app(scope, hear, say)
+            # Without the pipe past ASGI, so that every piece comes by here.
+            await app({key: value for key, value in scope.items() if key != PIPE}, hear, say)
 
         return recorded
 

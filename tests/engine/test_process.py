@@ -19,6 +19,7 @@ from engine.process import words
 from engine.protocol import Chunk, EngineError, Fault, Job, Sampling, Stats, TokenLogprob
 from engine.torch_engine import Limits, TorchEngine
 from tests.engine.chatter import SAID
+from tests.engine.listening import listen
 from tests.syntax import ROOT
 
 CHATTER = "tests.engine.chatter:chatter"
@@ -41,7 +42,7 @@ def job(name: str, prompt: str = "hello", count: int | None = 5, **more: Any) ->
 
 
 async def collect(engine: TorchEngine, asked: Job) -> list[Chunk]:
-    return [chunk async for chunk in engine.generate(asked)]
+    return [chunk async for chunk in listen(engine, asked)]
 
 
 async def code_of(engine: TorchEngine, asked: Job) -> str:
@@ -202,7 +203,7 @@ async def test_a_job_that_only_waited_is_served_by_the_next_process() -> None:
 
 async def test_a_stream_that_is_left_frees_its_slot_and_its_name_is_free_when_the_process_says_so() -> None:
     async with running(slots=1, queue=0) as engine:
-        stream = engine.generate(job("a", count=None))
+        stream = listen(engine, job("a", count=None))
         await anext(stream)
         assert await code_of(engine, job("b")) == "server_is_overloaded"
         await stream.aclose()
@@ -311,7 +312,7 @@ async def test_closing_ends_the_process_whatever_it_does(tmp_path: Path, when: s
     pid = engine.pid
     if when != "loading":
         await starting
-        stream = engine.generate(job("a", count=None))
+        stream = listen(engine, job("a", count=None))
         await anext(stream)
         if when == "stopped":
             os.kill(pid, signal.SIGSTOP)
@@ -339,17 +340,36 @@ async def test_the_process_dies_with_its_parent_even_in_a_step(prompt: str, tmp_
     assert await gone(pid)
 
 
+async def test_whoever_hears_badly_ends_its_own_job_only() -> None:
+    def deaf(chunk: Chunk) -> None:
+        if chunk.tokens:
+            raise ZeroDivisionError
+
+    async with running() as engine:
+        other = asyncio.create_task(collect(engine, job("other", count=8)))
+        with pytest.raises(ZeroDivisionError):
+            await engine.generate(job("deaf", count=None), deaf)
+        assert len(text(await other)) == 8
+        for _ in range(500):
+            if engine.stats().running == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert engine.stats().running == 0, "the process was told to let go of it"
+        assert len(text(await collect(engine, job("deaf")))) == 5, "its name is free again"
+
+
 PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from engine.protocol import Job, Sampling
 from engine.torch_engine import TorchEngine
+from tests.engine.listening import listen
 
 async def main():
     engine = TorchEngine(build="tests.engine.chatter:chatter")
     await engine.start()
     said = 0
-    async for chunk in engine.generate(Job(id="a", tokens=tuple(b"PROMPT"))):
+    async for chunk in listen(engine, Job(id="a", tokens=tuple(b"PROMPT"))):
         said += len(chunk.tokens)
         if said == 2:
             await asyncio.sleep(0.2)

@@ -13,6 +13,7 @@ import engine
 from engine.performance import perform
 from engine.protocol import Chunk, EngineError, EngineInfo, Job, Sampling
 from engine.scripted import Piece, Reply, ScriptedEngine, ScriptError, load_script, parse_script
+from tests.engine.listening import listen
 
 INFO = EngineInfo(context=64, vocab=256, eos_ids=(0,))
 
@@ -35,7 +36,7 @@ def job_of(text: str = "hi", name: str = "j", **options: Any) -> Job:
 
 
 async def chunks_of(engine: ScriptedEngine, job: Job) -> list[Chunk]:
-    return [chunk async for chunk in engine.generate(job)]
+    return [chunk async for chunk in listen(engine, job)]
 
 
 def said(chunks: list[Chunk]) -> str:
@@ -154,7 +155,7 @@ async def test_log_probabilities_are_invented_deterministically() -> None:
 @pytest.mark.asyncio
 async def test_a_stalled_reply_waits_until_it_is_cancelled() -> None:
     engine = engine_of(Reply(name="a", speak=("x", Piece(stall=True), "y")))
-    stream = engine.generate(job_of(name="stuck"))
+    stream = listen(engine, job_of(name="stuck"))
     assert [await anext(stream), await anext(stream)][1].tokens == (120,)
     asyncio.get_running_loop().call_later(0.01, asyncio.ensure_future, engine.cancel("stuck"))
     assert (await anext(stream)).finish == "cancelled"
@@ -177,13 +178,13 @@ async def test_pauses_and_delays_are_silence_before_a_chunk() -> None:
 @pytest.mark.asyncio
 async def test_slots_are_given_in_order_and_closing_a_stream_frees_its_slot() -> None:
     engine = engine_of(Reply(name="a", speak=("x", Piece(stall=True))), slots=1, queue=1)
-    first, second = engine.generate(job_of(name="1")), engine.generate(job_of(name="2"))
+    first, second = listen(engine, job_of(name="1")), listen(engine, job_of(name="2"))
     await anext(first)
     waiting = asyncio.ensure_future(anext(second))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     assert (engine.stats().running, engine.stats().waiting) == (1, 1)
     with pytest.raises(EngineError) as caught:
-        await anext(engine.generate(job_of(name="3")))
+        await anext(listen(engine, job_of(name="3")))
     assert caught.value.code == "server_is_overloaded" and caught.value.retryable
     await first.aclose()
     assert await waiting == Chunk()
@@ -195,20 +196,20 @@ async def test_slots_are_given_in_order_and_closing_a_stream_frees_its_slot() ->
 @pytest.mark.asyncio
 async def test_a_waiting_job_can_be_cancelled_abandoned_or_run_out_of_time() -> None:
     engine = engine_of(Reply(name="a", speak=(Piece(stall=True),)), slots=1)
-    holder = engine.generate(job_of(name="holder"))
+    holder = listen(engine, job_of(name="holder"))
     await anext(holder)
-    waiting = asyncio.ensure_future(anext(engine.generate(job_of(name="w"))))
-    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(anext(listen(engine, job_of(name="w"))))
+    await asyncio.sleep(0.01)
     await engine.cancel("w")
     with pytest.raises(EngineError) as caught:
         await waiting
     assert caught.value.code == "cancelled"
-    abandoned = asyncio.ensure_future(anext(engine.generate(job_of(name="v"))))
-    await asyncio.sleep(0)
+    abandoned = asyncio.ensure_future(anext(listen(engine, job_of(name="v"))))
+    await asyncio.sleep(0.01)
     abandoned.cancel()
     await asyncio.gather(abandoned, return_exceptions=True)
     with pytest.raises(EngineError) as caught:
-        await anext(engine.generate(job_of(name="late", deadline=0.01)))
+        await anext(listen(engine, job_of(name="late", deadline=0.01)))
     assert caught.value.code == "deadline_exceeded"
     assert engine.stats().waiting == 0
     await holder.aclose()

@@ -16,6 +16,7 @@ from engine.messages import Report, Said, Step
 from engine.protocol import Chunk, Engine, EngineError, EngineInfo, Job, Stats
 from engine.scripted import Piece, Reply, ScriptedEngine
 from engine.torch_engine import TorchEngine
+from tests.engine.listening import listen
 from tests.engine.threaded import threaded
 from tests.engine.tiny import core_for, fresh, generate, job_of, prompts, tokens_of
 
@@ -38,7 +39,7 @@ async def started(*, pace: float = 0.0, **options: Any) -> TorchEngine:
 
 
 async def collect(engine: TorchEngine, job: Job) -> list[Chunk]:
-    return [chunk async for chunk in engine.generate(job)]
+    return [chunk async for chunk in listen(engine, job)]
 
 
 async def becomes_idle(engine: TorchEngine) -> bool:
@@ -88,7 +89,7 @@ async def test_one_wake_up_per_step_carries_the_tokens_of_all() -> None:
 
 async def test_closing_a_stream_frees_its_slot() -> None:
     engine = await started(pace=0.01, slots=1)
-    stream = engine.generate(job_of(SHORT, "endless", ignore_eos=True))
+    stream = listen(engine, job_of(SHORT, "endless", ignore_eos=True))
     assert await anext(stream) == Chunk()
     await anext(stream)
     assert engine.stats().running == 1
@@ -100,7 +101,7 @@ async def test_closing_a_stream_frees_its_slot() -> None:
 
 async def test_cancel_ends_a_running_stream_and_refuses_a_waiting_one() -> None:
     engine = await started(pace=0.01, slots=1)
-    running = engine.generate(job_of(SHORT, "running", ignore_eos=True))
+    running = listen(engine, job_of(SHORT, "running", ignore_eos=True))
     await anext(running)
     waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "waiting")))
     await asyncio.sleep(0.05)
@@ -127,7 +128,7 @@ async def test_a_fault_in_the_model_fails_the_stream_and_the_next_is_served() ->
     model = fresh("llama")
     engine = threaded(lambda: core_of(model, options=Options(slots=2)))
     await engine.start()
-    stream = engine.generate(job_of(SHORT, "unlucky", ignore_eos=True))
+    stream = listen(engine, job_of(SHORT, "unlucky", ignore_eos=True))
     await anext(stream)
     handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
     last = [chunk async for chunk in stream][-1]
@@ -153,7 +154,7 @@ async def test_what_cannot_run_is_refused_before_the_first_chunk() -> None:
     engine = await started(pace=0.01, slots=1, queue=1)
     assert await code_of(engine, job_of([5] * 256)) == "context_length_exceeded"
     assert await code_of(engine, job_of([])) == "invalid_request"
-    streams = [engine.generate(job_of(SHORT, name, ignore_eos=True)) for name in "ab"]
+    streams = [listen(engine, job_of(SHORT, name, ignore_eos=True)) for name in "ab"]
     await anext(streams[0])
     waiting = asyncio.create_task(anext(streams[1]))
     await asyncio.sleep(0.05)
@@ -174,7 +175,7 @@ async def test_a_deadline_is_told() -> None:
 
 async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
     engine = await started(pace=0.01, slots=1)
-    running = engine.generate(job_of(SHORT, "a", ignore_eos=True))
+    running = listen(engine, job_of(SHORT, "a", ignore_eos=True))
     await anext(running)
     waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "b")))
     await asyncio.sleep(0)
@@ -200,7 +201,7 @@ async def test_streams_that_come_and_go_leave_nothing_and_change_nobodys_tokens(
     ]
 
     async def visit(job: Job) -> list[int] | None:
-        stream = engine.generate(job)
+        stream = listen(engine, job)
         tokens: list[int] = []
         async for chunk in stream:
             tokens += chunk.tokens
@@ -243,7 +244,7 @@ async def test_both_engines_are_engines() -> None:
     ]
     for engine in engines:
         await engine.start()
-        chunks = [chunk async for chunk in engine.generate(job_of(SHORT, max_tokens=2, ignore_eos=True))]
+        chunks = [chunk async for chunk in listen(engine, job_of(SHORT, max_tokens=2, ignore_eos=True))]
         assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1] and chunks[-1].finish == "length"
         assert engine.info.vocab == 96 and engine.stats().generated_tokens == 2
         await engine.ready()

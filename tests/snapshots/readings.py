@@ -8,6 +8,7 @@ from typing import Any
 from app.errors import ApiError
 from app.log import Log
 from app.projections import chat, responses
+from app.pump import Telling, pump
 from app.requests import chat as chat_request
 from app.requests import responses as responses_request
 from app.store.memory import MemoryStore
@@ -32,6 +33,33 @@ class Reading:
         return [json.loads(line) for line in lines[:-1]]
 
 
+class Kept:
+    """A pipe that keeps what is written, piece by piece; it is stuck while `free` is not set."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.free = asyncio.Event()
+        self.free.set()
+
+    @property
+    def stuck(self) -> bool:
+        return not self.free.is_set()
+
+    def write(self, piece: bytes) -> None:
+        assert not self.stuck
+        self.pieces.append(piece)
+
+    async def drained(self) -> None:
+        await self.free.wait()
+
+
+async def written(telling: Telling) -> bytes:
+    """All that a telling writes."""
+    pipe = Kept()
+    await pump(telling, pipe)
+    return b"".join(pipe.pieces)
+
+
 def turns(**options: Any) -> Turns:
     """Turns whose ids and time are the same in every run."""
     count = itertools.count()
@@ -53,7 +81,7 @@ async def read_responses(case: Case, **options: Any) -> Reading:
     except ApiError as error:
         return Reading(b"", error, None)
     await _let_go(case, home, [log])
-    frames = b"".join([frame async for frame in responses.stream(log)])
+    frames = await written(responses.ResponsesStream(log))
     assert asked.model.engine.stats().running == 0
     return Reading(frames, await responses.final(log), log)
 
@@ -75,7 +103,7 @@ async def read_chat(case: Case, **options: Any) -> Reading:
     except ApiError as error:
         return Reading(b"", error, None)
     await _let_go(case, home, logs)
-    frames = b"".join([frame async for frame in chat.stream(logs, asked.spec)])
+    frames = await written(chat.ChatStream(logs, asked.spec))
     try:
         return Reading(frames, await chat.final(logs, asked.spec), logs[0])
     except ApiError as error:
