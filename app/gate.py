@@ -45,10 +45,20 @@ class Line(Struct, frozen=True):
 
 
 class Gate:
-    """Wraps `app`. `told` is called once per request, when its answer has ended."""
+    """Wraps `app`. `told` is called once per request, when its answer has ended.
 
-    def __init__(self, app: App, settings: Settings, told: Callable[[Line], None] = lambda _: None) -> None:
-        self._app, self._settings, self._told = app, settings, told
+    `room` is asked with the path of a request that is let through, and may raise `ApiError`: in a flood, those too many
+    must cost little, so that they hear of it soon and hold nobody up.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        told: Callable[[Line], None] = lambda _: None,
+        room: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._app, self._settings, self._told, self._room = app, settings, told, room
         self._names = LOOPBACK | {settings.host.lower()} | {name.lower() for name in settings.hosts}
         self._any_host = settings.host in ANYWHERE
 
@@ -91,6 +101,7 @@ class Gate:
         owner = self._owner(headers)
         if scope["method"] in WITH_BODY:
             self._check_body(headers)
+            self._room(scope["path"])
         return owner
 
     def _check_host(self, headers: dict[str, str]) -> None:

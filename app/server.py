@@ -8,6 +8,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,7 +21,7 @@ from litestar.response import Response
 from litestar.routes import HTTPRoute
 
 from app.catalogue import Catalogue, ServedModel
-from app.errors import ApiError, clip
+from app.errors import ApiError, clip, from_engine
 from app.gate import HEADER_BYTES, App, Gate, Line
 from app.house import House
 from app.routes import chat, health, models, responses
@@ -29,8 +30,10 @@ from app.settings import Settings
 from app.store.memory import MemoryStore
 from app.turn import Pace, Turns
 from app.wire import protocol
-from engine.protocol import EngineError
+from engine.protocol import EngineError, overloaded
 
+TURNS = frozenset({"/v1/responses", "/v1/chat/completions"})
+"""What opens a turn when something is posted to it."""
 LAST_SECONDS = 2.0
 """After the drain: for the last bytes to leave and the connections to close."""
 
@@ -65,7 +68,14 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
         logging_config=None,
         debug=False,
     )
-    return Gate(app, home.settings, told)
+    return Gate(app, home.settings, told, partial(_check_room, home))
+
+
+def _check_room(home: House, path: str) -> None:
+    """Raise `ApiError` 429 for a turn too many, where that is clear before anybody knows the model it is for."""
+    models = home.catalogue.models
+    if path in TURNS and models and all(home.turns.full(model.engine) for model in models):
+        raise from_engine(overloaded())
 
 
 class Server(uvicorn.Server):

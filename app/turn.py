@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
@@ -24,7 +25,7 @@ from app.recall import Layout, Recall, Spoken
 from app.requests.spec import TurnSpec
 from app.scribe import Scribe
 from app.store import Store
-from engine.protocol import Chunk, Engine, EngineError, Job
+from engine.protocol import Chunk, Engine, EngineError, Job, overloaded
 from harmony.format import RenderError
 from state.drafts import ReasoningAs
 from state.machine import Ids
@@ -195,6 +196,8 @@ class Turns:
         self._clock, self._ids, self._reasoning_as, self._pace = clock, ids, reasoning_as, pace
         self._recall = Recall()
         self._running: dict[str, Turn] = {}
+        self._taken: Counter[Engine] = Counter()
+        """Turns by engine, those among them whose prompt is still being laid out."""
         self._closing = False
 
     async def open(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> Log:
@@ -205,7 +208,14 @@ class Turns:
         """Start `spec.n` turns that share one prompt. If one is refused, none runs."""
         if self._closing:
             raise ApiError(503, "server_shutting_down", SHUTTING_DOWN, headers=(("retry-after", "1"),))
-        layout = await self._render(model, spec, owner)
+        if self.full(model.engine, spec.n):
+            raise from_engine(overloaded())
+        self._taken[model.engine] += spec.n
+        try:
+            layout = await self._render(model, spec, owner)
+        except BaseException:
+            self._taken[model.engine] -= spec.n
+            raise
         turns = [self._start(model, spec, layout, number) for number in range(spec.n)]
         try:
             for turn in turns:
@@ -217,6 +227,13 @@ class Turns:
             for turn in turns:
                 self.store.put(turn.log)
         return [turn.log for turn in turns]
+
+    def full(self, engine: Engine, count: int = 1) -> bool:
+        """Whether the engine has no place for so many turns more.
+
+        It would refuse them itself, but only when their prompts have been laid out: in a flood that is late.
+        """
+        return self._taken[engine] + count > engine.places()
 
     def cancel(self, log: Log) -> None:
         """Nobody reads this log any more: end its turn, if it still runs."""
@@ -271,11 +288,12 @@ class Turns:
         )
         turn = Turn(Log(head, layout.owner), scribe, model.engine, _job(model, spec, layout, number), self._pace)
         self._running[head.id] = turn
-        turn.task.add_done_callback(lambda _: self._over(turn, layout, scribe))
+        turn.task.add_done_callback(lambda _: self._over(turn, layout, scribe, model.engine))
         return turn
 
-    def _over(self, turn: Turn, layout: Layout, scribe: Scribe) -> None:
+    def _over(self, turn: Turn, layout: Layout, scribe: Scribe, engine: Engine) -> None:
         del self._running[turn.log.id]
+        self._taken[engine] -= 1
         response = turn.log.response
         if response.status in ("completed", "incomplete"):
             self._recall.remember(Spoken(layout, tuple(scribe.spoken), response.output))

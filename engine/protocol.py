@@ -201,6 +201,10 @@ class Engine(Protocol):
         """What a job would have to wait for, in a few words, such as "loading: weights"; None: nothing."""
         ...
 
+    def places(self) -> int:
+        """How many jobs it takes at once, those that wait among them; one more is refused with :func:`overloaded`."""
+        ...
+
     def stats(self) -> Stats:
         """Counts of this moment; never blocks."""
         ...

@@ -85,6 +85,10 @@ class ScriptedEngine:
         """A script need not be waited for."""
         return None if self._open else STOPPED
 
+    def places(self) -> int:
+        """The slots and the queue."""
+        return self._slots + self._queue
+
     def stats(self) -> Stats:
         """Counts of this moment; ``kv_tokens`` counts the tokens of jobs that hold a slot."""
         admitted = [run for run in self._runs.values() if run.admitted]
@@ -122,7 +126,7 @@ class ScriptedEngine:
             raise EngineError("engine_unavailable", STOPPED, retryable=True)
 
     def _check_room(self) -> None:
-        if len(self._runs) >= self._slots + self._queue:
+        if len(self._runs) >= self.places():
             raise overloaded()
 
     def _check(self, job: Job) -> None:

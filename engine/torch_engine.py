@@ -126,6 +126,10 @@ class TorchEngine:
         """What a job would have to wait for; None: nothing."""
         return self._obstacle
 
+    def places(self) -> int:
+        """The slots and the queue; while the model loads for the first time, a guess."""
+        return self._bound
+
     def stats(self) -> Stats:
         """Counts after the latest step; all zero while there is no model."""
         return self._stats

@@ -269,3 +269,22 @@ def test_an_idle_server_goes_at_once(start: Callable[..., Process]) -> None:
     told = one.signal(signal.SIGTERM)
     assert one.process.wait(5) in (0, -signal.SIGTERM)
     assert time.monotonic() - told < 2
+
+
+@pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
+def test_a_turn_too_many_is_refused_before_it_is_read(path: str, body: dict[str, Any]) -> None:
+    with serve(scripted(STALL, slots=1, queue=0)) as served:
+        with httpx.stream("POST", served.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as held:
+            _held = first_line(held)
+            for sent in (json.dumps(body), "no JSON at all"):
+                reply = httpx.post(served.url + path, content=sent, headers={"content-type": "application/json"})
+                assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
+                assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+            assert httpx.get(f"{served.url}/models").status_code == 200, "whatever opens no turn is served"
+        assert within(1, lambda: idle(served))
+        assert (
+            httpx.post(
+                served.url + path, content="no JSON at all", headers={"content-type": "application/json"}
+            ).status_code
+            == 400
+        )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -118,6 +119,29 @@ async def test_one_refused_choice_ends_all() -> None:
         await stage.turns.open_all(asked.model, msgspec.structs.replace(asked.spec, n=4))
     assert caught.value.status == 429
     await settled(stage)
+
+
+async def test_in_a_flood_a_turn_too_many_is_refused_before_its_prompt_is_laid_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, read, laid_out = Stage([{"stall": True}], slots=2, queue=3), Recall.read, []
+
+    def slow(*args: Any) -> Any:
+        laid_out.append(args)
+        time.sleep(0.05)
+        return read(*args)
+
+    monkeypatch.setattr(Recall, "read", slow)
+    opened = [asyncio.create_task(stage.open()) for _ in range(40)]
+    refused, _ = await asyncio.wait(opened, timeout=0.02)
+    assert len(refused) == 35 and all(isinstance(task.exception(), ApiError) for task in refused)
+    for task in opened:
+        if task not in refused:
+            task.cancel()
+    await asyncio.gather(*opened, return_exceptions=True)
+    await settled(stage)
+    assert len(laid_out) <= 5
+    assert (await stage.open()).frames, "places are given back by those that left before they began, too"
 
 
 async def test_whoever_leaves_while_waiting_frees_the_slot() -> None:

@@ -48,19 +48,20 @@ def reply(form: ChatFormat, length: int, step: int) -> Reply:
     return Reply(name=name, when=(name,), speak=(Piece(ids=ids),), step=step)
 
 
-def catalogue(cases: Sequence[tuple[int, int]]) -> Catalogue:
-    """One model that answers each (length, step)."""
+def catalogue(cases: Sequence[tuple[int, int]], **places: int) -> Catalogue:
+    """One model that answers each (length, step); `places` may say other `slots` and another `queue`."""
     form = words_format()
     info = EngineInfo(context=1 << 20, vocab=1 << 18, device="none", eos_ids=form.stop_ids[:1])
     replies = [reply(form, length, step) for length, step in cases]
-    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, slots=1024)
+    many: dict[str, int] = {"slots": 1024, **places}
+    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **many)
     return Catalogue([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
 
 
 @contextmanager
-def server(cases: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def server(cases: Sequence[tuple[int, int]], **places: int) -> Iterator[tuple[int, int]]:
     """Process id and port of a server that answers these cases."""
-    words = [sys.executable, "-m", "tests.bench.loopback", json.dumps(cases)]
+    words = [sys.executable, "-m", "tests.bench.loopback", json.dumps(cases), json.dumps(places)]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout
@@ -171,15 +172,15 @@ async def write(port: int, streams: int, piece: bytes, count: int) -> float:
     return spent
 
 
-async def _serve(cases: Any) -> None:
+async def _serve(cases: Any, places: Any) -> None:
     settings = Settings(port=0, drain=0.1)
     with bind(settings) as listener:
-        home = furnish(settings, catalogue([(length, step) for length, step in cases]))
+        home = furnish(settings, catalogue([(length, step) for length, step in cases], **places))
         await run(home, listener, ready=lambda port: print(port, flush=True), told=lambda _: None)
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        uvloop.run(_serve(json.loads(sys.argv[1])))
+        uvloop.run(_serve(*map(json.loads, sys.argv[1:])))
     else:
         _swallow()
