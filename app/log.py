@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from events import sse
 from events.base import Event
+from events.inputs import AnyInput
 from events.response import Response
 from events.stream import LifecycleEvent
 
@@ -40,10 +41,12 @@ class Frame(Struct, frozen=True, gc=False):
 class Log:
     """What was said about one response so far, and whether that is all."""
 
-    def __init__(self, head: Response, owner: str) -> None:
+    def __init__(self, head: Response, owner: str, given: tuple[AnyInput, ...] = ()) -> None:
         self.id = head.id
         self.owner = owner
         self.head = head
+        self.given = given
+        """What the client put in with this request, each item with its id."""
         self.frames: list[Frame] = []
         self.ended = False
         self.size = 0

@@ -53,6 +53,9 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
         route_handlers=[
             responses.create,
             responses.retrieve,
+            responses.forget,
+            responses.cancel,
+            responses.input_items,
             chat.create,
             models.listing,
             models.one,

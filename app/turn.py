@@ -21,6 +21,7 @@ import structlog
 from app.catalogue import ServedModel
 from app.errors import ApiError, from_engine
 from app.log import Detail, Log
+from app.past import identified
 from app.recall import Layout, Recall, Spoken
 from app.requests.spec import TurnSpec
 from app.scribe import Scribe
@@ -107,6 +108,8 @@ class Turn:
 
     async def _generate(self) -> None:
         """Have the engine work on the job until the turn is over, which may be sooner than the engine thinks."""
+        if self.log.head.background:
+            self._queue()
         queued = self._loop.call_later(self._pace.queue_after, self._queue)
         work = self._work = asyncio.create_task(self._engine.generate(self._job, self._hear))
         try:
@@ -123,8 +126,8 @@ class Turn:
             raise RuntimeError("the engine came back without a finish")
 
     def _queue(self) -> None:
-        """It takes long until the job is admitted: say that it waits."""
-        if not self._admitted:
+        """Say that the job waits, once: nobody is to wait for the first word until it is admitted."""
+        if not self._admitted and not self.log.frames:
             self._scribe.queue()
             self._open()
 
@@ -286,7 +289,8 @@ class Turns:
             clock=lambda: int(self._clock()),
             reasoning_as=self._reasoning_as,
         )
-        turn = Turn(Log(head, layout.owner), scribe, model.engine, _job(model, spec, layout, number), self._pace)
+        given = identified(spec.given, head.id) if head.store else ()
+        turn = Turn(Log(head, layout.owner, given), scribe, model.engine, _job(model, spec, layout, number), self._pace)
         self._running[head.id] = turn
         turn.task.add_done_callback(lambda _: self._over(turn, layout, scribe, model.engine))
         return turn

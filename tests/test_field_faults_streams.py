@@ -341,9 +341,7 @@ def test_usage_counts_the_prompt_once_and_what_the_engine_said() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),

@@ -6,6 +6,7 @@ import msgspec
 
 from app.log import Frame, Log
 from events import sse
+from events.stream import LifecycleEvent
 
 
 class ResponsesStream:
@@ -33,6 +34,12 @@ class ResponsesStream:
 async def final(log: Log) -> bytes:
     """The response in its terminal state: the one in the stream's last event."""
     return msgspec.json.encode(await log.finished())
+
+
+def opened(log: Log) -> bytes:
+    """The response as it was when it was opened, however far it has come since: in the background, it was queued."""
+    first = [frame.event.response for frame in log.frames[:2] if isinstance(frame.event, LifecycleEvent)]
+    return msgspec.json.encode(first[-1])
 
 
 def snapshot(log: Log) -> bytes:

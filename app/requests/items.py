@@ -64,16 +64,22 @@ def read(value: str | Sequence[Any], lookup: Lookup) -> Input:
     if not value:
         raise missing("input")
     items: list[AnyInput] = []
-    joined = Tools()
     for index, entry in enumerate(value):
         path = f"input[{index}]"
         item = read_item(entry, path)
         if isinstance(item, ItemReference):
             item = _resolve(item, path, lookup)
-        if isinstance(item, AdditionalToolsInput):
-            joined += tools_of.read(item.tools, f"{path}.tools")
         items.append(item)
-    return Input(tuple(items), joined)
+    return Input(tuple(items), joined(items))
+
+
+def joined(items: Iterable[AnyInput]) -> Tools:
+    """The tools that joined on the way."""
+    found = Tools()
+    for index, item in enumerate(items):
+        if isinstance(item, AdditionalToolsInput):
+            found += tools_of.read(item.tools, f"input[{index}].tools")
+    return found
 
 
 def read_item(entry: Any, path: str) -> AnyInput:

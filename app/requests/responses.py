@@ -1,20 +1,23 @@
 """`POST /v1/responses`: from the body to a `TurnSpec`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from app.catalogue import Catalogue, ServedModel
-from app.errors import missing
+from app.errors import ApiError, clip, invalid_value, missing
 from app.requests import common, items, tools
 from app.requests.fields import RESPONSES, check, refuse
 from app.requests.items import Lookup
 from app.requests.spec import TurnSpec
 from engine.protocol import Sampling
+from events.inputs import AnyInput
 from events.response import Response
 from harmony.format import Conversation
 
+Before = Callable[[str], tuple[AnyInput, ...]]
+"""What was said up to the end of a response, by its id. Raises `ApiError` 400."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -25,11 +28,20 @@ class Asked(Struct, frozen=True):
     spec: TurnSpec
 
 
-def read(body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: int | None = None) -> Asked:
+def nothing(response_id: str) -> tuple[AnyInput, ...]:
+    """A past in which there was no response."""
+    message = f"Previous response with id '{clip(response_id)}' not found."
+    raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
+
+
+def read(
+    body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: int | None = None, before: Before = nothing
+) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`.
 
-    `lookup` finds the items that references mean; `limit` is the operator's default for `max_output_tokens`. What is
-    wrong is named before what is not served, so that a typing error is never blamed on the server.
+    `lookup` finds the items that references mean, `before` what was said up to the end of a response; `limit` is the
+    operator's default for `max_output_tokens`. What is wrong is named before what is not served, so that a typing error
+    is never blamed on the server.
     """
     check(RESPONSES, body)
     model = catalogue.find(body.get("model"))
@@ -37,18 +49,28 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: i
     offered = tools.read(body.get("tools") or (), "tools")
     tools.check_choice(body.get("tool_choice"), offered)
     given = _input(body, lookup)
-    table = (offered + given.tools).table()
+    _check_background(body)
     refuse(RESPONSES, body)
-    tools.refuse_strict(offered + given.tools)
-    items.check_calls(given.items)
+    previous = body.get("previous_response_id")
+    past = before(previous) if previous is not None else ()
+    offered_all = offered + items.joined(past) + given.tools
+    table = offered_all.table()
+    tools.refuse_strict(offered_all)
+    items.check_calls((*past, *given.items))
     conversation = Conversation(
         instructions=body.get("instructions"),
-        items=given.items,
+        items=(*past, *given.items),
         tools=table,
         tool_choice=common.choice(body),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
-    return Asked(model, _spec(body, model, conversation, offered.echo, limit))
+    spec = _spec(body, model, conversation, offered.echo, limit)
+    return Asked(model, structs.replace(spec, given=given.items))
+
+
+def _check_background(body: Mapping[str, Any]) -> None:
+    if body.get("background") and body.get("store") is False:
+        raise invalid_value("background", "A background response is read from the store: 'store' must not be false.")
 
 
 def _input(body: Mapping[str, Any], lookup: Lookup) -> items.Input:
@@ -95,6 +117,8 @@ def _head(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[str, Any],
         max_output_tokens=body.get("max_output_tokens"),
         max_tool_calls=body.get("max_tool_calls"),
         store=body.get("store") is not False,
+        background=bool(body.get("background")),
+        previous_response_id=body.get("previous_response_id"),
     )
 
 

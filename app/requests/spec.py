@@ -6,6 +6,7 @@ The Responses decoder and the chat decoder both end here; nothing behind this li
 from msgspec import Struct
 
 from engine.protocol import Sampling
+from events.inputs import AnyInput
 from events.response import Response
 from harmony.format import Conversation
 
@@ -19,6 +20,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
 
     head: Response
     conversation: Conversation
+    given: tuple[AnyInput, ...] = ()
+    """The items of the conversation that came with this request; what is before them is stored already."""
     sampling: Sampling
     stop: tuple[str, ...] = ()
     stream: bool = False

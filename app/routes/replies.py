@@ -38,7 +38,10 @@ async def collect(request: AnyRequest, reading: Awaitable[bytes], logs: Sequence
 
 @contextlib.contextmanager
 def attended(home: House, logs: Sequence[Log]) -> Iterator[None]:
-    """While somebody reads these logs. When the last reader of one leaves, its turn is cancelled."""
+    """While somebody reads these logs.
+
+    When the last reader of one leaves, its turn is cancelled, unless it was asked for in the background.
+    """
     for log in logs:
         log.readers += 1
     try:
@@ -46,7 +49,7 @@ def attended(home: House, logs: Sequence[Log]) -> Iterator[None]:
     finally:
         for log in logs:
             log.readers -= 1
-            if not log.readers:
+            if not log.readers and not log.head.background:
                 home.turns.cancel(log)
 
 

@@ -1,21 +1,23 @@
 """`/v1/responses`."""
 
 import re
-from functools import partial
 from typing import Any
 
-from litestar import get, post
+import msgspec
+from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from app.errors import clip, invalid_type, invalid_value, not_found
+from app.errors import ApiError, clip, invalid_type, invalid_value, not_found
 from app.house import AnyRequest, house, owner
 from app.log import Log
+from app.past import Past
 from app.projections import responses
+from app.projections.listing import listing, page
 from app.requests.decode import document
 from app.requests.responses import read
 from app.routes.engines import awake
-from app.routes.replies import collect, json_reply, open_turns, stream_reply
+from app.routes.replies import collect, json_reply, open_turns, stream_reply, unless_gone
 
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 
@@ -24,13 +26,15 @@ RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 async def create(request: AnyRequest) -> Response[Any]:
     """One turn of a model, streamed or whole."""
     home = house(request)
-    lookup = partial(home.store.item, owner(request))
+    past = Past(home.store, owner(request))
     body = document(await request.body())
     await awake(request, body)
-    asked = read(body, home.catalogue, lookup, home.settings.max_output_tokens)
+    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.before)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
         return stream_reply(responses.ResponsesStream(logs[0]), home)
+    if asked.spec.head.background:
+        return json_reply(responses.opened(logs[0]))
     return json_reply(await collect(request, responses.final(logs[0]), logs))
 
 
@@ -41,6 +45,33 @@ async def retrieve(request: AnyRequest, response_id: FromPath[str]) -> Response[
     if request.query_params.get("stream") not in ("true", "1"):
         return json_reply(responses.snapshot(log))
     return stream_reply(responses.ResponsesStream(log, _start(request)), house(request))
+
+
+@delete("/v1/responses/{response_id:str}", status_code=200)
+async def forget(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
+    """Forget a stored response; one that still runs in the background is cancelled."""
+    home, log = house(request), _find(request, response_id)
+    if log.head.background:
+        home.turns.cancel(log)
+    home.store.delete(log.owner, log.id)
+    return json_reply(msgspec.json.encode({"id": log.id, "object": "response", "deleted": True}))
+
+
+@post("/v1/responses/{response_id:str}/cancel", status_code=200)
+async def cancel(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
+    """End a background response; one that has ended is returned as it is."""
+    log = _find(request, response_id)
+    if not log.head.background:
+        raise ApiError(400, None, "Cannot cancel a synchronous response.")
+    house(request).turns.cancel(log)
+    return json_reply(await unless_gone(request, responses.final(log)))
+
+
+@get("/v1/responses/{response_id:str}/input_items")
+async def input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
+    """What was put in with the request, the latest item first where no other order is asked for."""
+    log = _find(request, response_id)
+    return json_reply(listing(log.given, page(request.query_params, log.given)))
 
 
 def _find(request: AnyRequest, response_id: str) -> Log:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from app.log import Log
+from events.inputs import AnyInput
 from events.response import OutputItem
 
 
@@ -15,5 +16,9 @@ class Store(Protocol):
     def get(self, owner: str, response_id: str) -> Log | None:
         """The log of that response."""
 
-    def item(self, owner: str, item_id: str) -> OutputItem | None:
-        """An output item that was said to be done, by its id."""
+    def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
+        """An item that was put in, or an output item that was said to be done, by its id."""
+
+    def delete(self, owner: str, response_id: str) -> bool:
+        """Forget a response; whether there was one. Whoever reads it reads on."""
+        ...

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from app.log import Log
+from events.inputs import AnyInput
 from events.response import OutputItem
 from events.stream import ItemDone
 
@@ -26,10 +27,24 @@ class MemoryStore:
         """The log of that response of that owner."""
         return self._logs.get((owner, response_id))
 
-    def item(self, owner: str, item_id: str) -> OutputItem | None:
+    def delete(self, owner: str, response_id: str) -> bool:
+        """Forget a response of that owner's."""
+        self._settle()
+        key = owner, response_id
+        log = self._logs.pop(key, None)
+        if log is not None and self._growing.pop(key, None) is None:
+            self._settled -= log.size
+        return log is not None
+
+    def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
         """An item of that owner's by id; the latest responses are looked through first."""
         for (holder, _), log in reversed(self._logs.items()):
-            if holder != owner or (log.ended and all(item.id != item_id for item in log.response.output)):
+            if holder != owner:
+                continue
+            for given in log.given:
+                if given.id == item_id:
+                    return given
+            if log.ended and all(item.id != item_id for item in log.response.output):
                 continue  # the output of a finished response is at hand; only one that holds the item is gone through
             for frame in log.frames:
                 if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:

@@ -126,7 +126,7 @@ LABELS = (
         "prompt_cache_key",
         "echoed",
         c.string(64),
-        "At most 64 characters. A hint for a prefix cache, which this engine does not have yet.",
+        "At most 64 characters. A hint that is not needed: what begins alike under one key is shared in any case.",
     ),
 )
 """What a client writes on a request for itself. A chat reply has no place for it."""
@@ -190,9 +190,19 @@ RESPONSES = (
         lambda value: value == "disabled",
     ),
     Field("client_metadata", "accepted", lambda v, p: c.pairs(v, p, most=None), "A flat map of strings (Codex)."),
-    Field("background", "honoured", c.boolean, "False, the default; true is refused.", lambda value: value is False),
-    refused("previous_response_id", "Send the whole history, or `item_reference`s.", c.string(128, RESPONSE_ID)),
-    refused("conversation", "As `previous_response_id`."),
+    Field(
+        "background",
+        "honoured",
+        c.boolean,
+        "True: the reply is there at once, `queued`; the turn goes on whoever reads it. Not with `store` false.",
+    ),
+    Field(
+        "previous_response_id",
+        "honoured",
+        c.string(128, RESPONSE_ID),
+        "All that was put in and out up to that response stands before `input`; its instructions do not.",
+    ),
+    refused("conversation", "Use `previous_response_id`."),
     refused("prompt", "There are no stored prompt templates."),
     refused("context_management", "There is no compaction yet."),
     refused("image", "No images are made here."),

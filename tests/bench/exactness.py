@@ -1,0 +1,162 @@
+"""What a batch does to a request, on the benchmark's models: `python -m tests.bench.exactness --model tiny`.
+
+Logits of each position, of a text fed whole and alone, and of the same fed in random pieces among random others, as a
+scheduler would; tokens of jobs with a seed at temperature 1, alone and in a crowd; what `--deterministic` costs.
+"""
+
+import argparse
+import itertools
+import random
+import time
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.build import Options, core_of
+from engine.core import Core
+from engine.forward import PackedForward, Work, choose_forward, sample
+from engine.hardware import threads
+from engine.loader import load_model
+from engine.norms import replace_norms
+from engine.pack import Quantize, pack
+from engine.protocol import Job, Sampling
+from tests.bench.figures import NONE, median, table
+from tests.bench.models import build
+
+LENGTH = 100
+"""Tokens of a text."""
+CROWD = 16
+"""Jobs at once."""
+
+
+def forward_of(name: str, quantize: Quantize | None) -> PackedForward:
+    """The model as it is served."""
+    model, _ = load_model(build(name), device="cpu")
+    forward = choose_forward(model)
+    assert isinstance(forward, PackedForward)
+    replace_norms(model)
+    pack(model, lambda: sample(forward, model), quantize)
+    return forward
+
+
+def texts_of(count: int, vocabulary: int) -> list[list[int]]:
+    """Texts of random tokens."""
+    chance = random.Random(5)
+    return [[chance.randrange(vocabulary) for _ in range(LENGTH)] for _ in range(count)]
+
+
+def alone(forward: PackedForward, text: list[int]) -> torch.Tensor:
+    """Logits of every position, fed whole."""
+    return forward.run([Work(forward.new_state(0), text, len(text))])
+
+
+def crowded(forward: PackedForward, text: list[int], others: list[list[int]], chance: random.Random) -> torch.Tensor:
+    """Logits of every position, fed in random pieces, each beside pieces of some others."""
+    own, fed, parts = forward.new_state(0), 0, []
+    while fed < len(text):
+        size = min(chance.choice((1, 1, 1, 7, 40)), len(text) - fed)
+        beside = [
+            other[: chance.choice((1, 1, 1, 30))] for other in chance.sample(others, chance.randint(0, CROWD - 1))
+        ]
+        work = [Work(own, text[fed : fed + size], size)]
+        work += [Work(forward.new_state(0), part, len(part)) for part in beside]
+        chance.shuffle(work)
+        place = sum(item.rows for item in itertools.takewhile(lambda item: item.state is not own, work))
+        parts.append(forward.run(work)[place : place + size])
+        fed += size
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def positions(name: str, quantize: Quantize | None, count: int, truth: PackedForward | None) -> list[str]:
+    """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's."""
+    forward, chance = forward_of(name, quantize), random.Random(7)
+    texts = texts_of(count // LENGTH, 90_000)
+    agree = total = 0
+    worst = typical = near = 0.0
+    for number, text in enumerate(texts):
+        one = alone(forward, text)
+        two = crowded(forward, text, texts[:number] + texts[number + 1 :], chance)
+        apart = (one - two).abs()
+        worst, typical = max(worst, float(apart.max())), typical + float(apart.mean())
+        agree, total = agree + int((one.argmax(-1) == two.argmax(-1)).sum()), total + len(text)
+        if truth is not None and number < 10:
+            near += float(torch.cosine_similarity(one, alone(truth, text), dim=-1).mean()) / min(10, len(texts))
+    cells = [quantize or "fp32", str(total), f"{agree / total:.3%}", f"{worst:.2g}", f"{typical / len(texts):.2g}"]
+    return [*cells, NONE if truth is None else f"{near:.5f}"]
+
+
+def core_for(name: str, quantize: Quantize | None, *, deterministic: bool) -> Core:
+    """A core of its own on the model."""
+    model, folder = load_model(build(name), device="cpu")
+    options = Options(quantize=quantize, deterministic=deterministic, slots=CROWD, kv_gib=1.0, reuse=False)
+    return core_of(model, folder, options, tune=True)
+
+
+def spoken(core: Core, jobs: list[Job]) -> tuple[dict[str, list[int]], float]:
+    """The tokens of each job, all at once; and the seconds it took."""
+    said: dict[str, list[int]] = {job.id: [] for job in jobs}
+    for job in jobs:
+        core.add(job)
+    begun = time.perf_counter()
+    while core.busy:
+        for name, chunk in core.step():
+            said[name] += chunk.tokens
+    return said, time.perf_counter() - begun
+
+
+def divergence(name: str, quantize: Quantize | None, count: int, length: int) -> list[list[str]]:
+    """Two lines: seeded jobs alone against a crowd, and the crowd's time, without and with `deterministic`."""
+    texts, chance = texts_of(count, 90_000), random.Random(9)
+    jobs = [
+        Job(
+            id=str(number),
+            tokens=tuple(text[: chance.randint(3, LENGTH)]),
+            sampling=Sampling(seed=number, max_tokens=length, ignore_eos=True),
+        )
+        for number, text in enumerate(texts)
+    ]
+    lines, before = [], 0.0
+    for deterministic in (False, True):
+        core = core_for(name, quantize, deterministic=deterministic)
+        single = {job.id: spoken(core, [job])[0][job.id] for job in jobs}
+        chance.shuffle(jobs)
+        crowd, _ = spoken(core, jobs)
+        again = [msgspec.structs.replace(job, id=f"again {job.id}") for job in jobs]
+        took = median([spoken(core, again)[1] for _ in range(3)])
+        same = sum(crowd[job.id] == single[job.id] for job in jobs)
+        first = [
+            next(
+                (n for n, pair in enumerate(zip(crowd[j.id], single[j.id], strict=True)) if pair[0] != pair[1]), length
+            )
+            for j in jobs
+        ]
+        kind = f"{quantize or 'fp32'}{', deterministic' if deterministic else ''}"
+        cost = f"{took / before:.2f}" if before else "1"
+        lines.append([kind, f"{same} of {count}", f"{1 - sum(first) / (count * length):.2%}", cost])
+        before = before or took
+    return lines
+
+
+def main() -> None:
+    """Measure and print."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--model", choices=["tiny", "small"], default="tiny")
+    words.add_argument("--positions", type=int, default=10_000)
+    words.add_argument("--jobs", type=int, default=32)
+    words.add_argument("--tokens", type=int, default=64)
+    asked: Any = words.parse_args()
+    torch.set_num_threads(threads())
+    kinds: tuple[Quantize | None, ...] = (None, "int8")
+    plain = forward_of(asked.model, None)
+    rows = [positions(asked.model, kind, asked.positions, plain if kind else None) for kind in kinds]
+    print(
+        table(["layers", "positions", "greedy token the same", "largest difference", "mean", "cosine with fp32"], rows)
+    )
+    lines = [line for kind in kinds for line in divergence(asked.model, kind, asked.jobs, asked.tokens)]
+    print(table(["layers", "jobs alone as in a crowd", "tokens after the first other one", "time"], lines))
+
+
+if __name__ == "__main__":
+    main()
