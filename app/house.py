@@ -8,7 +8,7 @@ from msgspec import Struct
 from app.catalogue import Catalogue
 from app.settings import Settings
 from app.store import Store
-from app.turn import Turns
+from app.turns import Turns
 
 AnyRequest = Request[Any, Any, Any]
 

@@ -28,7 +28,8 @@ from app.routes import chat, health, models, responses
 from app.routes.replies import json_reply
 from app.settings import Settings
 from app.store.memory import MemoryStore
-from app.turn import Pace, Turns
+from app.turn import Pace
+from app.turns import Turns
 from app.wire import protocol
 from engine.protocol import EngineError, overloaded
 

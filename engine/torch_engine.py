@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 
 from engine.folder import LoadError
+from engine.hearing import CANCELLED, Hearing
 from engine.link import Link
 from engine.messages import Add, Cancel, Failed, Ready, Report, Said, Stage, Start, Step
 from engine.process import Host, Process
-from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
+from engine.protocol import EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
 
 log = logging.getLogger(__name__)
 
 BUILD = "engine.child:torch_core"
 NOT_RUNNING = "the engine is not running"
 STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
-CANCELLED = Fault("cancelled", "the job was cancelled while it waited", retryable=True)
 UNKNOWN_BOUND = 256
 """How many jobs may wait for an engine that has not said yet how many it takes."""
 
@@ -42,39 +42,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     first_pause: float = 0.1
     """Before the first restart; doubled for every one that served nothing."""
     longest_pause: float = 30.0
-
-
-class Hearing:
-    """Who hears of a job. ``over`` is done at its end."""
-
-    def __init__(self, hear: Hear) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.refusal: Fault | None = None
-        """Why the job was not admitted, if it was not."""
-        self.lost = False
-        """Whether that was because its process was lost."""
-        self._hear, self._admitted = hear, False
-
-    def take(self, chunk: Chunk) -> None:
-        """Pass a chunk on. One that ends a job which never began is no chunk for the caller."""
-        if self.over.done():
-            return
-        if chunk.finish is not None and not self._admitted:
-            self.refusal = chunk.fault or CANCELLED
-        else:
-            self._admitted = True
-            try:
-                self._hear(chunk)
-            except Exception as error:  # noqa: BLE001  # theirs: it must not end the other jobs of this step
-                self.over.set_exception(error)
-                return
-        if chunk.finish is not None:
-            self.over.set_result(None)
-
-    def lose(self, fault: Fault) -> None:
-        """The process that had the job is gone."""
-        self.lost = not self._admitted
-        self.take(Chunk(finish="error", fault=fault))
 
 
 class TorchEngine:

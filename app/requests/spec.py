@@ -15,7 +15,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """One turn to run.
 
     `head` is the Response before anything happened: every echoed field is set, `id` and `created_at` are minted
-    by `app.turn`. `sampling` is complete: the engine's defaults are already merged in, `stop_ids` not yet.
+    by `app.turns`. `sampling` is complete: the engine's defaults are already merged in, `stop_ids` not yet.
     """
 
     head: Response

@@ -11,7 +11,8 @@ import pytest
 from app.errors import ApiError
 from app.recall import Recall
 from app.requests import responses as request
-from app.turn import BROKEN, SHUTTING_DOWN, Pace, Turns
+from app.turn import BROKEN, SHUTTING_DOWN, Pace
+from app.turns import Turns
 from engine.protocol import EngineInfo
 from tests.invariants import check
 from tests.serving import scripted
@@ -223,7 +224,7 @@ async def test_many_turns_at_once_keep_apart() -> None:
 
 
 async def test_a_seed_is_different_for_every_choice() -> None:
-    from app.turn import _job
+    from app.turns import _job
 
     stage = Stage(["Hi"])
     asked = request.read({"model": "scripted", "input": "Hi", "seed": 5}, stage.catalogue, lambda _: None)

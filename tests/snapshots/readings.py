@@ -12,7 +12,7 @@ from app.pump import Telling, pump
 from app.requests import chat as chat_request
 from app.requests import responses as responses_request
 from app.store.memory import MemoryStore
-from app.turn import Turns
+from app.turns import Turns
 from tests.serving import scripted
 from tests.snapshots.cases import TOOLS, Case
 

@@ -1,0 +1,163 @@
+"""All turns that run: opened, counted, cancelled, and seen off when the server goes."""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+from app.catalogue import ServedModel
+from app.errors import ApiError, from_engine
+from app.log import Log
+from app.past import identified
+from app.recall import Layout, Recall, Spoken
+from app.requests.spec import TurnSpec
+from app.scribe import Scribe
+from app.store import Store
+from app.turn import SHUTTING_DOWN, Pace, Turn
+from engine.protocol import Engine, Job, overloaded
+from harmony.format import RenderError
+from state.drafts import ReasoningAs
+from state.machine import Ids
+
+
+def mint(prefix: str) -> str:
+    """A new id: unguessable, and safe in any path."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class Turns:
+    """Opens turns and knows all that are running. `clock` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        ids: Ids = mint,
+        reasoning_as: ReasoningAs = "content",
+        pace: Pace = Pace(),  # noqa: B008  # it is frozen
+    ) -> None:
+        self.store = store
+        self._clock, self._ids, self._reasoning_as, self._pace = clock, ids, reasoning_as, pace
+        self._recall = Recall()
+        self._running: dict[str, Turn] = {}
+        self._taken: Counter[Engine] = Counter()
+        """Turns by engine, those among them whose prompt is still being laid out."""
+        self._closing = False
+
+    async def open(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> Log:
+        """Start one turn; its log, in which something was said already. Raises `ApiError` before any event."""
+        return (await self.open_all(model, spec, owner))[0]
+
+    async def open_all(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> list[Log]:
+        """Start `spec.n` turns that share one prompt. If one is refused, none runs."""
+        if self._closing:
+            raise ApiError(503, "server_shutting_down", SHUTTING_DOWN, headers=(("retry-after", "1"),))
+        if self.full(model.engine, spec.n):
+            raise from_engine(overloaded())
+        self._taken[model.engine] += spec.n
+        try:
+            layout = await self._render(model, spec, owner)
+        except BaseException:
+            self._taken[model.engine] -= spec.n
+            raise
+        turns = [self._start(model, spec, layout, number) for number in range(spec.n)]
+        try:
+            for turn in turns:
+                await asyncio.shield(turn.opened)
+        except BaseException:
+            await self._abandon(turns)
+            raise
+        if spec.head.store:
+            for turn in turns:
+                self.store.put(turn.log)
+        return [turn.log for turn in turns]
+
+    def full(self, engine: Engine, count: int = 1) -> bool:
+        """Whether the engine has no place for so many turns more.
+
+        It would refuse them itself, but only when their prompts have been laid out: in a flood that is late.
+        """
+        return self._taken[engine] + count > engine.places()
+
+    def cancel(self, log: Log) -> None:
+        """Nobody reads this log any more: end its turn, if it still runs."""
+        turn = self._running.get(log.id)
+        if turn:
+            turn.cancel()
+
+    @property
+    def running(self) -> int:
+        """How many turns have not ended."""
+        return len(self._running)
+
+    async def drain(self, seconds: float) -> None:
+        """Open nothing more, let what runs come to its end for so long, then end it properly."""
+        self._closing = True
+        running = list(self._running.values())
+        if not running:
+            return
+        _, late = await asyncio.wait([turn.task for turn in running], timeout=seconds)
+        for turn in running:
+            if turn.task in late:
+                turn.shut()
+        if late:
+            await asyncio.wait(late)
+
+    async def _render(self, model: ServedModel, spec: TurnSpec, owner: str) -> Layout:
+        """Lay out the prompt, off the event loop: templates come with models and may be slow."""
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        try:
+            async with asyncio.timeout(self._pace.render_within):
+                layout = await asyncio.to_thread(self._recall.read, model.format, owner, spec.conversation, now)
+        except TimeoutError:
+            raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
+        except RenderError as error:
+            raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+        length, most = len(layout.prompt.tokens), model.engine.info.context
+        if length >= most:
+            message = f"This model's maximum context length is {most} tokens, but the input has {length}."
+            raise ApiError(400, "context_length_exceeded", message, "input")
+        return layout
+
+    def _start(self, model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Turn:
+        head = msgspec.structs.replace(spec.head, id=self._ids("resp"), created_at=int(self._clock()))
+        spec = msgspec.structs.replace(spec, head=head)
+        scribe = Scribe(
+            spec,
+            layout.prompt,
+            model.format,
+            ids=self._ids,
+            clock=lambda: int(self._clock()),
+            reasoning_as=self._reasoning_as,
+        )
+        given = identified(spec.given, head.id) if head.store else ()
+        turn = Turn(Log(head, layout.owner, given), scribe, model.engine, _job(model, spec, layout, number), self._pace)
+        self._running[head.id] = turn
+        turn.task.add_done_callback(lambda _: self._over(turn, layout, scribe, model.engine))
+        return turn
+
+    def _over(self, turn: Turn, layout: Layout, scribe: Scribe, engine: Engine) -> None:
+        del self._running[turn.log.id]
+        self._taken[engine] -= 1
+        response = turn.log.response
+        if response.status in ("completed", "incomplete"):
+            self._recall.remember(Spoken(layout, tuple(scribe.spoken), response.output))
+
+    async def _abandon(self, turns: Iterable[Turn]) -> None:
+        tasks = [turn.task for turn in turns]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _job(model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Job:
+    """The engine's share of a turn. The n-th of several choices draws other random numbers than the first."""
+    seed = None if spec.sampling.seed is None else spec.sampling.seed + number
+    stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *model.format.stop_ids)))
+    sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
+    return Job(id=spec.head.id, tokens=layout.prompt.tokens, sampling=sampling, owner=layout.owner)
