@@ -20,10 +20,10 @@ class Place(NamedTuple):
 
 
 class Voice:
-    """Says events, numbers them from 0 by 1, and keeps them until they are collected."""
+    """Says events, numbers them from `first` by 1, and keeps them until they are collected."""
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
         self._said: list[Event] = []
 
     def collect(self) -> list[Event]:
