@@ -32,7 +32,7 @@ class Loading:
     """A line that moves while a model loads and says how far it has come; where nothing can move, lines."""
 
     def __init__(self, screen: Console) -> None:
-        self._screen, self._what = screen, ""
+        self.screen, self._what = screen, ""
         self._status: Status | None = screen.status("")
 
     def __enter__(self) -> Self:
@@ -44,19 +44,19 @@ class Loading:
         if self._status is not None:
             self._status.update(f"Loading {self._what} …")
             self._status.start()
-        if not self._screen.is_terminal:
-            self._screen.print(f"Loading {self._what} …", soft_wrap=True)
+        if not self.screen.is_terminal:
+            self.screen.print(f"Loading {self._what} …", soft_wrap=True)
 
     def tell(self, news: str) -> None:
         """A stage, as the engine calls it. Later news are in the engine's log, but for its return."""
         stage = news.removeprefix("loading").removeprefix(": ")
         if self._status is None:
             if news == "ready":
-                self._screen.print("[dim]The engine is back.[/]", soft_wrap=True)
-        elif self._screen.is_terminal:
+                self.screen.print("[dim]The engine is back.[/]", soft_wrap=True)
+        elif self.screen.is_terminal:
             self._status.update(f"Loading {self._what} … [dim]{escape(stage)}[/]")
         elif stage and stage != "ready":
-            self._screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
+            self.screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
 
     def done(self) -> None:
         """Nothing moves any more."""
@@ -86,6 +86,8 @@ def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, n
         rows.append(f"          {escape(about)}")
         if note := notes.get(served.names[0]):
             rows.append(f"          {escape(note)}")
+    kept = "in memory, while the server lives" if settings.store is None else f"in {settings.store}"
+    rows.append(f"[bold]responses[/] kept {escape(kept)}")
     rows.append(f"[bold]API key[/]   {'asked for' if settings.keys else 'none is asked for'}")
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
     screen.print("[bold]curl[/]", _curl(url, model, keyed=bool(settings.keys)), sep="\n", soft_wrap=True)

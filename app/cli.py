@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from msgspec import Struct, structs
 from app import banner, server
 from app.catalogue import Catalogue, ServedModel
 from app.settings import ANYWHERE, LOOPBACK, Settings, digest
+from app.store import Store
+from app.store.disk import StoreError
+from app.store.open import open_store
 from engine.embedded import MODEL_DIR
 from engine.folder import inspect_folder
 from engine.hub import fetch
@@ -88,6 +93,13 @@ def main() -> None:
     show_default=True,
     help="How raw reasoning is told. Codex shows summaries only.",
 )
+@click.option(
+    "--store",
+    envvar="ANTIPHON_STORE",
+    help="File that keeps responses, or `memory`; left out: one in your data folder.",
+)
+@click.option("--store-days", default=30.0, show_default=True, type=click.FloatRange(0), help="How long they are kept.")
+@click.option("--store-gib", default=4.0, show_default=True, type=click.FloatRange(0), help="How much of them is kept.")
 @click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
 @click.option(
     "--drain", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds for open turns at the end."
@@ -97,16 +109,25 @@ def serve(**given: Any) -> None:
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
-    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens", "drain")
-    settings = Settings(keys=tuple(digest(key) for key in given["keys"]), **{name: given[name] for name in plain})
+    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens", "drain", "store_days", "store_gib")
+    chosen: dict[str, Any] = {name: given[name] for name in plain}
+    settings = Settings(keys=tuple(digest(key) for key in given["keys"]), store=_store_file(given["store"]), **chosen)
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])
     try:
         uvloop.run(_serve(wish, settings))
-    except (EngineError, ScriptError, DialectError, server.BindError) as error:
+    except (EngineError, ScriptError, DialectError, StoreError, server.BindError) as error:
         raise Refusal(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _store_file(said: str | None) -> Path | None:
+    """The file that keeps responses; None: they are kept in memory."""
+    if said == "memory":
+        return None
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return Path(said).expanduser() if said else data / "antiphon" / "responses.db"
 
 
 def _check_bind(settings: Settings, *, insecure: bool) -> None:
@@ -120,20 +141,26 @@ def _check_bind(settings: Settings, *, insecure: bool) -> None:
 async def _serve(wish: Wish, settings: Settings) -> None:
     screen = banner.console()
     _log_to_terminal()
-    with (
-        server.bind(settings) as listener,  # first of all, so that a port in use is known at once
-        banner.Loading(screen) as loading,
-    ):
-        model, note = await _model(wish, loading.tell)
-        loading.begin(model.names[0])
-        catalogue = Catalogue([model])
+    with server.bind(settings) as listener:  # first of all, so that a port in use is known at once
+        store = open_store(settings)
+        try:
+            with banner.Loading(screen) as loading:
+                await _run(wish, settings, store, listener, loading)
+        finally:
+            await store.close()
 
-        def ready(port: int) -> None:
-            loading.done()
-            banner.show(screen, settings, catalogue, port, {model.names[0]: note})
 
-        home = server.furnish(settings, catalogue)
-        await server.run(home, listener, ready=ready, told=lambda line: banner.tell(screen, line))
+async def _run(wish: Wish, settings: Settings, store: Store, listener: socket.socket, loading: banner.Loading) -> None:
+    model, note = await _model(wish, loading.tell)
+    loading.begin(model.names[0])
+    catalogue = Catalogue([model])
+
+    def ready(port: int) -> None:
+        loading.done()
+        banner.show(loading.screen, settings, catalogue, port, {model.names[0]: note})
+
+    home = server.furnish(settings, catalogue, store=store)
+    await server.run(home, listener, ready=ready, told=lambda line: banner.tell(loading.screen, line))
 
 
 async def _model(wish: Wish, told: Callable[[str], None]) -> tuple[ServedModel, str]:

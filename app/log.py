@@ -8,6 +8,7 @@ position of its own and is woken once, however many events came before it looked
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -37,6 +38,19 @@ class Frame(Struct, frozen=True, gc=False):
     data: bytes
     detail: Detail | None
 
+    @classmethod
+    def of(cls, event: Event, detail: Detail | None = None) -> "Frame":
+        """The event, encoded here, once."""
+        return cls(event, sse.encode(event), detail)
+
+
+class Keeper(Protocol):
+    """Whoever keeps logs beyond the process."""
+
+    def keep(self, log: "Log", first: int) -> None:
+        """Frames from number `first` on were appended; they may be held back (`Log.hold`) until `Log.show`."""
+        ...
+
 
 class Log:
     """What was said about one response so far, and whether that is all."""
@@ -53,22 +67,47 @@ class Log:
         """Bytes of JSON held."""
         self.readers = 0
         """Clients that are reading it now. A turn that nobody reads any more is cancelled."""
+        self.keeper: Keeper | None = None
+        """Who is told of every step, from `Store.put` on."""
+        self._shown: int | None = None
         self._readings: set[Reading] = set()
+
+    @property
+    def shown(self) -> int:
+        """How many frames readers may see: all, unless a keeper holds some back until they are safe."""
+        return len(self.frames) if self._shown is None else self._shown
 
     def append(self, events: Sequence[Event], detail: Detail | None = None) -> None:
         """Write down what was said in one step, and wake the readers once."""
         if not events:
             return
+        last, first = len(events) - 1, len(self.frames)
+        self.add([Frame.of(event, detail if number == last else None) for number, event in enumerate(events)])
+        if self.keeper is not None:
+            self.keeper.keep(self, first)
+        self._wake()
+
+    def add(self, frames: Sequence[Frame]) -> None:
+        """Take frames that were encoded before, and tell nobody."""
         if self.ended:
             raise RuntimeError(f"{self.id}: the log has ended")
-        last = len(events) - 1
-        for number, event in enumerate(events):
-            if event.sequence_number != len(self.frames):
-                raise RuntimeError(f"{self.id}: event {event.sequence_number} at position {len(self.frames)}")
-            data = sse.encode(event)
-            self.size += len(data)
-            self.frames.append(Frame(event, data, detail if number == last else None))
-        self._wake()
+        for frame in frames:
+            if frame.event.sequence_number != len(self.frames):
+                raise RuntimeError(f"{self.id}: event {frame.event.sequence_number} at position {len(self.frames)}")
+            self.size += len(frame.data)
+            self.frames.append(frame)
+
+    def hold(self, count: int) -> None:
+        """Show readers no more than the first `count` frames for now."""
+        self._shown = count
+
+    def show(self, count: int | None = None) -> None:
+        """Show readers so many frames, or all from now on; never fewer than before."""
+        before = self.shown
+        if self._shown is not None:
+            self._shown = None if count is None else max(count, self._shown)
+        if self.shown > before:
+            self._wake()
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -77,11 +116,21 @@ class Log:
 
     @property
     def response(self) -> Response:
-        """The response as the latest lifecycle event told it; before the first event, its head."""
-        for frame in reversed(self.frames):
+        """The response as the latest lifecycle event that is shown told it; before the first one, its head."""
+        for frame in reversed(self.frames[: self.shown]):
             if isinstance(frame.event, LifecycleEvent):
                 return frame.event.response
         return self.head
+
+    async def settled(self) -> None:
+        """Wait until everything that was said up to now is shown."""
+        wanted = len(self.frames)
+        if self.shown < wanted:
+            news = asyncio.Event()
+            with self.read(wanted, news.set):
+                while self.shown < wanted:
+                    news.clear()
+                    await news.wait()
 
     @contextlib.contextmanager
     def read(self, start: int, news: Callable[[], None]) -> "Iterator[Reading]":
@@ -107,7 +156,7 @@ class Log:
 
     async def finished(self) -> Response:
         """The response in its terminal state. Waits for it."""
-        async for _ in self.follow(len(self.frames)):
+        async for _ in self.follow(self.shown):
             pass
         return self.response
 
@@ -131,7 +180,8 @@ class Reading:
 
     def take(self) -> list[Frame]:
         """The frames that were not taken yet, at most `MOST_AT_ONCE` of them."""
-        batch = self._log.frames[self._position : self._position + MOST_AT_ONCE]
+        until = min(self._position + MOST_AT_ONCE, self._log.shown)
+        batch = self._log.frames[self._position : until]
         self._position += len(batch)
         return batch
 

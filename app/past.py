@@ -49,7 +49,7 @@ class Past(Struct, frozen=True):
         if log is None:
             message = f"Previous response with id '{clip(response_id)}' not found."
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
-        if not log.ended:
+        if not log.ended or log.shown < len(log.frames):
             message = f"Previous response with id '{clip(response_id)}' is still in progress."
             raise ApiError(400, "previous_response_in_progress", message, "previous_response_id")
         return log

@@ -27,6 +27,7 @@ from app.house import House
 from app.routes import chat, health, models, responses
 from app.routes.replies import json_reply
 from app.settings import Settings
+from app.store import Store
 from app.store.memory import MemoryStore
 from app.turn import Pace
 from app.turns import Turns
@@ -41,9 +42,9 @@ LAST_SECONDS = 2.0
 _log = structlog.get_logger("antiphon.server")
 
 
-def furnish(settings: Settings, catalogue: Catalogue, pace: Pace | None = None) -> House:
-    """A house with an in-memory store. `pace`: how patient its turns are; None: as usual."""
-    store = MemoryStore()
+def furnish(settings: Settings, catalogue: Catalogue, pace: Pace | None = None, store: Store | None = None) -> House:
+    """A house. `pace`: how patient its turns are, None: as usual; `store`: None is one in memory."""
+    store = MemoryStore() if store is None else store
     turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace())
     return House(settings=settings, catalogue=catalogue, turns=turns, store=store)
 

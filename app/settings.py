@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -24,6 +25,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     reasoning_as: ReasoningAs = "content"
     max_output_tokens: int | None = None
     """What a request that names no limit gets; None: until the context is full."""
+    store: Path | None = None
+    """The file that keeps responses; None: they are kept in memory, as long as the server lives."""
+    store_days: float = 30.0
+    """How long a response is kept there."""
+    store_gib: float = 4.0
+    """How much of them is: the oldest go first."""
     max_body: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """From the opening of a connection, or a request's first byte on one that was kept, to the end of the headers."""

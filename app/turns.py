@@ -75,6 +75,9 @@ class Turns:
         if spec.head.store:
             for turn in turns:
                 self.store.put(turn.log)
+        if spec.head.background:
+            for turn in turns:
+                await turn.log.settled()  # what a client was told of can be found, whatever happens to this process
         return [turn.log for turn in turns]
 
     def full(self, engine: Engine, count: int = 1) -> bool:
@@ -94,6 +97,10 @@ class Turns:
     def running(self) -> int:
         """How many turns have not ended."""
         return len(self._running)
+
+    def runs(self, log: Log) -> bool:
+        """Whether its turn runs here, and not in another process."""
+        return log.id in self._running
 
     async def drain(self, seconds: float) -> None:
         """Open nothing more, let what runs come to its end for so long, then end it properly."""
@@ -144,7 +151,7 @@ class Turns:
     def _over(self, turn: Turn, layout: Layout, scribe: Scribe, engine: Engine) -> None:
         del self._running[turn.log.id]
         self._taken[engine] -= 1
-        response = turn.log.response
+        response = scribe.machine.response
         if response.status in ("completed", "incomplete"):
             self._recall.remember(Spoken(layout, tuple(scribe.spoken), response.output))
 

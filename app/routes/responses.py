@@ -63,7 +63,11 @@ async def cancel(request: AnyRequest, response_id: FromPath[str]) -> Response[An
     log = _find(request, response_id)
     if not log.head.background:
         raise ApiError(400, None, "Cannot cancel a synchronous response.")
-    house(request).turns.cancel(log)
+    turns = house(request).turns
+    if not log.ended and not turns.runs(log):
+        message = "This response is being written by another server process: cancel it there."
+        raise ApiError(409, "other_process", message)
+    turns.cancel(log)
     return json_reply(await unless_gone(request, responses.final(log)))
 
 

@@ -19,6 +19,10 @@ class Store(Protocol):
     def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
         """An item that was put in, or an output item that was said to be done, by its id."""
 
+    async def close(self) -> None:
+        """Make everything safe, and let go of it."""
+        ...
+
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response; whether there was one. Whoever reads it reads on."""
         ...

@@ -27,6 +27,9 @@ class MemoryStore:
         """The log of that response of that owner."""
         return self._logs.get((owner, response_id))
 
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response of that owner's."""
         self._settle()

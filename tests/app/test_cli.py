@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from app import banner
-from app.cli import ENGINE_OPTIONS, Wish, main
+from app.cli import ENGINE_OPTIONS, Wish, _store_file, main
 from app.gate import Line
 from app.settings import Settings, admits, digest
 from tests.serving import scripted
@@ -77,6 +77,18 @@ def test_a_port_in_use_is_known_before_anything_loads(script: str) -> None:
     assert "--port" in said
 
 
+def test_where_responses_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert _store_file(None) == tmp_path / "antiphon" / "responses.db"
+    assert _store_file("memory") is None and _store_file("some/file.db") == Path("some/file.db")
+
+
+def test_a_store_that_cannot_be_opened_is_a_refusal(script: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    said = refusal(serve("--engine", "scripted", "--script", script, "--store", str(tmp_path / "file" / "x.db")))
+    assert "cannot open the store" in said
+
+
 def test_help_names_every_option() -> None:
     result = CliRunner().invoke(main, ["serve", "--help"])
     assert result.exit_code == 0
@@ -91,6 +103,7 @@ def test_the_banner_has_lines_to_paste() -> None:
     banner.show(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "http://127.0.0.1:8123/v1" in said
+    assert "kept in memory" in said
     assert "tiny, gpt-tiny" in said
     assert "dialect hermes" in said
     assert "curl http://127.0.0.1:8123/v1/responses" in said

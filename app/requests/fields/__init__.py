@@ -181,7 +181,12 @@ RESPONSES = (
         _harmless_stream_options,
         "stream_options.include_obfuscation",
     ),
-    Field("store", "honoured", c.boolean, "Default true: `GET /v1/responses/{id}` finds it while the server lives."),
+    Field(
+        "store",
+        "honoured",
+        c.boolean,
+        "Default true: it is kept, with what was put in. False: nothing of it is ever written down.",
+    ),
     Field(
         "truncation",
         "honoured",

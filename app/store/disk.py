@@ -1,0 +1,237 @@
+"""The file: what is written where, as plain calls on one connection. It knows no thread, no log and no clock.
+
+One row for each response, one for each event, one for each item, which is found by id. Rows of a response are written
+by one process, whose name stands in `writer` until the response has ended; whoever writes checks that it still does.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from app.log import Frame, Log
+from events import stream as ev
+from events.inputs import AnyInput
+from events.response import Response
+
+VERSION = 1
+SCHEMA = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, head BLOB NOT NULL, given BLOB NOT NULL,
+    size INTEGER NOT NULL DEFAULT 0, writer TEXT
+) WITHOUT ROWID;
+CREATE INDEX by_age ON responses (created);
+CREATE INDEX by_writer ON responses (writer) WHERE writer IS NOT NULL;
+CREATE TABLE events (
+    response TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (response, number)
+) WITHOUT ROWID;
+CREATE TABLE items (
+    owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (owner, id, response)
+) WITHOUT ROWID;
+CREATE INDEX by_response ON items (response);
+CREATE TABLE writers (name TEXT PRIMARY KEY, beat REAL NOT NULL) WITHOUT ROWID;
+"""
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = ()
+"""From version 1 to 2, from 2 to 3, …"""
+
+_log = structlog.get_logger("antiphon.store")
+_head = msgspec.json.Decoder(Response)
+_given = msgspec.json.Decoder(tuple[AnyInput, ...])
+
+
+class StoreError(OSError):
+    """The file cannot be used; the message is one line for a person."""
+
+
+class LostError(Exception):
+    """The response is another process's by now: this one was silent for too long."""
+
+
+class Disk:
+    """A connection to the file. One thread at a time may use it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._line = connect(path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._line.close()
+
+    def begin(self, *, sync: bool) -> None:
+        """Begin to write. `sync`: what is written is on the medium when `commit` returns."""
+        self._line.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        self._line.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """What was written since `begin` is there, and others see it."""
+        self._line.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Nothing was written since `begin`."""
+        if self._line.in_transaction:
+            self._line.execute("ROLLBACK")
+
+    # Written within begin and commit
+
+    def put(self, log: Log, writer: str) -> None:
+        """A response begins."""
+        head, given = msgspec.json.encode(log.head), msgspec.json.encode(log.given)
+        words = "INSERT INTO responses (id, owner, created, head, given, writer) VALUES (?, ?, ?, ?, ?, ?)"
+        self._line.execute(words, (log.id, log.owner, int(log.head.created_at), head, given, writer))
+        self._items(log.owner, log.id, (item.id for item in log.given))
+
+    def say(self, owner: str, response_id: str, frames: Sequence[Frame], writer: str) -> None:
+        """A step of a response: all of it or nothing. Raises `LostError`."""
+        if not self.holds(response_id, writer):
+            raise LostError(response_id)
+        rows = [(response_id, frame.event.sequence_number, frame.data) for frame in frames]
+        self._line.executemany("INSERT INTO events (response, number, data) VALUES (?, ?, ?)", rows)
+        done = (frame.event.item.id for frame in frames if isinstance(frame.event, ev.ItemDone))
+        self._items(owner, response_id, done)
+        if isinstance(frames[-1].event, ev.Completed | ev.Incomplete | ev.Failed):
+            size = "(SELECT sum(length(data)) FROM events WHERE response = id)"
+            self._line.execute(f"UPDATE responses SET writer = NULL, size = {size} WHERE id = ?", (response_id,))  # noqa: S608
+
+    def holds(self, response_id: str, writer: str) -> bool:
+        """Whether the response is this writer's."""
+        row = self._line.execute("SELECT writer FROM responses WHERE id = ?", (response_id,)).fetchone()
+        return row is not None and row[0] == writer
+
+    def take(self, response_id: str, old: str, new: str) -> bool:
+        """Take a response over; whether nobody was faster."""
+        words = "UPDATE responses SET writer = ? WHERE id = ? AND writer = ?"
+        return self._line.execute(words, (new, response_id, old)).rowcount == 1
+
+    def delete(self, response_id: str) -> None:
+        """Forget a response."""
+        for words in (
+            "DELETE FROM items WHERE response = ?",
+            "DELETE FROM events WHERE response = ?",
+            "DELETE FROM responses WHERE id = ?",
+        ):
+            self._line.execute(words, (response_id,))
+
+    def beat(self, writer: str, now: float) -> None:
+        """This writer lives."""
+        words = "INSERT INTO writers (name, beat) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET beat = excluded.beat"
+        self._line.execute(words, (writer, now))
+
+    def leave(self, writer: str) -> None:
+        """This writer ends."""
+        self._line.execute("DELETE FROM writers WHERE name = ?", (writer,))
+
+    def forget(self, before: int, most: int) -> int:
+        """Delete what ended before that time, then the oldest until at most `most` bytes are left; how many."""
+        old = "SELECT id FROM responses WHERE writer IS NULL AND created < ?"
+        gone = [row[0] for row in self._line.execute(old, (before,))]
+        size = self._line.execute("SELECT total(size) FROM responses").fetchone()[0]
+        if size > most:
+            words = "SELECT id, size FROM responses WHERE writer IS NULL AND created >= ? ORDER BY created"
+            for response_id, each in self._line.execute(words, (before,)):
+                if size <= most:
+                    break
+                gone.append(response_id)
+                size -= each
+        for response_id in gone:
+            self.delete(response_id)
+        return len(gone)
+
+    # Read
+
+    def load(self, owner: str, response_id: str) -> tuple[Log, str | None] | None:
+        """The log of that owner's response as it is now, and who writes it; None: it has ended."""
+        words = "SELECT head, given, writer FROM responses WHERE id = ? AND owner = ?"
+        row = self._line.execute(words, (response_id, owner)).fetchone()
+        if row is None:
+            return None
+        log = Log(_head.decode(row[0]), owner, _given.decode(row[1]))
+        log.add(self.frames(response_id))
+        if row[2] is None:
+            log.end()
+        return log, row[2]
+
+    def frames(self, response_id: str, start: int = 0) -> list[Frame]:
+        """The frames of a response from a number on."""
+        words = "SELECT data FROM events WHERE response = ? AND number >= ? ORDER BY number"
+        return [Frame(ev.decode(data), data, None) for (data,) in self._line.execute(words, (response_id, start))]
+
+    def writer(self, response_id: str) -> str | None:
+        """Who writes a response; None: it has ended, or is gone."""
+        row = self._line.execute("SELECT writer FROM responses WHERE id = ?", (response_id,)).fetchone()
+        return row[0] if row else None
+
+    def holder(self, owner: str, item_id: str) -> str | None:
+        """The latest response of that owner's that holds an item."""
+        words = """
+            SELECT response FROM items JOIN responses ON responses.id = response
+            WHERE items.owner = ? AND items.id = ? ORDER BY created DESC
+        """
+        row = self._line.execute(words, (owner, item_id)).fetchone()
+        return row[0] if row else None
+
+    def orphans(self, alive: Callable[[str, float], bool]) -> list[tuple[str, str, str]]:
+        """Owner, id and writer of the responses whose writer is `alive` (by name and latest beat) no more."""
+        words = """
+            SELECT owner, id, writer, coalesce(beat, 0) FROM responses LEFT JOIN writers ON name = writer
+            WHERE writer IS NOT NULL
+        """
+        rows = self._line.execute(words).fetchall()
+        return [(owner, found, writer) for owner, found, writer, beat in rows if not alive(writer, beat)]
+
+    def _items(self, owner: str, response_id: str, ids: Iterable[str | None]) -> None:
+        rows = [(owner, item_id, response_id) for item_id in ids if item_id]
+        if rows:
+            self._line.executemany("INSERT OR IGNORE INTO items (owner, id, response) VALUES (?, ?, ?)", rows)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to the file, which is made if need be. Raises `StoreError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        line = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        line.execute("PRAGMA journal_mode = WAL")
+        _prepare(line, path)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"cannot open the store {path}: {error}") from None
+    return line
+
+
+def _prepare(line: sqlite3.Connection, path: Path) -> None:
+    line.execute("BEGIN IMMEDIATE")
+    found = line.execute("PRAGMA user_version").fetchone()[0]
+    if found > VERSION:
+        line.execute("ROLLBACK")
+        raise StoreError(f"it was made by a newer Antiphon (version {found}, this one knows {VERSION})")
+    if found == 0:
+        for words in SCHEMA.split(";"):
+            line.execute(words)
+    else:
+        for migrate in MIGRATIONS[found - 1 :]:
+            migrate(line)
+    line.execute(f"PRAGMA user_version = {VERSION}")
+    line.execute("COMMIT")
+    path.chmod(0o600)
+
+
+def inspect(path: Path) -> None:
+    """Put a damaged file aside, so that the server starts without it. Only where no other process uses it."""
+    if not path.exists():
+        return
+    try:
+        with sqlite3.connect(path, timeout=10.0) as line:
+            fault = line.execute("PRAGMA quick_check(1)").fetchone()[0]
+        line.close()
+    except sqlite3.DatabaseError as error:
+        fault = str(error)
+    if fault == "ok" or "locked" in fault:
+        return
+    aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    _log.error("the store is damaged and was put aside", file=str(aside), fault=fault)

@@ -1,0 +1,189 @@
+"""A store that outlives the process: one sqlite file, which several processes may share.
+
+What runs here lives in memory, and every step of it goes to the file. A background response's steps are shown once
+they are safe; of any other, the last one is. What has ended, or runs in another process, is read from the file; while
+somebody reads the latter, the file is looked at for more.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import structlog
+
+from app.log import Log
+from app.store.disk import Disk, inspect
+from app.store.writer import Delete, Order, Put, Say, Times, Writer, ends
+from events.inputs import AnyInput
+from events.response import OutputItem
+from events.stream import ItemDone
+
+RECENT = 256
+"""Logs that have ended and are still in memory."""
+LOOK = 0.05
+"""Seconds between two looks for what another process has written."""
+
+_log = structlog.get_logger("antiphon.store")
+
+
+class FileStore:
+    """Keeps logs in the file `path`, within `times.age` seconds and `most` bytes of events. To be closed."""
+
+    def __init__(self, path: Path, *, times: Times = Times(), most: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
+        inspect(path)
+        self._loop = asyncio.get_running_loop()
+        self._times = times
+        self.name = f"{_machine()}:{os.getpid()}:{_birth(os.getpid())}:{secrets.token_hex(4)}"
+        self._live: dict[tuple[str, str], Log] = {}
+        self._recent: OrderedDict[tuple[str, str], Log] = OrderedDict()
+        self._foreign: dict[tuple[str, str], tuple[Log, asyncio.Task[None]]] = {}
+        self._deleted: set[str] = set()
+        self._writer = Writer(path, self.name, self._wrote, self._alive, times, most)
+        self._disk = Disk(path)
+
+    async def close(self) -> None:
+        """Write what is left."""
+        for _, task in self._foreign.values():
+            task.cancel()
+        await asyncio.to_thread(self._writer.close)
+        self._disk.close()
+
+    # As every store
+
+    def put(self, log: Log) -> None:
+        """Keep a log from now on."""
+        self._live[log.owner, log.id] = log
+        log.keeper = self
+        if log.head.background:
+            log.hold(0)
+        elif log.frames and ends(tuple(log.frames)):
+            log.hold(len(log.frames) - 1)
+        self._writer.order(Put(log, tuple(log.frames)))
+
+    def keep(self, log: Log, first: int) -> None:
+        """A log has grown."""
+        frames = tuple(log.frames[first:])
+        if not log.head.background and ends(frames):
+            log.hold(first)
+        self._writer.order(Say(log, frames))
+
+    def get(self, owner: str, response_id: str) -> Log | None:
+        """The log of that response of that owner, wherever it is written."""
+        key = owner, response_id
+        if response_id in self._deleted:
+            return None
+        if key in self._foreign:
+            return self._foreign[key][0]
+        if (here := self._live.get(key) or self._recent.get(key)) is not None:
+            return here
+        found = self._disk.load(owner, response_id)
+        if found is None:
+            return None
+        log, writer = found
+        if writer is None:
+            self._remember(log)
+        else:
+            self._foreign[key] = log, asyncio.create_task(self._watch(log), name=f"watch {log.id}")
+        return log
+
+    def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
+        """An item of that owner's by id."""
+        for (holder, _), log in reversed(self._live.items()):
+            if holder == owner and (found := _item(log, item_id)) is not None:
+                return found
+        response_id = self._disk.holder(owner, item_id)
+        stored = self.get(owner, response_id) if response_id else None
+        return None if stored is None else _item(stored, item_id)
+
+    def delete(self, owner: str, response_id: str) -> bool:
+        """Forget a response of that owner's."""
+        log = self.get(owner, response_id)
+        if log is None:
+            return False
+        key = owner, response_id
+        self._recent.pop(key, None)
+        if self._live.pop(key, None) is not None:
+            log.keeper = None
+            log.show()
+        self._deleted.add(response_id)
+        self._writer.order(Delete(response_id))
+        return True
+
+    # What the writer says, and what other processes write
+
+    def _wrote(self, safe: list[Order], lost: list[Order]) -> None:
+        self._loop.call_soon_threadsafe(self._show, safe, lost)
+
+    def _show(self, safe: list[Order], lost: list[Order]) -> None:
+        for order in safe:
+            if isinstance(order, Delete):
+                self._deleted.discard(order.response_id)
+                continue
+            log, frames = order.log, order.frames
+            log.show(frames[-1].event.sequence_number + 1 if frames else 0)
+            if ends(frames) and self._live.pop((log.owner, log.id), None) is not None:
+                self._remember(log)
+        for order in lost:  # it is better told than kept: whoever reads must not wait for ever
+            if not isinstance(order, Delete):
+                self._live.pop((order.log.owner, order.log.id), None)
+                order.log.keeper = None
+                order.log.show()
+
+    def _remember(self, log: Log) -> None:
+        self._recent[log.owner, log.id] = log
+        while len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+
+    async def _watch(self, log: Log) -> None:
+        """Read on what another process writes, until it has ended."""
+        key = log.owner, log.id
+        while not log.ended:
+            await asyncio.sleep(LOOK)
+            writer = self._disk.writer(log.id)
+            frames = self._disk.frames(log.id, len(log.frames))
+            if frames:
+                log.add(frames)
+                log.show()
+            if writer is None:
+                log.end()
+        del self._foreign[key]
+        if log.id not in self._deleted:
+            self._remember(log)
+
+    def _alive(self, name: str, beat: float) -> bool:
+        """Whether a writer lives: on this machine its process tells, on another one its heart."""
+        machine, pid, birth, _ = name.split(":")
+        if name == self.name:
+            return True
+        if machine == _machine() and birth and _birth(int(pid)) != birth:
+            return False
+        return time.time() - beat < self._times.lease
+
+
+def _item(log: Log, item_id: str) -> OutputItem | AnyInput | None:
+    for given in log.given:
+        if given.id == item_id:
+            return given
+    for frame in log.frames[: log.shown]:
+        if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:
+            return frame.event.item
+    return None
+
+
+def _machine() -> str:
+    """This machine since it was started; a name of its own where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"unknown-{os.uname().nodename}"
+
+
+def _birth(pid: int) -> str:
+    """When a process was begun, in the system's ticks; empty where there is none, or the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
