@@ -54,6 +54,7 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
     app = Litestar(
         route_handlers=[
             responses.create,
+            responses.input_tokens,
             responses.retrieve,
             responses.forget,
             responses.cancel,

@@ -115,21 +115,29 @@ class Turns:
         if late:
             await asyncio.wait(late)
 
+    async def count(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> int:
+        """How many tokens the prompt of a turn would have. Raises `ApiError`."""
+        return len((await self._lay_out(model, spec, owner)).prompt.tokens)
+
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str) -> Layout:
-        """Lay out the prompt, off the event loop: templates come with models and may be slow."""
-        now = datetime.fromtimestamp(self._clock(), UTC)
-        try:
-            async with asyncio.timeout(self._pace.render_within):
-                layout = await asyncio.to_thread(self._recall.read, model.format, owner, spec.conversation, now)
-        except TimeoutError:
-            raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
-        except RenderError as error:
-            raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+        """The prompt, which must leave room for an answer."""
+        layout = await self._lay_out(model, spec, owner)
         length, most = len(layout.prompt.tokens), model.engine.info.context
         if length >= most:
             message = f"This model's maximum context length is {most} tokens, but the input has {length}."
             raise ApiError(400, "context_length_exceeded", message, "input")
         return layout
+
+    async def _lay_out(self, model: ServedModel, spec: TurnSpec, owner: str) -> Layout:
+        """Lay out the prompt, off the event loop: templates come with models and may be slow."""
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        try:
+            async with asyncio.timeout(self._pace.render_within):
+                return await asyncio.to_thread(self._recall.read, model.format, owner, spec.conversation, now)
+        except TimeoutError:
+            raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
+        except RenderError as error:
+            raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
 
     def _start(self, model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Turn:
         head = msgspec.structs.replace(spec.head, id=self._ids("resp"), created_at=int(self._clock()))

@@ -38,6 +38,18 @@ async def create(request: AnyRequest) -> Response[Any]:
     return json_reply(await collect(request, responses.final(logs[0]), logs))
 
 
+@post("/v1/responses/input_tokens", status_code=200)
+async def input_tokens(request: AnyRequest) -> Response[Any]:
+    """How many tokens the input of such a request would have. Nothing is generated and nothing is kept."""
+    home = house(request)
+    past = Past(home.store, owner(request))
+    body = document(await request.body())
+    await awake(request, body)
+    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.before)
+    count = await unless_gone(request, home.turns.count(asked.model, asked.spec, owner(request)))
+    return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": count}))
+
+
 @get("/v1/responses/{response_id:str}")
 async def retrieve(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """A stored response as it is now, or, with `stream=true`, its events from after `starting_after` on."""

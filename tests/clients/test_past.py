@@ -135,6 +135,17 @@ def test_what_is_gone_was_never_stored_or_still_runs_cannot_be_followed(client: 
     client.responses.cancel(running.id)
 
 
+def test_input_tokens_are_those_that_the_turn_would_read(client: openai.OpenAI) -> None:
+    first = ask(client, "What is the weather in Oslo?", tools=[TOOL], instructions="Be brief.")
+    told: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
+    more: Any = {"previous_response_id": first.id, "tools": [TOOL], "instructions": "Be long."}
+    counted = client.responses.input_tokens.count(model="scripted", input=[told], **more)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == ask(client, [told], **more).usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model="other", input="x")
+
+
 # What was put in
 
 
