@@ -15,8 +15,8 @@ from msgspec import Struct
 from events import sse
 from events.base import Event
 from events.inputs import AnyInput
-from events.response import Response
-from events.stream import LifecycleEvent
+from events.response import ConversationRef, Response
+from events.stream import Completed, Failed, Incomplete, LifecycleEvent
 
 MOST_AT_ONCE = 256
 """Frames that a reader is given in one list: who reads a long log from its start must not need memory for all of it."""
@@ -42,6 +42,11 @@ class Frame(Struct, frozen=True, gc=False):
     def of(cls, event: Event, detail: Detail | None = None) -> "Frame":
         """The event, encoded here, once."""
         return cls(event, sse.encode(event), detail)
+
+
+def ends(event: Event) -> bool:
+    """Whether it is a response's last."""
+    return isinstance(event, Completed | Incomplete | Failed)
 
 
 class Keeper(Protocol):
@@ -71,6 +76,11 @@ class Log:
         """Who is told of every step, from `Store.put` on."""
         self._shown: int | None = None
         self._readings: set[Reading] = set()
+
+    @property
+    def conversation(self) -> str:
+        """The conversation that the response belongs to, if any."""
+        return self.head.conversation.id if isinstance(self.head.conversation, ConversationRef) else ""
 
     @property
     def shown(self) -> int:

@@ -3,17 +3,18 @@
 A response's part of the chain is what was put in and what came out; instructions are never inherited.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from app.errors import ApiError, clip
+from app.errors import ApiError, clip, not_found
 from app.log import Log
-from app.requests.items import read_item
+from app.requests.common import conversation_of
+from app.spoken import said
 from app.store import Store
 from events.inputs import AnyInput, HostedInput
-from events.items import CustomToolCall, FunctionCall
 
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 """Of ids, by the type of an item; of any other it is `item`."""
@@ -31,18 +32,36 @@ class Past(Struct, frozen=True):
         """The item, put in or put out, that an `item_reference` means."""
         return self.store.item(self.owner, item_id)
 
+    def earlier(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
+        """What stands before the input of a request. Raises `ApiError`."""
+        if (conversation := conversation_of(body)) is not None:
+            if self.store.conversation(self.owner, conversation) is None:
+                raise not_found(f"Conversation with id '{clip(conversation)}' not found.", "conversation")
+            return self.store.talk(self.owner, conversation)
+        previous = body.get("previous_response_id")
+        return self.before(previous) if previous is not None else ()
+
     def before(self, response_id: str) -> tuple[AnyInput, ...]:
         """Everything that was said up to the end of a response. Raises `ApiError` 400."""
         parts: list[tuple[AnyInput, ...]] = []
         count, wanted = 0, response_id
         while wanted:
             log = self._find(wanted)
-            parts.append((*log.given, *said(log)))
+            parts.append((*log.given, *said(log.response)))
             count += len(parts[-1])
             if count > MOST:
                 raise ApiError(400, "context_length_exceeded", "The conversation has too many items.", "input")
             wanted = log.head.previous_response_id or ""
+            if log.conversation:
+                parts.append(self._up_to(log))
         return tuple(item for part in reversed(parts) for item in part)
+
+    def _up_to(self, log: Log) -> tuple[AnyInput, ...]:
+        """What was said in a response's conversation before it; nothing where that is gone."""
+        talk = self.store.talk(self.owner, log.conversation)
+        own = {item.id for item in (*log.given, *log.response.output)}
+        first = next((place for place, item in enumerate(talk) if item.id in own), 0)
+        return talk[:first]
 
     def _find(self, response_id: str) -> Log:
         log = self.store.get(self.owner, response_id)
@@ -53,13 +72,6 @@ class Past(Struct, frozen=True):
             message = f"Previous response with id '{clip(response_id)}' is still in progress."
             raise ApiError(400, "previous_response_in_progress", message, "previous_response_id")
         return log
-
-
-def said(log: Log) -> Iterator[AnyInput]:
-    """What a response put out, as a client would send it back. A call that broke off is none: nobody acted on it."""
-    for item in log.response.output:
-        if not (isinstance(item, FunctionCall | CustomToolCall) and item.status == "incomplete"):
-            yield read_item(msgspec.to_builtins(item), "previous_response_id")
 
 
 def identified(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, ...]:

@@ -24,7 +24,7 @@ from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, clip, from_engine
 from app.gate import HEADER_BYTES, App, Gate, Line
 from app.house import House
-from app.routes import chat, health, models, responses
+from app.routes import chat, conversations, health, models, responses
 from app.routes.replies import json_reply
 from app.settings import Settings
 from app.store import Store
@@ -59,6 +59,16 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
             responses.forget,
             responses.cancel,
             responses.input_items,
+            *(
+                conversations.create,
+                conversations.retrieve,
+                conversations.update,
+                conversations.forget,
+                conversations.add,
+                conversations.list_items,
+                conversations.retrieve_item,
+                conversations.remove,
+            ),
             chat.create,
             models.listing,
             models.one,

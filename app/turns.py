@@ -93,6 +93,10 @@ class Turns:
         if turn:
             turn.cancel()
 
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock()
+
     @property
     def running(self) -> int:
         """How many turns have not ended."""

@@ -16,6 +16,7 @@ from app.gate import App, Line
 from app.house import House
 from app.server import Server, build, furnish
 from app.settings import Settings, digest
+from app.store.open import open_store
 from app.turn import Pace
 from engine.protocol import EngineInfo
 from engine.scripted import ScriptedEngine, load_script, parse_script
@@ -113,7 +114,8 @@ async def _serve(
     box: dict[str, Any],
     started: threading.Event,
 ) -> None:
-    home, lines = furnish(settings, catalogue, pace), list[Line]()
+    store = open_store(settings)
+    home, lines = furnish(settings, catalogue, pace, store), list[Line]()
 
     def ready(port: int) -> None:
         url = f"http://127.0.0.1:{port}/v1"
@@ -128,3 +130,4 @@ async def _serve(
     finally:
         for model in catalogue.models:
             await model.engine.close()
+        await store.close()

@@ -341,7 +341,6 @@ def test_usage_counts_the_prompt_once_and_what_the_engine_said() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),

@@ -30,6 +30,12 @@ def sampling(body: Mapping[str, Any], defaults: Sampling, limit: int | None, top
     return structs.replace(defaults, **sent, top_logprobs=top_logprobs)
 
 
+def conversation_of(body: Mapping[str, Any]) -> str | None:
+    """The id of the conversation that a request belongs to; it may be sent bare or in an object."""
+    sent = body.get("conversation")
+    return sent["id"] if isinstance(sent, dict) else sent
+
+
 def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     """The stop strings. An empty one would match everywhere."""
     stop = body.get("stop")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, clip, invalid_value, missing
@@ -13,11 +13,11 @@ from app.requests.items import Lookup
 from app.requests.spec import TurnSpec
 from engine.protocol import Sampling
 from events.inputs import AnyInput
-from events.response import Response
+from events.response import ConversationRef, Response
 from harmony.format import Conversation
 
-Before = Callable[[str], tuple[AnyInput, ...]]
-"""What was said up to the end of a response, by its id. Raises `ApiError` 400."""
+Earlier = Callable[[Mapping[str, Any]], tuple[AnyInput, ...]]
+"""What stands before the input, by the fields that point to it. Raises `ApiError`."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -28,18 +28,20 @@ class Asked(Struct, frozen=True):
     spec: TurnSpec
 
 
-def nothing(response_id: str) -> tuple[AnyInput, ...]:
-    """A past in which there was no response."""
-    message = f"Previous response with id '{clip(response_id)}' not found."
-    raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
+def nothing(body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
+    """A past in which nothing was said."""
+    if (previous := body.get("previous_response_id")) is not None:
+        message = f"Previous response with id '{clip(previous)}' not found."
+        raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
+    return ()
 
 
 def read(
-    body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: int | None = None, before: Before = nothing
+    body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: int | None = None, earlier: Earlier = nothing
 ) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`.
 
-    `lookup` finds the items that references mean, `before` what was said up to the end of a response; `limit` is the
+    `lookup` finds the items that references mean, `earlier` what stands before the input of a body; `limit` is the
     operator's default for `max_output_tokens`. What is wrong is named before what is not served, so that a typing error
     is never blamed on the server.
     """
@@ -49,10 +51,9 @@ def read(
     offered = tools.read(body.get("tools") or (), "tools")
     tools.check_choice(body.get("tool_choice"), offered)
     given = _input(body, lookup)
-    _check_background(body)
+    _check_together(body)
     refuse(RESPONSES, body)
-    previous = body.get("previous_response_id")
-    past = before(previous) if previous is not None else ()
+    past = earlier(body)
     offered_all = offered + items.joined(past) + given.tools
     table = offered_all.table()
     tools.refuse_strict(offered_all)
@@ -68,7 +69,11 @@ def read(
     return Asked(model, structs.replace(spec, given=given.items))
 
 
-def _check_background(body: Mapping[str, Any]) -> None:
+def _check_together(body: Mapping[str, Any]) -> None:
+    """What excludes each other."""
+    if body.get("conversation") is not None and body.get("previous_response_id") is not None:
+        message = "Mutually exclusive parameters: 'previous_response_id' and 'conversation'."
+        raise ApiError(400, "mutually_exclusive_parameters", message, "previous_response_id")
     if body.get("background") and body.get("store") is False:
         raise invalid_value("background", "A background response is read from the store: 'store' must not be false.")
 
@@ -119,6 +124,7 @@ def _head(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[str, Any],
         store=body.get("store") is not False,
         background=bool(body.get("background")),
         previous_response_id=body.get("previous_response_id"),
+        conversation=UNSET if (talk := common.conversation_of(body)) is None else ConversationRef(id=talk),
     )
 
 

@@ -29,7 +29,7 @@ async def create(request: AnyRequest) -> Response[Any]:
     past = Past(home.store, owner(request))
     body = document(await request.body())
     await awake(request, body)
-    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.before)
+    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.earlier)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
         return stream_reply(responses.ResponsesStream(logs[0]), home)
@@ -45,7 +45,7 @@ async def input_tokens(request: AnyRequest) -> Response[Any]:
     past = Past(home.store, owner(request))
     body = document(await request.body())
     await awake(request, body)
-    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.before)
+    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.earlier)
     count = await unless_gone(request, home.turns.count(asked.model, asked.spec, owner(request)))
     return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": count}))
 

@@ -1,10 +1,21 @@
 """Where logs are kept. `Store` is all that the rest of the house knows of it."""
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 from app.log import Log
 from events.inputs import AnyInput
 from events.response import OutputItem
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """What turns may lean on besides each other: items in order, kept apart from this."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str] = {}
 
 
 class Store(Protocol):
@@ -21,6 +32,26 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Make everything safe, and let go of it."""
+        ...
+
+    def save(self, owner: str, conversation: Conversation) -> None:
+        """Keep a new conversation, or new metadata of a known one."""
+
+    def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
+        """The conversation with that id."""
+
+    def drop(self, owner: str, conversation_id: str) -> None:
+        """Forget a conversation and its items."""
+
+    def talk(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+        """All items of a conversation, each with an id, in order."""
+        ...
+
+    def add(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+        """More items, each with an id; what a turn in the conversation said is added by the store itself."""
+
+    def remove(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """Forget an item; whether there was one."""
         ...
 
     def delete(self, owner: str, response_id: str) -> bool:

@@ -4,15 +4,17 @@ One row for each response, one for each event, one for each item, which is found
 by one process, whose name stands in `writer` until the response has ended; whoever writes checks that it still does.
 """
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from app.log import Frame, Log
+from app.store import Conversation
 from events import stream as ev
 from events.inputs import AnyInput
 from events.response import Response
@@ -32,6 +34,14 @@ CREATE TABLE items (
     owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (owner, id, response)
 ) WITHOUT ROWID;
 CREATE INDEX by_response ON items (response);
+CREATE TABLE conversations (
+    owner TEXT NOT NULL, id TEXT NOT NULL, created INTEGER NOT NULL, metadata BLOB NOT NULL, PRIMARY KEY (owner, id)
+) WITHOUT ROWID;
+CREATE TABLE talk (
+    place INTEGER PRIMARY KEY, owner TEXT NOT NULL, conversation TEXT NOT NULL, id TEXT NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX by_conversation ON talk (owner, conversation, place);
+CREATE INDEX by_item ON talk (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, beat REAL NOT NULL) WITHOUT ROWID;
 """
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = ()
@@ -39,6 +49,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = ()
 
 _log = structlog.get_logger("antiphon.store")
 _head = msgspec.json.Decoder(Response)
+_item = msgspec.json.Decoder[AnyInput](AnyInput)
 _given = msgspec.json.Decoder(tuple[AnyInput, ...])
 
 
@@ -75,6 +86,17 @@ class Disk:
         if self._line.in_transaction:
             self._line.execute("ROLLBACK")
 
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """One transaction, on the medium when it is done."""
+        self.begin(sync=True)
+        try:
+            yield
+        except BaseException:
+            self.rollback()
+            raise
+        self.commit()
+
     # Written within begin and commit
 
     def put(self, log: Log, writer: str) -> None:
@@ -95,6 +117,34 @@ class Disk:
         if isinstance(frames[-1].event, ev.Completed | ev.Incomplete | ev.Failed):
             size = "(SELECT sum(length(data)) FROM events WHERE response = id)"
             self._line.execute(f"UPDATE responses SET writer = NULL, size = {size} WHERE id = ?", (response_id,))  # noqa: S608
+
+    def add(self, owner: str, conversation_id: str, items: Iterable[AnyInput]) -> None:
+        """More items of a conversation; of one that was dropped meanwhile, nothing."""
+        words = """
+            INSERT INTO talk (owner, conversation, id, data)
+            SELECT owner, id, ?, ? FROM conversations WHERE owner = ? AND id = ?
+        """
+        rows = [(item.id, msgspec.json.encode(item), owner, conversation_id) for item in items]
+        self._line.executemany(words, rows)
+
+    def save(self, owner: str, conversation: Conversation) -> None:
+        """A conversation, or its new metadata."""
+        words = """
+            INSERT INTO conversations (owner, id, created, metadata) VALUES (?, ?, ?, ?)
+            ON CONFLICT (owner, id) DO UPDATE SET metadata = excluded.metadata
+        """
+        metadata = msgspec.json.encode(conversation.metadata)
+        self._line.execute(words, (owner, conversation.id, conversation.created_at, metadata))
+
+    def drop(self, owner: str, conversation_id: str) -> None:
+        """Forget a conversation and its items."""
+        self._line.execute("DELETE FROM talk WHERE owner = ? AND conversation = ?", (owner, conversation_id))
+        self._line.execute("DELETE FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id))
+
+    def remove(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """Forget an item of a conversation; whether there was one."""
+        words = "DELETE FROM talk WHERE owner = ? AND conversation = ? AND id = ?"
+        return self._line.execute(words, (owner, conversation_id, item_id)).rowcount > 0
 
     def holds(self, response_id: str, writer: str) -> bool:
         """Whether the response is this writer's."""
@@ -142,6 +192,19 @@ class Disk:
 
     # Read
 
+    def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
+        """The conversation of that owner with that id."""
+        words = "SELECT created, metadata FROM conversations WHERE owner = ? AND id = ?"
+        row = self._line.execute(words, (owner, conversation_id)).fetchone()
+        if row is None:
+            return None
+        return Conversation(id=conversation_id, created_at=row[0], metadata=msgspec.json.decode(row[1]))
+
+    def talk(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+        """Its items, in order."""
+        words = "SELECT data FROM talk WHERE owner = ? AND conversation = ? ORDER BY place"
+        return tuple(_item.decode(data) for (data,) in self._line.execute(words, (owner, conversation_id)))
+
     def load(self, owner: str, response_id: str) -> tuple[Log, str | None] | None:
         """The log of that owner's response as it is now, and who writes it; None: it has ended."""
         words = "SELECT head, given, writer FROM responses WHERE id = ? AND owner = ?"
@@ -153,6 +216,11 @@ class Disk:
         if row[2] is None:
             log.end()
         return log, row[2]
+
+    def talked(self, owner: str, item_id: str) -> AnyInput | None:
+        """An item of a conversation of that owner's, by id."""
+        row = self._line.execute("SELECT data FROM talk WHERE owner = ? AND id = ?", (owner, item_id)).fetchone()
+        return _item.decode(row[0]) if row else None
 
     def frames(self, response_id: str, start: int = 0) -> list[Frame]:
         """The frames of a response from a number on."""

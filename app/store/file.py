@@ -10,16 +10,18 @@ import os
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
 from app.log import Log
+from app.spoken import item_of
+from app.store import Conversation
 from app.store.disk import Disk, inspect
 from app.store.writer import Delete, Order, Put, Say, Times, Writer, ends
 from events.inputs import AnyInput
 from events.response import OutputItem
-from events.stream import ItemDone
 
 RECENT = 256
 """Logs that have ended and are still in memory."""
@@ -92,11 +94,11 @@ class FileStore:
     def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
         """An item of that owner's by id."""
         for (holder, _), log in reversed(self._live.items()):
-            if holder == owner and (found := _item(log, item_id)) is not None:
+            if holder == owner and (found := item_of(log, item_id)) is not None:
                 return found
         response_id = self._disk.holder(owner, item_id)
         stored = self.get(owner, response_id) if response_id else None
-        return None if stored is None else _item(stored, item_id)
+        return self._disk.talked(owner, item_id) if stored is None else item_of(stored, item_id)
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response of that owner's."""
@@ -111,6 +113,36 @@ class FileStore:
         self._deleted.add(response_id)
         self._writer.order(Delete(response_id))
         return True
+
+    # Conversations: seldom changed, so each change is a transaction of its own, here and now
+
+    def save(self, owner: str, conversation: Conversation) -> None:
+        """Keep a conversation."""
+        with self._disk.change():
+            self._disk.save(owner, conversation)
+
+    def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
+        """The conversation of that owner with that id."""
+        return self._disk.conversation(owner, conversation_id)
+
+    def drop(self, owner: str, conversation_id: str) -> None:
+        """Forget it."""
+        with self._disk.change():
+            self._disk.drop(owner, conversation_id)
+
+    def talk(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+        """Its items."""
+        return self._disk.talk(owner, conversation_id)
+
+    def add(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+        """More of them."""
+        with self._disk.change():
+            self._disk.add(owner, conversation_id, items)
+
+    def remove(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """One of them less."""
+        with self._disk.change():
+            return self._disk.remove(owner, conversation_id, item_id)
 
     # What the writer says, and what other processes write
 
@@ -161,16 +193,6 @@ class FileStore:
         if machine == _machine() and birth and _birth(int(pid)) != birth:
             return False
         return time.time() - beat < self._times.lease
-
-
-def _item(log: Log, item_id: str) -> OutputItem | AnyInput | None:
-    for given in log.given:
-        if given.id == item_id:
-            return given
-    for frame in log.frames[: log.shown]:
-        if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:
-            return frame.event.item
-    return None
 
 
 def _machine() -> str:

@@ -1,11 +1,13 @@
 """A store that lives as long as the process, and stays within bounds: the oldest finished responses go first."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from app.log import Log
+from app.log import Log, ends
+from app.spoken import item_of, spoken
+from app.store import Conversation
 from events.inputs import AnyInput
 from events.response import OutputItem
-from events.stream import ItemDone
 
 
 class MemoryStore:
@@ -15,13 +17,54 @@ class MemoryStore:
         self._most, self._size = responses, size
         self._logs: OrderedDict[tuple[str, str], Log] = OrderedDict()
         self._growing: dict[tuple[str, str], Log] = {}
+        self._conversations: dict[tuple[str, str], tuple[Conversation, list[AnyInput]]] = {}
         self._settled = 0  # bytes of the others: what has ended grows no more
 
     def put(self, log: Log) -> None:
         """Keep a log, and let go of old ones if that is one too many."""
+        if log.conversation:
+            log.keeper = self
+            self.keep(log, 0)
         self._logs[log.owner, log.id] = self._growing[log.owner, log.id] = log
         self._settle()
         self._forget()
+
+    def keep(self, log: Log, first: int) -> None:
+        """A log has grown: what was said in a conversation belongs to it when its response has ended well."""
+        if log.frames[first:] and ends(log.frames[-1].event):
+            self.add(log.owner, log.conversation, spoken(log))
+
+    def save(self, owner: str, conversation: Conversation) -> None:
+        """Keep a conversation."""
+        _, items = self._conversations.get((owner, conversation.id), (None, []))
+        self._conversations[owner, conversation.id] = conversation, items
+
+    def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
+        """The conversation of that owner with that id."""
+        found = self._conversations.get((owner, conversation_id))
+        return found[0] if found else None
+
+    def drop(self, owner: str, conversation_id: str) -> None:
+        """Forget it."""
+        self._conversations.pop((owner, conversation_id), None)
+
+    def talk(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+        """Its items."""
+        found = self._conversations.get((owner, conversation_id))
+        return tuple(found[1]) if found else ()
+
+    def add(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+        """More of them; to one that was dropped meanwhile, nothing."""
+        if found := self._conversations.get((owner, conversation_id)):
+            found[1].extend(items)
+
+    def remove(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """One of them less."""
+        items = self._conversations.get((owner, conversation_id), (None, []))[1]
+        rest = [item for item in items if item.id != item_id]
+        gone = len(rest) < len(items)
+        items[:] = rest
+        return gone
 
     def get(self, owner: str, response_id: str) -> Log | None:
         """The log of that response of that owner."""
@@ -40,19 +83,12 @@ class MemoryStore:
         return log is not None
 
     def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
-        """An item of that owner's by id; the latest responses are looked through first."""
+        """An item of that owner's by id; the latest responses are looked through first, then conversations."""
         for (holder, _), log in reversed(self._logs.items()):
-            if holder != owner:
-                continue
-            for given in log.given:
-                if given.id == item_id:
-                    return given
-            if log.ended and all(item.id != item_id for item in log.response.output):
-                continue  # the output of a finished response is at hand; only one that holds the item is gone through
-            for frame in log.frames:
-                if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:
-                    return frame.event.item
-        return None
+            if holder == owner and (found := item_of(log, item_id)) is not None:
+                return found
+        talks = (items for (holder, _), (_, items) in self._conversations.items() if holder == owner)
+        return next((item for items in talks for item in items if item.id == item_id), None)
 
     def __len__(self) -> int:
         return len(self._logs)

@@ -16,8 +16,9 @@ import structlog
 from msgspec import Struct
 
 from app.log import Frame, Log
+from app.log import ends as is_end
+from app.spoken import spoken
 from app.store.disk import Disk, LostError
-from events import stream as ev
 from state.rest import rest
 
 SERVER_RESTARTED = "server_restarted"
@@ -143,6 +144,8 @@ class Writer:
                 self._disk.put(order.log, self._name)
             try:
                 self._disk.say(order.log.owner, order.log.id, order.frames, self._name)
+                if ends(order.frames) and order.log.conversation:
+                    self._disk.add(order.log.owner, order.log.conversation, spoken(order.log))
             except LostError:
                 lost.append(order)
         self._disk.commit()
@@ -192,4 +195,4 @@ class Writer:
 
 def ends(frames: tuple[Frame, ...]) -> bool:
     """Whether the last of them is a response's last."""
-    return bool(frames) and isinstance(frames[-1].event, ev.Completed | ev.Incomplete | ev.Failed)
+    return bool(frames) and is_end(frames[-1].event)

@@ -135,7 +135,7 @@ def test_models_are_listed_and_found_by_every_name(house: Served) -> None:
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-@pytest.mark.parametrize("path", ["/embeddings", "/messages", "/completions", "/responses/compact", "/conversations"])
+@pytest.mark.parametrize("path", ["/embeddings", "/messages", "/completions", "/responses/compact"])
 def test_what_is_not_served_yet_is_an_error_in_the_usual_shape(house: Served, path: str) -> None:
     reply = post(house.url + path, json={"model": "hermes", "input": "x"})
     assert reply.status_code in (404, 405)

@@ -36,9 +36,10 @@ SCRIPT: list[dict[str, Any]] = [
 KEYS = ("sk-one", "sk-two")
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(scripted(SCRIPT), keys=KEYS) as running:
+@pytest.fixture(scope="module", params=["memory", "file"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store = tmp_path_factory.mktemp("store") / "responses.db" if request.param == "file" else None
+    with serve(scripted(SCRIPT), keys=KEYS, store=store) as running:
         yield running
 
 
@@ -144,6 +145,98 @@ def test_input_tokens_are_those_that_the_turn_would_read(client: openai.OpenAI) 
     assert counted.input_tokens == ask(client, [told], **more).usage.input_tokens
     with pytest.raises(openai.NotFoundError):
         client.responses.input_tokens.count(model="other", input="x")
+
+
+# Conversations
+
+
+def test_a_conversation_remembers_its_turns(client: openai.OpenAI) -> None:
+    talk = client.conversations.create(metadata={"about": "weather"})
+    assert (talk.object, talk.metadata) == ("conversation", {"about": "weather"}) and talk.created_at > 1_700_000_000
+    first = ask(client, "What is the weather in Oslo?", conversation=talk.id, tools=[TOOL])
+    assert first.conversation.id == talk.id and first.previous_response_id is None
+    told: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
+    second = ask(client, [told], conversation={"id": talk.id}, tools=[TOOL])
+    third = ask(client, "Where was that?", conversation=talk.id, stream=True)
+    assert [event.type for event in third][-1] == "response.completed"
+    items = list(client.conversations.items.list(talk.id, order="asc", limit=2))
+    kinds = ["message", "reasoning", "function_call", "function_call_output", "message", "message", "message"]
+    assert [item.type for item in items] == kinds
+    assert [item.id for item in items[1:3]] == [item.id for item in first.output]
+    chained = ask(client, "Where was that?", previous_response_id=second.id)
+    again = ask(client, "Where was that?", conversation=fork(client, items[:5]))
+    assert again.usage.input_tokens == chained.usage.input_tokens, "the same prompt, however it is pointed to"
+
+
+def fork(client: openai.OpenAI, items: list[Any]) -> str:
+    """A new conversation with these items."""
+    return client.conversations.create(items=[item.model_dump(exclude_none=True) for item in items]).id
+
+
+def test_items_of_a_conversation_are_added_read_and_removed(client: openai.OpenAI) -> None:
+    talk = client.conversations.create(items=[{"role": "user", "content": "One"}]).id
+    more: Any = [{"role": "user", "content": f"More {n}"} for n in range(20)]
+    added = client.conversations.items.create(talk, items=more)
+    assert len(added.data) == 20 and not added.has_more and added.first_id == added.data[0].id
+    items = list(client.conversations.items.list(talk, order="asc"))
+    assert len({item.id for item in items}) == 21
+    one = client.conversations.items.retrieve(items[3].id or "", conversation_id=talk)
+    assert one.to_dict() == items[3].to_dict()
+    assert client.conversations.items.delete(items[3].id or "", conversation_id=talk).id == talk
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.retrieve(items[3].id or "", conversation_id=talk)
+    referred = ask(client, [{"type": "item_reference", "id": items[0].id}])
+    assert [item.content[0].text for item in client.responses.input_items.list(referred.id).data] == ["One"]
+
+
+def test_a_conversation_is_changed_and_forgotten(client: openai.OpenAI) -> None:
+    talk = client.conversations.create()
+    assert client.conversations.update(talk.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert client.conversations.retrieve(talk.id).to_dict() == {**talk.to_dict(), "metadata": {"a": "b"}}
+    made = ask(client, "Hello", conversation=talk.id)
+    gone = client.conversations.delete(talk.id)
+    assert (gone.id, gone.object, gone.deleted) == (talk.id, "conversation.deleted", True)
+    for use in (client.conversations.retrieve, client.conversations.delete, client.conversations.items.list):
+        with pytest.raises(openai.NotFoundError):
+            use(talk.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        ask(client, "Hello", conversation=talk.id)
+    assert caught.value.param == "conversation"
+    assert client.responses.retrieve(made.id).id == made.id
+
+
+def test_what_went_wrong_or_was_not_to_be_stored_is_not_added(client: openai.OpenAI) -> None:
+    talk = client.conversations.create().id
+    assert ask(client, "Fail", conversation=talk).status == "failed"
+    assert ask(client, "Hello", conversation=talk, store=False).status == "completed"
+    running = ask(client, "Forever", conversation=talk, background=True)
+    client.responses.cancel(running.id)
+    assert list(client.conversations.items.list(talk)) == []
+    assert ask(client, "Break", conversation=talk, tools=[TOOL]).status == "incomplete"
+    assert [item.type for item in client.conversations.items.list(talk)] == ["message"], "half a call is no item"
+
+
+def test_a_turn_has_one_past(client: openai.OpenAI) -> None:
+    talk, past = client.conversations.create().id, ask(client, "Hello").id
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "Hello", conversation=talk, previous_response_id=past)
+    assert caught.value.code == "mutually_exclusive_parameters"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"items": "x"}, "invalid_type", "items"),
+        ({"items": [{"role": "user", "content": "x"}] * 21}, "array_above_max_length", "items"),
+        ({"items": [{"role": "boss", "content": "x"}]}, "invalid_value", "items[0].role"),
+        ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
+        ({"wisdom": 1}, "unknown_parameter", "wisdom"),
+    ],
+)
+def test_a_wrong_conversation_is_named(client: openai.OpenAI, body: Any, code: str, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/conversations", body=body, cast_to=object)
+    assert (caught.value.code, caught.value.param) == (code, param)
 
 
 # What was put in
@@ -264,4 +357,19 @@ def test_another_key_sees_none_of_it(served: Served, client: openai.OpenAI) -> N
     assert caught.value.code == "previous_response_not_found"
     with pytest.raises(openai.NotFoundError):
         ask(other, [{"type": "item_reference", "id": item.id}])  # type: ignore[arg-type]
+    talk = client.conversations.create(items=[{"role": "user", "content": "Secret"}])
+    (secret,) = client.conversations.items.list(talk.id).data
+    for use in (other.conversations.retrieve, other.conversations.delete, other.conversations.items.list):
+        with pytest.raises(openai.NotFoundError):
+            use(talk.id)
+    for attempt in (
+        lambda: other.conversations.update(talk.id, metadata={}),
+        lambda: other.conversations.items.create(talk.id, items=[{"role": "user", "content": "Mine"}]),
+        lambda: other.conversations.items.retrieve(secret.id or "", conversation_id=talk.id),
+        lambda: other.conversations.items.delete(secret.id or "", conversation_id=talk.id),
+        lambda: ask(other, "And?", conversation=talk.id),
+        lambda: ask(other, [{"type": "item_reference", "id": secret.id}]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(openai.NotFoundError):
+            attempt()
     assert client.responses.cancel(made.id).status == "cancelled"

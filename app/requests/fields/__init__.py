@@ -40,6 +40,7 @@ SEED = 2**63 - 1
 
 CACHING = c.fields({"mode": c.one_of(("implicit", "explicit")), "ttl": c.one_of(("30m", "12h"))})
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]+")
+CONVERSATION_ID = re.compile(r"conv_[A-Za-z0-9_-]+")
 METADATA: Check = c.pairs
 STOP = c.either(c.string(4096), c.array_of(c.string(4096), 16))
 
@@ -76,6 +77,14 @@ def _text_format(value: Any, path: str) -> None:
     if value["type"] == "json_schema" and path == "text.format":
         c.string(64, c.NAME)(c.needed(value, "name", path), f"{path}.name")
         c.obj(c.needed(value, "schema", path), f"{path}.schema")
+
+
+def _conversation(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        c.string(128, CONVERSATION_ID)(value, path)
+    else:
+        c.fields({"id": c.string(128, CONVERSATION_ID)})(value, path)
+        c.needed(value, "id", path)
 
 
 def _tool_choice(value: Any, path: str) -> None:
@@ -207,7 +216,13 @@ RESPONSES = (
         c.string(128, RESPONSE_ID),
         "All that was put in and out up to that response stands before `input`; its instructions do not.",
     ),
-    refused("conversation", "Use `previous_response_id`."),
+    Field(
+        "conversation",
+        "honoured",
+        _conversation,
+        "An id, or an object with one: its items stand before `input`, and a stored turn's are added when it has ended "
+        "well. Not with `previous_response_id`.",
+    ),
     refused("prompt", "There are no stored prompt templates."),
     refused("context_management", "There is no compaction yet."),
     refused("image", "No images are made here."),
