@@ -124,7 +124,7 @@ class Turn:
             self._scribe.take(chunk)
             if not self._scribe.ended:
                 self._write(chunk)
-        if self._scribe.ended and self._work is not None:
+        if self._scribe.ended and chunk.finish is None and self._work is not None:
             self._work.cancel()
 
     def _open(self) -> None:

@@ -29,9 +29,10 @@ class Hearing:
             try:
                 self._hear(chunk)
             except Exception as error:  # noqa: BLE001  # theirs: it must not end the other jobs of this step
-                self.over.set_exception(error)
+                if not self.over.done():
+                    self.over.set_exception(error)
                 return
-        if chunk.finish is not None:
+        if chunk.finish is not None and not self.over.done():  # whoever heard the last word may have left at once
             self.over.set_result(None)
 
     def lose(self, fault: Fault) -> None:

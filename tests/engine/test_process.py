@@ -358,6 +358,24 @@ async def test_whoever_hears_badly_ends_its_own_job_only() -> None:
         assert len(text(await collect(engine, job("deaf")))) == 5, "its name is free again"
 
 
+@pytest.mark.parametrize("place", [1, 3, 5])
+async def test_whoever_leaves_while_it_hears_leaves_alone(place: int) -> None:
+    """A task that waits for a future and is cancelled cancels the future: its end must not be told once more."""
+    heard: list[Chunk] = []
+
+    def leave(chunk: Chunk) -> None:
+        heard.append(chunk)
+        if len(heard) == place + 1:
+            leaving.cancel()
+
+    async with running() as engine:
+        pid, other = engine.pid, asyncio.create_task(collect(engine, job("other", count=12)))
+        leaving = asyncio.create_task(engine.generate(job("leaving", count=5), leave))
+        await asyncio.wait({leaving})
+        assert len(text(await other)) == 12 and len(heard) == place + 1
+        assert len(text(await collect(engine, job("next")))) == 5 and engine.pid == pid
+
+
 PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
