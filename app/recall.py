@@ -41,6 +41,8 @@ class Layout(Struct, frozen=True, kw_only=True):
     """The prompt as the template lays it out."""
     prompt: Prompt
     """The prompt as the model reads it."""
+    grammar: str | None = None
+    """What the answer is held to."""
 
 
 class Spoken(Struct, frozen=True):

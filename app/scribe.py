@@ -38,7 +38,8 @@ class Scribe:
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
         self._reader = form.reader(prompt, spec.conversation)
-        self._stops = Stops(spec.stop)
+        # A stop string would break JSON off in the middle of what was promised to be whole.
+        self._stops = Stops(spec.stop if spec.conversation.answer is None else ())
         self._calls = 0
         self._cached = 0
         self.spoken: list[int] = []

@@ -14,6 +14,7 @@ from app.errors import ApiError, from_engine
 from app.log import Log
 from app.past import identified
 from app.recall import Layout, Recall, Spoken
+from app.requests.promises import check
 from app.requests.spec import TurnSpec
 from app.scribe import Scribe
 from app.store import Store
@@ -137,11 +138,22 @@ class Turns:
         now = datetime.fromtimestamp(self._clock(), UTC)
         try:
             async with asyncio.timeout(self._pace.render_within):
-                return await asyncio.to_thread(self._recall.read, model.format, owner, spec.conversation, now)
+                return await asyncio.to_thread(self._read, model, spec, owner, now)
         except TimeoutError:
             raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
         except RenderError as error:
             raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+
+    def _read(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> Layout:
+        for promise in spec.promises:
+            check(promise)
+        layout = self._recall.read(model.format, owner, spec.conversation, now)
+        if not spec.conversation.held:
+            return layout
+        grammar = model.format.grammar(layout.prompt, spec.conversation)
+        if grammar is None:
+            raise ApiError(400, "unsupported_parameter", "This model's dialect has no tool calls.", "tool_choice")
+        return msgspec.structs.replace(layout, grammar=grammar)
 
     def _start(self, model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Turn:
         head = msgspec.structs.replace(spec.head, id=self._ids("resp"), created_at=int(self._clock()))
@@ -179,4 +191,6 @@ def _job(model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Job
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
     stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *model.format.stop_ids)))
     sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
-    return Job(id=spec.head.id, tokens=layout.prompt.tokens, sampling=sampling, owner=layout.owner)
+    return Job(
+        id=spec.head.id, tokens=layout.prompt.tokens, sampling=sampling, owner=layout.owner, grammar=layout.grammar
+    )

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from engine.core import Core
 from engine.folder import Folder, LoadError
 from engine.forward import Forward, PackedForward, choose_forward, sample
+from engine.guide import opener
 from engine.hardware import cpu, threads
 from engine.loader import describe, free_memory, load_model
 from engine.norms import replace_norms
@@ -97,6 +98,7 @@ def core_of(
         room=room,
         speculate=0 if lonely else options.speculate,
         reuse=options.reuse,
+        guides=opener(folder.path, info.vocab, info.eos_ids) if folder else lambda: None,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from engine.forward import Forward, Work
+from engine.guide import Guide, Opener
 from engine.memory import Memory
 from engine.messages import Said
 from engine.pace import Pace
@@ -31,7 +32,7 @@ class Core:
 
     ``room``: how many tokens the cache may hold for all jobs, ended ones included; None: as many as the slots can fill,
     and of ended jobs one context. ``speculate``: up to how many sequences running at once get drafts; 0: none.
-    ``reuse``: keep the caches of ended jobs for those that begin alike.
+    ``reuse``: keep the caches of ended jobs for those that begin alike. ``guides`` opens what a grammar's masks need.
 
     A job's first chunk marks its admission. A job that ends before (cancelled, displaced, or out of time, while it
     waited) has no such chunk: its only one has ``finish`` set.
@@ -48,10 +49,12 @@ class Core:
         room: int | None = None,
         speculate: int = 1,
         reuse: bool = True,
+        guides: Opener = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._forward = forward
+        self._guides = guides
         self._clock = clock
         most = room or slots * info.context
         self._pace = Pace(chunk) if forward.chunked else None
@@ -93,7 +96,7 @@ class Core:
         room = self.info.context - len(job.tokens)
         sequence = Sequence(
             job,
-            Dice(sampling, job.tokens, stops),
+            Dice(sampling, job.tokens, stops, self._guide(job, stops)),
             limit=room if sampling.max_tokens is None else min(room, sampling.max_tokens),
             stops=stops,
             expires=None if job.deadline is None else self._clock() + job.deadline,
@@ -102,6 +105,14 @@ class Core:
         self._jobs[job.id] = sequence
         if displaced is not None:
             self._end(displaced, Chunk(finish="error", fault=OVERLOADED))
+
+    def _guide(self, job: Job, stops: frozenset[int]) -> Guide | None:
+        if job.grammar is None:
+            return None
+        guides = self._guides()
+        if guides is None:
+            raise EngineError("grammar_unsupported", "this model's vocabulary cannot be held to a grammar")
+        return guides.guide(job.grammar, stops)
 
     def cancel(self, job_id: str) -> None:
         """End a job now: its slot is free for the next step, which also tells it. Unknown ids are ignored."""
@@ -234,8 +245,6 @@ def check(job: Job, info: EngineInfo) -> None:
     if count >= info.context:
         message = f"the prompt has {count} tokens; with room for an answer the context holds {info.context}"
         raise EngineError("context_length_exceeded", message)
-    if job.grammar is not None:
-        raise EngineError("grammar_unsupported", "this engine cannot constrain its output yet")
     s = job.sampling
     if not 0 <= min(job.tokens) <= max(job.tokens) < info.vocab:
         raise EngineError("invalid_request", f"the prompt holds token ids outside the vocabulary of {info.vocab}")

@@ -8,7 +8,8 @@ temperature, top_k, top_p, min_p.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,8 +30,17 @@ GREEDY, EVERYTHING = 1, 0
 COLDEST = 1e-5
 """At this temperature and below the likeliest token is taken; dividing by less would overflow."""
 
-Mask = Callable[[], Tensor | None]
-"""The grammar's word on the next token: a bool tensor (vocabulary,), True where allowed; None allows everything."""
+
+class Guidance(Protocol):
+    """A grammar's word on one answer."""
+
+    def mask(self) -> Tensor | None:
+        """Which tokens may come next: bool, (vocabulary,); None allows everything."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """This token was chosen."""
+        ...
 
 
 class Dice:
@@ -40,10 +50,10 @@ class Dice:
     """
 
     def __init__(
-        self, sampling: Sampling, prompt: Sequence[int], stops: frozenset[int], mask: Mask | None = None
+        self, sampling: Sampling, prompt: Sequence[int], stops: frozenset[int], guide: Guidance | None = None
     ) -> None:
         self.sampling = sampling
-        self.mask = mask
+        self.guide = guide
         seed = None if sampling.seed is None else sampling.seed & 0xFFFF_FFFF_FFFF_FFFF  # -1 must not equal 1
         self._random = random.Random(seed)  # noqa: S311  dice, not keys
         self._prompt = set(prompt) if sampling.repetition_penalty != 1.0 else set()
@@ -55,7 +65,7 @@ class Dice:
         """Whether the logits are taken as they are."""
         s = self.sampling
         penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
-        return not (penalised or s.logit_bias or self.mask or (self._stops and self._early))
+        return not (penalised or s.logit_bias or self.guide or (self._stops and self._early))
 
     @property
     def _early(self) -> bool:
@@ -68,6 +78,8 @@ class Dice:
     def say(self, token: int) -> None:
         """The token was chosen and counts for the penalties from now on."""
         self._said[token] += 1
+        if self.guide is not None:
+            self.guide.advance(token)
 
     def adjust(self, logits: Tensor) -> Tensor:
         """A row (vocabulary,) with penalties, bias and mask applied; the row itself is not written to."""
@@ -86,8 +98,8 @@ class Dice:
             logits[_ids(s.logit_bias, logits)] += bias
         if self._early:
             logits[_ids(self._stops, logits)] = float("-inf")
-        allowed = self.mask() if self.mask else None
-        return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+        allowed = self.guide.mask() if self.guide else None
+        return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
 
 def choose(logits: Tensor, dice: Sequence[Dice]) -> list[int | None]:

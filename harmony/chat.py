@@ -11,7 +11,7 @@ import msgspec
 from harmony import grammar, guard, render
 from harmony.detokenize import Alphabet, Vocabulary
 from harmony.dialect import Dialect, DialectReader
-from harmony.format import Conversation, Prompt, RenderError
+from harmony.format import Conversation, Prompt, RenderError, asked_of
 from harmony.template import RefusedError, Template
 from harmony.tools import ToolTable
 
@@ -93,12 +93,15 @@ class ChatFormat:
     def grammar(self, prompt: Prompt, conversation: Conversation) -> str | None:
         """All answers that read well from this prompt on."""
         rules = grammar.Grammar(self._vocabulary.added)
-        tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
         calls: dict[str, list[str]] = {}
-        for frame, offer in product(self._dialect.frames, tools):
+        for frame, offer in product(self._dialect.frames, conversation.callable):
             if side := frame.grammar(offer, rules):
                 calls.setdefault(frame.openers[0], []).append(side)
-        return grammar.turn(rules, self._dialect.think, calls, self._stops(), thinking=prompt.thinking)
+        asked = asked_of(conversation)
+        if asked.required and not calls:
+            return None
+        think = self._dialect.think if conversation.effort != "none" or prompt.thinking else None
+        return grammar.turn(rules, think, calls, self._stops(), thinking=prompt.thinking, asked=asked)
 
     def _stops(self) -> list[str]:
         """What plain text must not hold, or it would not be read as text."""

@@ -6,13 +6,14 @@ lives in a `Reader`. Nothing here knows HTTP, the engine, or the order in which 
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from events.inputs import AnyInput
+from events.inputs import AnyInput, GrammarFormat
 from events.items import Logprob
-from harmony.tools import ToolTable
+from harmony.grammar import Asked
+from harmony.tools import Offered, ToolTable
 from state.segments import Segment
 
 
@@ -25,8 +26,33 @@ class Conversation(Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     items: tuple[AnyInput, ...] = ()
     tools: ToolTable = ToolTable()
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    only: frozenset[str] | None = None
+    """The flat names of the tools that may be called, where not all may; the others are shown all the same."""
+    single: bool = False
+    """At most one call."""
+    answer: dict[str, Any] | None = None
+    """The JSON Schema that the text for the user must fit."""
     effort: str | None = None
+
+    @property
+    def callable(self) -> tuple[Offered, ...]:
+        """The tools that may be called now."""
+        if self.tool_choice == "none":
+            return ()
+        return tuple(offer for offer in self.tools if self.only is None or offer.flat in self.only)
+
+    @property
+    def held(self) -> bool:
+        """Whether the answer has to be held to a grammar: no promise was made otherwise."""
+        promised = any(offer.strict or isinstance(offer.format, GrammarFormat) for offer in self.callable)
+        return promised or self.tool_choice == "required" or self.only is not None or self.answer is not None
+
+
+def asked_of(conversation: Conversation) -> Asked:
+    """What the answer must be, besides readable."""
+    required = conversation.tool_choice == "required"
+    return Asked(required=required, single=conversation.single, answer=conversation.answer)
 
 
 class Prompt(Struct, frozen=True):

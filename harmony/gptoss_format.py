@@ -25,7 +25,7 @@ from events.inputs import (
 )
 from harmony import grammar, render
 from harmony.detokenize import Alphabet
-from harmony.format import Conversation, Prompt, RenderError
+from harmony.format import Conversation, Prompt, RenderError, asked_of
 from harmony.gptoss import MARKERS, GptOssReader
 from harmony.tools import Offered, ToolTable
 
@@ -113,8 +113,10 @@ class GptOssFormat:
         start, end, message, channel, constrain, over, _ = map(rules.marker, MARKERS)
         text = f"{rules.free()}?"  # no text can hold a control token
         rules.rule("aside", *(f'{channel} "{name}" {message} {text} {end} {start} "assistant"' for name in _ASIDES))
-        sides = [f'{channel} "final" {message} {text} {over}?']
-        for offer in _offered(conversation):
+        asked = asked_of(conversation)
+        final = text if asked.answer is None else f"GAP {rules.json(asked.answer)}"
+        sides = [] if asked.required else [f'{channel} "final" {message} {final} {over}?']
+        for offer in conversation.callable:
             to = f'" to=functions.{offer.flat}"'
             kind, body = _typed(offer, rules, constrain)
             header = f'({to} {channel} "commentary" | {channel} "commentary{to[1:]})'

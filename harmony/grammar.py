@@ -10,11 +10,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from events.inputs import GrammarFormat
 from harmony.tools import Offered
 
 _LINE = "\n"
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What an answer must be, besides readable. `answer`: the schema of its text."""
+
+    required: bool = False
+    single: bool = False
+    answer: Mapping[str, Any] | None = None
 
 
 class Grammar:
@@ -71,7 +81,7 @@ class Grammar:
 
     def finish(self, *sides: str) -> str:
         """The grammar: an answer is one of these."""
-        return "\n".join([f"start: {' | '.join(sides)}", *self._rules, r"BLANKS: /\s*/", ""])
+        return "\n".join([f"start: {' | '.join(sides)}", *self._rules, r"BLANKS: /\s*/", r"GAP: /[ \t\r\n]{0,4}/", ""])
 
 
 def turn(
@@ -81,20 +91,37 @@ def turn(
     markers: Sequence[str],
     *,
     thinking: bool,
+    asked: Asked = Asked(),  # noqa: B008  # it is frozen
 ) -> str:
-    """`think? (text? call)* text?`, beginning inside reasoning where the prompt does.
+    """`think? (text? call)* text?`, beginning inside reasoning where the prompt does, and less where less is asked for.
 
     `calls`: by the marker that opens them, what may follow it. `markers`: what plain text must not hold.
     """
-    sides = [f"{grammar.until(opener, *markers)} ({' | '.join(after)})" for opener, after in calls.items()]
-    text = f"{grammar.free(*markers)}?"
-    answer = f"({grammar.rule('call', *sides)})* {text}" if sides else text
+    answer = _answer(grammar, calls, markers, asked)
     if think is None:
         return grammar.finish(answer)
     reasoning = grammar.until(think[1], *markers)
     if thinking:
         return grammar.finish(f"{reasoning} {answer}")
     return grammar.finish(f"(BLANKS {grammar.marker(think[0])} {reasoning})? {answer}")
+
+
+def _answer(grammar: Grammar, calls: Mapping[str, Sequence[str]], markers: Sequence[str], asked: Asked) -> str:
+    """What follows reasoning. Where something is asked for, it comes at once: no text stands before it."""
+    at_once = asked.required or asked.answer is not None
+    sides = []
+    for opener, after in calls.items():
+        begin = f"BLANKS {grammar.marker(opener)}" if at_once else grammar.until(opener, *markers)
+        sides.append(f"{begin} ({' | '.join(after)})")
+    text = f"GAP {grammar.json(asked.answer)}" if asked.answer is not None else f"{grammar.free(*markers)}?"
+    if not sides:
+        return text
+    call = grammar.rule("call", *sides)
+    if asked.required:
+        return call if asked.single else f"{call}+"
+    if at_once or asked.single:
+        return f"({call if asked.single else f'{call}+'} | {text})"
+    return f"({call})* {text}"
 
 
 def _lacking(texts: Iterable[str]) -> str:

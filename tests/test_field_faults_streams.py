@@ -342,10 +342,6 @@ def test_usage_counts_the_prompt_once_and_what_the_engine_said() -> None:
     ("body", "param"),
     [
         ({"truncation": "auto"}, "truncation"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"tools": [TOOLS[0] | {"strict": True}]}, "tools[0].strict"),
-        ({"tools": [TOOLS[0]], "tool_choice": "required"}, "tool_choice"),
         ({"input": [{"type": "compaction_trigger"}]}, "input[0].type"),
     ],
 )

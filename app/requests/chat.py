@@ -1,14 +1,16 @@
 """`POST /v1/chat/completions`: from the body to the same `TurnSpec`."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from app.catalogue import Catalogue
 from app.errors import invalid_value, missing
 from app.requests import checks as c
-from app.requests import common, tools
+from app.requests import common, promises, tools
 from app.requests.fields import CHAT, check, refuse
 from app.requests.messages import read as read_messages
+from app.requests.promises import Promise
 from app.requests.responses import Asked
 from app.requests.spec import TurnSpec
 from app.requests.tools import Tools
@@ -31,7 +33,11 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None
     asked, top, effort = _limit(body), _top_logprobs(body), _effort(body)
     table = offered.table()
     refuse(CHAT, body)
-    tools.refuse_strict(offered)
+    called = promises.choice(_flat(body.get("tool_choice")), table)
+    shape = _shape(body.get("response_format"))
+    kept = promises.of_tools(offered)
+    if (answer := promises.answer(shape)) is not None:
+        kept.append(Promise("schema", json.dumps(answer), "response_format.json_schema.schema"))
     chosen = common.sampling(body, model.engine.info.defaults, asked if asked is not None else limit, top)
     head = common.head(
         body, chosen, tools=offered.echo, text=common.PLAIN, max_output_tokens=asked,
@@ -39,7 +45,16 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None
     )  # fmt: skip
     spec = TurnSpec(
         head=head,
-        conversation=Conversation(items=said, tools=table, tool_choice=common.choice(body), effort=effort),
+        conversation=Conversation(
+            items=said,
+            tools=table,
+            tool_choice=called.mode,
+            only=called.only,
+            effort=effort,
+            answer=answer,
+            single=body.get("parallel_tool_calls") is False,
+        ),
+        promises=tuple(kept),
         sampling=chosen,
         stop=common.stops(body),
         stream=bool(body.get("stream")),
@@ -74,10 +89,23 @@ def _grammar(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(choice: Any) -> Any:
-    """A named tool as Responses names it."""
-    if isinstance(choice, dict) and isinstance(choice.get(str(choice.get("type"))), dict):
-        return {"type": choice["type"], "name": choice[choice["type"]].get("name")}
-    return choice
+    """A named tool, or some that are allowed, as Responses names them."""
+    if not isinstance(choice, dict):
+        return choice
+    inner = choice.get(str(choice.get("type")))
+    if not isinstance(inner, dict):
+        return choice
+    flat = {"type": choice["type"], **inner}
+    if isinstance(flat.get("tools"), list):
+        flat["tools"] = [_flat(tool) for tool in flat["tools"]]
+    return flat
+
+
+def _shape(sent: Any) -> dict[str, Any] | None:
+    """`response_format` as Responses has it."""
+    if not isinstance(sent, dict):
+        return None
+    return {"type": sent["type"], **sent["json_schema"]} if sent["type"] == "json_schema" else sent
 
 
 def _limit(body: Mapping[str, Any]) -> int | None:

@@ -1,7 +1,7 @@
 """What both faces make of a body in the same way: sampling, and the Response before anything happened."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, structs
 
@@ -43,11 +43,6 @@ def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     if "" in found:
         raise invalid_value("stop", "Invalid 'stop': a stop string must not be empty.")
     return found
-
-
-def choice(body: Mapping[str, Any]) -> Literal["auto", "none"]:
-    """Whether tools may be called; what else `tool_choice` can say was refused before."""
-    return "none" if body.get("tool_choice") == "none" else "auto"
 
 
 def check_stream_options(body: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """`POST /v1/responses`: from the body to a `TurnSpec`."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,9 +8,10 @@ from msgspec import UNSET, Struct, structs
 
 from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, clip, invalid_value, missing
-from app.requests import common, items, tools
+from app.requests import common, items, promises, tools
 from app.requests.fields import RESPONSES, check, refuse
 from app.requests.items import Lookup
+from app.requests.promises import Promise
 from app.requests.spec import TurnSpec
 from engine.protocol import Sampling
 from events.inputs import AnyInput
@@ -56,17 +58,23 @@ def read(
     past = earlier(body)
     offered_all = offered + items.joined(past) + given.tools
     table = offered_all.table()
-    tools.refuse_strict(offered_all)
     items.check_calls((*past, *given.items))
+    chosen, shape = promises.choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
     conversation = Conversation(
         instructions=body.get("instructions"),
         items=(*past, *given.items),
         tools=table,
-        tool_choice=common.choice(body),
+        tool_choice=chosen.mode,
+        only=chosen.only,
+        single=body.get("parallel_tool_calls") is False,
+        answer=promises.answer(shape),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
     spec = _spec(body, model, conversation, offered.echo, limit)
-    return Asked(model, structs.replace(spec, given=given.items))
+    kept = promises.of_tools(offered_all)
+    if conversation.answer is not None:
+        kept.append(Promise("schema", json.dumps(conversation.answer), "text.format.schema"))
+    return Asked(model, structs.replace(spec, given=given.items, promises=tuple(kept)))
 
 
 def _check_together(body: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ The Responses decoder and the chat decoder both end here; nothing behind this li
 
 from msgspec import Struct
 
+from app.requests.promises import Promise
 from engine.protocol import Sampling
 from events.inputs import AnyInput
 from events.response import Response
@@ -31,5 +32,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Chat only: a last chunk with usage."""
     n: int = 1
     """Chat only: how many turns share the prompt."""
+    promises: tuple[Promise, ...] = ()
+    """What the answer must fit, to be tried before the engine is asked."""
     logprobs: bool = False
     """Whether log-probabilities are said; `sampling.top_logprobs` is then not None."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.errors import ApiError, invalid_value, unsupported
+from app.errors import ApiError, invalid_value
 from app.requests import checks as c
 from app.requests.decode import convert
 from events.inputs import HOSTED_TOOLS, CustomTool, FunctionTool, NamespaceTool
@@ -50,14 +50,6 @@ def read(tools: Sequence[Any], path: str, places: Sequence[str] | None = None) -
             offers.append(offer)
             paths.append(place)
     return Tools(tuple(echo), tuple(offers), tuple(paths))
-
-
-def refuse_strict(tools: Tools) -> None:
-    """`strict: true` promises arguments that fit the schema, which nothing here enforces yet."""
-    for offer, path in zip(tools.offers, tools.paths, strict=True):
-        inner = offer.tools if isinstance(offer, NamespaceTool) else (offer,)
-        if any(isinstance(tool, FunctionTool) and tool.strict for tool in inner):
-            raise unsupported(f"{path}.strict", "Schemas are shown to the model, not enforced.")
 
 
 def check_choice(choice: Any, tools: Tools) -> None:

@@ -44,6 +44,8 @@ CREATE INDEX by_conversation ON talk (owner, conversation, place);
 CREATE INDEX by_item ON talk (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, beat REAL NOT NULL) WITHOUT ROWID;
 """
+AT_ONCE = 200
+"""Responses that are deleted in one transaction: meanwhile nobody else is written."""
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = ()
 """From version 1 to 2, from 2 to 3, …"""
 
@@ -176,13 +178,13 @@ class Disk:
 
     def forget(self, before: int, most: int) -> int:
         """Delete what ended before that time, then the oldest until at most `most` bytes are left; how many."""
-        old = "SELECT id FROM responses WHERE writer IS NULL AND created < ?"
-        gone = [row[0] for row in self._line.execute(old, (before,))]
+        old = "SELECT id FROM responses WHERE writer IS NULL AND created < ? ORDER BY created LIMIT ?"
+        gone = [row[0] for row in self._line.execute(old, (before, AT_ONCE))]
         size = self._line.execute("SELECT total(size) FROM responses").fetchone()[0]
         if size > most:
             words = "SELECT id, size FROM responses WHERE writer IS NULL AND created >= ? ORDER BY created"
             for response_id, each in self._line.execute(words, (before,)):
-                if size <= most:
+                if size <= most or len(gone) >= AT_ONCE:
                     break
                 gone.append(response_id)
                 size -= each

@@ -158,11 +158,21 @@ class FileStore:
             log.show(frames[-1].event.sequence_number + 1 if frames else 0)
             if ends(frames) and self._live.pop((log.owner, log.id), None) is not None:
                 self._remember(log)
-        for order in lost:  # it is better told than kept: whoever reads must not wait for ever
+        for order in lost:
             if not isinstance(order, Delete):
-                self._live.pop((order.log.owner, order.log.id), None)
-                order.log.keeper = None
-                order.log.show()
+                self._let_go(order.log)
+
+    def _let_go(self, log: Log) -> None:
+        """A log cannot be kept: it is better told than lost, since whoever reads must not wait for ever.
+
+        Where the file does not know better, because another process has ended it, it is found here as long as may be.
+        """
+        self._live.pop((log.owner, log.id), None)
+        log.keeper = None
+        log.show()
+        found = self._disk.load(log.owner, log.id)
+        if found is None or found[1] == self.name:
+            self._remember(log)
 
     def _remember(self, log: Log) -> None:
         self._recent[log.owner, log.id] = log

@@ -25,8 +25,8 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None, str |
     ({"previous_response_id": "resp_nobody"}, openai.BadRequestError, "previous_response_not_found", "previous_response_id"),
     ({"background": True, "store": False}, openai.BadRequestError, "invalid_value", "background"),
     ({"truncation": "auto"}, openai.BadRequestError, "unsupported_parameter", "truncation"),
-    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, openai.BadRequestError, "unsupported_parameter", "text.format"),
-    ({"tools": [{"type": "function", "name": "f", "parameters": None}], "tool_choice": "required"}, openai.BadRequestError, "unsupported_parameter", "tool_choice"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"$ref": "#/nowhere"}}}}, openai.BadRequestError, "invalid_json_schema", "text.format.schema"),
+    ({"tools": [{"type": "function", "name": "f", "parameters": None}], "tool_choice": {"type": "function", "name": "g"}}, openai.BadRequestError, "invalid_value", "tool_choice"),
     ({"extra_body": {"wisdom": 1}}, openai.BadRequestError, "unknown_parameter", "wisdom"),
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ def test_a_wrong_request_raises_with_code_and_param_before_any_event(
         ({"temperature": -1}, openai.BadRequestError, "decimal_below_min_value", "temperature"),
         ({"messages": []}, openai.BadRequestError, "empty_array", "messages"),
         ({"n": 0}, openai.BadRequestError, "integer_below_min_value", "n"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "missing_required_parameter", "response_format.json_schema"),
     ],
 )  # fmt: skip
 def test_a_wrong_chat_request_raises_alike(

@@ -143,12 +143,10 @@ def test_null_seals_calls_without_an_id_and_bare_texts_as_pydantic_ai_sends_them
     )
 
 
-def test_a_tool_choice_that_is_not_served_yet_is_refused_by_name(talk: Talk) -> None:
+def test_every_tool_choice_is_echoed_as_it_was_sent(talk: Talk) -> None:
     named = {"type": "function", "name": "get_weather"}
     for choice in ("required", named, {"type": "allowed_tools", "mode": "auto", "tools": [named]}):
-        body = {"model": "scripted", "input": "x", "tools": [WEATHER], "tool_choice": choice}
-        error = post(talk.url, json=body | {"parallel_tool_calls": False}).json()["error"]
-        assert (error["code"], error["param"]) == ("unsupported_parameter", "tool_choice")
+        assert talk.first(tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)["tool_choice"] == choice
 
 
 # openai Python and Node

@@ -19,8 +19,18 @@ LARGE = 20_011
 """Not a multiple of any block."""
 
 
+class Masked:
+    """A guide whose word is what a function says."""
+
+    def __init__(self, mask: Any) -> None:
+        self.mask = mask
+
+    def advance(self, token: int) -> None:
+        pass
+
+
 def dice(seed: int = 1, mask: Any = None, stops: tuple[int, ...] = (), **sampling: Any) -> Dice:
-    return Dice(Sampling(**sampling, seed=seed), (), frozenset(stops), mask)
+    return Dice(Sampling(**sampling, seed=seed), (), frozenset(stops), Masked(mask) if mask else None)
 
 
 def noise(rows: int, size: int, seed: int = 0) -> Any:

@@ -15,8 +15,18 @@ from engine.sampler import HEAD, Dice, choose, logprobs_of
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
 
 
+class Masked:
+    """A guide whose word is what a function says."""
+
+    def __init__(self, mask: Any) -> None:
+        self.mask = mask
+
+    def advance(self, token: int) -> None:
+        pass
+
+
 def dice(prompt: tuple[int, ...] = (), stops: tuple[int, ...] = (), mask: Any = None, **sampling: Any) -> Dice:
-    return Dice(Sampling(**{"seed": 1} | sampling), prompt, frozenset(stops), mask)
+    return Dice(Sampling(**{"seed": 1} | sampling), prompt, frozenset(stops), Masked(mask) if mask else None)
 
 
 def frequencies(logits: Any, draws: int = 4000, **sampling: Any) -> dict[int, float]:

@@ -165,10 +165,17 @@ def test_a_mask_is_asked_for_each_token_in_its_turn() -> None:
     core.add(job)
     sequence = core._jobs["j"]
 
-    def mask() -> None:
-        asked.append(sequence.tokens.tolist()[len(job.tokens) :])
+    class Guide:
+        told: list[int] = []  # noqa: RUF012  # one test's
 
-    sequence.dice.mask = mask
+        def mask(self) -> None:
+            asked.append(sequence.tokens.tolist()[len(job.tokens) :])
+            assert asked[-1] == self.told
+
+        def advance(self, token: int) -> None:
+            self.told.append(token)
+
+    sequence.dice.guide = Guide()
     said = tokens_of(drain(core)["j"])
     assert asked == [said[:n] for n in range(40)]
 

@@ -171,3 +171,61 @@ def test_a_custom_tools_own_grammar_holds_inside_its_frame(name: str, syntax: An
     ready = kit.tokens_format(name)
     assert accepts(ready, tokenizer(name), FRAMES[name].format("go 12"), talk)
     assert not accepts(ready, tokenizer(name), FRAMES[name].format("stay"), talk)
+
+
+OBJECT = {"type": "object", "additionalProperties": False}
+REQUIRED, SINGLE = {"tool_choice": "required"}, {"single": True}
+DEMANDS: list[tuple[dict[str, Any], dict[str, bool]]] = [
+    (REQUIRED, {"text only": False, "one call": True, "two parallel calls": True, "text then call": False}),
+    (REQUIRED | SINGLE, {"text only": False, "one call": True, "two parallel calls": False}),
+    (SINGLE, {"text only": True, "one call": True, "two parallel calls": False}),
+    (REQUIRED | {"only": frozenset({"now"})}, {"text only": False, "one call": False}),
+    ({"only": frozenset({"now"})}, {"text only": True, "one call": False}),
+    ({"tool_choice": "none"}, {"text only": True, "one call": False}),
+    ({"answer": OBJECT}, {"text only": False, "one call": True, "text then call": False}),
+    ({"answer": OBJECT, "tool_choice": "none"}, {"text only": False, "one call": False}),
+]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
+@pytest.mark.parametrize(("demand", "wanted"), DEMANDS, ids=[str(sorted(demand)) for demand, _ in DEMANDS])
+def test_a_demand_leaves_nothing_else(name: str, demand: dict[str, Any], wanted: dict[str, bool]) -> None:
+    talk = kit.conversation(**demand)
+    for case in named(name, wanted):
+        found = accepts(kit.tokens_format(name), tokenizer(name), case["text"], talk)
+        assert found == wanted[case["name"]], case["name"]
+    if "answer" in demand:
+        for text, fits in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
+            assert accepts(kit.tokens_format(name), tokenizer(name), text, talk) == fits, text
+
+
+def test_a_demand_on_gpt_oss() -> None:
+    ready, tokens, final = kit.tokens_format("gpt-oss"), tokenizer("gpt-oss"), "<|channel|>final<|message|>"
+    (think, call) = named("gpt-oss", ["reasoning then text", "reasoning then call"])
+    demand = kit.conversation(**REQUIRED)
+    assert not accepts(ready, tokens, think["text"], demand) and accepts(ready, tokens, call["text"], demand)
+    answer = kit.conversation(answer=OBJECT, tool_choice="none")
+    assert accepts(ready, tokens, f"{final}{{}}<|return|>", answer)
+    assert not accepts(ready, tokens, f"{final}Hello.<|return|>", answer)
+    assert not accepts(ready, tokens, think["text"], answer) and not accepts(ready, tokens, call["text"], answer)
+    other = kit.conversation(tool_choice="required", only=frozenset({"now"}))
+    assert not accepts(ready, tokens, call["text"], other)
+
+
+def test_reasoning_stays_free_before_an_answer() -> None:
+    ready, tokens, talk = kit.tokens_format("hermes"), tokenizer("hermes"), kit.conversation(answer=OBJECT)
+    for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
+        assert accepts(ready, tokens, text, talk, thinking=thinking)
+        assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
+
+
+def test_a_dialect_without_calls_cannot_be_made_to_call() -> None:
+    assert kit.tokens_format("plain").grammar(Prompt((), "", False), kit.conversation(**REQUIRED)) is None
+
+
+def test_only_what_was_promised_is_held_to_a_grammar() -> None:
+    free = [{}, {"tool_choice": "none"}, SINGLE]
+    assert not any(kit.conversation(**more).held for more in free)
+    assert all(kit.conversation(**more).held for more, _ in DEMANDS if more not in free)
+    strict = ToolTable.build([FunctionTool(name="f", strict=True)])
+    assert kit.conversation(tools=strict).held and not kit.conversation(tools=strict, tool_choice="none").held

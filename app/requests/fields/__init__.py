@@ -65,18 +65,17 @@ def _harmless_stream_options(value: dict[str, Any]) -> bool:
     return not value.get("include_obfuscation")
 
 
-def _plain_text(value: dict[str, Any]) -> bool:
-    shape = value.get("format")
-    return shape is None or shape.get("type") == "text"
-
-
 def _text_format(value: Any, path: str) -> None:
     """`text.format` and `response_format`: the kinds that exist, whether they are served or not."""
     c.obj(value, path)
     c.one_of(("text", "json_object", "json_schema"))(c.needed(value, "type", path), f"{path}.type")
-    if value["type"] == "json_schema" and path == "text.format":
-        c.string(64, c.NAME)(c.needed(value, "name", path), f"{path}.name")
-        c.obj(c.needed(value, "schema", path), f"{path}.schema")
+    if value["type"] == "json_schema":
+        nested = path != "text.format"  # chat has it one level down
+        below = f"{path}.json_schema" if nested else path
+        inner = c.needed(value, "json_schema", path) if nested else value
+        c.obj(inner, below)
+        c.string(64, c.NAME)(c.needed(inner, "name", below), f"{below}.name")
+        c.obj(c.needed(inner, "schema", below), f"{below}.schema")
 
 
 def _conversation(value: Any, path: str) -> None:
@@ -117,8 +116,7 @@ SHARED = (
         "tool_choice",
         "honoured",
         _tool_choice,
-        "`auto` and `none`; `required`, a named tool and `allowed_tools` are refused.",
-        lambda value: value in ("auto", "none"),
+        "`auto`, `none`, `required`, a named `function` or `custom` tool, `allowed_tools`: held to while sampling.",
     ),
     Field("parallel_tool_calls", "honoured", c.boolean, "False: the turn ends after the first whole call."),
     Field("prompt_cache_retention", "accepted", c.one_of(("in_memory", "24h")), "A hint for a cache elsewhere."),
@@ -176,9 +174,8 @@ RESPONSES = (
         "text",
         "honoured",
         c.fields({"format": _text_format, "verbosity": c.one_of(VERBOSITIES)}),
-        "`format` of type `text` only; `json_object` and `json_schema` are refused. `verbosity` is echoed.",
-        _plain_text,
-        "text.format",
+        "`format`: `text`, `json_object` or `json_schema`; the text for the user is held to it while sampling, and "
+        "reasoning is not. `verbosity` is echoed.",
     ),
     Field(
         "stream_options",
@@ -252,8 +249,7 @@ CHAT = (
         "response_format",
         "honoured",
         _text_format,
-        "Type `text` only.",
-        lambda value: value.get("type") == "text",
+        "`text`, `json_object` or `json_schema`: the text for the user is held to it while sampling.",
     ),
     Field("reasoning_effort", "honoured", c.one_of(EFFORTS), "Reaches the prompt; `none` switches thinking off."),
     Field(

@@ -24,8 +24,8 @@ _TAIL = """
 
 | type | what becomes of it |
 |---|---|
-| `function` | offered to the model; `strict: true` is refused |
-| `custom` | offered to the model as a tool that takes raw text; a grammar in its `format` is shown, not yet enforced |
+| `function` | offered to the model; with `strict: true` its arguments are held to `parameters` while sampling |
+| `custom` | offered as a tool that takes raw text, which is held to the grammar in its `format` |
 | `namespace` | its functions and custom tools are offered; a call of one carries `namespace` |
 | {hosted} | accepted, echoed, and not offered: they run elsewhere |
 

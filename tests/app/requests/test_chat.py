@@ -58,8 +58,8 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "invalid_value", "max_tokens"),
     ({"max_completion_tokens": 0}, 400, "integer_below_min_value", "max_completion_tokens"),
     ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
-    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "unsupported_parameter", "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "missing_required_parameter", "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema"}}, 400, "missing_required_parameter", "response_format.json_schema"),
     ({"response_format": {}}, 400, "missing_required_parameter", "response_format.type"),
     ({"modalities": ["text", "audio"]}, 400, "unsupported_parameter", "modalities"),
     ({"chat_template_kwargs": {"tools_in_user_message": True}}, 400, "unknown_parameter", "chat_template_kwargs.tools_in_user_message"),
@@ -68,10 +68,9 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"tools": [{"type": "function", "function": {}}]}, 400, "missing_required_parameter", "tools[0].function.name"),
     ({"tools": [FUNCTION, FUNCTION]}, 400, "invalid_value", "tools[1].function.name"),
     ({"tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
-    ({"tools": [{**FUNCTION, "function": {"name": "x", "strict": True}}]}, 400, "unsupported_parameter", "tools[0].function.strict"),
-    ({"tool_choice": "required", "tools": [FUNCTION]}, 400, "unsupported_parameter", "tool_choice"),
+    ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "weather"}}, "tools": [FUNCTION]}, 400, "unsupported_parameter", "tool_choice"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice.tools"),
 ]  # fmt: skip
 
 

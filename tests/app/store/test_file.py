@@ -242,6 +242,7 @@ async def test_a_store_that_cannot_be_written_holds_nobody_up(path: Path, monkey
         monkeypatch.setattr(Disk, "say", _full)
         log = begun(store, "a", background=True)
         assert (await asyncio.wait_for(log.finished(), 10)).status == "completed"
+        assert store.get("me", "resp_a") is log and log.ended, "it is found as long as this process lives"
 
 
 def _full(*_: object) -> None:
