@@ -17,8 +17,6 @@ from engine.embedded import chat, dialogues
 
 CHUNK = 384
 """How many dialogues are drawn at a time."""
-PER_CHUNK = 12
-"""About how many batches they make: where a resumed run takes up the data."""
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -37,21 +35,15 @@ def pad(rows: list[tuple[list[int], list[bool]]]) -> Batch:
 
 
 class Batches(IterableDataset[Batch]):
-    """An endless stream of batches; sizes grow from short to full over the first `ramp` batches.
+    """An endless stream of a course's batches; sizes grow from short to full over the first `ramp` batches."""
 
-    `choosing`: the dialogues of the second course.
-    """
-
-    def __init__(
-        self, tokenizer: str, seed: int, tokens: int, ramp: int, start: int = 0, *, choosing: bool = False
-    ) -> None:
-        self.tokenizer, self.seed, self.tokens, self.ramp, self.start = tokenizer, seed, tokens, ramp, start
-        self.choosing = choosing
+    def __init__(self, tokenizer: str, seed: int, tokens: int, ramp: int = 1, course: str = "everything") -> None:
+        self.tokenizer, self.seed, self.tokens, self.ramp, self.course = tokenizer, seed, tokens, ramp, course
 
     def chunk(self, tokenizer: Tokenizer, number: int, size: float) -> list[Batch]:
         """The batches of one chunk, in random order."""
-        course = f"{self.seed} choosing" if self.choosing else self.seed
-        drawn = [dialogues.training(f"{course} {number} {n}", size, choosing=self.choosing) for n in range(CHUNK)]
+        seed = self.seed if self.course == "everything" else f"{self.seed} {self.course}"
+        drawn = [dialogues.training(f"{seed} {number} {n}", size, self.course) for n in range(CHUNK)]
         rows = [chat.example(tokenizer, one) for one in drawn]
         rows.sort(key=lambda row: len(row[0]))
         batches, current = [], rows[:1]
@@ -68,7 +60,7 @@ class Batches(IterableDataset[Batch]):
         """Chunk after chunk, for ever."""
         torch.set_num_threads(1)
         tokenizer = Tokenizer.from_str(self.tokenizer)
-        number, done = self.start, self.start * PER_CHUNK
+        number, done = 0, 0
         while True:
             batches = self.chunk(tokenizer, number, min(1.0, done / self.ramp))
             yield from batches

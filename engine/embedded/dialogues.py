@@ -56,6 +56,9 @@ CHOOSING: dict[Maker, float] = {
 }
 """What is taught when the rest is known: above all, to find the tool by a word that was never seen before."""
 
+COURSES = {"everything": MIXTURE, "choosing": CHOOSING}
+"""In the order in which they are taught."""
+
 
 def earlier(words: Words) -> list[Message]:
     """A whole exchange before the one that counts."""
@@ -100,12 +103,9 @@ def surround(words: Words, dialogue: Dialogue) -> Dialogue:
     return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
 
 
-def training(seed: int | str, size: float = 1.0, *, choosing: bool = False) -> Dialogue:
-    """One dialogue to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings.
-
-    `choosing`: from the second course, among strange words.
-    """
-    words, mixture = Words(seed, strange=choosing), CHOOSING if choosing else MIXTURE
+def training(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
+    """One dialogue of a course to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
+    words, mixture = Words(seed, strange=course != "everything"), COURSES[course]
     maker = words.random.choices(list(mixture), list(mixture.values()))[0]
     dialogue = maker(words, size)
     return surround(words, dialogue) if words.maybe(0.7 * size) else dialogue

@@ -2,8 +2,9 @@
 
     python -m engine.embedded.evaluate
 
-Greedy, from the saved bf16 weights computed in fp32. Exact means equal bytes: of the repeated phrase, the sum, the
-whole call with its name and arguments, the report. Where no tool fits, any text without a call is right.
+Greedy, from the saved bf16 weights computed in fp32, by transformers' own `generate`, or with `--served` by this
+project's core as it is served (`--quantize int8` among it). Exact means equal bytes: of the repeated phrase, the sum,
+the whole call with its name and arguments, the report. Where no tool fits, any text without a call is right.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from engine.build import Options, build_core
+from engine.core import Core
 from engine.embedded import MODEL_DIR, chat, dialogues
+from engine.protocol import Job, Sampling
 
 BATCH = 50
 LONGEST = 320
@@ -57,6 +61,10 @@ def load(folder: Path) -> tuple[Model, Tokenizer]:
 def answers(model: Model, tokenizer: Tokenizer, prompts: list[str]) -> list[str]:
     """What the model writes after each prompt, greedily, until it ends its turn."""
     rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in prompts]
+    if isinstance(model, Core):
+        return [
+            tokenizer.decode(said, skip_special_tokens=False).partition("<|im_end|>")[0] for said in _run(model, rows)
+        ]
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -66,6 +74,18 @@ def answers(model: Model, tokenizer: Tokenizer, prompts: list[str]) -> list[str]
         tokenizer.decode(row[longest:].tolist(), skip_special_tokens=False).partition("<|im_end|>")[0]
         for row in written
     ]
+
+
+def _run(core: Core, rows: list[list[int]]) -> list[list[int]]:
+    greedy = Sampling(temperature=0.0, max_tokens=LONGEST)
+    said: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        core.add(Job(id=str(number), tokens=tuple(row), sampling=greedy))
+        said[str(number)] = []
+    while core.busy:
+        for name, chunk in core.step():
+            said[name] += chunk.tokens
+    return list(said.values())
 
 
 def ask(model: Model, tokenizer: Tokenizer, skill: str, count: int) -> Iterator[Asked]:
@@ -79,9 +99,13 @@ def ask(model: Model, tokenizer: Tokenizer, skill: str, count: int) -> Iterator[
             yield Asked(skill, prompt, expected, written.rpartition("</think>\n\n")[2])
 
 
-def evaluate(folder: Path, count: int, skills: list[str] | None = None) -> dict[str, list[Asked]]:
-    """Every skill's prompts and answers."""
+def evaluate(
+    folder: Path, count: int, skills: list[str] | None = None, served: Options | None = None
+) -> dict[str, list[Asked]]:
+    """Every skill's prompts and answers; `served`: by the core with these options."""
     model, tokenizer = load(folder)
+    if served is not None:
+        model = build_core(folder, served)
     return {skill: list(ask(model, tokenizer, skill, count)) for skill in skills or dialogues.SKILLS}
 
 
@@ -110,9 +134,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print counts as JSON instead of a table")
     parser.add_argument("--misses", type=int, default=0, help="show so many wrong answers of each skill")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--served", action="store_true", help="ask the core, as it is served")
+    parser.add_argument("--quantize", choices=["int8"], help="the same with int8 layers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = evaluate(options.model, options.per_skill, options.skill)
+    ours = Options(threads=options.threads, quantize=options.quantize)
+    served = ours if options.served or options.quantize else None
+    results = evaluate(options.model, options.per_skill, options.skill, served)
     right = {skill: sum(one.exact for one in asked) for skill, asked in results.items()}
     counts = {skill: {"exact": exact, "of": options.per_skill} for skill, exact in right.items()}
     sys.stdout.write((json.dumps(counts) if options.json else show(results, options.misses)) + "\n")

@@ -24,41 +24,43 @@ from torch.utils.data import DataLoader
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from engine.embedded import MODEL_DIR, tokenizer
-from engine.embedded.data import PER_CHUNK, Batch, Batches
+from engine.embedded.data import Batch, Batches
+from engine.embedded.muon import Muon
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a training run is: everything that its result depends on.
+class Course:
+    """One part of the training. The rate warms up, stays, and falls to nothing over the last `decay` of the steps."""
 
-    Two courses: `steps` of everything, then `more` in which tools are chosen by words that were never seen before.
-    """
-
-    steps: int = 4000
-    more: int = 1500
-    seed: int = 7
-    tokens: int = 6144
-    rate: float = 3e-3
-    second_rate: float = 1.5e-3
+    name: str
+    steps: int
+    rate: float
+    decay: float = 1.0
+    ramp: int = 1
     warmup: int = 100
-    decay: float = 0.4
-    ramp: int = 300
-    hidden: int = 192
-    layers: int = 6
-
-    @property
-    def whole(self) -> int:
-        """The steps of both courses."""
-        return self.steps + self.more
 
     def at(self, step: int) -> float:
-        """The learning rate of a step: a warm-up, a plateau, a linear descent to nothing; then a second descent."""
-        if step >= self.steps:
-            return self.second_rate * min((step - self.steps + 1) / self.warmup, (self.whole - step) / self.more)
-        left = (self.steps - step) / (self.decay * self.steps)
-        return self.rate * min(1.0, (step + 1) / self.warmup, left)
+        """The learning rate of a step."""
+        return self.rate * min(1.0, (step + 1) / self.warmup, (self.steps - step) / (self.decay * self.steps))
+
+
+COURSES = (
+    Course("everything", 4000, 3e-3, decay=0.4, ramp=300),
+    Course("choosing", 1500, 1.5e-3),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training run is: everything that its result depends on. A course begins with what the last one saved."""
+
+    courses: tuple[Course, ...] = COURSES
+    seed: int = 7
+    tokens: int = 6144
+    hidden: int = 192
+    layers: int = 6
 
 
 def shape(plan: Plan, vocabulary: int) -> Qwen3Config:
@@ -81,13 +83,10 @@ def shape(plan: Plan, vocabulary: int) -> Qwen3Config:
 
 
 def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices within the layers, AdamW for embeddings and norms."""
+    """Muon for the matrices within the layers, AdamW for embeddings and norms. Each step sets their rate."""
     inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
-    return [
-        torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.01),
-    ]
+    return [Muon(inner, lr=0.0), torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.01)]
 
 
 def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
@@ -106,10 +105,10 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     copy.save_pretrained(folder)
 
 
-def checkpoint(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], step: int, file: Path) -> None:
-    """Write all that a later run needs to take this one up."""
-    states = [one.state_dict() for one in chosen]
-    torch.save({"step": step, "model": model.state_dict(), "chosen": states}, file)
+def load(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """Take the weights that were saved in a folder."""
+    saved: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.load_state_dict(saved.state_dict())
 
 
 def prepare(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
@@ -122,35 +121,38 @@ def prepare(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), learned
 
 
-def train(plan: Plan, out: Path, kept: Path | None = None, every: int = 50) -> list[float]:
-    """Run the plan, leave the model in `out`, return each step's loss; with `kept`, keep and take up the run there."""
+def train(plan: Plan, out: Path, begun: Path | None = None) -> list[float]:
+    """Run the plan's courses, leave the model in `out`, return each step's loss; `begun`: a model to go on from."""
     model, learned = prepare(plan, out)
-    chosen, seen, began = optimizers(model), 0, time.monotonic()
-    losses: list[float] = []
-    first = restore(model, chosen, kept) if kept and kept.exists() else 0
     log.info("%s parameters", sum(p.numel() for p in model.parameters()))
-    for step, batch in enumerate(batches(plan, learned, first), first):
-        losses.append(advance(model, chosen, batch, plan.at(step)))
-        seen += batch[0].numel()
-        if step % 25 == 0 or step == plan.whole - 1:
-            took, recent = time.monotonic() - began, sum(losses[-25:]) / len(losses[-25:])
-            log.info("step %d loss %.4f %.2fM tokens %.0f s %.0f/s", step, recent, seen / 1e6, took, seen / took)
-        if kept and (step + 1) % every == 0:
-            save(model, out)
-            checkpoint(model, chosen, step + 1, kept)
-    save(model, out)
+    losses: list[float] = []
+    for course in plan.courses:
+        if begun:
+            load(model, begun)
+        losses += teach(model, plan, course, learned)
+        save(model, out)
+        begun = out
     return losses
 
 
-def batches(plan: Plan, learned: Tokenizer, first: int) -> Iterator[Batch]:
-    """The batches of both courses from a step on, as many as the plan has steps."""
-    for choosing, begin, end in ((False, 0, plan.steps), (True, plan.steps, plan.whole)):
-        done = max(first - begin, 0)
-        if begin + done < end:
-            ramp = 1 if choosing else plan.ramp
-            source = Batches(learned.to_str(), plan.seed, plan.tokens, ramp, done // PER_CHUNK, choosing=choosing)
-            loader = DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32)
-            yield from islice(loader, end - begin - done)
+def teach(model: Qwen3ForCausalLM, plan: Plan, course: Course, learned: Tokenizer) -> list[float]:
+    """One course, with optimizers of its own; each step's loss."""
+    chosen, seen, began = optimizers(model), 0, time.monotonic()
+    losses: list[float] = []
+    for step, batch in enumerate(batches(plan, course, learned)):
+        losses.append(advance(model, chosen, batch, course.at(step)))
+        seen += batch[0].numel()
+        if step % 25 == 0 or step == course.steps - 1:
+            took, recent = time.monotonic() - began, sum(losses[-25:]) / len(losses[-25:])
+            words = "%s: step %d loss %.4f %.2fM tokens %.0f s %.0f/s"
+            log.info(words, course.name, step, recent, seen / 1e6, took, seen / took)
+    return losses
+
+
+def batches(plan: Plan, course: Course, learned: Tokenizer) -> Iterator[Batch]:
+    """The batches of a course, as many as it has steps."""
+    source = Batches(learned.to_str(), plan.seed, plan.tokens, course.ramp, course=course.name)
+    return islice(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), course.steps)
 
 
 def advance(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
@@ -169,35 +171,25 @@ def advance(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], batch:
     return loss.item()
 
 
-def restore(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], file: Path) -> int:
-    """Take up a run where a checkpoint left it; returns the next step."""
-    kept = torch.load(file, weights_only=True)
-    model.load_state_dict(kept["model"])
-    for one, state in zip(chosen, kept["chosen"], strict=True):
-        one.load_state_dict(state)
-    return int(kept["step"])
-
-
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
-    parser.add_argument("--steps", type=int, default=Plan.steps)
-    parser.add_argument("--more", type=int, default=Plan.more, help="steps of the second course")
     parser.add_argument("--seed", type=int, default=Plan.seed)
-    parser.add_argument("--rate", type=float, default=Plan.rate)
-    parser.add_argument("--tokens", type=int, default=Plan.tokens)
-    parser.add_argument("--checkpoint", type=Path, help="a file to keep the run in, and to take it up from")
+    names = [course.name for course in COURSES]
+    parser.add_argument("--from", type=Path, dest="begun", help="a model to go on from")
+    parser.add_argument("--course", choices=names, help="the first course to run: needs --from, but for the first")
     parser.add_argument(
         "--smoke", action="store_true", help="a few steps of a tiny model, to show that the command works"
     )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.smoke:
-        plan = Plan(steps=30, more=5, seed=options.seed, tokens=2048, warmup=5, hidden=64, layers=2)
+        courses = (Course("everything", 30, 3e-3, warmup=5), Course("choosing", 5, 1.5e-3, warmup=5))
+        plan = Plan(courses, options.seed, tokens=2048, hidden=64, layers=2)
     else:
-        plan = Plan(options.steps, options.more, options.seed, options.tokens, options.rate)
-    train(plan, options.out, options.checkpoint)
+        plan = Plan(COURSES[names.index(options.course) if options.course else 0 :], options.seed)
+    train(plan, options.out, options.begun)
 
 
 if __name__ == "__main__":

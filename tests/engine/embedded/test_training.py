@@ -1,24 +1,31 @@
 """The training command, in small: what it writes loads, and what it learns shows in the loss."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.embedded import evaluate
+from engine.embedded import dialogues, evaluate
 from engine.embedded.data import Batches
-from engine.embedded.train import Plan, batches, train
+from engine.embedded.muon import Muon, orthogonal
+from engine.embedded.train import COURSES, Course, Plan, train
 
 
 def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:
-    plan = Plan(steps=24, more=4, tokens=1024, warmup=4, ramp=400, hidden=64, layers=2)
+    courses = (Course("everything", 24, 3e-3, ramp=400, warmup=4), Course("choosing", 4, 1e-3, warmup=4))
+    plan = Plan(courses, tokens=1024, hidden=64, layers=2)
     losses = train(plan, tmp_path)
-    assert len(losses) == plan.whole
-    assert sum(losses[-4:]) / 4 < losses[0] - 1
+    assert len(losses) == 28
+    assert sum(losses[20:24]) / 4 < losses[0] - 1
+    assert losses[24] < losses[0] - 1, "the second course begins with what the first has learned"
     model, tokenizer = evaluate.load(tmp_path)
     assert next(model.parameters()).dtype is torch.float32
     assert tokenizer.get_vocab_size() == model.config.vocab_size == 1024
     assert (tmp_path / "chat_template.jinja").read_text(encoding="utf-8")
+    more = train(replace(plan, courses=courses[1:]), tmp_path / "more", begun=tmp_path)
+    assert more[0] < losses[0] - 1, "a course alone goes on from a model that was saved"
 
 
 def test_batches_come_out_the_same_and_hold_little_padding(tmp_path: Path) -> None:
@@ -31,19 +38,36 @@ def test_batches_come_out_the_same_and_hold_little_padding(tmp_path: Path) -> No
     assert padding < 0.1 * sum(ids.numel() for ids, _ in first)
 
 
-def test_the_rate_warms_up_stays_and_falls_to_nothing_in_each_course() -> None:
-    plan = Plan()
-    rates = [plan.at(step) for step in range(plan.whole)]
-    first, second = rates[: plan.steps], rates[plan.steps :]
-    assert first[0] < first[plan.warmup] == max(first) == plan.rate
-    assert first[-1] < 0.01 * plan.rate
-    assert second[0] < max(second) <= plan.second_rate and second[-1] < 0.01 * plan.second_rate
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.name)
+def test_the_rate_warms_up_stays_and_falls_to_nothing(course: Course) -> None:
+    rates = [course.at(step) for step in range(course.steps)]
+    assert rates[0] < rates[course.warmup] <= max(rates) <= course.rate
+    assert rates[-1] < 0.01 * course.rate
+    if course.decay < 1:
+        assert rates[course.warmup] == course.rate
 
 
-def test_a_run_taken_up_between_the_courses_goes_on_as_if_it_had_never_stopped() -> None:
-    plan = Plan(steps=2, more=2, tokens=1024)
-    tokenizer = Tokenizer.from_file(str(evaluate.MODEL_DIR / "tokenizer.json"))
-    whole = list(batches(plan, tokenizer, 0))
-    rest = list(batches(plan, tokenizer, 2))
-    assert len(whole) == 4 and len(rest) == 2
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[2:], rest, strict=True))
+def test_the_courses_of_the_plan_are_those_of_the_generator() -> None:
+    assert [course.name for course in COURSES] == list(dialogues.COURSES)
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])
+def test_a_step_of_muon_moves_every_direction_alike(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    sizes = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    assert float(sizes.min()) > 0.6 and float(sizes.max()) < 1.3
+
+
+def test_muon_steps_as_the_one_of_torch_does() -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(12, 20), [torch.randn(12, 20) for _ in range(3)]
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    for optimizer, matrix in (
+        (Muon([ours], lr=0.1), ours),
+        (torch.optim.Muon([theirs], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"), theirs),
+    ):
+        for gradient in gradients:
+            matrix.grad = gradient.clone()
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=0.02), "torch's iterates in bf16"
+    assert not torch.allclose(ours, start, atol=0.1)

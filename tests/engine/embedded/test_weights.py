@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.build import Options
 from engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
 from engine.embedded.messages import user
 
@@ -48,3 +49,9 @@ def test_the_first_things_that_people_try(shipped: Any) -> None:
     ]
     written = evaluate.answers(*shipped, [chat.prompt([user(text)], tools) for text, tools, _ in cases])
     assert [text.rpartition("</think>\n\n")[2] for text in written] == [expected for *_, expected in cases]
+
+
+def test_the_core_answers_as_transformers_does() -> None:
+    for skill in ("call", "repeat"):
+        plain, served = (evaluate.evaluate(MODEL_DIR, 6, [skill], options)[skill] for options in (None, Options()))
+        assert [one.written for one in served] == [one.written for one in plain]
