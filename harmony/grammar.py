@@ -16,6 +16,8 @@ from events.inputs import GrammarFormat
 from harmony.tools import Offered
 
 _LINE = "\n"
+GAPS = r"[ \t\r\n]{0,16}"
+"""Blanks that JSON may have in one place: enough to be indented; small models would write them for ever."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -52,8 +54,9 @@ class Grammar:
         return json.dumps(text, ensure_ascii=False)
 
     def json(self, schema: Mapping[str, Any] | None) -> str:
-        """Any JSON value that the schema allows."""
-        return self.fresh("json", f"%json {json.dumps(ANY_OBJECT if schema is None else schema, ensure_ascii=False)}")
+        """Any JSON value that the schema allows, with blanks between its tokens, but not without end."""
+        held = {**(ANY_OBJECT if schema is None else schema), "x-guidance": {"whitespace_pattern": GAPS}}
+        return self.fresh("json", f"%json {json.dumps(held, ensure_ascii=False)}")
 
     def free(self, *without: str) -> str:
         """Text, at least a character of it, that holds none of these."""

@@ -230,9 +230,9 @@ def overhear(served: Served) -> list[str]:
     player, decode = served.engine, served.house.catalogue.models[0].format.decode
     generate = player.generate
 
-    def recorded(job: Any) -> Any:
+    def recorded(job: Any, hear: Any) -> Any:
         prompts.append(decode(job.tokens))
-        return generate(job)
+        return generate(job, hear)
 
     player.generate = recorded
     return prompts
