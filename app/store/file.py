@@ -7,6 +7,7 @@ somebody reads the latter, the file is looked at for more.
 
 import asyncio
 import os
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -27,6 +28,9 @@ RECENT = 256
 """Logs that have ended and are still in memory."""
 LOOK = 0.05
 """Seconds between two looks for what another process has written."""
+
+NAME = re.compile(r"(?P<machine>[^:]*):(?P<pid>\d+):(?P<birth>\d*):[0-9a-f]*")
+"""Of a writer, as a `FileStore` calls itself."""
 
 _log = structlog.get_logger("antiphon.store")
 
@@ -197,11 +201,12 @@ class FileStore:
 
     def _alive(self, name: str, beat: float) -> bool:
         """Whether a writer lives: on this machine its process tells, on another one its heart."""
-        machine, pid, birth, _ = name.split(":")
         if name == self.name:
             return True
-        if machine == _machine() and birth and _birth(int(pid)) != birth:
-            return False
+        if (found := NAME.fullmatch(name)) and found["machine"] == _machine():
+            birth = _birth(int(found["pid"]))
+            if found["birth"] and birth != found["birth"]:
+                return False
         return time.time() - beat < self._times.lease
 
 

@@ -124,7 +124,7 @@ class Writer:
         for left in range(PATIENCE, 0, -1):
             try:
                 lost = self._transact(batch)
-            except sqlite3.Error as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is: who waits for this thread would wait for ever
                 self._guard(self._disk.rollback)
                 _log.error("the store cannot be written", fault=str(error), tries=left - 1)
                 time.sleep(0.1)
@@ -184,10 +184,10 @@ class Writer:
         """Do what may fail now and is done again later."""
         try:
             work()
-        except sqlite3.Error as error:
+        except Exception as error:  # noqa: BLE001  # as above
             self._disk_fault(error)
 
-    def _disk_fault(self, error: sqlite3.Error) -> None:
+    def _disk_fault(self, error: Exception) -> None:
         _log.error("the store cannot be written", fault=str(error))
         with contextlib.suppress(sqlite3.Error):
             self._disk.rollback()

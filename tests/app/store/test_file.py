@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -194,6 +195,7 @@ async def test_the_living_are_left_alone_and_who_comes_back_late_is_told_so(path
         await log.settled()
         await asyncio.sleep(0.3)
         assert not log.ended and one._disk.writer("resp_a") == one.name
+        one._writer._alive = lambda *_: True
         disk = Disk(path)
         disk.begin(sync=True)
         assert disk.take("resp_a", one.name, "other") and not disk.take("resp_a", one.name, "third")
@@ -203,6 +205,34 @@ async def test_the_living_are_left_alone_and_who_comes_back_late_is_told_so(path
         assert log.keeper is None, "it is kept here no more; its readers do not wait for ever"
         assert disk.writer("resp_a") == "other" and len(disk.frames("resp_a")) < len(log.frames)
         disk.close()
+
+
+async def test_a_writer_lives_while_its_process_or_on_another_machine_its_heart_does(path: Path) -> None:
+    now = time.time()
+    async with opened(path) as store:
+        mine = store.name.split(":")
+        dead = ":".join([*mine[:2], str(int(mine[2]) + 1), "ab"])  # the same process id, begun at another time
+        assert store._alive(store.name, 0.0) and not store._alive(dead, now)
+        for name in ("elsewhere:1:2:ab", "of another version", ""):
+            assert store._alive(name, now) and not store._alive(name, now - 60)
+
+
+async def test_nothing_that_goes_wrong_ends_the_thread_that_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.store.writer.PATIENCE", 1)
+    async with opened(path) as store:
+        with monkeypatch.context() as broken:
+            broken.setattr(Disk, "orphans", _broken)
+            broken.setattr(Disk, "put", _broken)
+            first = begun(store, "a", background=True)
+            await asyncio.wait_for(first.finished(), 10)
+            await asyncio.sleep(0.2)
+        second = begun(store, "b", background=True)
+        await asyncio.wait_for(second.finished(), 10)
+        assert store._disk.load("me", "resp_b") is not None
+
+
+def _broken(*_: object) -> None:
+    raise ZeroDivisionError
 
 
 async def test_what_is_old_or_too_much_goes_and_what_runs_stays(path: Path) -> None:
