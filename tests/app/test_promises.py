@@ -52,8 +52,9 @@ def one(name: str, folder: Path) -> ServedModel:
 
 
 @pytest.fixture
-def client(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=60)
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=60) as opened:
+        yield opened
 
 
 def ask(client: openai.OpenAI, said: str = "Hi", model: str = "ignorant", **more: Any) -> Any:

@@ -48,8 +48,16 @@ def sdk(served: Served, key: str = KEYS[0]) -> openai.OpenAI:
 
 
 @pytest.fixture
-def client(served: Served) -> openai.OpenAI:
-    return sdk(served)
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with sdk(served) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(served: Served) -> Iterator[openai.OpenAI]:
+    """Somebody else's client."""
+    with sdk(served, KEYS[1]) as opened:
+        yield opened
 
 
 def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
@@ -339,8 +347,7 @@ def test_what_was_deleted_is_gone_and_a_running_turn_with_it(served: Served, cli
     assert served.house.turns.running == served.engine.stats().running == 0
 
 
-def test_another_key_sees_none_of_it(served: Served, client: openai.OpenAI) -> None:
-    other = sdk(served, KEYS[1])
+def test_another_key_sees_none_of_it(client: openai.OpenAI, other: openai.OpenAI) -> None:
     made = ask(client, "Forever", background=True)
     (item,) = client.responses.input_items.list(made.id).data
     for use in (
