@@ -16,7 +16,7 @@ from events import sse
 from events.base import Event
 from events.inputs import AnyInput
 from events.response import ConversationRef, Response
-from events.stream import Completed, Failed, Incomplete, LifecycleEvent
+from events.stream import LifecycleEvent, Terminal
 
 MOST_AT_ONCE = 256
 """Frames that a reader is given in one list: who reads a long log from its start must not need memory for all of it."""
@@ -44,9 +44,9 @@ class Frame(Struct, frozen=True, gc=False):
         return cls(event, sse.encode(event), detail)
 
 
-def ends(event: Event) -> bool:
-    """Whether it is a response's last."""
-    return isinstance(event, Completed | Incomplete | Failed)
+def ends(frames: Sequence[Frame]) -> bool:
+    """Whether the last of these frames is its response's last."""
+    return bool(frames) and isinstance(frames[-1].event, Terminal)
 
 
 class Keeper(Protocol):

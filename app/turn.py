@@ -110,7 +110,7 @@ class Turn:
 
     def _queue(self) -> None:
         """Say that the job waits, once: nobody is to wait for the first word until it is admitted."""
-        if not self._admitted and not self.log.frames:
+        if not self.log.frames:
             self._scribe.queue()
             self._open()
 

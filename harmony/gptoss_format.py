@@ -121,7 +121,7 @@ class GptOssFormat:
             kind, body = _typed(offer, rules, constrain)
             header = f'({to} {channel} "commentary" | {channel} "commentary{to[1:]})'
             sides.append(f"{header} {kind} {message} {body}")
-        return rules.finish(*(f"aside* {side}" for side in sides))
+        return rules.finish(*(f"aside* {side}" for side in sides)) if sides else None
 
     def encode(self, text: str) -> list[int]:
         """Text as the model would speak it: markers become their ids."""

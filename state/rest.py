@@ -33,7 +33,7 @@ def rest(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
     """
     if not events:
         raise ValueError("a response that never began has no end")
-    if isinstance(events[-1], ev.Completed | ev.Incomplete | ev.Failed):
+    if isinstance(events[-1], ev.Terminal):
         return []
     response = _response(events, ResponseError(code=code, message=message))
     voice = Voice(len(events))

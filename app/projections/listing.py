@@ -1,37 +1,12 @@
-"""Lists of items as the API pages through them."""
+"""Lists of items as the API tells them."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from app.errors import ApiError, clip, invalid_type, invalid_value
+from app.requests.pages import Page
 from events.inputs import AnyInput, HostedInput, InputMessage
-
-MOST = 100
-USUAL = 20
-
-
-class Page(Struct, frozen=True):
-    """A part of a list: items from `start` up to `end`, counted from the end the list is read from."""
-
-    start: int
-    end: int
-    falling: bool
-
-
-def page(asked: Mapping[str, str], items: Sequence[AnyInput]) -> Page:
-    """The page that the query asks for: `order` (desc), `limit` (20; 1 to 100), `after` an id. Raises `ApiError`."""
-    falling = _order(asked) == "desc"
-    start, after = 0, asked.get("after")
-    if after is not None:
-        ids = [item.id for item in (reversed(items) if falling else items)]
-        if after not in ids:
-            raise invalid_value("after", f"Invalid 'after': there is no item '{clip(after)}' in this list.")
-        start = ids.index(after) + 1
-    return Page(start, start + _limit(asked), falling)
 
 
 def listing(items: Sequence[AnyInput], part: Page) -> bytes:
@@ -65,26 +40,3 @@ def told(item: AnyInput) -> dict[str, Any]:
     if said["type"] not in ("reasoning", "additional_tools", "compaction"):
         said.setdefault("status", "completed")
     return said
-
-
-def _order(asked: Mapping[str, str]) -> str:
-    order = asked.get("order", "desc")
-    if order not in ("asc", "desc"):
-        message = f"Invalid value: '{clip(order)}'. Supported values are: 'asc' and 'desc'."
-        raise invalid_value("order", message)
-    return order
-
-
-def _limit(asked: Mapping[str, str]) -> int:
-    sent = asked.get("limit")
-    if sent is None:
-        return USUAL
-    if not re.fullmatch(r"-?[0-9]{1,9}", sent):
-        raise invalid_type("limit", "an integer", sent)
-    if int(sent) < 1:
-        message = f"Invalid 'limit': integer below minimum value. Expected a value >= 1, but got {sent} instead."
-        raise ApiError(400, "integer_below_min_value", message, "limit")
-    if int(sent) > MOST:
-        message = f"Invalid 'limit': integer above maximum value. Expected a value <= {MOST}, but got {sent} instead."
-        raise ApiError(400, "integer_above_max_value", message, "limit")
-    return int(sent)

@@ -57,18 +57,18 @@ class Input(Struct, frozen=True):
     tools: Tools = Tools()
 
 
-def read(value: str | Sequence[Any], lookup: Lookup) -> Input:
-    """The `input` of a request. Raises `ApiError`: 400 naming the place, 404 for a reference to nothing."""
+def read(value: str | Sequence[Any], lookup: Lookup, param: str = "input") -> Input:
+    """The items at `param` of a request. Raises `ApiError`: 400 naming the place, 404 for a reference to nothing."""
     if isinstance(value, str):
         return Input((InputMessage(role="user", content=value),))
     if not value:
-        raise missing("input")
+        raise missing(param)
     items: list[AnyInput] = []
     for index, entry in enumerate(value):
-        path = f"input[{index}]"
+        path = f"{param}[{index}]"
         item = read_item(entry, path)
         if isinstance(item, ItemReference):
-            item = _resolve(item, path, lookup)
+            item = _resolve(item, path, lookup, param)
         items.append(item)
     return Input(tuple(items), joined(items))
 
@@ -161,11 +161,11 @@ def _check_parts(content: Any, allowed: tuple[str, ...], path: str) -> None:
         c.one_of(allowed)(part["type"], f"{place}.type")
 
 
-def _resolve(reference: ItemReference, path: str, lookup: Lookup) -> AnyInput:
+def _resolve(reference: ItemReference, path: str, lookup: Lookup, param: str) -> AnyInput:
     """The item that a reference means, as if the client had sent it."""
     found = lookup(reference.id or "")
     if found is None:
-        raise not_found(f"Item with id '{clip(reference.id or '')}' not found.", "input")
+        raise not_found(f"Item with id '{clip(reference.id or '')}' not found.", param)
     if isinstance(found, HostedInput):
         return found
     return read_item(msgspec.to_builtins(found), path)

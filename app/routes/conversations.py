@@ -12,15 +12,16 @@ from litestar.response import Response
 from app.errors import ApiError, clip, missing, not_found, unknown
 from app.house import AnyRequest, house, owner
 from app.past import identified
-from app.projections.listing import listing, page, told
+from app.projections.listing import listing, told
 from app.requests import checks as c
 from app.requests import items as items_of
 from app.requests.decode import document
 from app.requests.fields import METADATA
+from app.requests.pages import Page, page
 from app.routes.replies import json_reply
 from app.store import Conversation
 from app.turns import mint
-from events.inputs import AnyInput, ItemReference
+from events.inputs import AnyInput
 
 MOST = 20
 """Items that may be added at once."""
@@ -67,7 +68,7 @@ async def add(request: AnyRequest, conversation_id: FromPath[str]) -> Response[A
     found, body = _find(request, conversation_id), await _body(request, {"items"})
     items = _items(request, _needed(body, "items"))
     house(request).store.add(owner(request), found.id, items)
-    return json_reply(listing(items, page({"order": "asc", "limit": str(MOST)}, items)))
+    return json_reply(listing(items, Page(0, MOST, falling=False)))
 
 
 @get("/v1/conversations/{conversation_id:str}/items")
@@ -115,11 +116,8 @@ def _needed(body: Mapping[str, Any], key: str) -> Any:
 
 def _items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     c.array_of(c.obj, MOST)(sent, "items")
-    items = tuple(items_of.read_item(entry, f"items[{index}]") for index, entry in enumerate(sent))
-    if any(isinstance(item, ItemReference) for item in items):
-        lookup = partial(house(request).store.item, owner(request))
-        items = items_of.read(sent, lookup).items
-    return identified(items, mint("items"))
+    lookup = partial(house(request).store.item, owner(request))
+    return identified(items_of.read(sent, lookup, "items").items if sent else (), mint("items"))
 
 
 def _find(request: AnyRequest, conversation_id: str) -> Conversation:

@@ -6,7 +6,7 @@ from typing import Any
 from app.errors import from_engine
 from app.house import AnyRequest, house
 from app.routes.replies import unless_gone
-from engine.protocol import EngineError, overloaded
+from engine.protocol import EngineError
 
 
 async def awake(request: AnyRequest, body: Mapping[str, Any]) -> None:
@@ -19,8 +19,6 @@ async def awake(request: AnyRequest, body: Mapping[str, Any]) -> None:
     if model is None:
         return
     try:
-        if house(request).turns.full(model.engine):
-            raise overloaded()
         if model.engine.obstacle() is None:
             await model.engine.ready()
         else:

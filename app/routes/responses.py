@@ -13,9 +13,10 @@ from app.house import AnyRequest, house, owner
 from app.log import Log
 from app.past import Past
 from app.projections import responses
-from app.projections.listing import listing, page
+from app.projections.listing import listing
 from app.requests.decode import document
-from app.requests.responses import read
+from app.requests.pages import page
+from app.requests.responses import Asked, read
 from app.routes.engines import awake
 from app.routes.replies import collect, json_reply, open_turns, stream_reply, unless_gone
 
@@ -25,11 +26,7 @@ RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 @post("/v1/responses", status_code=200)
 async def create(request: AnyRequest) -> Response[Any]:
     """One turn of a model, streamed or whole."""
-    home = house(request)
-    past = Past(home.store, owner(request))
-    body = document(await request.body())
-    await awake(request, body)
-    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.earlier)
+    home, asked = house(request), await _asked(request)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
         return stream_reply(responses.ResponsesStream(logs[0]), home)
@@ -41,12 +38,8 @@ async def create(request: AnyRequest) -> Response[Any]:
 @post("/v1/responses/input_tokens", status_code=200)
 async def input_tokens(request: AnyRequest) -> Response[Any]:
     """How many tokens the input of such a request would have. Nothing is generated and nothing is kept."""
-    home = house(request)
-    past = Past(home.store, owner(request))
-    body = document(await request.body())
-    await awake(request, body)
-    asked = read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.earlier)
-    count = await unless_gone(request, home.turns.count(asked.model, asked.spec, owner(request)))
+    asked = await _asked(request)
+    count = await unless_gone(request, house(request).turns.count(asked.model, asked.spec, owner(request)))
     return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": count}))
 
 
@@ -88,6 +81,14 @@ async def input_items(request: AnyRequest, response_id: FromPath[str]) -> Respon
     """What was put in with the request, the latest item first where no other order is asked for."""
     log = _find(request, response_id)
     return json_reply(listing(log.given, page(request.query_params, log.given)))
+
+
+async def _asked(request: AnyRequest) -> Asked:
+    """What the body asks for, once there is an engine to take it."""
+    home, past = house(request), Past(house(request).store, owner(request))
+    body = document(await request.body())
+    await awake(request, body)
+    return read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.earlier)
 
 
 def _find(request: AnyRequest, response_id: str) -> Log:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from app.log import Frame, Log
+from app.log import Frame, Log, ends
 from app.store import Conversation
 from events import stream as ev
 from events.inputs import AnyInput
@@ -116,7 +116,7 @@ class Disk:
         self._line.executemany("INSERT INTO events (response, number, data) VALUES (?, ?, ?)", rows)
         done = (frame.event.item.id for frame in frames if isinstance(frame.event, ev.ItemDone))
         self._items(owner, response_id, done)
-        if isinstance(frames[-1].event, ev.Completed | ev.Incomplete | ev.Failed):
+        if ends(frames):
             size = "(SELECT sum(length(data)) FROM events WHERE response = id)"
             self._line.execute(f"UPDATE responses SET writer = NULL, size = {size} WHERE id = ?", (response_id,))  # noqa: S608
 

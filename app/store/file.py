@@ -14,13 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-import structlog
-
-from app.log import Log
+from app.log import Log, ends
 from app.spoken import item_of
 from app.store import Conversation
 from app.store.disk import Disk, inspect
-from app.store.writer import Delete, Order, Put, Say, Times, Writer, ends
+from app.store.writer import Delete, Order, Say, Times, Writer
 from events.inputs import AnyInput
 from events.response import OutputItem
 
@@ -31,8 +29,6 @@ LOOK = 0.05
 
 NAME = re.compile(r"(?P<machine>[^:]*):(?P<pid>\d+):(?P<birth>\d*):[0-9a-f]*")
 """Of a writer, as a `FileStore` calls itself."""
-
-_log = structlog.get_logger("antiphon.store")
 
 
 class FileStore:
@@ -63,11 +59,12 @@ class FileStore:
         """Keep a log from now on."""
         self._live[log.owner, log.id] = log
         log.keeper = self
+        frames = tuple(log.frames)
         if log.head.background:
             log.hold(0)
-        elif log.frames and ends(tuple(log.frames)):
-            log.hold(len(log.frames) - 1)
-        self._writer.order(Put(log, tuple(log.frames)))
+        elif ends(frames):
+            log.hold(len(frames) - 1)
+        self._writer.order(Say(log, frames, first=True))
 
     def keep(self, log: Log, first: int) -> None:
         """A log has grown."""
@@ -163,7 +160,7 @@ class FileStore:
             if ends(frames) and self._live.pop((log.owner, log.id), None) is not None:
                 self._remember(log)
         for order in lost:
-            if not isinstance(order, Delete):
+            if isinstance(order, Say):
                 self._let_go(order.log)
 
     def _let_go(self, log: Log) -> None:

@@ -31,7 +31,7 @@ class MemoryStore:
 
     def keep(self, log: Log, first: int) -> None:
         """A log has grown: what was said in a conversation belongs to it when its response has ended well."""
-        if log.frames[first:] and ends(log.frames[-1].event):
+        if ends(log.frames[first:]):
             self.add(log.owner, log.conversation, spoken(log))
 
     def save(self, owner: str, conversation: Conversation) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from app.log import Frame, Log
-from app.log import ends as is_end
+from app.log import Frame, Log, ends
 from app.spoken import spoken
 from app.store.disk import Disk, LostError
 from state.rest import rest
@@ -41,18 +40,12 @@ class Times(Struct, frozen=True, kw_only=True):
     """How long a response is kept."""
 
 
-class Put(Struct, frozen=True):
-    """A response begins; `frames` were said already."""
-
-    log: Log
-    frames: tuple[Frame, ...]
-
-
 class Say(Struct, frozen=True):
-    """A step of a response."""
+    """A step of a response; with its first one, the response itself."""
 
     log: Log
     frames: tuple[Frame, ...]
+    first: bool = False
 
 
 class Delete(Struct, frozen=True):
@@ -61,7 +54,7 @@ class Delete(Struct, frozen=True):
     response_id: str
 
 
-Order = Put | Say | Delete
+Order = Say | Delete
 
 
 class Writer:
@@ -135,12 +128,12 @@ class Writer:
 
     def _transact(self, batch: list[Order]) -> list[Order]:
         lost: list[Order] = []
-        self._disk.begin(sync=any(not isinstance(order, Delete) and ends(order.frames) for order in batch))
+        self._disk.begin(sync=any(isinstance(order, Say) and ends(order.frames) for order in batch))
         for order in batch:
             if isinstance(order, Delete):
                 self._disk.delete(order.response_id)
                 continue
-            if isinstance(order, Put):
+            if order.first:
                 self._disk.put(order.log, self._name)
             try:
                 self._disk.say(order.log.owner, order.log.id, order.frames, self._name)
@@ -191,8 +184,3 @@ class Writer:
         _log.error("the store cannot be written", fault=str(error))
         with contextlib.suppress(sqlite3.Error):
             self._disk.rollback()
-
-
-def ends(frames: tuple[Frame, ...]) -> bool:
-    """Whether the last of them is a response's last."""
-    return bool(frames) and is_end(frames[-1].event)

@@ -219,8 +219,11 @@ def test_reasoning_stays_free_before_an_answer() -> None:
         assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
 
 
-def test_a_dialect_without_calls_cannot_be_made_to_call() -> None:
+def test_where_no_call_is_possible_none_can_be_demanded() -> None:
     assert kit.tokens_format("plain").grammar(Prompt((), "", False), kit.conversation(**REQUIRED)) is None
+    for name in kit.NAMES:
+        nothing = kit.conversation(tools=ToolTable(), **REQUIRED)
+        assert kit.tokens_format(name).grammar(Prompt((), "", False), nothing) is None, name
 
 
 def test_only_what_was_promised_is_held_to_a_grammar() -> None:
