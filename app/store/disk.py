@@ -262,15 +262,16 @@ def connect(path: Path) -> sqlite3.Connection:
     """A connection to the file, which is made if need be. Raises `StoreError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)  # before sqlite does: what lies beside it gets the same mode
         line = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
         line.execute("PRAGMA journal_mode = WAL")
-        _prepare(line, path)
+        _prepare(line)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"cannot open the store {path}: {error}") from None
     return line
 
 
-def _prepare(line: sqlite3.Connection, path: Path) -> None:
+def _prepare(line: sqlite3.Connection) -> None:
     line.execute("BEGIN IMMEDIATE")
     found = line.execute("PRAGMA user_version").fetchone()[0]
     if found > VERSION:
@@ -284,7 +285,6 @@ def _prepare(line: sqlite3.Connection, path: Path) -> None:
             migrate(line)
     line.execute(f"PRAGMA user_version = {VERSION}")
     line.execute("COMMIT")
-    path.chmod(0o600)
 
 
 def inspect(path: Path) -> None:

@@ -280,5 +280,8 @@ def _full(*_: object) -> None:
 
 
 async def test_the_file_is_for_its_owner_only(path: Path) -> None:
-    async with opened(path):
-        assert (mode_of(path), mode_of(path.parent)) == (0o600, 0o700)
+    async with opened(path) as store:
+        await begun(store, "a").settled()
+        assert mode_of(path.parent) == 0o700
+        names = {file.name: mode_of(file) for file in path.parent.iterdir()}
+        assert len(names) == 3 and set(names.values()) == {0o600}, names
