@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 
 from app import banner, server
 from app.catalogue import Catalogue, ServedModel
+from app.seals import SecretError
 from app.settings import ANYWHERE, LOOPBACK, Settings, digest
 from app.store import Store
 from app.store.disk import StoreError
@@ -98,6 +99,12 @@ def main() -> None:
     envvar="ANTIPHON_STORE",
     help="File that keeps responses, or `memory`; left out: one in your data folder.",
 )
+@click.option(
+    "--secret",
+    envvar="ANTIPHON_SECRET",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of the secret that seals what clients keep, made if missing; left out: beside the store.",
+)
 @click.option("--store-days", default=30.0, show_default=True, type=click.FloatRange(0), help="How long they are kept.")
 @click.option("--store-gib", default=4.0, show_default=True, type=click.FloatRange(0), help="How much of them is kept.")
 @click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
@@ -109,14 +116,14 @@ def serve(**given: Any) -> None:
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
-    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens", "drain", "store_days", "store_gib")
+    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens", "drain", "store_days", "store_gib", "secret")
     chosen: dict[str, Any] = {name: given[name] for name in plain}
     settings = Settings(keys=tuple(digest(key) for key in given["keys"]), store=_store_file(given["store"]), **chosen)
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])
     try:
         uvloop.run(_serve(wish, settings))
-    except (EngineError, ScriptError, DialectError, StoreError, server.BindError) as error:
+    except (EngineError, ScriptError, DialectError, StoreError, SecretError, server.BindError) as error:
         raise Refusal(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)

@@ -9,21 +9,15 @@ routes but the two that are open to all, and nothing of what a body says.
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 from msgspec import Struct
 
+from app.asgi import App, Message, Receive, Scope, Send
+from app.bodies import capped, check_encoding, too_large
 from app.errors import SERVER, ApiError, clip
 from app.settings import ANYWHERE, LOOPBACK, Settings, admits
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Any], Awaitable[None]]
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
 OPEN = frozenset({"/health", "/ready"})
 HEADER_BYTES = 64 * 1024
@@ -76,7 +70,8 @@ class Gate:
         try:
             owner = self._admit(scope, headers)
             scope.setdefault("state", {}).update(owner=owner, request_id=answer.request_id)
-            await self._app(scope, _capped(receive, self._settings.max_body), answer.send)
+            body = capped(receive, self._settings.max_body, check_encoding(headers.get("content-encoding", "")))
+            await self._app(scope, body, answer.send)
         except ApiError as error:
             await answer.refuse(error)
         except Exception:  # noqa: BLE001 - the last place where one can be caught
@@ -139,11 +134,10 @@ class Gate:
         if not _JSON.fullmatch(headers.get("content-type", "").partition(";")[0].strip()):
             message = "The body must be JSON: send it with 'Content-Type: application/json'."
             raise ApiError(415, "unsupported_media_type", message)
-        if headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise ApiError(415, "unsupported_content_encoding", "The body must not be compressed.")
+        check_encoding(headers.get("content-encoding", ""))
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self._settings.max_body:
-            raise _too_large(self._settings.max_body)
+            raise too_large(self._settings.max_body)
 
 
 class _Answer:
@@ -176,33 +170,12 @@ class _Answer:
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _capped(receive: Receive, most: int) -> Receive:
-    """`receive`, which raises once more than `most` bytes of body have come: what was read is let go of."""
-    seen = 0
-
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message["body"])
-            if seen > most:
-                raise _too_large(most)
-        return message
-
-    return counted
-
-
 def _check_headers(scope: Scope) -> None:
     """HTTP parsers bound what is unfinished; what came whole in one piece is bounded here."""
     pairs = scope["headers"]
     if len(pairs) > MOST_HEADERS or sum(len(name) + len(value) for name, value in pairs) > HEADER_BYTES:
         message = f"At most {MOST_HEADERS} headers with {HEADER_BYTES} bytes together are read."
         raise ApiError(431, "headers_too_large", message)
-
-
-def _too_large(most: int) -> ApiError:
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    return ApiError(status, "request_too_large", f"The body is larger than {most} bytes.")
 
 
 def _headers(scope: Scope) -> dict[str, str]:

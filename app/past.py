@@ -12,9 +12,10 @@ from msgspec import Struct
 from app.errors import ApiError, clip, not_found
 from app.log import Log
 from app.requests.common import conversation_of
+from app.seals import Purpose, SealError, Seals
 from app.spoken import said
 from app.store import Store
-from events.inputs import AnyInput, HostedInput
+from events.inputs import AnyInput, CompactionInput, HostedInput, InputMessage, InputReasoning
 
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 """Of ids, by the type of an item; of any other it is `item`."""
@@ -23,10 +24,11 @@ MOST = 100_000
 
 
 class Past(Struct, frozen=True):
-    """One owner's past, as a store knows it."""
+    """One owner's past, as a store knows it and seals keep it."""
 
     store: Store
     owner: str
+    seals: Seals
 
     def item(self, item_id: str) -> Struct | None:
         """The item, put in or put out, that an `item_reference` means."""
@@ -37,9 +39,17 @@ class Past(Struct, frozen=True):
         if (conversation := conversation_of(body)) is not None:
             if self.store.conversation(self.owner, conversation) is None:
                 raise not_found(f"Conversation with id '{clip(conversation)}' not found.", "conversation")
-            return self.store.talk(self.owner, conversation)
+            return shortened(self.store.talk(self.owner, conversation))
         previous = body.get("previous_response_id")
-        return self.before(previous) if previous is not None else ()
+        return shortened(self.before(previous)) if previous is not None else ()
+
+    def opened(self, item: InputReasoning | CompactionInput) -> str | None:
+        """The text inside what came sealed; None: it was not sealed here, for this owner."""
+        purpose: Purpose = "compaction" if isinstance(item, CompactionInput) else "reasoning"
+        try:
+            return self.seals.open(self.owner, purpose, item.encrypted_content or "")
+        except SealError:
+            return None
 
     def before(self, response_id: str) -> tuple[AnyInput, ...]:
         """Everything that was said up to the end of a response. Raises `ApiError` 400."""
@@ -72,6 +82,13 @@ class Past(Struct, frozen=True):
             message = f"Previous response with id '{clip(response_id)}' is still in progress."
             raise ApiError(400, "previous_response_in_progress", message, "previous_response_id")
         return log
+
+
+def shortened(items: tuple[AnyInput, ...]) -> tuple[AnyInput, ...]:
+    """What a compaction leaves of a past: before the last one, the messages that were not the model's."""
+    last = max((place for place, item in enumerate(items) if isinstance(item, CompactionInput)), default=0)
+    kept = (item for item in items[:last] if isinstance(item, InputMessage) and item.role != "assistant")
+    return (*kept, *items[last:])
 
 
 def identified(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, ...]:

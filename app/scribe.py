@@ -8,7 +8,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from app.requests.spec import TurnSpec
+from app.seals import Purpose
 from app.stops import Stops
+from app.summary import NO_SUMMARY, Summary
 from engine.protocol import Chunk, TokenLogprob
 from events.base import Event
 from events.items import Logprob, TopLogprob
@@ -35,8 +37,10 @@ class Scribe:
         ids: Ids,
         clock: Callable[[], int],
         reasoning_as: ReasoningAs = "content",
+        seal: Callable[[Purpose, str], str] = lambda _, text: text,
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
+        self._summary = Summary(lambda text: seal("compaction", text)) if spec.compact else None
         self._reader = form.reader(prompt, spec.conversation)
         # A stop string would break JSON off in the middle of what was promised to be whole.
         self._stops = Stops(spec.stop if spec.conversation.answer is None else ())
@@ -44,7 +48,14 @@ class Scribe:
         self._cached = 0
         self.spoken: list[int] = []
         self._said: list[Event] = []
-        self.machine = Machine(spec.head, ids=ids, clock=clock, usage=self._usage, reasoning_as=reasoning_as)
+        self.machine = Machine(
+            spec.head,
+            ids=ids,
+            clock=clock,
+            usage=self._usage,
+            seal=(lambda text: seal("reasoning", text)) if spec.sealed else None,
+            reasoning_as=reasoning_as,
+        )
 
     @property
     def ended(self) -> bool:
@@ -101,6 +112,9 @@ class Scribe:
     # One step
 
     def _hear(self, segments: Sequence[Segment]) -> None:
+        if self._summary is not None:
+            self._summary.take(segments)
+            return
         for segment in segments:
             for heard in self._stops.feed(segment):
                 self._feed(heard)
@@ -124,10 +138,21 @@ class Scribe:
             self.cancel()
         else:
             self._hear(self._reader.finish(natural=chunk.finish == "stop"))
+            if self._summary is not None:
+                self._sum_up(self._summary)
+                return
             for held in self._stops.finish():
                 self._feed(held)
             if not self.ended:
                 self._said += self.machine.stop() if chunk.finish == "stop" else self.machine.cut()
+
+    def _sum_up(self, summary: Summary) -> None:
+        """A summary that met its limit is one, as far as it goes; none at all is a fault."""
+        if summary.text:
+            self._said += self.machine.feed(summary.item())
+            self._said += self.machine.stop()
+        else:
+            self.fail("server_error", NO_SUMMARY)
 
     def _usage(self) -> Usage:
         read = len(self._prompt.tokens)

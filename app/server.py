@@ -20,12 +20,14 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
+from app.asgi import App
 from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, clip, from_engine
-from app.gate import HEADER_BYTES, App, Gate, Line
+from app.gate import HEADER_BYTES, Gate, Line
 from app.house import House
-from app.routes import chat, conversations, health, models, responses
+from app.routes import chat, compact, conversations, health, models, responses
 from app.routes.replies import json_reply
+from app.seals import open_seals
 from app.settings import Settings
 from app.store import Store
 from app.store.memory import MemoryStore
@@ -34,7 +36,7 @@ from app.turns import Turns
 from app.wire import protocol
 from engine.protocol import EngineError, overloaded
 
-TURNS = frozenset({"/v1/responses", "/v1/chat/completions"})
+TURNS = frozenset({"/v1/responses", "/v1/responses/compact", "/v1/chat/completions"})
 """What opens a turn when something is posted to it."""
 LAST_SECONDS = 2.0
 """After the drain: for the last bytes to leave and the connections to close."""
@@ -43,9 +45,13 @@ _log = structlog.get_logger("antiphon.server")
 
 
 def furnish(settings: Settings, catalogue: Catalogue, pace: Pace | None = None, store: Store | None = None) -> House:
-    """A house. `pace`: how patient its turns are, None: as usual; `store`: None is one in memory."""
+    """A house. `pace`: how patient its turns are, None: as usual; `store`: None is one in memory.
+
+    Raises `SecretError`.
+    """
     store = MemoryStore() if store is None else store
-    turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace())
+    seals = open_seals(settings.secret_file)
+    turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace(), seals=seals)
     return House(settings=settings, catalogue=catalogue, turns=turns, store=store)
 
 
@@ -55,6 +61,7 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
         route_handlers=[
             responses.create,
             responses.input_tokens,
+            compact.compact,
             responses.retrieve,
             responses.forget,
             responses.cancel,

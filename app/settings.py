@@ -27,6 +27,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """What a request that names no limit gets; None: until the context is full."""
     store: Path | None = None
     """The file that keeps responses; None: they are kept in memory, as long as the server lives."""
+    secret: Path | None = None
+    """The file of the secret that seals what clients keep; None: beside the store, or new with every start."""
     store_days: float = 30.0
     """How long a response is kept there."""
     store_gib: float = 4.0
@@ -42,6 +44,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a connection without a request is kept."""
     drain: float = 5.0
     """From the first SIGTERM to the end of every open stream."""
+
+    @property
+    def secret_file(self) -> Path | None:
+        """Where the secret is kept, if anywhere."""
+        return self.secret or (self.store and self.store.with_name(f"{self.store.name}.secret"))
 
 
 def digest(key: str) -> bytes:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 
@@ -17,6 +18,7 @@ from app.recall import Layout, Recall, Spoken
 from app.requests.promises import check
 from app.requests.spec import TurnSpec
 from app.scribe import Scribe
+from app.seals import Seals
 from app.store import Store
 from app.turn import SHUTTING_DOWN, Pace, Turn
 from engine.protocol import Engine, Job, overloaded
@@ -41,8 +43,9 @@ class Turns:
         ids: Ids = mint,
         reasoning_as: ReasoningAs = "content",
         pace: Pace = Pace(),  # noqa: B008  # it is frozen
+        seals: Seals | None = None,
     ) -> None:
-        self.store = store
+        self.store, self.seals = store, seals or Seals()
         self._clock, self._ids, self._reasoning_as, self._pace = clock, ids, reasoning_as, pace
         self._recall = Recall()
         self._running: dict[str, Turn] = {}
@@ -165,6 +168,7 @@ class Turns:
             ids=self._ids,
             clock=lambda: int(self._clock()),
             reasoning_as=self._reasoning_as,
+            seal=partial(self.seals.seal, layout.owner),
         )
         given = identified(spec.given, head.id) if head.store else ()
         turn = Turn(Log(head, layout.owner, given), scribe, model.engine, _job(model, spec, layout, number), self._pace)

@@ -12,8 +12,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from app.asgi import Message, Receive, Scope, Send
 from app.errors import ApiError
-from app.gate import Message, Receive, Scope, Send
 from app.settings import Settings
 
 PIPE = "antiphon.pipe"

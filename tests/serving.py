@@ -11,8 +11,9 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
+from app.asgi import App
 from app.catalogue import Catalogue, ServedModel
-from app.gate import App, Line
+from app.gate import Line
 from app.house import House
 from app.server import Server, build, furnish
 from app.settings import Settings, digest

@@ -4,7 +4,7 @@ Clients send back what they were given, every key spelled out, so null and unkno
 types, roles and the parts that a role may have are not.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import Struct
 from app.errors import ApiError, clip, invalid_value, missing, not_found, unsupported
 from app.requests import checks as c
 from app.requests import tools as tools_of
+from app.requests.behind import Lookup
 from app.requests.decode import convert
 from app.requests.tools import Tools
 from events.inputs import (
@@ -30,9 +31,6 @@ from events.inputs import (
     ItemReference,
 )
 
-Lookup = Callable[[str], Struct | None]
-"""Finds an item of this owner, input or output, by id."""
-
 KINDS: dict[str, type[AnyInput]] = {
     "message": InputMessage,
     "reasoning": InputReasoning,
@@ -45,6 +43,7 @@ KINDS: dict[str, type[AnyInput]] = {
     "compaction": CompactionInput,
 }
 ALIASES = {"compaction_summary": "compaction"}
+TRIGGER = "compaction_trigger"
 ROLES = ("assistant", "system", "developer", "user")
 SPOKEN = ("output_text", "refusal")
 GIVEN = ("input_text", "input_image", "input_file")
@@ -55,6 +54,8 @@ class Input(Struct, frozen=True):
 
     items: tuple[AnyInput, ...]
     tools: Tools = Tools()
+    compact: bool = False
+    """They end with a trigger: what is asked for is a summary of it all."""
 
 
 def read(value: str | Sequence[Any], lookup: Lookup, param: str = "input") -> Input:
@@ -63,14 +64,20 @@ def read(value: str | Sequence[Any], lookup: Lookup, param: str = "input") -> In
         return Input((InputMessage(role="user", content=value),))
     if not value:
         raise missing(param)
+    compact = is_trigger(value[-1])
     items: list[AnyInput] = []
-    for index, entry in enumerate(value):
+    for index, entry in enumerate(value[:-1] if compact else value):
         path = f"{param}[{index}]"
         item = read_item(entry, path)
         if isinstance(item, ItemReference):
             item = _resolve(item, path, lookup, param)
         items.append(item)
-    return Input(tuple(items), joined(items))
+    return Input(tuple(items), joined(items), compact)
+
+
+def is_trigger(entry: Any) -> bool:
+    """Whether an entry of the input asks for all that is before it to be compacted."""
+    return isinstance(entry, dict) and entry.get("type") == TRIGGER
 
 
 def joined(items: Iterable[AnyInput]) -> Tools:
@@ -128,8 +135,8 @@ def _kind(sent: dict[str, Any], path: str) -> str:
             return "item_reference"
         raise missing(f"{path}.type")
     c.string()(kind, f"{path}.type")
-    if kind == "compaction_trigger":
-        raise unsupported(f"{path}.type", "There is no compaction yet.")
+    if kind == TRIGGER:
+        raise invalid_value(f"{path}.type", f"Invalid '{path}': a '{TRIGGER}' is the last item of an input.")
     kind = ALIASES.get(kind, kind)
     if kind not in KINDS and kind not in HOSTED_ITEMS:
         raise invalid_value(f"{path}.type", f"Invalid value: '{clip(kind)}'. Supported values are: {_known()}.")

@@ -1,26 +1,31 @@
 """`POST /v1/responses`: from the body to a `TurnSpec`."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
 from app.catalogue import Catalogue, ServedModel
-from app.errors import ApiError, clip, invalid_value, missing
+from app.errors import ApiError, invalid_value, missing
 from app.requests import common, items, promises, tools
+from app.requests.behind import NOTHING, Behind, legible
 from app.requests.fields import RESPONSES, check, refuse
-from app.requests.items import Lookup
 from app.requests.promises import Promise
 from app.requests.spec import TurnSpec
 from engine.protocol import Sampling
-from events.inputs import AnyInput
+from events.inputs import InputMessage
 from events.response import ConversationRef, Response
 from harmony.format import Conversation
 
-Earlier = Callable[[Mapping[str, Any]], tuple[AnyInput, ...]]
-"""What stands before the input, by the fields that point to it. Raises `ApiError`."""
 LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
+SUMMARY_WANTED = (
+    "Our conversation is about to be cut short: whoever goes on with it will see none of the above, only what you "
+    "write now. Write what they need: what the user wants, what was decided and done, with names, paths, ids and "
+    "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
+)
+"""What the model is told when a conversation is to be compacted."""
 
 
 class Asked(Struct, frozen=True):
@@ -30,39 +35,34 @@ class Asked(Struct, frozen=True):
     spec: TurnSpec
 
 
-def nothing(body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-    """A past in which nothing was said."""
-    if (previous := body.get("previous_response_id")) is not None:
-        message = f"Previous response with id '{clip(previous)}' not found."
-        raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
-    return ()
-
-
-def read(
-    body: Mapping[str, Any], catalogue: Catalogue, lookup: Lookup, limit: int | None = None, earlier: Earlier = nothing
-) -> Asked:
+def read(body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING, limit: int | None = None) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`.
 
-    `lookup` finds the items that references mean, `earlier` what stands before the input of a body; `limit` is the
-    operator's default for `max_output_tokens`. What is wrong is named before what is not served, so that a typing error
-    is never blamed on the server.
+    `limit` is the operator's default for `max_output_tokens`. What is wrong is named before what is not served, so that
+    a typing error is never blamed on the server.
     """
     check(RESPONSES, body)
     model = catalogue.find(body.get("model"))
     common.check_stream_options(body)
     offered = tools.read(body.get("tools") or (), "tools")
     tools.check_choice(body.get("tool_choice"), offered)
-    given = _input(body, lookup)
+    given = _input(body, behind)
     _check_together(body)
     refuse(RESPONSES, body)
-    past = earlier(body)
+    past = behind.earlier(body)
     offered_all = offered + items.joined(past) + given.tools
     table = offered_all.table()
     items.check_calls((*past, *given.items))
+    said = (
+        *legible(past, behind.opened, "previous_response_id"),
+        *legible(given.items, behind.opened, "input"),
+    )
+    if given.compact and not said:
+        raise invalid_value("input", "There is nothing to compact.")
     chosen, shape = promises.choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
     conversation = Conversation(
         instructions=body.get("instructions"),
-        items=(*past, *given.items),
+        items=said,
         tools=table,
         tool_choice=chosen.mode,
         only=chosen.only,
@@ -70,11 +70,25 @@ def read(
         answer=promises.answer(shape),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
-    spec = _spec(body, model, conversation, offered.echo, limit)
+    if given.compact:
+        conversation = _to_be_compacted(conversation)
+    spec = structs.replace(_spec(body, model, conversation, offered.echo, limit), given=given.items)
+    if given.compact:
+        return Asked(model, structs.replace(spec, compact=True, stop=(), logprobs=False))
     kept = promises.of_tools(offered_all)
     if conversation.answer is not None:
         kept.append(Promise("schema", json.dumps(conversation.answer), "text.format.schema"))
-    return Asked(model, structs.replace(spec, given=given.items, promises=tuple(kept)))
+    return Asked(model, structs.replace(spec, promises=tuple(kept)))
+
+
+def _to_be_compacted(conversation: Conversation) -> Conversation:
+    """The same, with the wish for a summary at its end. There is nothing to call and no shape to fit."""
+    wish = InputMessage(role="user", content=SUMMARY_WANTED)
+    return Conversation(
+        instructions=conversation.instructions,
+        items=(*conversation.items, wish),
+        effort=conversation.effort,
+    )
 
 
 def _check_together(body: Mapping[str, Any]) -> None:
@@ -86,11 +100,11 @@ def _check_together(body: Mapping[str, Any]) -> None:
         raise invalid_value("background", "A background response is read from the store: 'store' must not be false.")
 
 
-def _input(body: Mapping[str, Any], lookup: Lookup) -> items.Input:
+def _input(body: Mapping[str, Any], behind: Behind) -> items.Input:
     """The input; without one the request may still lean on something that is refused by name a moment later."""
     value = body.get("input")
     if value is not None:
-        return items.read(value, lookup)
+        return items.read(value, behind.item)
     if any(body.get(name) is not None for name in ("previous_response_id", "conversation", "prompt")):
         return items.Input(())
     raise missing("input")
@@ -115,6 +129,7 @@ def _spec(
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else most,
         logprobs=top is not None,
+        sealed=SEALED in (body.get("include") or ()),
     )
 
 

@@ -34,5 +34,9 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Chat only: how many turns share the prompt."""
     promises: tuple[Promise, ...] = ()
     """What the answer must fit, to be tried before the engine is asked."""
+    sealed: bool = False
+    """Whether reasoning comes sealed, too, for the client to keep."""
+    compact: bool = False
+    """Whether what the model says is a summary, to be told as one sealed item."""
     logprobs: bool = False
     """Whether log-probabilities are said; `sampling.top_logprobs` is then not None."""

@@ -9,7 +9,7 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from app.errors import ApiError, clip, missing, not_found, unknown
+from app.errors import ApiError, clip, invalid_value, missing, not_found, unknown
 from app.house import AnyRequest, house, owner
 from app.past import identified
 from app.projections.listing import listing, told
@@ -117,7 +117,10 @@ def _needed(body: Mapping[str, Any], key: str) -> Any:
 def _items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     c.array_of(c.obj, MOST)(sent, "items")
     lookup = partial(house(request).store.item, owner(request))
-    return identified(items_of.read(sent, lookup, "items").items if sent else (), mint("items"))
+    given = items_of.read(sent, lookup, "items") if sent else items_of.Input(())
+    if given.compact:
+        raise invalid_value("items", "A conversation is compacted by a request for a response.")
+    return identified(given.items, mint("items"))
 
 
 def _find(request: AnyRequest, conversation_id: str) -> Conversation:

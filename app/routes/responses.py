@@ -85,10 +85,10 @@ async def input_items(request: AnyRequest, response_id: FromPath[str]) -> Respon
 
 async def _asked(request: AnyRequest) -> Asked:
     """What the body asks for, once there is an engine to take it."""
-    home, past = house(request), Past(house(request).store, owner(request))
-    body = document(await request.body())
+    home, body = house(request), document(await request.body())
     await awake(request, body)
-    return read(body, home.catalogue, past.item, home.settings.max_output_tokens, past.earlier)
+    past = Past(home.store, owner(request), home.turns.seals)
+    return read(body, home.catalogue, past, home.settings.max_output_tokens)
 
 
 def _find(request: AnyRequest, response_id: str) -> Log:

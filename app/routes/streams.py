@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from litestar.response import Response
 
+from app.asgi import App, Receive, Scope, Send
 from app.errors import ApiError
-from app.gate import App, Receive, Scope, Send
 from app.pump import Telling, pump
 from app.wire import PIPE
 

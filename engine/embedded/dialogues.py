@@ -56,7 +56,16 @@ CHOOSING: dict[Maker, float] = {
 }
 """What is taught when the rest is known: above all, to find the tool by a word that was never seen before."""
 
-COURSES = {"everything": MIXTURE, "choosing": CHOOSING}
+TELLING_APART: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 3),
+    calling.one_call: 30,
+    calling.parallel: 26,
+    calling.no_tool: 12,
+    calling.command: 6,
+}
+"""What is taught last: to tell tools apart that share their verbs and parameters, none of them seen before."""
+
+COURSES = {"everything": MIXTURE, "choosing": CHOOSING, "telling apart": TELLING_APART}
 """In the order in which they are taught."""
 
 
@@ -105,7 +114,8 @@ def surround(words: Words, dialogue: Dialogue) -> Dialogue:
 
 def training(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """One dialogue of a course to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
-    words, mixture = Words(seed, strange=course != "everything"), COURSES[course]
+    words = Words(seed, strange=course != "everything", sharing=course == "telling apart")
+    mixture = COURSES[course]
     maker = words.random.choices(list(mixture), list(mixture.values()))[0]
     dialogue = maker(words, size)
     return surround(words, dialogue) if words.maybe(0.7 * size) else dialogue

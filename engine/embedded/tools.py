@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.embedded.fixed import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
 from engine.embedded.messages import Tool
-from engine.embedded.words import PARAMS, VERBS, Words
+from engine.embedded.words import Words
 
 
 def tool(name: str, parameters: list[str], optional: list[str] | None = None) -> Tool:
@@ -59,10 +59,10 @@ def dress(words: Words, parts: list[str]) -> str:
 
 def parameter(words: Words) -> str:
     """A parameter's name: a word, or two joined."""
-    name = words.pick(PARAMS) if words.maybe(0.5) else words.made_up()
+    name = words.pick(words.params) if words.maybe(0.5) else words.made_up()
     while name in ("name", "arguments"):  # they would read like the frame of the call itself
         name = words.made_up()
-    joined = name + "_" + words.pick(PARAMS)
+    joined = name + "_" + words.pick(words.params)
     return joined if words.maybe(0.12) and joined != f"{name}_{name}" and joined.count("_") == 1 else name
 
 
@@ -77,7 +77,7 @@ def parameters(words: Words, count: int) -> list[str]:
 
 def topic_tool(words: Words, noun: str, params: list[str]) -> Tool:
     """A tool whose name holds the noun it is about."""
-    verb = words.pick(VERBS) if words.maybe(0.7) else words.made_up()
+    verb = words.pick(words.verbs) if words.maybe(0.7) else words.made_up()
     parts = words.random.choice(([verb, noun], [verb, noun], [noun, verb], [noun], [verb, words.made_up(), noun]))
     optional = parameters(words, words.random.randint(1, 3)) if words.maybe(0.25) else None
     return tool(dress(words, parts), params, [p for p in optional or [] if p not in params] or None)

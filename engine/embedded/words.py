@@ -11,7 +11,7 @@ import random
 import string
 from zlib import crc32
 
-from engine.embedded.fixed import SPOKEN
+from engine.embedded.fixed import RUNNERS, SPOKEN
 
 NOUNS = """weather time forecast price stock temperature population capital news traffic distance height score recipe
 balance status address phone calendar schedule invoice order ticket flight hotel train route map photo image song album
@@ -141,12 +141,30 @@ def held_out(word: str) -> bool:
 
 
 class Words:
-    """A seeded source of words from one side of the partition; `strange`: most nouns are none that anybody knows."""
+    """A seeded source of words from one side of the partition.
 
-    def __init__(self, seed: int | str, evaluation: bool = False, strange: bool = False) -> None:
+    `strange`: most nouns are none that anybody knows. `sharing`: any word may be a verb or a parameter, and often all
+    tools of a dialogue have but a few of them, so that neither tells one tool from another.
+    """
+
+    def __init__(self, seed: int | str, evaluation: bool = False, strange: bool = False, sharing: bool = False) -> None:
         self.random = random.Random(seed)
         self.evaluation = evaluation
         self.strange = strange
+        self.verbs, self.params = VERBS, PARAMS
+        if sharing:
+            few = self.maybe(0.6)
+            self.verbs = self._any_of(VERBS, 3 if few else 24)
+            self.params = self._any_of(PARAMS, 5 if few else 24)
+
+    def _any_of(self, usual: list[str], count: int) -> list[str]:
+        """Words to do a usual list's work: some of its own, more that are none of it."""
+        drawn: list[str] = []
+        while len(drawn) < count:
+            word = self.made_up() if self.maybe(0.2) else self.pick(usual if self.maybe(0.3) else COMMON)
+            if len(word) > 2 and word not in RUNNERS:
+                drawn.append(word)
+        return drawn
 
     def _mine(self, word: str) -> bool:
         return held_out(word) == self.evaluation

@@ -31,7 +31,7 @@ class Kitchen:
 
     def __init__(self, case: Case) -> None:
         body = {"model": "scripted", "input": USER, "tools": TOOLS} | case.request | case.responses
-        asked = request.read(body, catalogue(case), lambda _: None)
+        asked = request.read(body, catalogue(case))
         self.form = asked.model.format
         self.spec = msgspec.structs.replace(
             asked.spec, head=msgspec.structs.replace(asked.spec.head, id="resp_1", created_at=1)

@@ -113,7 +113,7 @@ async def test_a_prompt_longer_than_the_context_is_refused() -> None:
 
 async def test_one_refused_choice_ends_all() -> None:
     stage = Stage([{"stall": True}], slots=1, queue=1)
-    asked = request.read({"model": "scripted", "input": "Hi"}, stage.catalogue, lambda _: None)
+    asked = request.read({"model": "scripted", "input": "Hi"}, stage.catalogue)
     import msgspec
 
     with pytest.raises(ApiError) as caught:
@@ -227,7 +227,7 @@ async def test_a_seed_is_different_for_every_choice() -> None:
     from app.turns import _job
 
     stage = Stage(["Hi"])
-    asked = request.read({"model": "scripted", "input": "Hi", "seed": 5}, stage.catalogue, lambda _: None)
+    asked = request.read({"model": "scripted", "input": "Hi", "seed": 5}, stage.catalogue)
     layout = Recall().read(stage.model.format, "", asked.spec.conversation, datetime(2026, 1, 1, tzinfo=UTC))
     jobs = [_job(stage.model, asked.spec, layout, number) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]

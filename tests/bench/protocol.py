@@ -44,7 +44,7 @@ class Stages:
     def __init__(self, step: int) -> None:
         catalogue = loopback.catalogue([(LENGTH, step)])
         body = {"model": "scripted", "input": f"say {LENGTH} by {step}."}
-        asked = request.read(body, catalogue, lambda _: None)
+        asked = request.read(body, catalogue)
         self.engine, self.form, self.spec = asked.model.engine, asked.model.format, asked.spec
         self.prompt = self.form.render(self.spec.conversation, now=NOW)
         self.chunks = asyncio.run(self._chunks())
@@ -135,7 +135,7 @@ def dialects() -> dict[str, float]:
     costs = {}
     for name in NAMES:
         catalogue = scripted([{"name": "x", "speak": ["x"]}], dialect=name)
-        asked = request.read({"model": "scripted", "input": "Hi"}, catalogue, lambda _: None)
+        asked = request.read({"model": "scripted", "input": "Hi"}, catalogue)
         form = bytes_format(name)
         head = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
         tokens = form.encode(head + "".join(loopback.WORDS) * LENGTH)[:LENGTH]

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from app.gate import App, Message, Receive, Scope, Send
+from app.asgi import App, Message, Receive, Scope, Send
 from app.wire import PIPE
 from tests import invariants
 

@@ -74,7 +74,7 @@ def catalogue(case: Case):
 async def read_responses(case: Case, **options: Any) -> Reading:
     """The case through `/v1/responses`."""
     body = {"model": "scripted", "input": USER, "tools": TOOLS, "stream": True} | case.request | case.responses
-    asked = responses_request.read(body, catalogue(case), lambda _: None)
+    asked = responses_request.read(body, catalogue(case))
     home = turns(**options)
     try:
         log = await home.open(asked.model, asked.spec)

@@ -152,8 +152,8 @@ RESPONSES = (
         "include",
         "honoured",
         c.array_of(c.one_of(INCLUDABLE)),
-        "`message.output_text.logprobs` turns log-probabilities on. `reasoning.encrypted_content` is accepted: "
-        "reasoning is sent in the open. The others concern tools that run elsewhere.",
+        "`message.output_text.logprobs` turns log-probabilities on. `reasoning.encrypted_content` has reasoning sealed "
+        "beside the open text, to be sent back later. The others concern tools that run elsewhere.",
     ),
     Field(
         "reasoning",
@@ -221,7 +221,7 @@ RESPONSES = (
         "well. Not with `previous_response_id`.",
     ),
     refused("prompt", "There are no stored prompt templates."),
-    refused("context_management", "There is no compaction yet."),
+    refused("context_management", "Ask for a compaction by a `compaction_trigger` item or `/v1/responses/compact`."),
     refused("image", "No images are made here."),
     refused("access_programs", "They belong to another service."),
     *SAMPLING,

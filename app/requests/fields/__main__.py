@@ -41,7 +41,8 @@ Any other type answers 400 `invalid_value`.
 | `function_call_output`, `custom_tool_call_output` | shown; each needs its call before it |
 | `item_reference` | replaced by the item of that id; 404 when there is none |
 | `additional_tools` | its tools join `tools` |
-| `compaction`, `compaction_summary` | accepted; opaque, and not shown |
+| `compaction`, `compaction_summary` | the summary sealed in it is shown; a seal that is not ours answers 400 |
+| `compaction_trigger` | as the last item: the reply is one `compaction` that sums up all before it |
 | {items} | accepted, and not shown: they belong to tools that run elsewhere |
 
 Any other type answers 400 `invalid_value`.

@@ -7,10 +7,12 @@ import msgspec
 from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError
 from app.requests import chat, responses
+from app.requests.behind import NOTHING
 from app.requests.decode import document
 from app.requests.spec import TurnSpec
 from engine.protocol import EngineInfo, Sampling
 from engine.scripted import ScriptedEngine, parse_script
+from events.inputs import CompactionInput, InputReasoning
 
 DEFAULTS = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 
@@ -23,11 +25,22 @@ def catalogue() -> Catalogue:
     return Catalogue([ServedModel(names=("tiny", "gpt-tiny"), engine=engine, format=cast("Any", None), created=1)])
 
 
+class Known:
+    """A past that is nothing but items by id, in which everything sealed says what it is sealed in."""
+
+    def __init__(self, items: dict[str, msgspec.Struct]) -> None:
+        self.item, self.earlier = items.get, NOTHING.earlier
+
+    def opened(self, item: InputReasoning | CompactionInput) -> str | None:
+        sealed = item.encrypted_content or ""
+        return sealed.removeprefix("sealed:") if sealed.startswith("sealed:") else None
+
+
 def ask(_items: dict[str, msgspec.Struct] | None = None, /, **body: Any) -> TurnSpec:
     """A Responses body with `model` and `input` filled in, read."""
     whole = {"model": "tiny", "input": "hi", **body}
     whole = {key: value for key, value in whole.items() if value is not ...}
-    return responses.read(document(msgspec.json.encode(whole)), catalogue(), (_items or {}).get).spec
+    return responses.read(document(msgspec.json.encode(whole)), catalogue(), Known(_items or {})).spec
 
 
 def chat_ask(**body: Any) -> TurnSpec:

@@ -33,7 +33,7 @@ FULL_RESPONSES: dict[str, Any] = {
         {"type": "custom_tool_call_output", "call_id": "c2", "output": "x"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}, {"type": "refusal", "refusal": "n"}]},
         {"type": "additional_tools", "tools": [{"type": "function", **TOOL}]},
-        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "compaction", "encrypted_content": "sealed:x"},
         {"type": "web_search_call", "id": "ws_1"},
     ],
     "tools": [

@@ -54,7 +54,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"input": [{**CALL, "type": "custom_tool_call", "input": "x"}, OUTPUT]}, 400, None, "input"),
     ({"input": [{"type": "item_reference", "id": "msg_none"}]}, 404, None, "input"),
     ({"input": [{"type": "item_reference"}]}, 400, "missing_required_parameter", "input[0].id"),
-    ({"input": [USER, {"type": "compaction_trigger"}]}, 400, "unsupported_parameter", "input[1].type"),
+    ({"input": [{"type": "compaction_trigger"}, USER]}, 400, "invalid_value", "input[0].type"),
     ({"previous_response_id": "abc"}, 400, "invalid_value", "previous_response_id"),
     ({"previous_response_id": "resp_1"}, 400, "previous_response_not_found", "previous_response_id"),
     ({"previous_response_id": "resp_1", "input": ...}, 400, "previous_response_not_found", "previous_response_id"),
