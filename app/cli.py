@@ -34,6 +34,9 @@ from harmony.choose import DialectError, Loaded
 
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
+PLAIN_SETTINGS = """host port hosts reasoning_as max_output_tokens drain store_days store_gib secret
+    websocket""".split()
+"""What of a command line is a setting as it stands."""
 ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib", "quantize", "deterministic")
 """What of a wish goes to the engine, under the names of `engine.build.Options`."""
 
@@ -107,6 +110,7 @@ def main() -> None:
 )
 @click.option("--store-days", default=30.0, show_default=True, type=click.FloatRange(0), help="How long they are kept.")
 @click.option("--store-gib", default=4.0, show_default=True, type=click.FloatRange(0), help="How much of them is kept.")
+@click.option("--websocket/--no-websocket", default=True, show_default=True, help="Responses over a WebSocket, too.")
 @click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
 @click.option(
     "--drain", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds for open turns at the end."
@@ -116,8 +120,7 @@ def serve(**given: Any) -> None:
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
-    plain = ("host", "port", "hosts", "reasoning_as", "max_output_tokens", "drain", "store_days", "store_gib", "secret")
-    chosen: dict[str, Any] = {name: given[name] for name in plain}
+    chosen: dict[str, Any] = {name: given[name] for name in PLAIN_SETTINGS}
     settings = Settings(keys=tuple(digest(key) for key in given["keys"]), store=_store_file(given["store"]), **chosen)
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])

@@ -1,7 +1,7 @@
 """The gate: pure ASGI, in front of everything. Nothing behind it sees a request that it has not let through.
 
 In this order, so that the cheapest refusal comes first and no stranger learns more than one fact: the Host and Origin
-it may be reached under, a WebSocket (not spoken here), the API key, the kind and the encoding of the body, its size.
+it may be reached under, a WebSocket (where there is one), the API key, the kind and the encoding of the body, its size.
 Whatever goes wrong behind it leaves as an OpenAI-shaped error; no traceback and no HTML ever does. It knows no
 routes but the two that are open to all, and nothing of what a body says.
 """
@@ -20,8 +20,10 @@ from app.errors import SERVER, ApiError, clip
 from app.settings import ANYWHERE, LOOPBACK, Settings, admits
 
 OPEN = frozenset({"/health", "/ready"})
+SOCKET_PATH = "/v1/responses"
 HEADER_BYTES = 64 * 1024
 MOST_HEADERS = 256
+BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -51,8 +53,10 @@ class Gate:
         settings: Settings,
         told: Callable[[Line], None] = lambda _: None,
         room: Callable[[str], None] = lambda _: None,
+        socket: App | None = None,
     ) -> None:
         self._app, self._settings, self._told, self._room = app, settings, told, room
+        self._socket = socket if settings.websocket else None
         self._names = LOOPBACK | {settings.host.lower()} | {name.lower() for name in settings.hosts}
         self._any_host = settings.host in ANYWHERE
 
@@ -60,16 +64,19 @@ class Gate:
         """One connection's event: the life of the server, or a request."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        else:
             await self._request(scope, receive, send)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
-        answer = _Answer(send, _request_id(headers))
+        answer = _Answer(send, _request_id(headers), scope["type"])
         began = time.monotonic()
         try:
             owner = self._admit(scope, headers)
             scope.setdefault("state", {}).update(owner=owner, request_id=answer.request_id)
+            if scope["type"] == "websocket" and self._socket is not None:
+                await self._socket(scope, receive, answer.send)
+                return
             body = capped(receive, self._settings.max_body, check_encoding(headers.get("content-encoding", "")))
             await self._app(scope, body, answer.send)
         except ApiError as error:
@@ -82,7 +89,7 @@ class Gate:
         finally:
             seconds = time.monotonic() - began
             path = clip(scope["path"].encode("unicode_escape").decode())
-            self._told(Line(scope["method"], path, answer.status, seconds, answer.request_id))
+            self._told(Line(scope.get("method", "GET"), path, answer.status, seconds, answer.request_id))
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> str:
         """Everything that can be said before the body. Returns the owner; raises `ApiError`."""
@@ -91,13 +98,19 @@ class Gate:
         if scope["path"] in OPEN:
             return ""
         if headers.get("upgrade", "").lower() == "websocket":
-            message = "WebSockets are not spoken here; send the same body as an HTTP POST."
-            raise ApiError(426, "upgrade_not_supported", message)
+            self._check_socket(scope)
         owner = self._owner(headers)
-        if scope["method"] in WITH_BODY:
+        if scope.get("method") in WITH_BODY:
             self._check_body(headers)
             self._room(scope["path"])
         return owner
+
+    def _check_socket(self, scope: Scope) -> None:
+        if self._socket is None or scope["type"] != "websocket":
+            message = "WebSockets are not spoken here; send the same body as an HTTP POST."
+            raise ApiError(426, "upgrade_not_supported", message, headers=(("upgrade", "HTTP/1.1"),))
+        if scope["path"] != SOCKET_PATH:
+            raise ApiError(404, "unknown_url", f"There is no WebSocket at {clip(scope['path'])}.")
 
     def _check_host(self, headers: dict[str, str]) -> None:
         """A page on another site must not talk to a server on this machine through a name it controls."""
@@ -143,8 +156,8 @@ class Gate:
 class _Answer:
     """The answer as it leaves: stamped with the request's id, and never begun twice."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
+    def __init__(self, send: Send, request_id: str, kind: str) -> None:
+        self._send, self._kind = send, kind
         self.request_id = request_id
         self.status = 499
         """499 until something was said: the client left before."""
@@ -152,9 +165,9 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         """Pass a message on; the first gets the request's id."""
-        if message["type"] == "http.response.start":
-            self._begun, self.status = True, message["status"]
-            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.request_id.encode())]}
+        if message["type"] in BEGINNINGS:
+            self._begun, self.status = True, message.get("status", 101)
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]}
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
@@ -166,8 +179,9 @@ class _Answer:
         if error.status == 413 or error.code == "ambiguous_length":
             headers.append(("connection", "close"))
         pairs = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": pairs})
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        said = "http.response" if self._kind == "http" else "websocket.http.response"
+        await self.send({"type": f"{said}.start", "status": int(error.status), "headers": pairs})
+        await self.send({"type": f"{said}.body", "body": body, "more_body": False})
 
 
 def _check_headers(scope: Scope) -> None:

@@ -92,6 +92,9 @@ class Scribe:
         """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
         if self.machine.ended:
             return
+        if self._spec.warm:
+            self._warmed(chunk)
+            return
         self.spoken += chunk.tokens
         self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk)))
         if self.ended:
@@ -145,6 +148,13 @@ class Scribe:
                 self._feed(held)
             if not self.ended:
                 self._said += self.machine.stop() if chunk.finish == "stop" else self.machine.cut()
+
+    def _warmed(self, chunk: Chunk) -> None:
+        """The prompt was read, which was all: the token that tells of it is nobody's."""
+        if chunk.fault:
+            self.fail(chunk.fault.code, chunk.fault.message)
+        elif chunk.tokens or chunk.finish:
+            self._said += self.machine.stop()
 
     def _sum_up(self, summary: Summary) -> None:
         """A summary that met its limit is one, as far as it goes; none at all is a fault."""

@@ -29,11 +29,13 @@ from app.routes import chat, compact, conversations, health, models, responses
 from app.routes.replies import json_reply
 from app.seals import open_seals
 from app.settings import Settings
+from app.sockets import LIFETIME as SOCKET_LIFETIME
+from app.sockets import Socket
 from app.store import Store
 from app.store.memory import MemoryStore
 from app.turn import Pace
 from app.turns import Turns
-from app.wire import protocol
+from app.wire import protocol, socket_protocol
 from engine.protocol import EngineError, overloaded
 
 TURNS = frozenset({"/v1/responses", "/v1/responses/compact", "/v1/chat/completions"})
@@ -91,7 +93,7 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
         logging_config=None,
         debug=False,
     )
-    return Gate(app, home.settings, told, partial(_check_room, home))
+    return Gate(app, home.settings, told, room=partial(_check_room, home), socket=Socket(home, SOCKET_LIFETIME))
 
 
 def _check_room(home: House, path: str) -> None:
@@ -112,7 +114,9 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 http=protocol(settings),
-                ws="none",
+                ws=socket_protocol(settings) if settings.websocket else "none",
+                ws_max_size=settings.max_body,
+                ws_per_message_deflate=False,  # each token is a frame of its own
                 loop="uvloop",
                 lifespan="off",
                 log_config=None,

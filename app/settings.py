@@ -33,6 +33,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a response is kept there."""
     store_gib: float = 4.0
     """How much of them is: the oldest go first."""
+    websocket: bool = True
+    """Whether `/v1/responses` is a WebSocket, too."""
     max_body: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """From the opening of a connection, or a request's first byte on one that was kept, to the end of the headers."""

@@ -8,9 +8,12 @@ than writing the piece.
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Response
 
 from app.asgi import Message, Receive, Scope, Send
 from app.errors import ApiError
@@ -38,6 +41,7 @@ class PatientProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_for: str | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A silent socket has as long as slow headers have."""
@@ -47,6 +51,8 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """More bytes; they change the deadline only when they complete something."""
         super().data_received(data)
+        if self._upgraded:
+            return
         cycle = self._open_cycle()
         if cycle is None:
             self._expect("headers", self.settings.header_timeout)
@@ -75,6 +81,12 @@ class PatientProtocol(H11Protocol):
         """Between two requests the keep-alive time of uvicorn counts."""
         self._expect(None, 0)
         super().on_response_complete()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """From here on the connection is a `PatientSocket`, with deadlines of its own."""
+        self._expect(None, 0)
+        self._upgraded = True
+        super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or too much of it, in the shape of every other error."""
@@ -119,6 +131,53 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
 
+class PatientSocket(WebSocketsSansIOProtocol):
+    """A WebSocket. Who does not read, or answers no ping, does not stay either."""
+
+    settings = Settings()
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._stalled: asyncio.TimerHandle | None = None
+        self._reject, self.conn.reject = self.conn.reject, self._refuse  # type: ignore[method-assign]
+
+    def _refuse(self, status: int, text: str) -> Response:
+        """What is no handshake, in the shape of every other error."""
+        refusal = self._reject(status, text)
+        refusal.body = ApiError(status, "invalid_handshake", text.strip()).body()
+        del refusal.headers["Content-Length"], refusal.headers["Content-Type"]
+        refusal.headers.update({"Content-Length": str(len(refusal.body)), "Content-Type": "application/json"})
+        return refusal
+
+    def pause_writing(self) -> None:
+        """The reader is slower than the answer. One that stops for good is cut off, which ends its turn."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.settings.stall_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads on."""
+        self._unstall()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        self._unstall()
+        super().connection_lost(exc)
+
+    def keepalive_timeout(self) -> None:
+        """No answer to a ping: the connection is told why it ends, in case that still reaches anybody."""
+        if not self.close_sent and not self.transport.is_closing():
+            self.conn.fail(1008, "no pong")
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+            self.transport.close()
+
+    def _unstall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
 class Answer:
     """An answer on its way out, which h11 writes; and a pipe: where it comes in chunks, they may be written past h11.
 
@@ -156,6 +215,11 @@ class Answer:
 def _in_chunks(start: Message) -> bool:
     """Whether h11 will send the body of such an answer in chunks: it may have one, and its length is not known."""
     return start["status"] == 200 and all(name.lower() != b"content-length" for name, _ in start["headers"])
+
+
+def socket_protocol(settings: Settings) -> type[PatientSocket]:
+    """The protocol of WebSockets with these settings."""
+    return type("SocketProtocol", (PatientSocket,), {"settings": settings})
 
 
 def protocol(settings: Settings) -> type[PatientProtocol]:

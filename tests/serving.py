@@ -41,6 +41,8 @@ class Served(Struct):
     house: House
     lines: list[Line]
     loop: asyncio.AbstractEventLoop
+    stop: Callable[[], None]
+    """Tells the server to go, as a signal would."""
 
     @property
     def root(self) -> str:
@@ -120,7 +122,8 @@ async def _serve(
 
     def ready(port: int) -> None:
         url = f"http://127.0.0.1:{port}/v1"
-        box["served"] = Served(url=url, port=port, house=home, lines=lines, loop=asyncio.get_running_loop())
+        loop, stop = asyncio.get_running_loop(), partial(setattr, box["server"], "should_exit", True)
+        box["served"] = Served(url=url, port=port, house=home, lines=lines, loop=loop, stop=stop)
         started.set()
 
     for model in catalogue.models:

@@ -3,11 +3,11 @@
 The Responses decoder and the chat decoder both end here; nothing behind this line knows which it was.
 """
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from app.requests.promises import Promise
 from engine.protocol import Sampling
-from events.inputs import AnyInput
+from events.inputs import AnyInput, InputMessage
 from events.response import Response
 from harmony.format import Conversation
 
@@ -38,5 +38,21 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Whether reasoning comes sealed, too, for the client to keep."""
     compact: bool = False
     """Whether what the model says is a summary, to be told as one sealed item."""
+    warm: bool = False
+    """Whether the prompt is only read, for the turn that will follow it: nothing is said."""
     logprobs: bool = False
     """Whether log-probabilities are said; `sampling.top_logprobs` is then not None."""
+
+
+def warming(spec: TurnSpec) -> TurnSpec:
+    """The turn that reads the prompt of this one, and says nothing.
+
+    Many templates know no conversation without a user, and a client that warms up has often none to show yet.
+    """
+    items = spec.conversation.items
+    if not any(isinstance(item, InputMessage) and item.role == "user" for item in items):
+        items = (*items, InputMessage(role="user", content="."))
+    conversation = structs.replace(spec.conversation, items=items)
+    return structs.replace(
+        spec, conversation=conversation, sampling=structs.replace(spec.sampling, max_tokens=1), warm=True
+    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.errors import from_engine
-from app.house import AnyRequest, house
+from app.house import AnyRequest, House, house
 from app.routes.replies import unless_gone
 from engine.protocol import EngineError
 
@@ -15,13 +15,20 @@ async def awake(request: AnyRequest, body: Mapping[str, Any]) -> None:
     Nothing else of a request is looked at before: an engine that still loads cannot say what it serves, and a request
     too many is to cost nothing. A model that does not exist is left to whoever reads the request.
     """
-    model = house(request).catalogue.get(body.get("model"))
+    home = house(request)
+    model = home.catalogue.get(body.get("model"))
+    if model is not None and model.engine.obstacle() is not None:
+        await unless_gone(request, woken(home, body))
+    else:
+        await woken(home, body)
+
+
+async def woken(home: House, body: Mapping[str, Any]) -> None:
+    """The same for whoever looks after its client itself."""
+    model = home.catalogue.get(body.get("model"))
     if model is None:
         return
     try:
-        if model.engine.obstacle() is None:
-            await model.engine.ready()
-        else:
-            await unless_gone(request, model.engine.ready())
+        await model.engine.ready()
     except EngineError as error:
         raise from_engine(error) from None

@@ -205,9 +205,10 @@ def test_ids_that_cannot_be_are_unknown(served: Served, said: str) -> None:
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_websocket_is_sent_back_to_http(served: Served) -> None:
+def test_a_websocket_is_sent_back_to_http_where_it_is_switched_off() -> None:
     headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
-    assert error(CLIENT.get(served.url + "/responses", headers=headers)) == (426, "upgrade_not_supported", None)
+    with serve(HELLO, websocket=False) as served:
+        assert error(CLIENT.get(served.url + "/responses", headers=headers)) == (426, "upgrade_not_supported", None)
 
 
 def test_a_fault_of_ours_tells_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
