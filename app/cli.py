@@ -35,7 +35,7 @@ from harmony.choose import DialectError, Loaded
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
 PLAIN_SETTINGS = """host port hosts reasoning_as max_output_tokens drain store_days store_gib secret
-    websocket""".split()
+    websocket media""".split()
 """What of a command line is a setting as it stands."""
 ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib", "quantize", "deterministic")
 """What of a wish goes to the engine, under the names of `engine.build.Options`."""
@@ -111,6 +111,13 @@ def main() -> None:
 @click.option("--store-days", default=30.0, show_default=True, type=click.FloatRange(0), help="How long they are kept.")
 @click.option("--store-gib", default=4.0, show_default=True, type=click.FloatRange(0), help="How much of them is kept.")
 @click.option("--websocket/--no-websocket", default=True, show_default=True, help="Responses over a WebSocket, too.")
+@click.option(
+    "--media",
+    type=click.Choice(["placeholder", "refuse"]),
+    default="placeholder",
+    show_default=True,
+    help="Images and files, which no model here takes in: name them in the prompt, or answer 400.",
+)
 @click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
 @click.option(
     "--drain", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds for open turns at the end."

@@ -35,6 +35,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How much of them is: the oldest go first."""
     websocket: bool = True
     """Whether `/v1/responses` is a WebSocket, too."""
+    media: Literal["placeholder", "refuse"] = "placeholder"
+    """What becomes of images and files, which no model here can take in."""
     max_body: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """From the opening of a connection, or a request's first byte on one that was kept, to the end of the headers."""
@@ -51,6 +53,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     def secret_file(self) -> Path | None:
         """Where the secret is kept, if anywhere."""
         return self.secret or (self.store and self.store.with_name(f"{self.store.name}.secret"))
+
+
+AS_USUAL = Settings()
+"""What holds where nobody decided otherwise."""
 
 
 def digest(key: str) -> bytes:

@@ -20,6 +20,7 @@ from app.errors import ApiError, clip, invalid_type, missing, unsupported
 from app.house import House
 from app.log import Log
 from app.past import Past, shortened
+from app.projections.responses import said_of
 from app.requests.behind import Behind
 from app.requests.decode import document
 from app.requests.responses import read
@@ -111,13 +112,14 @@ class _Session:
         home = self._home
         warm = body.pop("generate", True) is False
         await woken(home, body)
-        asked = read(body, home.catalogue, self._near, home.settings.max_output_tokens)
+        asked = read(body, home.catalogue, self._near, home.settings)
         spec = warming(asked.spec) if warm else asked.spec
         log = await home.turns.open(asked.model, spec, self._owner)
+        told = said_of(obfuscated=spec.obfuscate)
         with attended(home, [log]):
             async for frames in log.follow():
                 for frame in frames:
-                    await self._send({"type": "websocket.send", "text": frame.data.decode()})
+                    await self._send({"type": "websocket.send", "text": told(frame).decode()})
         self._near.remember(log, spec.given)
 
     async def _interrupted(self) -> None:

@@ -20,9 +20,10 @@ from app.requests.spec import TurnSpec
 from app.scribe import Scribe
 from app.seals import Seals
 from app.store import Store
+from app.truncation import truncated
 from app.turn import SHUTTING_DOWN, Pace, Turn
 from engine.protocol import Engine, Job, overloaded
-from harmony.format import RenderError
+from harmony.format import Conversation, RenderError
 from state.drafts import ReasoningAs
 from state.machine import Ids
 
@@ -151,12 +152,25 @@ class Turns:
         for promise in spec.promises:
             check(promise)
         layout = self._recall.read(model.format, owner, spec.conversation, now)
+        if spec.truncate and len(layout.prompt.tokens) >= model.engine.info.context:
+            layout = self._shortened(model, spec, layout)
         if not spec.conversation.held:
             return layout
         grammar = model.format.grammar(layout.prompt, spec.conversation)
         if grammar is None:
             raise ApiError(400, "unsupported_parameter", "This model's dialect has no tool calls.", "tool_choice")
         return msgspec.structs.replace(layout, grammar=grammar)
+
+    def _shortened(self, model: ServedModel, spec: TurnSpec, layout: Layout) -> Layout:
+        """The same without its oldest items, so that there is room for an answer; as it is, where nothing helps."""
+        context = model.engine.info.context
+        room = context - min(spec.sampling.max_tokens or context, context // 4)
+
+        def read(conversation: Conversation) -> Layout:
+            return self._recall.read(model.format, layout.owner, conversation, layout.now)
+
+        rest = truncated(spec.conversation, lambda less: len(read(less).prompt.tokens) <= room)
+        return layout if rest is None else read(rest)
 
     def _start(self, model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Turn:
         head = msgspec.structs.replace(spec.head, id=self._ids("resp"), created_at=int(self._clock()))

@@ -17,6 +17,7 @@ from app.projections.chat_wire import (
     Delta,
     chat_usage,
 )
+from app.projections.padding import padded
 from app.requests.spec import TurnSpec
 from events import sse
 from events.items import Logprob
@@ -126,7 +127,8 @@ class _Chunker:
             choices=choices,
             usage=None if self._spec.include_usage else UNSET,
         )
-        return sse.data_frame(_encode(chunk))
+        data = _encode(chunk)
+        return sse.data_frame(padded(data) if self._spec.obfuscate else data)
 
 
 def _usage(folds: Sequence[ChatFold]) -> ChatUsage | None:

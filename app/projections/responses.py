@@ -1,22 +1,24 @@
 """The log as the Responses API tells it: its events as they are, or the response of the last one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from app.log import Frame, Log
+from app.projections.padding import padded
 from events import sse
 from events.stream import LifecycleEvent
 
 
 class ResponsesStream:
-    """The events from number `start` on, framed."""
+    """The events from number `start` on, framed; `obfuscated`: what comes in pieces is padded."""
 
     over = False
 
-    def __init__(self, log: Log, start: int = 0) -> None:
+    def __init__(self, log: Log, start: int = 0, *, obfuscated: bool = False) -> None:
         self.logs: Sequence[Log] = (log,)
         self.start = start
+        self._said = said_of(obfuscated=obfuscated)
 
     def head(self) -> bytes:
         """Nothing: the first event is the first word."""
@@ -24,11 +26,24 @@ class ResponsesStream:
 
     def told(self, _: int, frames: list[Frame]) -> bytes:
         """Events as they stand in the log."""
-        return b"".join([sse.frame(frame.event, frame.data) for frame in frames])
+        return b"".join([sse.frame(frame.event, self._said(frame)) for frame in frames])
 
     def end(self) -> bytes:
         """The end mark."""
         return sse.DONE
+
+
+def said_of(*, obfuscated: bool) -> Callable[[Frame], bytes]:
+    """What a frame says as JSON, padded where it is a piece of something and lengths are to be hidden."""
+    return _hidden if obfuscated else _open
+
+
+def _open(frame: Frame) -> bytes:
+    return frame.data
+
+
+def _hidden(frame: Frame) -> bytes:
+    return padded(frame.data) if hasattr(frame.event, "delta") else frame.data
 
 
 async def final(log: Log) -> bytes:

@@ -7,21 +7,19 @@ from typing import Any
 from app.catalogue import Catalogue
 from app.errors import invalid_value, missing
 from app.requests import checks as c
-from app.requests import common, promises, tools
+from app.requests import common, media, promises, tools
 from app.requests.fields import CHAT, check, refuse
 from app.requests.messages import read as read_messages
 from app.requests.promises import Promise
 from app.requests.responses import Asked
 from app.requests.spec import TurnSpec
 from app.requests.tools import Tools
+from app.settings import AS_USUAL, Settings
 from harmony.format import Conversation
 
 
-def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None) -> Asked:
-    """Check everything that can be checked before the engine is asked. Raises `ApiError`.
-
-    `limit` is the operator's default for the number of new tokens.
-    """
+def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_USUAL) -> Asked:
+    """Check everything that can be checked before the engine is asked. Raises `ApiError`."""
     check(CHAT, body)
     model = catalogue.find(body.get("model"))
     common.check_stream_options(body)
@@ -30,6 +28,7 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None
     if body.get("messages") is None:
         raise missing("messages")
     said = read_messages(body["messages"])
+    media.check(body["messages"], "messages", refused=settings.media == "refuse")
     asked, top, effort = _limit(body), _top_logprobs(body), _effort(body)
     table = offered.table()
     refuse(CHAT, body)
@@ -38,7 +37,9 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None
     kept = promises.of_tools(offered)
     if (answer := promises.answer(shape)) is not None:
         kept.append(Promise("schema", json.dumps(answer), "response_format.json_schema.schema"))
-    chosen = common.sampling(body, model.engine.info.defaults, asked if asked is not None else limit, top)
+    chosen = common.sampling(
+        body, model.engine.info.defaults, asked if asked is not None else settings.max_output_tokens, top
+    )
     head = common.head(
         body, chosen, tools=offered.echo, text=common.PLAIN, max_output_tokens=asked,
         reasoning=common.reasoning(effort, None), store=False,
@@ -60,6 +61,7 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, limit: int | None = None
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else None,
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        obfuscate=common.obfuscate(body),
         n=body.get("n") or 1,
         logprobs=top is not None,
     )

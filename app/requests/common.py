@@ -53,6 +53,11 @@ def check_stream_options(body: Mapping[str, Any]) -> None:
         )
 
 
+def obfuscate(body: Mapping[str, Any]) -> bool:
+    """Whether pieces of a stream are to be padded, so that their lengths tell nobody on the way what is said."""
+    return bool((body.get("stream_options") or {}).get("include_obfuscation"))
+
+
 def head(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Response:
     """The Response with the fields that echo the request on either face; `more` are the face's own."""
     tier = body.get("service_tier")

@@ -8,15 +8,17 @@ from msgspec import UNSET, Struct, structs
 
 from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, invalid_value, missing
-from app.requests import common, items, promises, tools
+from app.requests import common, items, media, promises, tools
 from app.requests.behind import NOTHING, Behind, legible
 from app.requests.fields import RESPONSES, check, refuse
 from app.requests.promises import Promise
 from app.requests.spec import TurnSpec
+from app.settings import AS_USUAL, Settings
 from engine.protocol import Sampling
-from events.inputs import InputMessage
+from events.inputs import AnyInput, InputMessage
 from events.response import ConversationRef, Response
 from harmony.format import Conversation
+from harmony.tools import ToolTable
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -35,11 +37,12 @@ class Asked(Struct, frozen=True):
     spec: TurnSpec
 
 
-def read(body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING, limit: int | None = None) -> Asked:
+def read(
+    body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING, settings: Settings = AS_USUAL
+) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`.
 
-    `limit` is the operator's default for `max_output_tokens`. What is wrong is named before what is not served, so that
-    a typing error is never blamed on the server.
+    What is wrong is named before what is not served, so that a typing error is never blamed on the server.
     """
     check(RESPONSES, body)
     model = catalogue.find(body.get("model"))
@@ -47,20 +50,36 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING
     offered = tools.read(body.get("tools") or (), "tools")
     tools.check_choice(body.get("tool_choice"), offered)
     given = _input(body, behind)
+    media.check(body.get("input"), "input", refused=settings.media == "refuse")
     _check_together(body)
     refuse(RESPONSES, body)
     past = behind.earlier(body)
     offered_all = offered + items.joined(past) + given.tools
-    table = offered_all.table()
+    conversation = _conversation(body, _said(past, given, behind), offered_all.table())
+    if given.compact:
+        conversation = _to_be_compacted(conversation)
+    spec = _spec(body, model, conversation, offered.echo, settings)
+    spec = structs.replace(spec, given=given.items)
+    if given.compact:
+        return Asked(model, structs.replace(spec, compact=True, stop=(), logprobs=False))
+    kept = promises.of_tools(offered_all)
+    if conversation.answer is not None:
+        kept.append(Promise("schema", json.dumps(conversation.answer), "text.format.schema"))
+    return Asked(model, structs.replace(spec, promises=tuple(kept)))
+
+
+def _said(past: tuple[AnyInput, ...], given: items.Input, behind: Behind) -> tuple[AnyInput, ...]:
+    """All that was said, as the model is to read it."""
     items.check_calls((*past, *given.items))
-    said = (
-        *legible(past, behind.opened, "previous_response_id"),
-        *legible(given.items, behind.opened, "input"),
-    )
-    if given.compact and not said:
+    if given.compact and not (past or given.items):
         raise invalid_value("input", "There is nothing to compact.")
+    earlier = legible(past, behind.opened, "previous_response_id")
+    return (*earlier, *legible(given.items, behind.opened, "input"))
+
+
+def _conversation(body: Mapping[str, Any], said: tuple[AnyInput, ...], table: ToolTable) -> Conversation:
     chosen, shape = promises.choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
-    conversation = Conversation(
+    return Conversation(
         instructions=body.get("instructions"),
         items=said,
         tools=table,
@@ -70,15 +89,6 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING
         answer=promises.answer(shape),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
-    if given.compact:
-        conversation = _to_be_compacted(conversation)
-    spec = structs.replace(_spec(body, model, conversation, offered.echo, limit), given=given.items)
-    if given.compact:
-        return Asked(model, structs.replace(spec, compact=True, stop=(), logprobs=False))
-    kept = promises.of_tools(offered_all)
-    if conversation.answer is not None:
-        kept.append(Promise("schema", json.dumps(conversation.answer), "text.format.schema"))
-    return Asked(model, structs.replace(spec, promises=tuple(kept)))
 
 
 def _to_be_compacted(conversation: Conversation) -> Conversation:
@@ -115,11 +125,11 @@ def _spec(
     model: ServedModel,
     conversation: Conversation,
     echo: tuple[dict[str, Any], ...],
-    limit: int | None,
+    settings: Settings,
 ) -> TurnSpec:
-    asked = body.get("max_output_tokens")
     top = _top_logprobs(body)
-    chosen = common.sampling(body, model.engine.info.defaults, asked if asked is not None else limit, top)
+    limit = body.get("max_output_tokens") or settings.max_output_tokens
+    chosen = common.sampling(body, model.engine.info.defaults, limit, top)
     most = body.get("max_tool_calls")
     return TurnSpec(
         head=_head(body, chosen, echo),
@@ -129,6 +139,8 @@ def _spec(
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else most,
         logprobs=top is not None,
+        obfuscate=common.obfuscate(body),
+        truncate=body.get("truncation") == "auto",
         sealed=SEALED in (body.get("include") or ()),
     )
 
@@ -144,6 +156,7 @@ def _head(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[str, Any],
         reasoning=common.reasoning(thinking.get("effort"), thinking.get("summary") or thinking.get("generate_summary")),
         max_output_tokens=body.get("max_output_tokens"),
         max_tool_calls=body.get("max_tool_calls"),
+        truncation=body.get("truncation") or "disabled",
         store=body.get("store") is not False,
         background=bool(body.get("background")),
         previous_response_id=body.get("previous_response_id"),

@@ -38,6 +38,10 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Whether reasoning comes sealed, too, for the client to keep."""
     compact: bool = False
     """Whether what the model says is a summary, to be told as one sealed item."""
+    obfuscate: bool = False
+    """Whether the pieces of a stream are padded."""
+    truncate: bool = False
+    """Whether the oldest items are left out where all of them are too many."""
     warm: bool = False
     """Whether the prompt is only read, for the turn that will follow it: nothing is said."""
     logprobs: bool = False

@@ -19,7 +19,7 @@ async def create(request: AnyRequest) -> Response[Any]:
     home = house(request)
     body = document(await request.body())
     await awake(request, body)
-    asked = read(body, home.catalogue, home.settings.max_output_tokens)
+    asked = read(body, home.catalogue, home.settings)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
         return stream_reply(chat.ChatStream(logs, asked.spec), home)

@@ -36,7 +36,7 @@ async def compact(request: AnyRequest) -> Response[Any]:
             raise unknown(key)
     await awake(request, body)
     past = Past(home.store, owner(request), home.turns.seals)
-    asked = read(_triggered(body), home.catalogue, past, home.settings.max_output_tokens)
+    asked = read(_triggered(body), home.catalogue, past, home.settings)
     logs = await open_turns(request, asked)
     return json_reply(await collect(request, _compacted(logs[0], (*past.earlier(body), *asked.spec.given)), logs))
 

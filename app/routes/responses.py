@@ -29,7 +29,7 @@ async def create(request: AnyRequest) -> Response[Any]:
     home, asked = house(request), await _asked(request)
     logs = await open_turns(request, asked)
     if asked.spec.stream:
-        return stream_reply(responses.ResponsesStream(logs[0]), home)
+        return stream_reply(responses.ResponsesStream(logs[0], obfuscated=asked.spec.obfuscate), home)
     if asked.spec.head.background:
         return json_reply(responses.opened(logs[0]))
     return json_reply(await collect(request, responses.final(logs[0]), logs))
@@ -49,7 +49,8 @@ async def retrieve(request: AnyRequest, response_id: FromPath[str]) -> Response[
     log = _find(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):
         return json_reply(responses.snapshot(log))
-    return stream_reply(responses.ResponsesStream(log, _start(request)), house(request))
+    obfuscated = request.query_params.get("include_obfuscation") in ("true", "1")
+    return stream_reply(responses.ResponsesStream(log, _start(request), obfuscated=obfuscated), house(request))
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
@@ -88,7 +89,7 @@ async def _asked(request: AnyRequest) -> Asked:
     home, body = house(request), document(await request.body())
     await awake(request, body)
     past = Past(home.store, owner(request), home.turns.seals)
-    return read(body, home.catalogue, past, home.settings.max_output_tokens)
+    return read(body, home.catalogue, past, home.settings)
 
 
 def _find(request: AnyRequest, response_id: str) -> Log:

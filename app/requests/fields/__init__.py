@@ -61,10 +61,6 @@ def refused(name: str, says: str, check: Check = c.anything) -> Field:
     return Field(name, "refused", check, says, lambda _: False)
 
 
-def _harmless_stream_options(value: dict[str, Any]) -> bool:
-    return not value.get("include_obfuscation")
-
-
 def _text_format(value: Any, path: str) -> None:
     """`text.format` and `response_format`: the kinds that exist, whether they are served or not."""
     c.obj(value, path)
@@ -183,9 +179,7 @@ RESPONSES = (
         c.fields(
             {"include_obfuscation": c.boolean, "reasoning_summary_delivery": c.one_of(("auto", "sequential_cutoff"))}
         ),
-        "With `stream` only. `include_obfuscation` true is refused; `reasoning_summary_delivery` is accepted.",
-        _harmless_stream_options,
-        "stream_options.include_obfuscation",
+        "With `stream` only. `include_obfuscation` pads every delta; `reasoning_summary_delivery` is accepted.",
     ),
     Field(
         "store",
@@ -197,8 +191,7 @@ RESPONSES = (
         "truncation",
         "honoured",
         c.one_of(("auto", "disabled")),
-        "`disabled`: a prompt that does not fit answers 400. `auto` is refused.",
-        lambda value: value == "disabled",
+        "`disabled`: a prompt that does not fit answers 400. `auto`: the oldest items are left out, whole.",
     ),
     Field("client_metadata", "accepted", lambda v, p: c.pairs(v, p, most=None), "A flat map of strings (Codex)."),
     Field(
@@ -241,9 +234,7 @@ CHAT = (
         "stream_options",
         "honoured",
         c.fields({"include_usage": c.boolean, "include_obfuscation": c.boolean}),
-        "With `stream` only. `include_usage` adds a last chunk; `include_obfuscation` true is refused.",
-        _harmless_stream_options,
-        "stream_options.include_obfuscation",
+        "With `stream` only. `include_usage` adds a last chunk; `include_obfuscation` pads every chunk.",
     ),
     Field(
         "response_format",

@@ -93,7 +93,7 @@ def test_every_role_and_part_as_items() -> None:
                 "name": "ann",
                 "content": [
                     {"type": "text", "text": "look"},
-                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
                     {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:,"}},
                 ],
             },
@@ -108,7 +108,7 @@ def test_every_role_and_part_as_items() -> None:
             role="user",
             content=(
                 InputText(text="look"),
-                InputImage(image_url="data:image/png;base64,AA", detail="low"),
+                InputImage(image_url="data:image/png;base64,AAAA", detail="low"),
                 InputFile(filename="a.pdf", file_data="data:,"),
             ),
         ),

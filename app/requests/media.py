@@ -1,0 +1,85 @@
+"""Images and files that come with a request. No model here sees: they stand in the prompt by name, or are refused.
+
+Nothing is ever fetched and no picture is ever decoded, so there is nothing to gain by a hostile one; an address that
+no server should be asked to visit is refused all the same, so that nobody builds on its being let through.
+"""
+
+import base64
+import binascii
+import ipaddress
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.errors import ApiError, unsupported
+
+KINDS = ("input_image", "image_url", "input_file", "file")
+"""Parts that hold an image or a file, on either face."""
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+HOME_NAMES = ("localhost", "local", "internal", "home.arpa")
+_NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}", re.IGNORECASE)
+_ODD = re.compile(r"[\x00-\x20\x7f\\]")
+
+
+def check(entries: object, at: str, *, refused: bool) -> None:
+    """Look at all images and files of items or messages as they were sent. Raises `ApiError` 400 naming the place."""
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        for key in ("content", "output"):
+            parts = entry.get(key) if isinstance(entry, dict) else None
+            for number, part in enumerate(parts if isinstance(parts, list) else ()):
+                if isinstance(part, dict) and part.get("type") in KINDS:
+                    _check_part(part, f"{at}[{index}].{key}[{number}]", refused=refused)
+
+
+def _check_part(part: dict[str, Any], path: str, *, refused: bool) -> None:
+    if refused:
+        raise unsupported(path, "No model here sees images or reads files, and this server is set to say so.")
+    url = part.get("image_url")
+    if isinstance(url, dict):
+        url, path = url.get("url"), f"{path}.image_url.url"
+    elif isinstance(url, str):
+        path = f"{path}.image_url"
+    if isinstance(url, str):
+        _check_address(url, path, pictured=True)
+    elif isinstance(part.get("file_url"), str):
+        _check_address(part["file_url"], f"{path}.file_url", pictured=False)
+
+
+def _check_address(url: str, path: str, *, pictured: bool) -> None:
+    held = pictured and url[:5].lower() == "data:"
+    if not (_is_picture(url) if held else _is_public(url)):
+        kind = "image" if pictured else "file"
+        wanted = "a data URL with base64 of a PNG, JPEG, GIF or WebP, or " if pictured else ""
+        message = f"Invalid '{path}': expected {wanted}a public http or https address."
+        raise ApiError(400, f"invalid_{kind}_url", message, path)
+
+
+def _is_picture(url: str) -> bool:
+    head, comma, data = url[5:].partition(",")
+    kind, _, coding = head.lower().partition(";")
+    if not comma or kind not in PICTURES or coding != "base64":
+        return False
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _is_public(url: str) -> bool:
+    """Whether an address may lie outside of this machine and its network, as far as can be told without asking."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".")
+        _ = parts.port
+    except ValueError:
+        return False
+    if _ODD.search(url) or parts.scheme not in ("http", "https") or not host or parts.username is not None:
+        return False
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        # Other spellings of an IPv4 address, which resolvers take and checks overlook.
+        return not _NUMBER.fullmatch(host) and not any(f".{host}".endswith(f".{name}") for name in HOME_NAMES)
+    mapped = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None) or found
+    return bool(found.is_global and mapped.is_global and not found.is_multicast)
