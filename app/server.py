@@ -81,6 +81,8 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
             chat.create,
             models.listing,
             models.one,
+            models.version,
+            models.tags,
             health.health,
             health.health_head,
             health.ready,

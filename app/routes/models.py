@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served, under every name it goes by."""
+"""`/v1/models`: what is served, under every name it goes by; and the two questions that Ollama's clients ask first."""
 
 from typing import Any
 
@@ -7,24 +7,41 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.response import Response
 
-from app.catalogue import ServedModel
 from app.house import AnyRequest, house
+from app.projections.models import entry, known, tag
 from app.routes.replies import json_reply
+
+OLLAMA = "0.14.0"
+"""The version of Ollama whose answers these are: agents refuse to talk to one that is older than they like."""
 
 
 @get("/v1/models")
 async def listing(request: AnyRequest) -> Response[Any]:
-    """All models, aliases as entries of their own: clients look for the name they will ask for."""
-    data = [_entry(name, model) for name, model in house(request).catalogue]
-    return json_reply(msgspec.json.encode({"object": "list", "data": data}))
+    """All models, aliases as entries of their own: clients look for the name they will ask for.
+
+    `data` is OpenAI's list, `models` is Codex's catalogue.
+    """
+    home = house(request)
+    data = [entry(name, model) for name, model in home.catalogue]
+    models = [known(name, model, home.settings) for name, model in home.catalogue]
+    return json_reply(msgspec.json.encode({"object": "list", "data": data, "models": models}))
 
 
 @get("/v1/models/{name:path}")
 async def one(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """One model. A hub id has a slash in it, hence the path."""
     name = name.removeprefix("/")
-    return json_reply(msgspec.json.encode(_entry(name, house(request).catalogue.find(name))))
+    return json_reply(msgspec.json.encode(entry(name, house(request).catalogue.find(name))))
 
 
-def _entry(name: str, model: ServedModel) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+@get("/api/version")
+async def version() -> Response[Any]:
+    """What `codex --oss` asks an Ollama before anything else."""
+    return json_reply(msgspec.json.encode({"version": OLLAMA}))
+
+
+@get("/api/tags")
+async def tags(request: AnyRequest) -> Response[Any]:
+    """The models as Ollama lists them."""
+    models = [tag(name, model) for name, model in house(request).catalogue]
+    return json_reply(msgspec.json.encode({"models": models}))

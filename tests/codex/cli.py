@@ -94,10 +94,18 @@ class Codex(Struct):
     def work(self) -> Path:
         return self.home / "work"
 
-    def exec(self, served: Served, prompt: str, *options: str, resume: bool = False, within: float = RUN_WITHIN) -> Ran:
+    def exec(
+        self,
+        served: Served,
+        prompt: str,
+        *options: str,
+        resume: bool = False,
+        flags: tuple[str, ...] = (),
+        within: float = RUN_WITHIN,
+    ) -> Ran:
         """`codex exec --json`, to its end; `resume` goes on with the latest session.
 
-        `options` are `key=value` as in `config.toml`.
+        `options` are `key=value` as in `config.toml`, `flags` are words for the command line as they are.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         self._configure(served)
@@ -105,8 +113,9 @@ class Codex(Struct):
         words.append("--dangerously-bypass-approvals-and-sandbox")
         for option in options:
             words += ["-c", option]
-        words += ["-C", str(self.work), *(["resume", "--last"] if resume else []), prompt]
-        return _run(words, self._environment(), within)
+        words += [*flags, "-C", str(self.work), *(["resume", "--last"] if resume else []), prompt]
+        oss = {"CODEX_OSS_BASE_URL": served.url} if "--oss" in flags else {}
+        return _run(words, self._environment() | oss, within)
 
     def _configure(self, served: Served) -> None:
         """What a user pastes, and nothing that talks to anyone else."""

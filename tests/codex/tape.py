@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from app.asgi import App, Message, Receive, Scope, Send
+from app.bodies import unpack
 from app.wire import PIPE
 from tests import invariants
 
@@ -24,7 +25,9 @@ class Exchange(Struct):
 
     @property
     def body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.sent)
+        """What was sent, unpacked."""
+        packed = self.headers.get("content-encoding") == "zstd"
+        found: dict[str, Any] = json.loads(unpack(self.sent, "zstd", 10**8) if packed else self.sent)
         return found
 
     @property
@@ -45,15 +48,26 @@ class Exchange(Struct):
         return [item for item in self.input if item["type"] == kind]
 
 
+class Line(Struct):
+    """What went over one WebSocket."""
+
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+
 class Tape(Struct):
     """Stands around an application and writes down every exchange, in the order in which they began."""
 
     exchanges: list[Exchange] = field(default_factory=list)
+    sockets: list[Line] = field(default_factory=list)
 
     def around(self, app: App) -> App:
         """`app`, recorded."""
 
         async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "websocket":
+                await app(scope, *self._wired(receive, send))
+                return
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
@@ -76,6 +90,23 @@ class Tape(Struct):
 
         return recorded
 
+    def _wired(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        line = Line()
+        self.sockets.append(line)
+
+        async def hear() -> Message:
+            message = await receive()
+            if message.get("text"):
+                line.sent.append(json.loads(message["text"]))
+            return message
+
+        async def say(message: Message) -> None:
+            if message.get("text"):
+                line.told.append(json.loads(message["text"]))
+            await send(message)
+
+        return hear, say
+
     @property
     def turns(self) -> list[Exchange]:
         """The requests for a turn."""
@@ -84,5 +115,5 @@ class Tape(Struct):
     def check(self) -> None:
         """Every stream that left was legal, from its first event to its last."""
         for exchange in self.turns:
-            if exchange.status == 200:
+            if exchange.status == 200 and exchange.body.get("stream"):
                 invariants.check(exchange.events)
