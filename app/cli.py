@@ -1,22 +1,21 @@
 """`antiphon serve`: from the words of a command line to a running server, or to one line that says what is wrong."""
 
 import asyncio
-import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
-import structlog
 import uvloop
 from msgspec import Struct, structs
 
-from app import banner, server
+from app import banner, logs, server
 from app.catalogue import Catalogue, ServedModel
 from app.seals import SecretError
 from app.settings import ANYWHERE, LOOPBACK, Settings, digest
@@ -118,6 +117,7 @@ def main() -> None:
     show_default=True,
     help="Images and files, which no model here takes in: name them in the prompt, or answer 400.",
 )
+@click.option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True)
 @click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
 @click.option(
     "--drain", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds for open turns at the end."
@@ -132,7 +132,7 @@ def serve(**given: Any) -> None:
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])
     try:
-        uvloop.run(_serve(wish, settings))
+        uvloop.run(_serve(wish, settings, given["log_format"]))
     except (EngineError, ScriptError, DialectError, StoreError, SecretError, server.BindError) as error:
         raise Refusal(str(error)) from None
     except KeyboardInterrupt:
@@ -155,19 +155,21 @@ def _check_bind(settings: Settings, *, insecure: bool) -> None:
     raise Refusal(f"--host {settings.host} opens the server to {where}: give --api-key KEY, or say --insecure")
 
 
-async def _serve(wish: Wish, settings: Settings) -> None:
+async def _serve(wish: Wish, settings: Settings, style: logs.Style) -> None:
     screen = banner.console()
-    _log_to_terminal()
+    logs.configure(style)
     with server.bind(settings) as listener:  # first of all, so that a port in use is known at once
         store = open_store(settings)
         try:
             with banner.Loading(screen) as loading:
-                await _run(wish, settings, store, listener, loading)
+                await _run(wish, settings, store, listener, loading, style)
         finally:
             await store.close()
 
 
-async def _run(wish: Wish, settings: Settings, store: Store, listener: socket.socket, loading: banner.Loading) -> None:
+async def _run(
+    wish: Wish, settings: Settings, store: Store, listener: socket.socket, loading: banner.Loading, style: logs.Style
+) -> None:
     model, note = await _model(wish, loading.tell)
     loading.begin(model.names[0])
     catalogue = Catalogue([model])
@@ -177,7 +179,8 @@ async def _run(wish: Wish, settings: Settings, store: Store, listener: socket.so
         banner.show(loading.screen, settings, catalogue, port, {model.names[0]: note})
 
     home = server.furnish(settings, catalogue, store=store)
-    await server.run(home, listener, ready=ready, told=lambda line: banner.tell(loading.screen, line))
+    told = logs.json_teller() if style == "json" else partial(banner.tell, loading.screen)
+    await server.run(home, listener, ready=ready, told=told)
 
 
 async def _model(wish: Wish, told: Callable[[str], None]) -> tuple[ServedModel, str]:
@@ -221,15 +224,6 @@ async def _torch(wish: Wish, told: Callable[[str], None]) -> tuple[Engine, Loade
 def _own_name(source: str, folder: Path) -> str:
     """A hub id as it is; a folder's last part."""
     return folder.resolve().name if Path(source).expanduser().exists() else source
-
-
-def _log_to_terminal() -> None:
-    """Our own log and the libraries', from warnings on. No prompt and no header is ever logged."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

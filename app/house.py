@@ -6,6 +6,7 @@ from litestar import Request
 from msgspec import Struct
 
 from app.catalogue import Catalogue
+from app.metrics import Metrics
 from app.settings import Settings
 from app.store import Store
 from app.turns import Turns
@@ -20,6 +21,7 @@ class House(Struct, kw_only=True):
     catalogue: Catalogue
     turns: Turns
     store: Store
+    metrics: Metrics
     draining: bool = False
     """The server was told to go: it takes no new work."""
 

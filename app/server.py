@@ -25,7 +25,8 @@ from app.catalogue import Catalogue, ServedModel
 from app.errors import ApiError, clip, from_engine
 from app.gate import HEADER_BYTES, Gate, Line
 from app.house import House
-from app.routes import chat, compact, conversations, health, models, responses
+from app.metrics import Metrics
+from app.routes import chat, compact, conversations, health, metrics, models, responses
 from app.routes.replies import json_reply
 from app.seals import open_seals
 from app.settings import Settings
@@ -53,8 +54,9 @@ def furnish(settings: Settings, catalogue: Catalogue, pace: Pace | None = None, 
     """
     store = MemoryStore() if store is None else store
     seals = open_seals(settings.secret_file)
-    turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace(), seals=seals)
-    return House(settings=settings, catalogue=catalogue, turns=turns, store=store)
+    counted = Metrics(catalogue.models)
+    turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace(), seals=seals, watch=counted)
+    return House(settings=settings, catalogue=catalogue, turns=turns, store=store, metrics=counted)
 
 
 def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
@@ -83,6 +85,7 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
             models.one,
             models.version,
             models.tags,
+            metrics.metrics,
             health.health,
             health.health_head,
             health.ready,
@@ -95,7 +98,12 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
         logging_config=None,
         debug=False,
     )
-    return Gate(app, home.settings, told, room=partial(_check_room, home), socket=Socket(home, SOCKET_LIFETIME))
+
+    def heard(line: Line) -> None:
+        home.metrics.http(line)
+        told(line)
+
+    return Gate(app, home.settings, heard, room=partial(_check_room, home), socket=Socket(home, SOCKET_LIFETIME))
 
 
 def _check_room(home: House, path: str) -> None:

@@ -50,7 +50,8 @@ class Turn:
         self._scribe, self._engine, self._job, self._pace = scribe, engine, job, pace
         self._ending: Callable[[], None] = scribe.cancel
         self._loop = asyncio.get_running_loop()
-        self._said_at = self._loop.time()
+        self._said_at = self._began = self._loop.time()
+        self._first_at: float | None = None
         self._admitted = False
         self._work: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name=f"turn {log.id}")
@@ -59,6 +60,16 @@ class Turn:
     def task(self) -> asyncio.Task[None]:
         """The task the turn runs in. It never raises."""
         return self._task
+
+    @property
+    def whole(self) -> float:
+        """Seconds since it began."""
+        return self._loop.time() - self._began
+
+    @property
+    def first(self) -> float | None:
+        """Seconds from its begin to its first token, if one came."""
+        return None if self._first_at is None else self._first_at - self._began
 
     def cancel(self) -> None:
         """Nobody wants the rest."""
@@ -121,6 +132,8 @@ class Turn:
             self._scribe.begin(chunk)
             self._open()
         else:
+            if self._first_at is None and chunk.tokens:
+                self._first_at = self._loop.time()
             self._scribe.take(chunk)
             if not self._scribe.ended:
                 self._write(chunk)

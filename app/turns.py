@@ -13,6 +13,7 @@ import msgspec
 from app.catalogue import ServedModel
 from app.errors import ApiError, from_engine
 from app.log import Log
+from app.metrics import Taken, Watch
 from app.past import identified
 from app.recall import Layout, Recall, Spoken
 from app.requests.promises import check
@@ -45,7 +46,9 @@ class Turns:
         reasoning_as: ReasoningAs = "content",
         pace: Pace = Pace(),  # noqa: B008  # it is frozen
         seals: Seals | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch
         self.store, self.seals = store, seals or Seals()
         self._clock, self._ids, self._reasoning_as, self._pace = clock, ids, reasoning_as, pace
         self._recall = Recall()
@@ -194,6 +197,8 @@ class Turns:
         del self._running[turn.log.id]
         self._taken[engine] -= 1
         response = scribe.machine.response
+        if self._watch is not None:
+            self._watch.turn(turn.log.head.model, _taken(turn, scribe, len(layout.prompt.tokens)))
         if response.status in ("completed", "incomplete"):
             self._recall.remember(Spoken(layout, tuple(scribe.spoken), response.output))
 
@@ -202,6 +207,13 @@ class Turns:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _taken(turn: Turn, scribe: Scribe, prompt: int) -> Taken:
+    """What a turn took that has just ended."""
+    ending = scribe.machine.response.status if turn.log.frames else "refused"
+    spoken = len(scribe.spoken)
+    return Taken(ending=str(ending), whole=turn.whole, first=turn.first, prompt=prompt, generated=spoken)
 
 
 def _job(model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Job:

@@ -45,6 +45,7 @@ THEIRS = {
         "rich",
         "structlog",
         "llguidance",
+        "prometheus_client",
         "tokenizers",
         "huggingface_hub",
     },

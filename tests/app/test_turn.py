@@ -28,9 +28,7 @@ class Stage:
         (self.model,) = self.catalogue.models
 
     async def open(self, owner: str = "", **body: Any):
-        asked = request.read(
-            {"model": "scripted", "input": "Hi", "stream": True} | body, self.catalogue, lambda _: None
-        )
+        asked = request.read({"model": "scripted", "input": "Hi", "stream": True} | body, self.catalogue)
         return await self.turns.open(asked.model, asked.spec, owner)
 
     @property
