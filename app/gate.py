@@ -143,6 +143,8 @@ class Gate:
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy in front may go by the other one, and then see two requests where we see one.
             raise ApiError(400, "ambiguous_length", "Content-Length and Transfer-Encoding exclude each other.")
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return  # there is none, as where something is cancelled
         # A "simple" cross-site form can send neither header, which makes this a shield, too.
         if not _JSON.fullmatch(headers.get("content-type", "").partition(";")[0].strip()):
             message = "The body must be JSON: send it with 'Content-Type: application/json'."

@@ -7,6 +7,7 @@ still runs then is ended with a terminal event, so that no stream just breaks of
 import asyncio
 import signal
 import socket
+import sqlite3
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
@@ -92,7 +93,12 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
             health.ready_head,
         ],
         state=State({"house": home}),
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _our_error},
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            sqlite3.OperationalError: _store_error,
+            Exception: _our_error,
+        },
         request_max_body_size=None,  # the gate counts
         openapi_config=None,
         logging_config=None,
@@ -242,6 +248,13 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
     else:
         found = ApiError(error.status_code, None, error.detail)
     return _api_error(request, found)
+
+
+def _store_error(request: Request[Any, Any, Any], error: sqlite3.OperationalError) -> Response[Any]:
+    """The file is full, locked, or gone: that passes, and may be tried again."""
+    _log.error("the store cannot be used", request_id=request.scope["state"].get("request_id"), fault=str(error))
+    retry = (("retry-after", "1"),)
+    return _api_error(request, ApiError(503, "storage_unavailable", "The store cannot be used now.", headers=retry))
 
 
 def _our_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

@@ -56,6 +56,7 @@ class Turns:
         self._taken: Counter[Engine] = Counter()
         """Turns by engine, those among them whose prompt is still being laid out."""
         self._closing = False
+        store.listen(self._asked_to_end)
 
     async def open(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> Log:
         """Start one turn; its log, in which something was said already. Raises `ApiError` before any event."""
@@ -63,10 +64,7 @@ class Turns:
 
     async def open_all(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> list[Log]:
         """Start `spec.n` turns that share one prompt. If one is refused, none runs."""
-        if self._closing:
-            raise ApiError(503, "server_shutting_down", SHUTTING_DOWN, headers=(("retry-after", "1"),))
-        if self.full(model.engine, spec.n):
-            raise from_engine(overloaded())
+        self._check_open(model, spec)
         self._taken[model.engine] += spec.n
         try:
             layout = await self._render(model, spec, owner)
@@ -88,12 +86,26 @@ class Turns:
                 await turn.log.settled()  # what a client was told of can be found, whatever happens to this process
         return [turn.log for turn in turns]
 
+    def _check_open(self, model: ServedModel, spec: TurnSpec) -> None:
+        """Raise `ApiError` where no such turn can be taken now, whatever it says."""
+        if self._closing:
+            raise ApiError(503, "server_shutting_down", SHUTTING_DOWN, headers=(("retry-after", "1"),))
+        if spec.head.store and (obstacle := self.store.obstacle()):
+            message = f"{obstacle} Send the request with 'store' false, or again later."
+            raise ApiError(503, "storage_unavailable", message, headers=(("retry-after", "1"),))
+        if self.full(model.engine, spec.n):
+            raise from_engine(overloaded())
+
     def full(self, engine: Engine, count: int = 1) -> bool:
         """Whether the engine has no place for so many turns more.
 
         It would refuse them itself, but only when their prompts have been laid out: in a flood that is late.
         """
         return self._taken[engine] + count > engine.places()
+
+    def _asked_to_end(self, response_id: str) -> None:
+        if response_id in self._running:
+            self._running[response_id].cancel()
 
     def cancel(self, log: Log) -> None:
         """Nobody reads this log any more: end its turn, if it still runs."""

@@ -69,11 +69,11 @@ async def cancel(request: AnyRequest, response_id: FromPath[str]) -> Response[An
     log = _find(request, response_id)
     if not log.head.background:
         raise ApiError(400, None, "Cannot cancel a synchronous response.")
-    turns = house(request).turns
-    if not log.ended and not turns.runs(log):
-        message = "This response is being written by another server process: cancel it there."
-        raise ApiError(409, "other_process", message)
-    turns.cancel(log)
+    home = house(request)
+    if home.turns.runs(log):
+        home.turns.cancel(log)
+    elif not log.ended:
+        home.store.end(log)
     return json_reply(await unless_gone(request, responses.final(log)))
 
 

@@ -1,6 +1,6 @@
 """Where logs are kept. `Store` is all that the rest of the house knows of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -53,6 +53,15 @@ class Store(Protocol):
     def remove(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Forget an item; whether there was one."""
         ...
+
+    def obstacle(self) -> str | None:
+        """Why nothing can be kept now, if so."""
+
+    def end(self, log: Log) -> None:
+        """Ask the process that writes a log to end its turn; it hears so within seconds."""
+
+    def listen(self, asked: Callable[[str], None]) -> None:
+        """`asked` hears the id of every response written here that is to end, since somebody elsewhere said so."""
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response; whether there was one. Whoever reads it reads on."""

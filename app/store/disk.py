@@ -2,6 +2,7 @@
 
 One row for each response, one for each event, one for each item, which is found by id. Rows of a response are written
 by one process, whose name stands in `writer` until the response has ended; whoever writes checks that it still does.
+Another process that wants a response to end says so in `asked`.
 """
 
 import contextlib
@@ -19,11 +20,11 @@ from events import stream as ev
 from events.inputs import AnyInput
 from events.response import Response
 
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, head BLOB NOT NULL, given BLOB NOT NULL,
-    size INTEGER NOT NULL DEFAULT 0, writer TEXT
+    size INTEGER NOT NULL DEFAULT 0, writer TEXT, asked INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX by_age ON responses (created);
 CREATE INDEX by_writer ON responses (writer) WHERE writer IS NOT NULL;
@@ -46,7 +47,7 @@ CREATE TABLE writers (name TEXT PRIMARY KEY, beat REAL NOT NULL) WITHOUT ROWID;
 """
 AT_ONCE = 200
 """Responses that are deleted in one transaction: meanwhile nobody else is written."""
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = ()
+MIGRATIONS: tuple[str, ...] = ("ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",)
 """From version 1 to 2, from 2 to 3, …"""
 
 _log = structlog.get_logger("antiphon.store")
@@ -119,6 +120,15 @@ class Disk:
         if ends(frames):
             size = "(SELECT sum(length(data)) FROM events WHERE response = id)"
             self._line.execute(f"UPDATE responses SET writer = NULL, size = {size} WHERE id = ?", (response_id,))  # noqa: S608
+
+    def ask(self, response_id: str) -> None:
+        """Ask whoever writes a response to end it."""
+        self._line.execute("UPDATE responses SET asked = 1 WHERE id = ? AND writer IS NOT NULL", (response_id,))
+
+    def held(self, writer: str) -> dict[str, bool]:
+        """Responses that are this writer's, and of each whether it is asked to end it."""
+        words = "SELECT id, asked FROM responses WHERE writer = ?"
+        return {response_id: bool(asked) for response_id, asked in self._line.execute(words, (writer,))}
 
     def add(self, owner: str, conversation_id: str, items: Iterable[AnyInput]) -> None:
         """More items of a conversation; of one that was dropped meanwhile, nothing."""
@@ -282,7 +292,7 @@ def _prepare(line: sqlite3.Connection) -> None:
             line.execute(words)
     else:
         for migrate in MIGRATIONS[found - 1 :]:
-            migrate(line)
+            line.execute(migrate)
     line.execute(f"PRAGMA user_version = {VERSION}")
     line.execute("COMMIT")
 

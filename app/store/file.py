@@ -11,19 +11,21 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from app.log import Log, ends
+from app.log import Frame, Log, ends
 from app.spoken import item_of
 from app.store import Conversation
 from app.store.disk import Disk, inspect
 from app.store.writer import Delete, Order, Say, Times, Writer
 from events.inputs import AnyInput
 from events.response import OutputItem
+from state.rest import rest
 
 RECENT = 256
 """Logs that have ended and are still in memory."""
+DELETED = "The response was deleted."
 LOOK = 0.05
 """Seconds between two looks for what another process has written."""
 
@@ -43,7 +45,10 @@ class FileStore:
         self._recent: OrderedDict[tuple[str, str], Log] = OrderedDict()
         self._foreign: dict[tuple[str, str], tuple[Log, asyncio.Task[None]]] = {}
         self._deleted: set[str] = set()
-        self._writer = Writer(path, self.name, self._wrote, self._alive, times, most)
+        self._known: set[str] = set()
+        """Live responses of which the file knows."""
+        self._asked: Callable[[str], None] = lambda _: None
+        self._writer = Writer(path, self.name, self, times, most)
         self._disk = Disk(path)
 
     async def close(self) -> None:
@@ -101,6 +106,19 @@ class FileStore:
         stored = self.get(owner, response_id) if response_id else None
         return self._disk.talked(owner, item_id) if stored is None else item_of(stored, item_id)
 
+    def obstacle(self) -> str | None:
+        """Why nothing can be kept now, if so."""
+        return None if self._writer.healthy else "The store cannot be written."
+
+    def end(self, log: Log) -> None:
+        """Ask the process that writes a log to end its turn."""
+        with self._disk.change():
+            self._disk.ask(log.id)
+
+    def listen(self, asked: Callable[[str], None]) -> None:
+        """Whom to tell of what is to end."""
+        self._asked = asked
+
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response of that owner's."""
         log = self.get(owner, response_id)
@@ -108,6 +126,7 @@ class FileStore:
             return False
         key = owner, response_id
         self._recent.pop(key, None)
+        self._foreign.pop(key, None)
         if self._live.pop(key, None) is not None:
             log.keeper = None
             log.show()
@@ -145,10 +164,22 @@ class FileStore:
         with self._disk.change():
             return self._disk.remove(owner, conversation_id, item_id)
 
-    # What the writer says, and what other processes write
+    # What the writer says, in its thread, and what other processes write
 
-    def _wrote(self, safe: list[Order], lost: list[Order]) -> None:
+    def wrote(self, safe: list[Order], lost: list[Order]) -> None:
+        """These are written, and those never will be."""
         self._loop.call_soon_threadsafe(self._show, safe, lost)
+
+    def beaten(self, held: dict[str, bool]) -> None:
+        """These responses are ours, and of some it is asked to end them."""
+        self._loop.call_soon_threadsafe(self._look_after, held)
+
+    def _look_after(self, held: dict[str, bool]) -> None:
+        for (_, response_id), log in list(self._live.items()):
+            if held.get(response_id):
+                self._asked(response_id)
+            elif response_id in self._known and response_id not in held:
+                self._let_go(log)
 
     def _show(self, safe: list[Order], lost: list[Order]) -> None:
         for order in safe:
@@ -156,9 +187,12 @@ class FileStore:
                 self._deleted.discard(order.response_id)
                 continue
             log, frames = order.log, order.frames
+            self._known.add(log.id)
             log.show(frames[-1].event.sequence_number + 1 if frames else 0)
-            if ends(frames) and self._live.pop((log.owner, log.id), None) is not None:
-                self._remember(log)
+            if ends(frames):
+                self._known.discard(log.id)
+                if self._live.pop((log.owner, log.id), None) is not None:
+                    self._remember(log)
         for order in lost:
             if isinstance(order, Say):
                 self._let_go(order.log)
@@ -166,14 +200,17 @@ class FileStore:
     def _let_go(self, log: Log) -> None:
         """A log cannot be kept: it is better told than lost, since whoever reads must not wait for ever.
 
-        Where the file does not know better, because another process has ended it, it is found here as long as may be.
+        Where the file could not be written, it is found here as long as may be. Where another process has deleted it,
+        it is gone, and nobody wants the rest; where one has ended it, that is how it ended.
         """
         self._live.pop((log.owner, log.id), None)
         log.keeper = None
         log.show()
-        found = self._disk.load(log.owner, log.id)
-        if found is None or found[1] == self.name:
+        if log.id not in self._known:
             self._remember(log)
+            return
+        self._known.discard(log.id)
+        self._asked(log.id)
 
     def _remember(self, log: Log) -> None:
         self._recent[log.owner, log.id] = log
@@ -191,12 +228,15 @@ class FileStore:
                 log.add(frames)
                 log.show()
             if writer is None:
+                if not ends(log.frames):
+                    missing = rest([frame.event for frame in log.frames], code="server_error", message=DELETED)
+                    log.add([Frame.of(event) for event in missing])
+                    log.show()
                 log.end()
-        del self._foreign[key]
-        if log.id not in self._deleted:
+        if self._foreign.pop(key, None) is not None:
             self._remember(log)
 
-    def _alive(self, name: str, beat: float) -> bool:
+    def alive(self, name: str, beat: float) -> bool:
         """Whether a writer lives: on this machine its process tells, on another one its heart."""
         if name == self.name:
             return True

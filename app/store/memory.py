@@ -1,7 +1,7 @@
 """A store that lives as long as the process, and stays within bounds: the oldest finished responses go first."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from app.log import Log, ends
 from app.spoken import item_of, spoken
@@ -33,6 +33,15 @@ class MemoryStore:
         """A log has grown: what was said in a conversation belongs to it when its response has ended well."""
         if ends(log.frames[first:]):
             self.add(log.owner, log.conversation, spoken(log))
+
+    def obstacle(self) -> None:
+        """There is none."""
+
+    def end(self, log: Log) -> None:
+        """There is no other process."""
+
+    def listen(self, asked: Callable[[str], None]) -> None:
+        """Nobody elsewhere knows of this store."""
 
     def save(self, owner: str, conversation: Conversation) -> None:
         """Keep a conversation."""

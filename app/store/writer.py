@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 from msgspec import Struct
@@ -57,19 +58,33 @@ class Delete(Struct, frozen=True):
 Order = Say | Delete
 
 
+class Listener(Protocol):
+    """Hears of what was written, in the writer's thread."""
+
+    def wrote(self, safe: list[Order], lost: list[Order]) -> None:
+        """Steps that are safe, and those that could not be written."""
+
+    def beaten(self, held: dict[str, bool]) -> None:
+        """What this writer still writes, and of each response whether somebody elsewhere wants it to end."""
+
+    def alive(self, name: str, beat: float) -> bool:
+        """Whether a writer lives that beat last at that time."""
+        ...
+
+
 class Writer:
-    """`wrote` hears, in the writer's thread, of the steps that are safe, with those that could not be written."""
+    """`healthy` is false from a write that failed to the next one that does not."""
 
     def __init__(
         self,
         path: Path,
         name: str,
-        wrote: Callable[[list[Order], list[Order]], None],
-        alive: Callable[[str, float], bool],
+        listener: Listener,
         times: Times,
         most: int,
     ) -> None:
-        self._disk, self._name, self._wrote, self._alive = Disk(path), name, wrote, alive
+        self._disk, self._name, self._listener = Disk(path), name, listener
+        self.healthy = True
         self._times, self._most = times, most
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._swept = 0.0
@@ -118,13 +133,15 @@ class Writer:
             try:
                 lost = self._transact(batch)
             except Exception as error:  # noqa: BLE001  # whatever it is: who waits for this thread would wait for ever
+                self.healthy = False
                 self._guard(self._disk.rollback)
                 _log.error("the store cannot be written", fault=str(error), tries=left - 1)
                 time.sleep(0.1)
             else:
-                self._wrote([order for order in batch if order not in lost], lost)
+                self.healthy = True
+                self._listener.wrote([order for order in batch if order not in lost], lost)
                 return
-        self._wrote([], batch)
+        self._listener.wrote([], batch)
 
     def _transact(self, batch: list[Order]) -> list[Order]:
         lost: list[Order] = []
@@ -149,7 +166,9 @@ class Writer:
         self._disk.begin(sync=False)
         self._disk.beat(self._name, time.time())
         self._disk.commit()
-        for owner, response_id, writer in self._disk.orphans(self._alive):
+        self.healthy = True
+        self._listener.beaten(self._disk.held(self._name))
+        for owner, response_id, writer in self._disk.orphans(self._listener.alive):
             self._inherit(owner, response_id, writer)
         if time.monotonic() - self._swept >= self._times.sweep or not self._swept:
             self._swept = time.monotonic()
@@ -181,6 +200,7 @@ class Writer:
             self._disk_fault(error)
 
     def _disk_fault(self, error: Exception) -> None:
+        self.healthy = False
         _log.error("the store cannot be written", fault=str(error))
         with contextlib.suppress(sqlite3.Error):
             self._disk.rollback()

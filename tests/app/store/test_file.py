@@ -170,7 +170,7 @@ async def settled(fact: Any) -> bool:
 async def test_what_a_dead_process_left_is_ended_as_failed_once_by_one_of_the_living(path: Path) -> None:
     async with opened(path) as one, opened(path) as two:
         for store in (one, two):
-            store._writer._alive = lambda name, _: "dead" not in name
+            store.alive = lambda name, _: "dead" not in name  # type: ignore[method-assign]
         disk = Disk(path)
         left = Log(head("a", background=True), "me")
         left.append([*machine().begin(), *steps()[1]])
@@ -195,7 +195,7 @@ async def test_the_living_are_left_alone_and_who_comes_back_late_is_told_so(path
         await log.settled()
         await asyncio.sleep(0.3)
         assert not log.ended and one._disk.writer("resp_a") == one.name
-        one._writer._alive = lambda *_: True
+        one.alive = lambda *_: True  # type: ignore[method-assign]
         disk = Disk(path)
         disk.begin(sync=True)
         assert disk.take("resp_a", one.name, "other") and not disk.take("resp_a", one.name, "third")
@@ -212,9 +212,9 @@ async def test_a_writer_lives_while_its_process_or_on_another_machine_its_heart_
     async with opened(path) as store:
         mine = store.name.split(":")
         dead = ":".join([*mine[:2], str(int(mine[2]) + 1), "ab"])  # the same process id, begun at another time
-        assert store._alive(store.name, 0.0) and not store._alive(dead, now)
+        assert store.alive(store.name, 0.0) and not store.alive(dead, now)
         for name in ("elsewhere:1:2:ab", "of another version", ""):
-            assert store._alive(name, now) and not store._alive(name, now - 60)
+            assert store.alive(name, now) and not store.alive(name, now - 60)
 
 
 async def test_nothing_that_goes_wrong_ends_the_thread_that_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +273,41 @@ async def test_a_store_that_cannot_be_written_holds_nobody_up(path: Path, monkey
         log = begun(store, "a", background=True)
         assert (await asyncio.wait_for(log.finished(), 10)).status == "completed"
         assert store.get("me", "resp_a") is log and log.ended, "it is found as long as this process lives"
+
+
+async def test_while_nothing_can_be_written_nothing_is_promised_and_it_passes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.writer.PATIENCE", 1)
+    async with opened(path) as store:
+        assert store.obstacle() is None
+        with monkeypatch.context() as broken:
+            broken.setattr(Disk, "begin", _full)
+            await asyncio.wait_for(begun(store, "a", background=True).finished(), 10)
+            assert store.obstacle() == "The store cannot be written."
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if store.obstacle() is None:
+                break
+        assert store.obstacle() is None, "the next heartbeat finds it well"
+        log = begun(store, "b", background=True)
+        assert (await log.finished()).status == "completed"
+
+
+async def test_a_file_of_the_version_before_is_brought_up_to_date(path: Path) -> None:
+    async with opened(path) as store:
+        await begun(store, "a", background=True).finished()
+    with sqlite3.connect(path) as line:
+        line.execute("ALTER TABLE responses DROP COLUMN asked")
+        line.execute("PRAGMA user_version = 1")
+    line.close()
+    async with opened(path) as store:
+        found = store.get("me", "resp_a")
+        assert found is not None and found.response.status == "completed"
+        store.end(found)
+    with sqlite3.connect(path) as line:
+        assert line.execute("PRAGMA user_version").fetchone() == (2,)
+    line.close()
 
 
 def _full(*_: object) -> None:
