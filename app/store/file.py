@@ -170,6 +170,10 @@ class FileStore:
         """These are written, and those never will be."""
         self._loop.call_soon_threadsafe(self._show, safe, lost)
 
+    def failed(self, orders: list[Order]) -> None:
+        """The file cannot be written."""
+        self._loop.call_soon_threadsafe(self._show_all, orders)
+
     def beaten(self, held: dict[str, bool]) -> None:
         """These responses are ours, and of some it is asked to end them."""
         self._loop.call_soon_threadsafe(self._look_after, held)
@@ -180,6 +184,10 @@ class FileStore:
                 self._asked(response_id)
             elif response_id in self._known and response_id not in held:
                 self._let_go(log)
+        for log in [log for (_, response_id), log in self._recent.items() if response_id in held]:
+            # It ended while the file could not be written: what is missing there is written now.
+            missing = tuple(log.frames[len(self._disk.frames(log.id)) :])
+            self._writer.order(Say(log, missing, again=True))
 
     def _show(self, safe: list[Order], lost: list[Order]) -> None:
         for order in safe:
@@ -197,20 +205,21 @@ class FileStore:
             if isinstance(order, Say):
                 self._let_go(order.log)
 
-    def _let_go(self, log: Log) -> None:
-        """A log cannot be kept: it is better told than lost, since whoever reads must not wait for ever.
+    def _show_all(self, orders: list[Order]) -> None:
+        """What cannot be kept is better told than lost: whoever reads must not wait for ever. It is found here."""
+        for order in orders:
+            if isinstance(order, Say) and self._live.pop((order.log.owner, order.log.id), None) is not None:
+                order.log.keeper = None
+                order.log.show()
+                self._remember(order.log)
 
-        Where the file could not be written, it is found here as long as may be. Where another process has deleted it,
-        it is gone, and nobody wants the rest; where one has ended it, that is how it ended.
-        """
-        self._live.pop((log.owner, log.id), None)
-        log.keeper = None
-        log.show()
-        if log.id not in self._known:
-            self._remember(log)
-            return
+    def _let_go(self, log: Log) -> None:
+        """Another process has deleted a response, or ended it since this one was silent: nobody wants the rest."""
         self._known.discard(log.id)
-        self._asked(log.id)
+        if self._live.pop((log.owner, log.id), None) is not None:
+            log.keeper = None
+            log.show()
+            self._asked(log.id)
 
     def _remember(self, log: Log) -> None:
         self._recent[log.owner, log.id] = log

@@ -47,6 +47,8 @@ class Say(Struct, frozen=True):
     log: Log
     frames: tuple[Frame, ...]
     first: bool = False
+    again: bool = False
+    """Whether these are all frames that could not be written before."""
 
 
 class Delete(Struct, frozen=True):
@@ -62,7 +64,10 @@ class Listener(Protocol):
     """Hears of what was written, in the writer's thread."""
 
     def wrote(self, safe: list[Order], lost: list[Order]) -> None:
-        """Steps that are safe, and those that could not be written."""
+        """Steps that are safe, and those of responses that are another process's, or nobody's, by now."""
+
+    def failed(self, orders: list[Order]) -> None:
+        """These could not be written, however often it was tried."""
 
     def beaten(self, held: dict[str, bool]) -> None:
         """What this writer still writes, and of each response whether somebody elsewhere wants it to end."""
@@ -88,6 +93,8 @@ class Writer:
         self._times, self._most = times, most
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._swept = 0.0
+        self._torn: set[str] = set()
+        """Responses of which a step could not be written."""
         self._beat()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
@@ -129,6 +136,7 @@ class Writer:
         """One transaction. What is lost to another process is told apart; when nothing can be written, all is."""
         if not batch:
             return
+        batch = self._in_order(batch)
         for left in range(PATIENCE, 0, -1):
             try:
                 lost = self._transact(batch)
@@ -141,7 +149,20 @@ class Writer:
                 self.healthy = True
                 self._listener.wrote([order for order in batch if order not in lost], lost)
                 return
-        self._listener.wrote([], batch)
+        self._torn |= {order.log.id for order in batch if isinstance(order, Say)}
+        self._listener.failed(batch)
+
+    def _in_order(self, batch: list[Order]) -> list[Order]:
+        """Without steps of which an earlier one could not be written: what is in the file has no gaps."""
+        late: list[Order] = []
+        for order in batch:
+            if isinstance(order, Say) and order.again:
+                self._torn.discard(order.log.id)
+            elif isinstance(order, Say) and order.log.id in self._torn:
+                late.append(order)
+        if late:
+            self._listener.failed(late)
+        return [order for order in batch if order not in late]
 
     def _transact(self, batch: list[Order]) -> list[Order]:
         lost: list[Order] = []
