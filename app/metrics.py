@@ -4,6 +4,7 @@ What an engine counts is asked of it when somebody looks; what a turn takes is n
 token waits for a counter. Labels name models, endings and status codes: never a client, a key or a word that was said.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -122,6 +123,7 @@ class _Engines(Collector):
             "engine_steps": ("Passes through the model.", "steps"),
             "engine_faults": ("Turns that the engine failed.", "faults"),
         }
+        yield GaugeMetricFamily("antiphon:tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
         for name, (says, of) in gauges.items():
             yield self._filled(GaugeMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
         for name, (says, of) in counters.items():
