@@ -38,6 +38,7 @@ snapshots: $(TEST)  ## write the snapshots anew; then read the diff
 
 bench: $(TEST)  ## compare with the peers that are installed, every part: about an hour; pages in .bench/results
 	$(BIN)/python -m tests.bench.protocol
+	$(BIN)/python -m tests.bench.durable
 	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SLOW) $(ARGS)

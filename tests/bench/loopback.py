@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle, islice
 from typing import Any
 
@@ -58,11 +58,15 @@ def catalogue(cases: Sequence[tuple[int, int]], **places: int) -> Catalogue:
     return Catalogue([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
 
 
-@contextmanager
-def server(cases: Sequence[tuple[int, int]], **places: int) -> Iterator[tuple[int, int]]:
+def server(cases: Sequence[tuple[int, int]], **places: int) -> AbstractContextManager[tuple[int, int]]:
     """Process id and port of a server that answers these cases."""
-    words = [sys.executable, "-m", "tests.bench.loopback", json.dumps(cases), json.dumps(places)]
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    return child("tests.bench.loopback", json.dumps(cases), json.dumps(places))
+
+
+@contextmanager
+def child(module: str, *words: str) -> Iterator[tuple[int, int]]:
+    """Process id and port of a module that prints the latter when it serves."""
+    child = subprocess.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout
         yield child.pid, int(child.stdout.readline())
