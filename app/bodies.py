@@ -6,6 +6,7 @@ we unpack it is bounded, too. It runs in a thread: megabytes of it would hold up
 
 import asyncio
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
 import zstandard
@@ -17,6 +18,8 @@ WINDOW = 8 * 1024 * 1024
 """The largest window of zstd that is taken: the one that RFC 8878 asks of every decoder."""
 STRIDE = 512
 """Bytes that are unpacked at a time: zstd makes at most 32 KiB of each, and has no limit of its own."""
+_UNPACKERS = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+"""One, since each thread that ever held a large body keeps memory for another one."""
 PACKED = ("gzip", "deflate", "zstd")
 
 
@@ -83,7 +86,8 @@ def _unpacked(receive: Receive, most: int, packed: str) -> Receive:
             pieces.append(message["body"])
             more = message.get("more_body", False)
         done = True
-        body = await asyncio.to_thread(unpack, b"".join(pieces), packed, most)
+        loop = asyncio.get_running_loop()
+        body = await loop.run_in_executor(_UNPACKERS, unpack, b"".join(pieces), packed, most)
         return {"type": "http.request", "body": body, "more_body": False}
 
     return whole

@@ -101,11 +101,12 @@ class ChatFormat:
         if asked.required and not calls:
             return None
         think = self._dialect.think if conversation.effort != "none" or prompt.thinking else None
-        return grammar.turn(rules, think, calls, self._stops(), thinking=prompt.thinking, asked=asked)
+        bare = frozenset(opener for frame in self._dialect.frames if frame.bare for opener in frame.openers)
+        return grammar.turn(rules, think, calls, self._stops(), thinking=prompt.thinking, asked=asked, bare=bare)
 
     def _stops(self) -> list[str]:
         """What plain text must not hold, or it would not be read as text."""
-        openers = (opener for frame in self._dialect.frames for opener in frame.openers)
+        openers = (opener for frame in self._dialect.frames if not frame.bare for opener in frame.openers)
         return list(dict.fromkeys([*(self._dialect.think or ()), *openers]))
 
     def encode(self, text: str) -> list[int]:

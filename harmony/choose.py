@@ -5,7 +5,8 @@ reason, for the log. This module reads a model's small files and nothing else.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,18 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from harmony.chat import ChatFormat
-from harmony.dialect import Dialect
+from harmony.dialects import DIALECTS
+from harmony.dialects.plain import PLAIN
 from harmony.format import Format, RenderError
 from harmony.gptoss_format import GptOssFormat
-from harmony.hermes import HERMES
-from harmony.plain import PLAIN
-from harmony.qwen3coder import QWEN3CODER
 from harmony.template import Template
 from harmony.vocabulary import ByteVocabulary, TokenizerVocabulary
 
 GPT_OSS = "gpt-oss"
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (HERMES, QWEN3CODER, PLAIN)}
 NAMES = (GPT_OSS, *DIALECTS)
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_LIKE_A_TOKEN = re.compile(r"</?[|｜]?[^<>\s=]*[|｜]?>|\[/?[A-Z_]{3,}\]")  # noqa: RUF001  # DeepSeek's bars
 _CHATML = Path(__file__).with_name("chatml.jinja")
 
 
@@ -67,28 +66,22 @@ def bytes_format(dialect: str) -> Format:
     """A format that needs no files: over single bytes, each marker one token. gpt-oss brings its own vocabulary."""
     if dialect == GPT_OSS:
         return GptOssFormat()
-    vocabulary = ByteVocabulary(_ADDED, _SPECIAL)
-    return ChatFormat(DIALECTS[dialect], vocabulary, Template(_CHATML.read_text(encoding="utf-8")))
-
-
-_SIGNS: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
-    (GPT_OSS, "its chat template writes <|channel|>", lambda text: "<|channel|>" in text and "<|start|>" in text),
-    (
-        QWEN3CODER.name,
-        "its chat template writes <function= in <tool_call>",
-        lambda text: "<function=" in text and "<tool_call>" in text,
-    ),
-    (HERMES.name, "its chat template writes <tool_call>", lambda text: "<tool_call>" in text),
-)
+    chosen = DIALECTS[dialect]
+    # Tags that are written in letters by those who have them stay so.
+    markers = (m for m in chosen.markers if _LIKE_A_TOKEN.fullmatch(m) and m not in ("</function>", "</parameter>"))
+    vocabulary = ByteVocabulary((*_ADDED, *markers), (*_SPECIAL, *chosen.stop))
+    return ChatFormat(chosen, vocabulary, Template(_CHATML.read_text(encoding="utf-8")))
 
 
 def choose(config: Mapping[str, Any], template: str) -> tuple[str, str]:
     """The dialect's name and why, from a model's configuration and chat template."""
     if config.get("model_type") == "gpt_oss":
         return GPT_OSS, "its model_type is gpt_oss"
-    for name, why, shows in _SIGNS:
-        if shows(template):
-            return name, why
+    if "<|channel|>" in template and "<|start|>" in template:
+        return GPT_OSS, "its chat template writes <|channel|>"
+    for dialect in DIALECTS.values():
+        if dialect.signs and all(sign in template for sign in dialect.signs):
+            return dialect.name, f"its chat template writes {' and '.join(dialect.signs)}"
     return PLAIN.name, "its chat template shows no tool calls that are known here" if template else "it has no template"
 
 

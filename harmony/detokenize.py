@@ -7,6 +7,7 @@ a marker spelled out in ordinary tokens is never mistaken for the real one. Noth
 """
 
 import codecs
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -37,11 +38,21 @@ class Vocabulary(Protocol):
         """Text to ids; added tokens in it become their ids."""
 
 
+def tokens_in(marker: str, added: Mapping[str, int]) -> tuple[str, ...]:
+    """A marker cut at the added tokens in it, as a tokenizer would cut it."""
+    inside = sorted((token for token in added if token and token in marker), key=len, reverse=True)
+    if not inside:
+        return (marker,)
+    return tuple(part for part in re.split(f"({'|'.join(map(re.escape, inside))})", marker) if part)
+
+
 class Alphabet:
     """How a dialect's markers look in the text of one vocabulary, and what each token adds to that text."""
 
     def __init__(self, vocabulary: Vocabulary, markers: Iterable[str]) -> None:
-        single = [marker for marker in dict.fromkeys(markers) if marker in vocabulary.added]
+        self._parts = {marker: tokens_in(marker, vocabulary.added) for marker in markers}
+        every = (part for parts in self._parts.values() for part in parts)
+        single = [part for part in dict.fromkeys(every) if part in vocabulary.added]
         control = {marker for marker in single if vocabulary.added[marker] in vocabulary.special}
         self._marks = {
             marker: chr((_FIRST_CONTROL if marker in control else _FIRST_MARK) + place)
@@ -54,8 +65,10 @@ class Alphabet:
         }
 
     def spell(self, marker: str) -> str:
-        """What to look for: the mark where the marker is one token, else its letters."""
-        return self._marks.get(marker, marker)
+        """What to look for: the mark where the marker is one token, else its letters, and marks for tokens in it."""
+        if marker not in self._parts:
+            return self._marks.get(marker, marker)
+        return "".join(self._marks.get(part, part) for part in self._parts[marker])
 
     def written(self, text: str) -> str:
         """The text as the model wrote it: marks spelled out again, control tokens gone."""

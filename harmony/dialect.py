@@ -29,11 +29,19 @@ class Frame(Protocol):
     def markers(self) -> Sequence[str]:
         """All markers it is made of, openers among them."""
 
+    @property
+    def bare(self) -> bool:
+        """Whether its openers are too common to count anywhere but at the head of an answer."""
+        ...
+
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on. Raises `Malformed`: before `begin`, for text; after, for a ruined call."""
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the first opener in a call of this tool; None for a tool that this frame is not for."""
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it; `arguments` are JSON, or a custom tool's text."""
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
@@ -45,7 +53,13 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    models: str = ""
+    """Who writes so, for people."""
+    signs: tuple[str, ...] = ()
+    """What a chat template of such a model holds, all of it."""
     think: tuple[str, str] | None = None
+    answer: tuple[str, str] | None = None
+    """What some put around the text for the user: it is no part of it."""
     frames: tuple[Frame, ...] = ()
     raw: str = ""
     lesson: str = ""
@@ -54,7 +68,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """Everything that is more than text."""
-        return tuple(dict.fromkeys((*(self.think or ()), *(m for frame in self.frames for m in frame.markers))))
+        ours = (*(self.think or ()), *(self.answer or ()))
+        return tuple(dict.fromkeys((*ours, *(marker for frame in self.frames for marker in frame.markers))))
 
 
 class DialectReader(TapeReader):
@@ -68,10 +83,14 @@ class DialectReader(TapeReader):
         opener, closer = dialect.think or (None, None)
         self._opener = None if opener is None else spell(opener)
         self._closer = None if closer is None else spell(closer)
+        self._wrapped = False
+        self._wrapper = [spell(marker) for marker in dialect.answer or ()]
+        self._unwrapping = [f"\n{marker}" for marker in self._wrapper[1:]]
         frames = dialect.frames if self.may_call else ()
         self._frames = [(frame, {spell(opener) for opener in frame.openers}) for frame in frames]
         openers = {opener for _, openers in self._frames for opener in openers}
-        self._stops = Stops([spell(marker) for marker in dialect.think or ()] + sorted(openers))
+        around = [*(spell(marker) for marker in dialect.think or ()), *self._wrapper, *self._unwrapping]
+        self._stops = Stops([*around, *sorted(openers)])
 
     def turn(self) -> Wait[None]:
         """Read the whole answer."""
@@ -94,8 +113,21 @@ class DialectReader(TapeReader):
         elif marker == self._opener and self._blank:
             # In the midst of a text it is quoted rather than meant; at the head of reasoning it is said twice.
             self._switch(len(marker), thinking=True)
+        elif marker in self._wrapper or marker in self._unwrapping:
+            yield from self._wrap(marker)
         elif not (yield from self._calls(marker)):
             self._speak(len(marker))
+
+    def _wrap(self, marker: str) -> Wait[None]:
+        """The opener counts at the head of an answer, the closer where one was opened."""
+        opens = marker == self._wrapper[0]
+        if self._thinking or (not self._blank if opens else not self._wrapped):
+            self._speak(len(marker))
+            return
+        self.tape.skip(len(marker))
+        self._wrapped = opens
+        if opens:
+            yield from self.tape.literal("\n")
 
     def _switch(self, count: int, *, thinking: bool) -> None:
         self.tape.skip(count)
@@ -104,6 +136,8 @@ class DialectReader(TapeReader):
 
     def _calls(self, marker: str) -> Wait[bool]:
         for frame, openers in self._frames:
+            if frame.bare and (self._thinking or not self._blank):
+                continue
             if marker in openers and (yield from self.attempt(frame.read(self))):
                 # A call ends reasoning even where its closer is missing.
                 self._thinking, self._blank = False, True

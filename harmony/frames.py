@@ -31,6 +31,11 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ("arguments", "parameters")
 
     @property
+    def bare(self) -> bool:
+        """It counts wherever it stands."""
+        return False
+
+    @property
     def openers(self) -> Sequence[str]:
         """The markers with which it can begin."""
         return (self.open,)
@@ -38,7 +43,7 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> Sequence[str]:
         """All markers it is made of."""
-        return self.open, self.close
+        return tuple(filter(None, (self.open, self.close)))
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on."""
@@ -46,11 +51,18 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
         yield from tape.expect(spell(self.open))
         yield from tape.blanks()
         yield from tape.expect("{")
-        yield from self._members(reader)
+        yield from self.members(reader)
         reader.close()
         yield from _tail(tape, spell(self.close))
 
-    def _members(self, reader: TapeReader) -> Wait[None]:
+    def element(self, reader: TapeReader) -> Wait[None]:
+        """Read a call that is an element of an array: the object alone."""
+        yield from reader.tape.expect("{")
+        yield from self.members(reader)
+        reader.close()
+        yield from _rest(reader.tape)
+
+    def members(self, reader: TapeReader) -> Wait[None]:
         """Read up to where both the name and the arguments are known, or to the end of the object."""
         tape = reader.tape
         held: Mark | None = None
@@ -78,7 +90,12 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
             return None
         head = grammar.text(f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": ')
         value = f"{grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
-        return f"BLANKS {head} {value} BLANKS {grammar.marker(self.close)}"
+        return f"BLANKS {head} {value} {f'BLANKS {grammar.marker(self.close)}' if self.close else ''}"
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it."""
+        call = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": {arguments}}}'
+        return f"{self.open}\n{call}\n{self.close}"
 
 
 def _again(reader: TapeReader, mark: Mark) -> Wait[None]:
@@ -92,6 +109,18 @@ def _again(reader: TapeReader, mark: Mark) -> Wait[None]:
 
 def _tail(tape: Tape, close: str) -> Wait[None]:
     """Skip what is left of the frame after the arguments; what is none of it is text."""
+    yield from _rest(tape)
+    yield from tape.blanks()
+    mark = tape.mark()
+    while (yield from tape.literal("}")):  # one too many is forgiven where the closer follows
+        yield from tape.blanks()
+    if not (yield from tape.literal(close, cut=True)):
+        tape.rewind(mark)
+    tape.release()
+
+
+def _rest(tape: Tape) -> Wait[None]:
+    """Skip what is left of an object after the arguments."""
     mark = tape.mark()
     try:
         yield from tape.blanks()
@@ -101,12 +130,6 @@ def _tail(tape: Tape, close: str) -> Wait[None]:
             yield from tape.blanks()
         yield from tape.literal("}")
     except Malformed:
-        tape.rewind(mark)
-    yield from tape.blanks()
-    mark = tape.mark()
-    while (yield from tape.literal("}")):  # one too many is forgiven where the closer follows
-        yield from tape.blanks()
-    if not (yield from tape.literal(close, cut=True)):
         tape.rewind(mark)
     tape.release()
 
@@ -152,6 +175,11 @@ class RawFrame(Struct, frozen=True, kw_only=True):
     head: str = "<custom="
     head_end: str = ">"
     foot: str = "</custom>"
+
+    @property
+    def bare(self) -> bool:
+        """It counts wherever it stands."""
+        return False
 
     @property
     def openers(self) -> Sequence[str]:
@@ -210,3 +238,9 @@ class RawFrame(Struct, frozen=True, kw_only=True):
             return None
         head = grammar.text(f"{self.head}{offer.flat}{self.head_end}\n")
         return f"BLANKS {head} {grammar.raw(offer, f'{_LINE}{self.foot}')} BLANKS {grammar.marker(self.close)}"
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it: the arguments are its raw text."""
+        if offer.kind != "custom":
+            return None
+        return f"{self.open}\n{self.head}{offer.flat}{self.head_end}\n{arguments}\n{self.foot}\n{self.close}"

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from events.inputs import GrammarFormat
+from harmony.detokenize import tokens_in
 from harmony.tools import Offered
 
 _LINE = "\n"
@@ -46,8 +47,11 @@ class Grammar:
         return self.rule(f"{name}{len(self._rules)}", *sides)
 
     def marker(self, marker: str) -> str:
-        """A marker: by id where it is one token."""
-        return f"<[{self._added[marker]}]>" if marker in self._added else self.text(marker)
+        """A marker: by id where it is one token, and what of it is one."""
+        return " ".join(
+            f"<[{self._added[part]}]>" if part in self._added else self.text(part)
+            for part in tokens_in(marker, self._added)
+        )
 
     def text(self, text: str) -> str:
         """Exactly this text."""
@@ -95,12 +99,14 @@ def turn(
     *,
     thinking: bool,
     asked: Asked = Asked(),  # noqa: B008  # it is frozen
+    bare: frozenset[str] = frozenset(),
 ) -> str:
     """`think? (text? call)* text?`, beginning inside reasoning where the prompt does, and less where less is asked for.
 
-    `calls`: by the marker that opens them, what may follow it. `markers`: what plain text must not hold.
+    `calls`: by the marker that opens them, what may follow it; those in `bare` open one at the head of an answer only.
+    `markers`: what plain text must not hold.
     """
-    answer = _answer(grammar, calls, markers, asked)
+    answer = _answer(grammar, calls, markers, asked, bare)
     if think is None:
         return grammar.finish(answer)
     reasoning = grammar.until(think[1], *markers)
@@ -109,12 +115,14 @@ def turn(
     return grammar.finish(f"(BLANKS {grammar.marker(think[0])} {reasoning})? {answer}")
 
 
-def _answer(grammar: Grammar, calls: Mapping[str, Sequence[str]], markers: Sequence[str], asked: Asked) -> str:
+def _answer(
+    grammar: Grammar, calls: Mapping[str, Sequence[str]], markers: Sequence[str], asked: Asked, bare: frozenset[str]
+) -> str:
     """What follows reasoning. Where something is asked for, it comes at once: no text stands before it."""
     at_once = asked.required or asked.answer is not None
     sides = []
     for opener, after in calls.items():
-        begin = f"BLANKS {grammar.marker(opener)}" if at_once else grammar.until(opener, *markers)
+        begin = grammar.until(opener, *markers) if not at_once and opener not in bare else _opened(grammar, opener)
         sides.append(f"{begin} ({' | '.join(after)})")
     text = f"GAP {grammar.json(asked.answer)}" if asked.answer is not None else f"{grammar.free(*markers)}?"
     if not sides:
@@ -127,10 +135,14 @@ def _answer(grammar: Grammar, calls: Mapping[str, Sequence[str]], markers: Seque
     return f"({call})* {text}"
 
 
+def _opened(grammar: Grammar, opener: str) -> str:
+    return f"BLANKS {grammar.marker(opener)}"
+
+
 def _lacking(texts: Iterable[str]) -> str:
     stops = "|".join(map(_pattern, texts))
     return f" & ~/(?s:.*)({stops})(?s:.*)/" if stops else ""
 
 
 def _pattern(text: str) -> str:
-    return re.sub(r"([^\w\s<>])", r"\\\1", text).replace("\n", "\\n")
+    return re.sub(r"([!-;=?-@\[-`{-~])", r"\\\1", text).replace("\n", "\\n")

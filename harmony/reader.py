@@ -83,12 +83,12 @@ class TapeReader:
         """Whether any call can come of what is read."""
         return self._callable and len(self._tools) > 0
 
-    def begin(self, offer: Offered) -> None:
-        """A call begins; from now on it is one."""
+    def begin(self, offer: Offered, call_id: str | None = None) -> None:
+        """A call begins; from now on it is one. `call_id`: the model's own, where it has one."""
         self.tape.release()
         self.call = offer
         self.calls += 1
-        self._said.append(Call(offer.name, offer.kind, None, offer.namespace))
+        self._said.append(Call(offer.name, offer.kind, call_id, offer.namespace))
 
     def arguments(self, count: int) -> None:
         """The next characters are arguments, as they are."""

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-NONE, TIMES = "–", "×"  # noqa: RUF001 - what a page prints
+NONE, TIMES = "–", "×"
 
 
 def median(values: Sequence[float]) -> float:

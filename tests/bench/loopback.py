@@ -25,7 +25,7 @@ from engine.script import Piece, Reply
 from engine.scripted import ScriptedEngine
 from harmony.chat import ChatFormat
 from harmony.choose import _ADDED, _CHATML, _SPECIAL
-from harmony.hermes import HERMES
+from harmony.dialects.hermes import HERMES
 from harmony.template import Template
 from harmony.vocabulary import ByteVocabulary
 

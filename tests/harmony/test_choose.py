@@ -29,7 +29,19 @@ def model(folder: Path, template: Any = None, config: dict[str, Any] | None = No
         ({}, "<|start|>assistant<|channel|>final", "gpt-oss"),
         ({}, "<tool_call>\n<function=f>", "qwen3-coder"),
         ({}, '<tool_call>\n{"name"', "hermes"),
-        ({}, "<seed:tool_call><function=f>", "plain"),
+        ({}, "<seed:tool_call><function=f>", "seed-oss"),
+        ({}, "<tool_call>{name}\n<arg_key>", "glm"),
+        ({}, "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>f\n```json", "deepseek-v3"),
+        ({}, "<｜tool▁calls▁begin｜><｜tool▁sep｜>", "deepseek-v3.1"),
+        ({}, "<｜DSML｜function_calls>", "deepseek-v3.2"),
+        ({}, "<｜DSML｜tool_calls>", "deepseek-v4"),
+        ({}, "<|tool_calls_section_begin|>", "kimi-k2"),
+        ({}, "<minimax:tool_call><invoke name=", "minimax-m2"),
+        ({}, "[AVAILABLE_TOOLS][TOOL_CALLS][", "mistral"),
+        ({}, "[TOOL_CALLS]f[ARGS]", "mistral-v11"),
+        ({}, '<|eot_id|>{"name": function name, "parameters": x}', "llama3"),
+        ({}, "<tool_call>\n<response>", "ernie"),
+        ({}, "<|tool_call>call:", "gemma4"),
         ({}, "[INST]", "plain"),
         ({}, "", "plain"),
     ],
@@ -66,7 +78,7 @@ def test_a_name_decides(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_set_up_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DialectError, match="there are gpt-oss, hermes"):
+    with pytest.raises(DialectError, match="there are gpt-oss, seed-oss"):
         load(tmp_path, "klingon")
     with pytest.raises(DialectError, match=r"no tokenizer\.json"):
         load(tmp_path)

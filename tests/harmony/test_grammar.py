@@ -89,7 +89,7 @@ class Wrapped:
     def __init__(self, ready: Format, size: int) -> None:
         self.tokens = [ready.token(number)[1] for number in range(size)]
         self.special_token_ids = list(ready.stop_ids) if size < 1000 else list(range(199_998, size))
-        self.eos_token_id = ready.stop_ids[0]
+        self.eos_token_id = (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)

@@ -12,6 +12,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 QWEN3CODER = Dialect(
     name="qwen3-coder",
+    models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step 3.5, Granite thinking",
+    signs=("<function=", "<tool_call>"),
     think=("<think>", "</think>"),
     frames=(
         TaggedFrame(

@@ -2,4 +2,4 @@
 
 from harmony.dialect import Dialect
 
-PLAIN = Dialect(name="plain", think=("<think>", "</think>"))
+PLAIN = Dialect(name="plain", models="any that calls no tools", think=("<think>", "</think>"))

@@ -11,6 +11,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 HERMES = Dialect(
     name="hermes",
+    models="Hermes, Qwen2.5, Qwen3, Granite 4",
+    signs=("<tool_call>",),
     think=("<think>", "</think>"),
     frames=(JsonFrame(open=OPEN, close=CLOSE), RawFrame(open=OPEN, close=CLOSE)),
     raw="<tool_call>\n<custom={name}>\n{input}\n</custom>\n</tool_call>",

@@ -1,0 +1,160 @@
+"""Frames that hold all calls of a turn in one JSON array."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from harmony import jsontext
+from harmony.frames import JsonFrame, arguments
+from harmony.grammar import Grammar
+from harmony.lexer import Malformed, Wait
+from harmony.reader import TapeReader
+from harmony.tools import Offered
+
+
+class ArrayFrame(Struct, frozen=True, kw_only=True):
+    """`open [{"name": …, "arguments": …}, …] close`; `keyed`: the elements are `{NAME: arguments}`.
+
+    The closer may be missing. A single object in place of the array is one call. `bare`: there is no opener but the
+    bracket, so it counts at the head of an answer only.
+    """
+
+    open: str
+    close: str = ""
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    keyed: bool = False
+
+    @property
+    def bare(self) -> bool:
+        """Whether it can begin at the head of an answer only."""
+        return self.open == "["
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        return tuple(marker for marker in (self.open, self.close) if marker not in ("", "["))
+
+    @property
+    def _element(self) -> JsonFrame:
+        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments)
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read the calls from the opener on."""
+        tape, spell = reader.tape, reader.tape.alphabet.spell
+        many = True
+        yield from tape.expect(spell(self.open))
+        if not self.bare:
+            yield from tape.blanks()
+            many = yield from tape.literal("[")
+        yield from tape.blanks()
+        yield from self._call(reader)
+        while many and not reader.broken:
+            yield from tape.blanks()
+            if (yield from tape.literal("]", cut=True)) or not (yield from reader.attempt(self._another(reader))):
+                break
+        if self.close and not reader.broken:
+            mark = tape.mark()
+            yield from tape.blanks()
+            if not (yield from tape.literal(spell(self.close), cut=True)):
+                tape.rewind(mark)
+            tape.release()
+
+    def _another(self, reader: TapeReader) -> Wait[None]:
+        yield from reader.tape.literal(",")
+        yield from reader.tape.blanks()
+        yield from self._call(reader)
+
+    def _call(self, reader: TapeReader) -> Wait[None]:
+        """Read one element of the array."""
+        tape = reader.tape
+        if not self.keyed:
+            yield from self._element.element(reader)
+            return
+        yield from tape.expect("{")
+        yield from tape.blanks()
+        reader.begin(reader.offered((yield from jsontext.key(tape))))
+        yield from arguments(reader)
+        reader.close()
+        yield from tape.blanks()
+        if not (yield from tape.literal("}")):
+            raise Malformed("more than one tool in an element")
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """What may follow the opener: an array of one call."""
+        if offer.kind == "custom":
+            return None
+        value = grammar.json(offer.parameters)
+        head = f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+        begin = "" if self.bare else grammar.text("[")
+        close = f"BLANKS {grammar.marker(self.close)}" if self.close else ""
+        return f"{begin} {grammar.text(head)} {value} BLANKS {grammar.text('}]')} {close}"
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it."""
+        head = f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+        return f"{self.open}{'' if self.bare else '['}{head}{arguments}}}]{self.close}"
+
+
+class ObjectsFrame(Struct, frozen=True, kw_only=True):
+    """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first one's brace alone."""
+
+    open: str = "{"
+    name: str = "name"
+    arguments: tuple[str, ...] = ("parameters", "arguments")
+
+    @property
+    def bare(self) -> bool:
+        """Whether it can begin at the head of an answer only."""
+        return self.open == "{"
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        return () if self.bare else (self.open,)
+
+    @property
+    def _object(self) -> JsonFrame:
+        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments)
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read the calls from the opener on."""
+        tape = reader.tape
+        if not self.bare:
+            yield from tape.expect(tape.alphabet.spell(self.open))
+            yield from tape.blanks()
+        yield from self._object.element(reader)
+        while not reader.broken and (yield from reader.attempt(self._another(reader))):
+            pass
+
+    def _another(self, reader: TapeReader) -> Wait[None]:
+        tape = reader.tape
+        yield from tape.blanks()
+        if not (yield from tape.literal(";")):
+            yield from tape.literal(",")
+        yield from tape.blanks()
+        yield from self._object.element(reader)
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """What may follow the opener."""
+        if offer.kind == "custom":
+            return None
+        begin = "" if self.bare else "BLANKS"
+        head = f'"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+        brace = "" if self.bare else "{"
+        return f"{begin} {grammar.text(brace + head)} {grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it."""
+        call = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": {arguments}}}'
+        return call if self.bare else f"{self.open}{call}"

@@ -1,0 +1,226 @@
+"""Frames whose calls look like calls of a programming language: `add(a=1)`, or `call:add{a:1}`."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from harmony import cast
+from harmony.frames import INPUT
+from harmony.grammar import Grammar
+from harmony.lexer import Malformed, Wait
+from harmony.loose import Loose, name
+from harmony.reader import TapeReader
+from harmony.tools import Offered
+
+PYTHON = Loose()
+
+
+class PythonFrame(Struct, frozen=True, kw_only=True):
+    """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may also stand one a line, without brackets.
+
+    `bare`: there is no opener but the bracket, so it counts at the head of an answer only.
+    """
+
+    open: str
+    close: str = ""
+    brackets: bool = True
+
+    @property
+    def bare(self) -> bool:
+        """Whether it can begin at the head of an answer only."""
+        return self.open == "["
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        return tuple(marker for marker in (self.open, self.close) if marker not in ("", "["))
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read the calls from the opener on."""
+        tape, spell = reader.tape, reader.tape.alphabet.spell
+        yield from tape.expect(spell(self.open))
+        yield from tape.blanks()
+        bracket = self.bare or (yield from tape.literal("["))
+        yield from tape.blanks()
+        yield from self._call(reader)
+        while not reader.broken:
+            yield from tape.blanks()
+            if bracket and (yield from tape.literal("]", cut=True)):
+                break
+            if not (yield from reader.attempt(self._another(reader))):
+                break
+        if self.close and not reader.broken:
+            mark = tape.mark()
+            yield from tape.blanks()
+            if not (yield from tape.literal(spell(self.close), cut=True)):
+                tape.rewind(mark)
+            tape.release()
+
+    def _another(self, reader: TapeReader) -> Wait[None]:
+        yield from reader.tape.literal(",")
+        yield from reader.tape.blanks()
+        yield from self._call(reader)
+
+    def _call(self, reader: TapeReader) -> Wait[None]:
+        """Read `NAME(key=value, …)`."""
+        tape = reader.tape
+        offer = reader.offered((yield from name(reader)))
+        yield from tape.expect("(")
+        reader.begin(offer)
+        yield from tape.blanks()
+        said = 0
+        while not (yield from tape.literal(")")):
+            key = yield from name(reader)
+            yield from tape.blanks()
+            yield from tape.expect("=")
+            yield from tape.blanks()
+            if offer.kind == "custom":
+                yield from _raw(reader, key)
+            else:
+                reader.make(f"{'{' if not said else ', '}{cast.quote(key)}: ")
+                yield from PYTHON.value(reader)
+            said += 1
+            yield from PYTHON.comma(reader, ")")
+        if said and offer.kind == "function":
+            reader.make("}")
+        reader.close()
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """What may follow the opener: one call, its values as JSON, which reads the same."""
+        sides = _values(offer, grammar, "=", ", ")
+        bracket = self.brackets and not self.bare
+        parts = [grammar.text("["), "BLANKS"] if bracket else ["BLANKS"]
+        parts += [grammar.text(f"{offer.flat}("), sides, grammar.text(")" + ("]" if self.brackets else ""))]
+        return " ".join(filter(None, [*parts, f"BLANKS {grammar.marker(self.close)}" if self.close else ""]))
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it."""
+        call = f"{offer.flat}({', '.join(f'{key}={value}' for key, value in _members(arguments))})"
+        if self.brackets:
+            call = f"{'' if self.bare else '['}{call}]"
+        return f"{self.open}{call}{self.close}"
+
+
+class LaxFrame(Struct, frozen=True, kw_only=True):
+    """`open call:NAME{key:value, …} close`, with strings in marks of their own and keys without any."""
+
+    open: str
+    close: str
+    head: str = "call:"
+    quote: str = '<|"|>'
+
+    @property
+    def bare(self) -> bool:
+        """It counts wherever it stands."""
+        return False
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        return self.open, self.close, self.quote
+
+    @property
+    def _syntax(self) -> Loose:
+        return Loose(quotes=(self.quote, '"'), escaping=('"',))
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read a call from its opener on."""
+        tape, spell = reader.tape, reader.tape.alphabet.spell
+        yield from tape.expect(spell(self.open))
+        yield from tape.blanks()
+        yield from tape.expect(self.head)
+        offer = reader.offered((yield from name(reader)))
+        if not (yield from tape.sees("{")):
+            raise Malformed("no arguments")
+        reader.begin(offer)
+        if offer.kind == "custom":
+            yield from self._custom(reader)
+        else:
+            yield from self._syntax.members(reader)
+        reader.close()
+        mark = tape.mark()
+        yield from tape.blanks()
+        if not (yield from tape.literal(spell(self.close), cut=True)):
+            tape.rewind(mark)
+        tape.release()
+
+    def _custom(self, reader: TapeReader) -> Wait[None]:
+        tape = reader.tape
+        yield from tape.expect("{")
+        yield from tape.blanks()
+        key = yield from self._syntax.key(reader)
+        yield from _raw(reader, key, self._syntax)
+        yield from tape.blanks()
+        yield from tape.expect("}")
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """What may follow the opener."""
+        head, foot = grammar.text(f"{self.head}{offer.flat}{{"), grammar.text("}")
+        return (
+            f"BLANKS {head} {_values(offer, grammar, ':', ',', self.quote)} {foot} BLANKS {grammar.marker(self.close)}"
+        )
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it."""
+        members = json.loads(arguments or "{}") if offer.kind == "function" else {INPUT: arguments}
+        inside = ",".join(f"{key}:{self._written(value)}" for key, value in members.items())
+        return f"{self.open}{self.head}{offer.flat}{{{inside}}}{self.close}"
+
+    def _written(self, value: object) -> str:
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _raw(reader: TapeReader, key: str, syntax: Loose = PYTHON) -> Wait[None]:
+    """Say a custom tool's text: the one string in `input`. Raises `Malformed` for anything else."""
+    tape = reader.tape
+    for quote in syntax.quotes if key == INPUT else ():
+        if (yield from tape.sees(tape.alphabet.spell(quote))):
+            yield from syntax.text(reader, quote)
+            return
+    raise Malformed(INPUT)
+
+
+def _values(offer: Offered, grammar: Grammar, sign: str, between: str, quote: str | None = None) -> str:
+    """The parameters in the schema's order, the required ones always, with commas between those that are there."""
+    schema = offer.parameters or {}
+    properties = schema.get("properties") if offer.kind == "function" else {INPUT: {"type": "string"}}
+    required = schema.get("required") if offer.kind == "function" else [INPUT]
+    known = dict(properties) if isinstance(properties, Mapping) else {}
+    needed = [key for key in known if isinstance(required, list) and key in required]
+    optional = [key for key in known if key not in needed]
+    values = {
+        key: f"{grammar.text(f'{key}{sign}')} {_value(part, schema, grammar, quote)}" for key, part in known.items()
+    }
+    comma = grammar.text(between)
+    head = f" {comma} ".join(values[key] for key in needed)
+    if needed:
+        return " ".join([head, *(f"({comma} {values[key]})?" for key in optional)])
+    # Without one that is always there, whichever comes first has no comma before it.
+    sides = [
+        " ".join([values[key], *(f"({comma} {values[later]})?" for later in optional[at + 1 :])])
+        for at, key in enumerate(optional)
+    ]
+    return f"({' | '.join(sides)})?" if sides else ""
+
+
+def _value(part: object, schema: Mapping[str, object], grammar: Grammar, quote: str | None) -> str:
+    if quote is not None and part == {"type": "string"}:
+        return f"{grammar.marker(quote)} {grammar.until(quote)}"
+    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    return grammar.json({**definitions, **part} if isinstance(part, Mapping) else {})
+
+
+def _members(arguments: str) -> list[tuple[str, str]]:
+    """The members of a JSON object as keys and JSON texts."""
+    return [(key, json.dumps(value, ensure_ascii=False)) for key, value in json.loads(arguments or "{}").items()]

@@ -1,0 +1,25 @@
+"""GLM 4.5 to 5 and relatives: the name behind the opener, then keys and values, each in tags of its own."""
+
+from harmony.dialect import Dialect
+from harmony.tagged import TaggedFrame
+
+GLM = Dialect(
+    name="glm",
+    models="GLM 4.5, 4.6, 4.7, 5",
+    signs=("<arg_key>", "<tool_call>"),
+    think=("<think>", "</think>"),
+    frames=(
+        TaggedFrame(
+            open="",
+            close="",
+            head="<tool_call>",
+            end="",
+            foot="</tool_call>",
+            key="<arg_key>",
+            key_end="</arg_key>",
+            value="<arg_value>",
+            value_end="</arg_value>",
+        ),
+    ),
+    stop=("<|user|>", "<|observation|>", "<|endoftext|>"),
+)

@@ -1,0 +1,22 @@
+"""Llama 3 and 4: bare JSON objects, or calls as Python would write them."""
+
+from harmony.arrays import ObjectsFrame
+from harmony.calllike import PythonFrame
+from harmony.dialect import Dialect
+
+STOP = ("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end_of_text|>")
+
+LLAMA3 = Dialect(
+    name="llama3",
+    models="Llama 3.1, 3.2, 3.3; Llama 4 in JSON",
+    signs=("<|eot_id|>", '"parameters"'),
+    frames=(ObjectsFrame(open="<|python_tag|>"), ObjectsFrame()),
+    stop=STOP,
+)
+LLAMA4 = Dialect(
+    name="llama4-pythonic",
+    models="Llama 4",
+    signs=("<|python_start|>",),
+    frames=(PythonFrame(open="<|python_start|>", close="<|python_end|>"), PythonFrame(open="[")),
+    stop=STOP,
+)

@@ -1,0 +1,50 @@
+"""MiniMax M2, dots and MiniCPM5: tags with the name in an attribute, quoted or not, typed by the tool's schema."""
+
+from harmony.dialect import Dialect
+from harmony.section import Section
+from harmony.tagged import TaggedFrame
+
+_INVOKE = TaggedFrame(
+    open="",
+    close="",
+    head="<invoke name=",
+    foot="</invoke>",
+    key="<parameter name=",
+    value_end="</parameter>",
+    quote='"',
+    gap="",
+)
+
+MINIMAX = Dialect(
+    name="minimax-m2",
+    models="MiniMax M2",
+    signs=("<minimax:tool_call>",),
+    think=("<think>", "</think>"),
+    frames=(Section(open="<minimax:tool_call>", close="</minimax:tool_call>", inside=(_INVOKE,), between="\n"),),
+    stop=("[e~[",),
+)
+DOTS = Dialect(
+    name="dots",
+    models="dots",
+    signs=("<dots_function_call>",),
+    think=("<think>", "</think>"),
+    frames=(Section(open="<dots_function_call>", close="</dots_function_call>", inside=(_INVOKE,), between="\n"),),
+)
+MINICPM = Dialect(
+    name="minicpm5",
+    models="MiniCPM5",
+    signs=("<function name=", "<param name="),
+    think=("<think>", "</think>"),
+    frames=(
+        TaggedFrame(
+            open="",
+            close="",
+            head="<function name=",
+            foot="</function>",
+            key="<param name=",
+            value_end="</param>",
+            quote='"',
+            gap="",
+        ),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Families that write one JSON object for each call, between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
+
+from harmony.dialect import Dialect
+from harmony.frames import JsonFrame, RawFrame
+from harmony.section import Section
+from harmony.tagged import TaggedFrame
+
+THINK = ("<think>", "</think>")
+
+INTERNLM = Dialect(
+    name="internlm",
+    models="InternLM 2.5, 3",
+    signs=("<|action_start|>",),
+    frames=(
+        JsonFrame(open="<|action_start|><|plugin|>", close="<|action_end|>", arguments=("parameters", "arguments")),
+    ),
+)
+LONGCAT = Dialect(
+    name="longcat",
+    models="LongCat",
+    signs=("<longcat_tool_call>",),
+    think=("<longcat_think>", "</longcat_think>"),
+    frames=(JsonFrame(open="<longcat_tool_call>", close="</longcat_tool_call>"),),
+    stop=("</longcat_s>",),
+)
+ERNIE = Dialect(
+    name="ernie",
+    models="ERNIE 4.5",
+    signs=("<tool_call>", "<response>"),
+    think=THINK,
+    answer=("<response>", "</response>"),
+    frames=(
+        JsonFrame(open="<tool_call>", close="</tool_call>"),
+        RawFrame(open="<tool_call>", close="</tool_call>"),
+    ),
+    stop=("<|im_end|>", "</s>"),
+)
+STEP3 = Dialect(
+    name="step3",
+    models="Step 3",
+    signs=("<steptml:invoke",),
+    think=THINK,
+    frames=(
+        Section(
+            open="<｜tool_calls_begin｜>",
+            close="<｜tool_calls_end｜>",
+            inside=(
+                TaggedFrame(
+                    open="<｜tool_call_begin｜>function<｜tool_sep｜>",
+                    close="<｜tool_call_end｜>",
+                    head="<steptml:invoke name=",
+                    foot="</steptml:invoke>",
+                    key="<steptml:parameter name=",
+                    value_end="</steptml:parameter>",
+                    quote='"',
+                    gap="",
+                ),
+            ),
+        ),
+    ),
+    stop=("<｜EOT｜>", "<｜end▁of▁sentence｜>"),
+)

@@ -1,0 +1,25 @@
+"""OLMo 3 and LFM2: calls as Python would write them, in markers of their own."""
+
+from harmony.calllike import PythonFrame
+from harmony.dialect import Dialect
+
+OLMO3 = Dialect(
+    name="olmo3",
+    models="OLMo 3",
+    signs=("<function_calls>",),
+    think=("<think>", "</think>"),
+    frames=(PythonFrame(open="<function_calls>", close="</function_calls>", brackets=False),),
+)
+LFM2 = Dialect(
+    name="lfm2",
+    models="LFM2",
+    signs=("<|tool_call_start|>",),
+    think=("<think>", "</think>"),
+    frames=(PythonFrame(open="<|tool_call_start|>", close="<|tool_call_end|>"),),
+)
+PYTHONIC = Dialect(
+    name="pythonic",
+    models="any that writes [add(a=1)] and nothing around it",
+    think=("<think>", "</think>"),
+    frames=(PythonFrame(open="["),),
+)

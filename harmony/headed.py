@@ -1,0 +1,110 @@
+"""Frames with the tool's name in a header, and its arguments as one JSON value behind it."""
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from harmony.frames import arguments
+from harmony.grammar import Grammar
+from harmony.lexer import Stops, Tape, Wait
+from harmony.reader import TapeReader
+from harmony.tools import Offered
+
+LONGEST = 256
+_NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
+
+
+class HeadedFrame(Struct, frozen=True, kw_only=True):
+    """`open before NAME end fence JSON fence_end close`.
+
+    `before` may be missing in front of the name, as may the fences and the closer. `numbered`: the header is
+    `NAME:NUMBER`, and all of it, `before` included, is the call's own id, which the model wants to see again.
+    `id_mark`: an id of no use to us may stand behind the name.
+    """
+
+    open: str
+    end: str
+    close: str = ""
+    before: str = ""
+    fence: str = ""
+    fence_end: str = ""
+    numbered: bool = False
+    id_mark: str = ""
+
+    @property
+    def bare(self) -> bool:
+        """It counts wherever it stands."""
+        return False
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """The markers with which it can begin."""
+        return (self.open,)
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """All markers it is made of."""
+        texts = (self.open, self.end, self.close, self.before, self.id_mark)
+        return tuple(text for text in texts if text.strip())
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read a call from its opener on."""
+        tape, spell = reader.tape, reader.tape.alphabet.spell
+        yield from tape.expect(spell(self.open))
+        yield from tape.blanks()
+        prefixed = self.before != "" and (yield from tape.literal(spell(self.before)))
+        header = (yield from self._header(tape)).strip()
+        native = _NATIVE.fullmatch(header) if self.numbered else None
+        offer = reader.offered(native["name"] if native else header)
+        reader.begin(offer, f"{self.before if prefixed else ''}{header}" if native else None)
+        yield from tape.blanks()
+        if self.fence:
+            yield from tape.literal(self.fence)
+        yield from tape.blanks()
+        yield from arguments(reader)
+        reader.close()
+        yield from self._tail(reader)
+
+    def _header(self, tape: Tape) -> Wait[str]:
+        """Skip the header and its end; what stands behind an id's mark is passed over."""
+        spell = tape.alphabet.spell
+        if not self.id_mark:
+            return (yield from tape.word(spell(self.end)))
+        stops = Stops([spell(self.id_mark), spell(self.end)], controls=True)
+        name = ""
+        while (yield from tape.more()) and len(name) <= LONGEST and (count := tape.clear(stops)):
+            name += tape.peek(count)
+            tape.skip(count)
+        if (yield from tape.literal(spell(self.id_mark))):
+            yield from tape.word(spell(self.end))
+        else:
+            yield from tape.expect(spell(self.end))
+        return name
+
+    def _tail(self, reader: TapeReader) -> Wait[None]:
+        tape = reader.tape
+        mark = tape.mark()
+        for literal in filter(None, (self.fence_end.strip(), tape.alphabet.spell(self.close) if self.close else "")):
+            yield from tape.blanks()
+            if not (yield from tape.literal(literal, cut=True)):
+                tape.rewind(mark)
+                break
+            mark = tape.place()
+        tape.release()
+
+    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+        """What may follow the opener."""
+        if offer.kind == "custom":
+            return None
+        name = grammar.text(offer.flat + (":" if self.numbered else ""))
+        parts = [grammar.marker(self.before) if self.before else "", name, "/[0-9]{1,4}/" if self.numbered else ""]
+        parts += [grammar.marker(self.end), grammar.text(self.fence) if self.fence else "BLANKS"]
+        parts += [grammar.json(offer.parameters), grammar.text(self.fence_end) if self.fence_end else ""]
+        return " ".join(filter(None, [*parts, grammar.marker(self.close) if self.close else ""]))
+
+    def write(self, offer: Offered, arguments: str) -> str | None:
+        """A call as a model would write it."""
+        number = ":0" if self.numbered else ""
+        inside = f"{self.fence}{arguments}{self.fence_end}"
+        return f"{self.open}{self.before}{offer.flat}{number}{self.end}{inside}{self.close}"

@@ -1,0 +1,185 @@
+"""Values in a syntax that is looser than JSON, said as JSON while they are read.
+
+Python's literals and the object notations of some models differ from JSON in their quotes, in keys without any, and in
+a few words. What was said is never revised: a string is said as it comes, a number or a word when it has ended.
+"""
+
+import re
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from harmony import cast
+from harmony.detokenize import CONTROLS
+from harmony.lexer import Malformed, Stops, Wait
+from harmony.reader import TapeReader
+
+DEEPEST = 64
+LONGEST = 4096
+"""Letters of a number or a name."""
+_WORD = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
+_KEY = re.compile(r"[A-Za-z_][\w.-]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CLOSERS = {"[": "]", "(": ")"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_HEX = {"x": 2, "u": 4, "U": 8}
+
+
+class Loose(Struct, frozen=True, kw_only=True):
+    """A syntax. `quotes` begin and end strings; those in `escaping` know backslashes, in others nothing is special."""
+
+    quotes: tuple[str, ...] = ('"', "'")
+    escaping: tuple[str, ...] = ('"', "'")
+
+    def value(self, reader: TapeReader, depth: int = 0) -> Wait[None]:
+        """Read one value and say it as JSON. Raises `Malformed`."""
+        tape = reader.tape
+        if depth > DEEPEST or not (yield from tape.more()):
+            raise Malformed("value")
+        for quote in self.quotes:
+            if (yield from tape.sees(tape.alphabet.spell(quote))):
+                yield from self.string(reader, quote)
+                return
+        if tape.peek() == "{":
+            yield from self.members(reader, depth)
+        elif tape.peek() in _CLOSERS:
+            yield from self._items(reader, depth)
+        else:
+            yield from self._word(reader)
+
+    def members(self, reader: TapeReader, depth: int = 0) -> Wait[None]:
+        """Read an object, its braces included."""
+        tape = reader.tape
+        yield from tape.expect("{")
+        reader.make("{")
+        yield from tape.blanks()
+        first = True
+        while not (yield from tape.literal("}")):
+            reader.make(("" if first else ", ") + cast.quote((yield from self.key(reader))) + ": ")
+            yield from self.value(reader, depth + 1)
+            yield from self.comma(reader, "}")
+            first = False
+        reader.make("}")
+
+    def key(self, reader: TapeReader) -> Wait[str]:
+        """Skip a key, with quotes or without, its colon, and the blanks around."""
+        tape = reader.tape
+        for quote in self.quotes:
+            spelled = tape.alphabet.spell(quote)
+            if (yield from tape.literal(spelled)):
+                key = yield from tape.word(spelled)
+                break
+        else:
+            key = yield from name(reader)
+        yield from tape.blanks()
+        yield from tape.expect(":")
+        yield from tape.blanks()
+        return key
+
+    def comma(self, reader: TapeReader, closer: str) -> Wait[None]:
+        """Skip to what comes next, or stay at the closer. Raises `Malformed` at anything else."""
+        tape = reader.tape
+        yield from tape.blanks()
+        if not (yield from tape.literal(",")) and not (yield from tape.sees(closer)):
+            raise Malformed("member")
+        yield from tape.blanks()
+
+    def _items(self, reader: TapeReader, depth: int) -> Wait[None]:
+        tape = reader.tape
+        closer = _CLOSERS[tape.peek()]
+        tape.skip(1)
+        reader.make("[")
+        yield from tape.blanks()
+        first = True
+        while not (yield from tape.literal(closer)):
+            if not first:
+                reader.make(", ")
+            yield from self.value(reader, depth + 1)
+            yield from self.comma(reader, closer)
+            first = False
+        reader.make("]")
+
+    def _word(self, reader: TapeReader) -> Wait[None]:
+        """A number or a word: said when it has ended. What is neither is a string."""
+        tape = reader.tape
+        text = yield from run(reader, _WORD)
+        if not text:
+            raise Malformed("value")
+        tape.skip(len(text))
+        reader.make(text if _NUMBER.fullmatch(text) else _WORDS.get(text) or cast.quote(text))
+
+    def string(self, reader: TapeReader, quote: str) -> Wait[None]:
+        """Read a string and say it as JSON's."""
+        reader.make('"')
+        yield from self._string(reader, quote, lambda text, count: reader.make(cast.quote(text)[1:-1], count))
+        reader.make('"')
+
+    def text(self, reader: TapeReader, quote: str) -> Wait[None]:
+        """Read a string and say what is in it."""
+        yield from self._string(reader, quote, reader.make)
+
+    def _string(self, reader: TapeReader, quote: str, say: Callable[[str, int], None]) -> Wait[None]:
+        tape = reader.tape
+        spelled = tape.alphabet.spell(quote)
+        yield from tape.expect(spelled)
+        escaping = quote in self.escaping
+        stops = Stops([spelled, *("\\" if escaping else "")], controls=True)
+        while (yield from tape.more()):
+            if count := tape.clear(stops):
+                say(tape.alphabet.written(tape.peek(count)), count)
+                continue
+            stop = yield from tape.at(stops)
+            if stop is None:
+                continue  # what began like a stop was none
+            if stop == spelled:
+                tape.skip(len(spelled))
+                return
+            if stop != "\\":
+                break
+            yield from self._escape(reader, say)
+        raise Malformed("string")
+
+    def _escape(self, reader: TapeReader, say: Callable[[str, int], None]) -> Wait[None]:
+        tape = reader.tape
+        if not (yield from tape.have(2)):
+            raise Malformed("escape")
+        letter = tape.peek(2)[1]
+        if CONTROLS[0] <= letter <= CONTROLS[-1]:
+            raise Malformed("escape")
+        digits = _HEX.get(letter, 0)
+        if digits and (yield from tape.have(2 + digits)):
+            code = tape.peek(2 + digits)[2:]
+            if (character := _character(code)) is not None:
+                say(character, 2 + digits)
+                return
+        known = _ESCAPES.get(letter, letter if letter in "\\'\"/" else f"\\{letter}")
+        say(tape.alphabet.written(known), 2)
+
+
+def _character(code: str) -> str | None:
+    """The character of a hexadecimal number, if it is one's."""
+    number = int(code, 16) if re.fullmatch(r"[0-9a-fA-F]+", code) else -1
+    return chr(number) if 0 <= number < 0xD800 or 0xE000 <= number < 0x110000 else None
+
+
+def run(reader: TapeReader, pattern: re.Pattern[str]) -> Wait[str]:
+    """The longest text here that the pattern matches, once it is known to have ended; it is not skipped."""
+    tape = reader.tape
+    while True:
+        found = pattern.match(tape.text, tape.pos)
+        text = found[0] if found else ""
+        if tape.ended or tape.pos + len(text) < len(tape.text):
+            return text
+        if len(text) > LONGEST:
+            raise Malformed("too long")
+        yield
+
+
+def name(reader: TapeReader) -> Wait[str]:
+    """Skip and return a name. Raises `Malformed`."""
+    text = yield from run(reader, _KEY)
+    if not text or len(text) > 256:
+        raise Malformed("name")
+    reader.tape.skip(len(text))
+    return text

@@ -1,0 +1,169 @@
+"""The values of a call whose arguments are key and value in tags: where each ends, and what it is as JSON.
+
+What was said is never revised: strings are said as they are read, everything else once its end is seen. A value may
+hold any of the tags: one counts only where what follows it goes on as a call does.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from harmony import cast
+from harmony.lexer import Malformed, Stops, Wait
+from harmony.reader import TapeReader
+from harmony.tools import Offered
+
+_TEXT = frozenset({"string"})
+_JSON = frozenset({"number", "integer", "boolean", "null", "object", "array"})
+
+
+class Tags(Protocol):
+    """The texts of a frame's tags, as `harmony.tagged.TaggedFrame` has them."""
+
+    @property
+    def open(self) -> str: ...  # noqa: D102
+
+    @property
+    def close(self) -> str: ...  # noqa: D102
+
+    @property
+    def head(self) -> str: ...  # noqa: D102
+
+    @property
+    def foot(self) -> str: ...  # noqa: D102
+
+    @property
+    def key(self) -> str: ...  # noqa: D102
+
+    @property
+    def key_end(self) -> str: ...  # noqa: D102
+
+    @property
+    def value(self) -> str: ...  # noqa: D102
+
+    @property
+    def value_end(self) -> str: ...  # noqa: D102
+
+    @property
+    def typed(self) -> str: ...  # noqa: D102
+
+
+_NAMED = re.compile(r"""\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<bare>[^\s"']+))(?P<rest>.*)""", re.DOTALL)
+_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*["']?([^"'\s]*)["']?""")
+
+
+def named(text: str) -> tuple[str, dict[str, str]]:
+    """The name in a tag, with quotation marks or without, and the attributes behind it."""
+    found = _NAMED.fullmatch(text)
+    if found is None:
+        return text, {}
+    name = next(group for group in (found["double"], found["single"], found["bare"]) if group is not None)
+    return name, dict(_ATTRIBUTE.findall(found["rest"]))
+
+
+class Values:
+    """Says the values of one call: as members of an object, or for a custom tool as the one text there is."""
+
+    def __init__(self, reader: TapeReader, frame: Tags, offer: Offered) -> None:
+        self._reader, self._frame, self._offer = reader, frame, offer
+        self._root: Mapping[str, Any] = offer.parameters or {}
+        properties = self._root.get("properties")
+        self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        self._said: set[str] = set()
+        spell = reader.tape.alphabet.spell
+        self._tags = [spell(tag) for tag in (frame.value_end, frame.key, frame.foot)]
+        self._open, self._close, self._head = spell(frame.open), spell(frame.close), spell(frame.head)
+        self._stops = Stops([self._tags[0], *("\n" + tag for tag in self._tags)], controls=True)
+
+    def read(self, name: str, attributes: Mapping[str, str]) -> Wait[None]:
+        """Read a value, from behind its opening tag to behind its closing one."""
+        tape, custom = self._reader.tape, self._offer.kind == "custom"
+        if self._frame.value:
+            yield from tape.blanks()
+            yield from tape.expect(tape.alphabet.spell(self._frame.value))
+        yield from tape.literal("\n")
+        yield from tape.more()
+        if name in self._said or (custom and self._said):
+            yield from self._each(tape.skip)
+        elif custom:
+            yield from self._each(self._reader.arguments)
+        else:
+            yield from self._member(name, attributes.get(self._frame.typed, ""))
+        self._said.add(name)
+
+    def end(self) -> None:
+        """Close the object. One without members is left to the machine."""
+        if self._said and self._offer.kind == "function":
+            self._reader.make("}")
+
+    def _member(self, name: str, typed: str) -> Wait[None]:
+        reader = self._reader
+        reader.make(("{" if not self._said else ", ") + cast.quote(name) + ": ")
+        allowed = cast.types(self._properties.get(name), self._root)
+        if typed in ("true", "false"):  # the model says itself what it means
+            allowed = _TEXT if typed == "true" else _JSON
+        if cast.streams(allowed, reader.tape.peek()):
+            reader.make('"')
+            yield from self._each(lambda count: reader.make(cast.quote(self._ahead(count))[1:-1], count))
+            reader.make('"')
+        else:
+            held: list[str] = []
+            try:
+                yield from self._each(lambda count: held.append(self._held(count)))
+            except Malformed:
+                reader.make("".join(held))
+                raise
+            reader.make(cast.cast("".join(held), allowed))
+
+    def _ahead(self, count: int) -> str:
+        return self._reader.tape.alphabet.written(self._reader.tape.peek(count))
+
+    def _held(self, count: int) -> str:
+        text = self._ahead(count)
+        self._reader.tape.skip(count)
+        return text
+
+    def _each(self, take: Callable[[int], None]) -> Wait[None]:
+        """Give `take` the lengths of the value's pieces, up to its end. Raises `Malformed` where there is none."""
+        tape = self._reader.tape
+        while (yield from tape.more()):
+            if count := tape.clear(self._stops):
+                take(count)
+            elif tag := (yield from tape.at(self._stops)):
+                bare = tag.removeprefix("\n")
+                if bare not in self._tags:
+                    break
+                if (yield from self._ends(bare, len(tag))):
+                    return
+                take(len(tag))
+        raise Malformed("no end")
+
+    def _ends(self, tag: str, count: int) -> Wait[bool]:
+        """Whether this tag ends the value; then skip it, or only the newline before it if it says more than that."""
+        tape = self._reader.tape
+        mark = tape.mark()
+        tape.skip(count)
+        try:
+            ends = yield from self._goes_on(tag)
+        except Malformed:
+            ends = False
+        if not ends or tag != self._tags[0]:
+            tape.rewind(mark)
+            tape.skip(count - len(tag) if ends else 0)
+        tape.release()
+        return ends
+
+    def _goes_on(self, tag: str) -> Wait[bool]:
+        """Whether what follows the tag is what follows the end of a value. Raises `Malformed`."""
+        tape, (value_end, key, foot) = self._reader.tape, self._tags
+        if tag == key:
+            word = yield from tape.word(tape.alphabet.spell(self._frame.key_end))
+            return named(word)[0] in self._properties.keys() - self._said
+        yield from tape.blanks()
+        if not (yield from tape.more()):
+            return tag == value_end or tape.natural
+        follow = (key, foot, self._close) if tag == value_end else (self._close, self._open, self._head)
+        for literal in filter(None, follow):
+            if (yield from tape.sees(literal, cut=tag == value_end)):
+                return True
+        return tape.controlled()

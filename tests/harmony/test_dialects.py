@@ -1,0 +1,212 @@
+"""What every dialect must do, by itself: whoever declares one is tested here without writing a test.
+
+The calls are those that its frames write. Each is read over tokens and over letters, in every cut; it is accepted by
+the grammar; what was said of its arguments is never revised; and of half a call nothing is ever whole.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from harmony.chat import ChatFormat
+from harmony.choose import DIALECTS
+from harmony.dialect import Dialect
+from harmony.format import Format, Prompt
+from state.segments import Arguments, Call, Close, Say, Segment, Think
+from tests.harmony import kit
+from tests.harmony.test_grammar import Wrapped
+
+CALLING = [dialect for dialect in DIALECTS.values() if dialect.frames]
+THINKING = [dialect for dialect in CALLING if dialect.think]
+EVERY = pytest.mark.parametrize("dialect", CALLING, ids=lambda dialect: dialect.name)
+
+ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one": ("add", {"a": 1}),
+    "two": ("add", {"a": 17, "b": -4}),
+    "none": ("now", {}),
+    "text": ("write", {"path": "a b.txt", "text": "Grüße, 世界 😀: 1 < 2 & \"so\" \\ 'on'"}),
+    "lines": ("write", {"text": "first\n  second\n\nfourth"}),
+    "types": ("write", {"path": "x", "deep": {"a": [1, {"b": None}], "c": "d"}, "yes": True, "tags": ["u", "v w"]}),
+    "empty": ("write", {"text": "", "tags": []}),
+}
+
+
+def written(dialect: Dialect, *names: str) -> str:
+    """Calls as the dialect writes them."""
+    calls = []
+    for name in names:
+        tool, arguments = ARGUMENTS[name]
+        offer = kit.TOOLS.find(tool)
+        assert offer is not None
+        frame = next(frame for frame in dialect.frames if frame.write(offer, "{}") is not None)
+        calls.append(frame.write(offer, json.dumps(arguments, ensure_ascii=False)) or "")
+    return _between(dialect).join(calls)
+
+
+def _between(dialect: Dialect) -> str:
+    """What stands between two calls that were written one by one."""
+    return "; " if dialect.name in ("llama3", "gigachat3") else "\n"
+
+
+@cache
+def formats(name: str) -> tuple[Format, ...]:
+    """Over tokens, and over letters."""
+    return tuple(kit.formats(name))
+
+
+def calls_of(said: list[Segment]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    text = ""
+    for segment in said:
+        if isinstance(segment, Call):
+            found.append((segment.name, ...))
+            text = ""
+        elif isinstance(segment, Arguments):
+            text += segment.text
+        elif isinstance(segment, Close) and found and found[-1][1] is ...:
+            found[-1] = (found[-1][0], json.loads(text or "{}"))
+    return found
+
+
+def wanted(*names: str) -> list[tuple[str, Any]]:
+    return [ARGUMENTS[name] for name in names]
+
+
+def ways(length: int, chance: random.Random) -> Iterator[Any]:
+    yield range(length)
+    yield from ([cut] for cut in range(length))
+    yield from (kit.random_cuts(length, chance) for _ in range(kit.CUTS))
+
+
+@EVERY
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_call_is_read_as_it_was_written(dialect: Dialect, name: str) -> None:
+    for ready in formats(dialect.name):
+        said, _ = kit.read(ready, ready.encode(written(dialect, name)))
+        assert calls_of(said) == wanted(name)
+        assert not any(isinstance(segment, Say) and segment.text.strip() for segment in said)
+
+
+@EVERY
+def test_every_cut_reads_the_same_and_revises_nothing(dialect: Dialect) -> None:
+    chance = random.Random(dialect.name)
+    for ready in formats(dialect.name):
+        for name in ("types", "text", "none"):
+            tokens = ready.encode(written(dialect, name))
+            whole, _ = kit.read(ready, tokens)
+            for cuts in ways(len(tokens), chance):
+                said, _ = kit.read(ready, tokens, cuts)
+                assert said == whole
+
+
+@EVERY
+def test_two_calls_are_two(dialect: Dialect) -> None:
+    single = dialect.name in ("llama4-pythonic", "pythonic", "xlam")
+    for ready in formats(dialect.name):
+        said, _ = kit.read(ready, ready.encode(written(dialect, "text", "one")))
+        if not single:  # of these only one list stands at the head of an answer: see the transcripts
+            assert calls_of(said) == wanted("text", "one")
+
+
+@EVERY
+def test_text_before_a_call_is_text(dialect: Dialect) -> None:
+    bare = dialect.frames[0].bare
+    for ready in formats(dialect.name):
+        said, _ = kit.read(ready, ready.encode("Let me see.\n\n" + written(dialect, "two")))
+        assert isinstance(said[0], Say) and said[0].text.startswith("Let me see.")
+        if not bare:
+            assert calls_of(said) == wanted("two")
+
+
+@pytest.mark.parametrize("dialect", THINKING, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("prefilled", [False, True])
+def test_reasoning_then_text_and_reasoning_then_call(dialect: Dialect, prefilled: bool) -> None:
+    assert dialect.think
+    opener, closer = dialect.think
+    around = dialect.answer or ("", "")
+    for ready in formats(dialect.name):
+        for rest in (f"{around[0]}\nHello.\n{around[1]}", written(dialect, "one")):
+            text = f"{'' if prefilled else opener}\nHm. {closer}\n\n{rest}"
+            said, _ = kit.read(ready, ready.encode(text), thinking=prefilled)
+            assert isinstance(said[0], Think) and said[0].text.strip() == "Hm."
+            told = "".join(segment.text for segment in said if isinstance(segment, Say)).strip()
+            assert (told, calls_of(said)) == (("Hello.", []) if "Hello." in rest else ("", wanted("one")))
+
+
+@EVERY
+def test_of_half_a_call_nothing_is_whole(dialect: Dialect) -> None:
+    """Cut anywhere, the answer is a legal stream, and a call that is said to be whole has whole arguments."""
+    for ready in formats(dialect.name):
+        tokens = ready.encode("So:\n" * (not dialect.frames[0].bare) + written(dialect, "types"))
+        whole, _ = kit.read(ready, tokens)
+        complete = "".join(segment.text for segment in whole if isinstance(segment, Arguments))
+        for end in range(len(tokens)):
+            said, _ = kit.read(ready, tokens[:end], natural=False)
+            if any(isinstance(segment, Close) for segment in said):
+                assert calls_of(said) == wanted("types")
+            reader = ready.reader(Prompt((), ""), kit.conversation())
+            told = "".join(one.text for one in reader.feed(tokens[:end]) if isinstance(one, Arguments))
+            assert complete.startswith(told), "what was said of the arguments is never revised"
+
+
+@EVERY
+def test_markers_in_prose_are_prose(dialect: Dialect) -> None:
+    for ready in formats(dialect.name):
+        form: Any = ready
+        for marker in dialect.markers:
+            if any(marker in side for side in (*(dialect.think or ()), *(dialect.answer or ()))):
+                continue
+            text = f"One writes {marker} before a call, like {marker}nothing."
+            said, _ = kit.read(form, form.encode(text))
+            assert not calls_of(said)
+            assert "before a call, like" in "".join(segment.text for segment in said if isinstance(segment, Say))
+
+
+@EVERY
+def test_a_tool_that_was_not_offered_is_text(dialect: Dialect) -> None:
+    for ready in formats(dialect.name):
+        text = written(dialect, "one").replace("add", "subtract")
+        said, _ = kit.read(ready, ready.encode(text))
+        assert not calls_of(said) and not any(isinstance(segment, Call) for segment in said)
+
+
+@EVERY
+def test_the_grammar_takes_what_is_written_and_no_other_tool(dialect: Dialect) -> None:
+    for ready in formats(dialect.name):
+        talk = kit.conversation(tool_choice="required")
+        for name in ("one", "two", "types", "none"):
+            assert accepts(ready, _spoken(dialect, name), talk), name
+        assert not accepts(ready, "Hello.", talk)
+        assert not accepts(ready, _spoken(dialect, "one").replace("add", "subtract"), talk)
+
+
+def _spoken(dialect: Dialect, name: str) -> str:
+    """The call by the first frame that has a grammar for it, in the grammar's own spelling of values."""
+    return written(dialect, name)
+
+
+def accepts(ready: Format, text: str, talk: Any) -> bool:
+    lark = ready.grammar(Prompt((), "", False), talk)
+    assert lark is not None
+    tokens = _tokenizer(ready)
+    source = LLMatcher.grammar_from_lark(lark)
+    assert LLMatcher.validate_grammar(source, tokens) == "", lark
+    matcher = LLMatcher(tokens, source, log_level=0)
+    ids = ready.encode(text)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and not matcher.is_error() and matcher.is_accepting())
+
+
+_TOKENIZERS: dict[int, LLTokenizer] = {}
+
+
+def _tokenizer(ready: Format) -> LLTokenizer:
+    if id(ready) not in _TOKENIZERS:
+        assert isinstance(ready, ChatFormat)
+        size = 256 + len(ready._vocabulary.added)
+        _TOKENIZERS[id(ready)] = LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
+    return _TOKENIZERS[id(ready)]
