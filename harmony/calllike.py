@@ -215,8 +215,8 @@ def _values(offer: Offered, grammar: Grammar, sign: str, between: str, quote: st
 
 
 def _value(part: object, schema: Mapping[str, object], grammar: Grammar, quote: str | None) -> str:
-    if quote is not None and part == {"type": "string"}:
-        return f"{grammar.marker(quote)} {grammar.until(quote)}"
+    if quote is not None and isinstance(part, Mapping) and part.get("type") == "string" and "enum" not in part:
+        return f"{grammar.marker(quote)} {grammar.held(part, quote)}"
     definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return grammar.json({**definitions, **part} if isinstance(part, Mapping) else {})
 

@@ -101,6 +101,12 @@ def cast(text: str, allowed: frozenset[str]) -> str:
     return quote(text)
 
 
+def as_json(text: str) -> str:
+    """Text that is said to be JSON, as it is where it is; else as a JSON string."""
+    written = text.strip()
+    return written if _parse(written) is not None else quote(text)
+
+
 def quote(text: str) -> str:
     """Text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)

@@ -76,6 +76,21 @@ class Grammar:
         self.rule(f"{name}[lazy]", text)
         return name
 
+    def held(self, schema: Mapping[str, Any], end: str) -> str:
+        """Text as a string schema allows it (length, pattern), up to its first `end`, and the end."""
+        bounds = _bounds(schema)
+        if not bounds:
+            return self.until(end)
+        if end in self._added:
+            sides = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
+            text = self.rule(f"TEXT{len(self._rules)}", f"{sides}{_lacking([end])}")
+            empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
+            return f"{text}{'?' if empty else ''} {self.marker(end)}"
+        text = self.rule(f"TEXT{len(self._rules)}", " & ".join(f"/{bound}{_pattern(end)}/" for bound in bounds))
+        name = f"until{len(self._rules)}"
+        self.rule(f"{name}[lazy]", text)
+        return name
+
     def raw(self, offer: Offered, end: str) -> str:
         """A custom tool's text, by its own grammar where it has one, and what ends it."""
         rules = offer.format
@@ -88,7 +103,9 @@ class Grammar:
 
     def finish(self, *sides: str) -> str:
         """The grammar: an answer is one of these."""
-        return "\n".join([f"start: {' | '.join(sides)}", *self._rules, r"BLANKS: /\s*/", r"GAP: /[ \t\r\n]{0,4}/", ""])
+        return "\n".join(
+            [f"start: {' | '.join(sides)}", *self._rules, f"BLANKS: /{GAPS}/", r"GAP: /[ \t\r\n]{0,4}/", ""]
+        )
 
 
 def turn(
@@ -133,6 +150,19 @@ def _answer(
     if at_once or asked.single:
         return f"({call if asked.single else f'{call}+'} | {text})"
     return f"({call})* {text}"
+
+
+def _bounds(schema: Mapping[str, Any]) -> list[str]:
+    """What a schema says of a string, as regular expressions that all of it must match."""
+    bounds = []
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    if low is not None or high is not None:
+        bounds.append(f"(?s:.){{{low or 0},{'' if high is None else high}}}")
+    if isinstance(pattern := schema.get("pattern"), str):
+        inside = re.sub(r"(?<!\\)/", r"\/", pattern.removeprefix("^").removesuffix("$"))
+        before = "" if pattern.startswith("^") else "(?s:.*)"
+        bounds.append(f"{before}({inside}){'' if pattern.endswith('$') else '(?s:.*)'}")
+    return bounds
 
 
 def _opened(grammar: Grammar, opener: str) -> str:

@@ -11,7 +11,6 @@ from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
-LONGEST = 256
 _NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
 
 
@@ -71,11 +70,7 @@ class HeadedFrame(Struct, frozen=True, kw_only=True):
         spell = tape.alphabet.spell
         if not self.id_mark:
             return (yield from tape.word(spell(self.end)))
-        stops = Stops([spell(self.id_mark), spell(self.end)], controls=True)
-        name = ""
-        while (yield from tape.more()) and len(name) <= LONGEST and (count := tape.clear(stops)):
-            name += tape.peek(count)
-            tape.skip(count)
+        name = yield from tape.until(Stops([spell(self.id_mark), spell(self.end)], controls=True))
         if (yield from tape.literal(spell(self.id_mark))):
             yield from tape.word(spell(self.end))
         else:

@@ -204,6 +204,19 @@ class Tape:
             if self.pos < len(self.text):
                 return
 
+    def until(self, stops: Stops, longest: int = 256) -> Wait[str]:
+        """Skip and return the text up to one of these, which is not skipped. Raises `Malformed`."""
+        text = ""
+        while (yield from self.more()):
+            if count := self.clear(stops):
+                text += self.peek(count)
+                self.skip(count)
+            elif (yield from self.at(stops)) is not None:
+                return text
+            if len(text) > longest:
+                break
+        raise Malformed(text)
+
     def word(self, end: str, longest: int = 128) -> Wait[str]:
         """Skip and return the text up to an end on the same line, and skip the end. Raises `Malformed`."""
         while True:

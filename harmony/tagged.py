@@ -84,13 +84,7 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
         spell = tape.alphabet.spell
         if self.end:
             return (yield from tape.word(spell(self.end)))
-        name = ""
-        stops = Stops(["\n", spell(self.key), spell(self.foot)], controls=True)
-        while (yield from tape.more()) and (count := tape.clear(stops)):
-            name += tape.peek(count)
-            tape.skip(count)
-            if len(name) > 256:
-                break
+        name = yield from tape.until(Stops(["\n", spell(self.key), spell(self.foot)], controls=True))
         return name.strip()
 
     def _over(self, tape: Tape) -> Wait[bool]:
@@ -111,7 +105,7 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
             side = self._side(name, part, offer, grammar)
             sides.append(side if isinstance(required, list) and name in required else f"({side})?")
         head = grammar.text(f"{self.head if self.open else ''}{self._quoted(offer.flat)}{self._named}")
-        parts = ["BLANKS", head, *sides, grammar.marker(self.foot)]
+        parts = [*(["BLANKS"] if self.open else []), head, *sides, grammar.marker(self.foot)]
         return " ".join([*parts, *(["BLANKS", grammar.marker(self.close)] if self.close else [])])
 
     @property
@@ -132,8 +126,8 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
             return f"{self._tags(name, 'true', grammar)} {grammar.raw(offer, self._stop)} {self._after(grammar)}"
         own = part if isinstance(part, Mapping) else {}
         value = {**_definitions(root), **own}
-        if allowed == _TEXT and set(own) <= {"type", "description"}:
-            return f"{self._tags(name, 'true', grammar)} {grammar.until(self._stop)} {self._after(grammar)}"
+        if allowed == _TEXT and "enum" not in own and "const" not in own:
+            return f"{self._tags(name, 'true', grammar)} {grammar.held(own, self._stop)} {self._after(grammar)}"
         return f"{self._tags(name, 'false', grammar)} {grammar.json(value)} {self._closed(grammar)}"
 
     def _tags(self, name: str, typed: str, grammar: Grammar) -> str:
@@ -173,7 +167,8 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
         root = offer.parameters or {}
         allowed = cast.types(schema, root)
         if not isinstance(schema, Mapping) or not allowed or ("string" in allowed and "enum" not in schema):
-            return f"{grammar.until(self._stop)} {self._after(grammar)}"
+            own = schema if isinstance(schema, Mapping) and allowed == _TEXT else {}
+            return f"{grammar.held(own, self._stop)} {self._after(grammar)}"
         if allowed == {"string"}:
             return f"({' | '.join(map(grammar.text, schema['enum']))}) {self._closed(grammar)}"
         return f"{grammar.json({**_definitions(root), **schema})} {self._closed(grammar)}"

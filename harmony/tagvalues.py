@@ -113,7 +113,8 @@ class Values:
             except Malformed:
                 reader.make("".join(held))
                 raise
-            reader.make(cast.cast("".join(held), allowed))
+            text = "".join(held)
+            reader.make(cast.as_json(text) if typed == "false" else cast.cast(text, allowed))
 
     def _ahead(self, count: int) -> str:
         return self._reader.tape.alphabet.written(self._reader.tape.peek(count))

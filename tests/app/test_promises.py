@@ -111,18 +111,22 @@ def lift(schema: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("model", ["ignorant", *(["antiphon"] if PROVE else [])])
 @pytest.mark.timeout(60 + 10 * SCHEMAS)
 def test_json_fits_its_schema_whatever_the_weights(client: openai.OpenAI, model: str) -> None:
-    chance, whole = random.Random(4), 0
+    chance, whole, bounded, missed = random.Random(4), 0, 0, 0
     for number in range(SCHEMAS):
         body = {"type": "object", "properties": {"it": lift(schema_of(chance))}, "required": ["it"]}
         schema = lift({**body, "additionalProperties": False})
         reply = ask(client, model=model, text=shaped(schema), extra_body={"seed": number})
+        ends = "$defs" not in schema  # a value that may hold itself has no bound
+        bounded += ends
+        missed += ends and reply.status != "completed"
         if reply.status == "completed":
             whole += 1
             jsonschema.validate(json.loads(reply.output_text), schema)
         else:
             assert reply.incomplete_details.reason == "max_output_tokens"
-    print(f"{model}: {whole} of {SCHEMAS} complete, all of them valid")
-    assert whole >= 0.95 * SCHEMAS - 1
+    told = f"{whole} of {SCHEMAS} complete, all of them valid; of the {bounded} bounded ones {bounded - missed}"
+    print(f"{model}: {told}")
+    assert missed <= 0.05 * bounded
 
 
 PATTERNS = ["[a-z]{2,5}", "(yes|no)", "[0-9]{4}-[0-9]{2}", "a{3}b?", "(x[yz]){1,4}", "[A-Z][a-z]{0,3}"]

@@ -10,16 +10,20 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from events.inputs import FunctionTool
 from harmony.chat import ChatFormat
 from harmony.choose import DIALECTS
 from harmony.dialect import Dialect
 from harmony.format import Format, Prompt
+from harmony.tools import ToolTable
 from state.segments import Arguments, Call, Close, Say, Segment, Think
 from tests.harmony import kit
 from tests.harmony.test_grammar import Wrapped
+from tests.harmony.test_soup import drive
 
 CALLING = [dialect for dialect in DIALECTS.values() if dialect.frames]
 THINKING = [dialect for dialect in CALLING if dialect.think]
@@ -183,6 +187,138 @@ def test_the_grammar_takes_what_is_written_and_no_other_tool(dialect: Dialect) -
             assert accepts(ready, _spoken(dialect, name), talk), name
         assert not accepts(ready, "Hello.", talk)
         assert not accepts(ready, _spoken(dialect, "one").replace("add", "subtract"), talk)
+
+
+STRICT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "word": {"type": "string", "maxLength": 6},
+        "free": {"type": "string"},
+        "kind": {"type": "string", "enum": ["red", "green"]},
+        "code": {"type": "string", "pattern": "^[a-c]{2}[0-9]$"},
+        "on": {"type": "boolean"},
+        "list": {"type": "array", "items": {"type": ["integer", "null"]}, "maxItems": 2},
+        "deep": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "maxLength": 3}},
+            "additionalProperties": False,
+        },
+    },
+    "required": ["count", "word", "free", "kind", "code", "on", "list"],
+    "additionalProperties": False,
+}
+HELD = ToolTable.build([FunctionTool(name="first", parameters=STRICT, strict=True), FunctionTool(name="none")])
+
+
+def random_answer(ready: Format, talk: Any, chance: random.Random, most: int = 700) -> list[int] | None:
+    """Tokens that a model which knows nothing might say under the grammar; None where it came to no end."""
+    lark = ready.grammar(Prompt((), "", False), talk)
+    assert lark is not None
+    matcher = LLMatcher(_tokenizer(ready), LLMatcher.grammar_from_lark(lark), log_level=0)
+    said: list[int] = []
+    while len(said) < most and not matcher.is_stopped():
+        bias = matcher.compute_logit_bias()
+        allowed = [token for token, weight in enumerate(bias) if weight]
+        ends = [token for token in allowed if token == (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]]
+        if ends and (len(said) > 60 or chance.random() < 0.5):
+            return said
+        markers = [token for token in allowed if token >= 256 and token not in ends]
+        # Of all bytes, few lead anywhere: what a call is made of comes more often.
+        pots = [markers, [token for token in allowed if token < 128 and chr(token) in '"}]),>|<\n'], allowed]
+        token = chance.choice(chance.choice([pot for pot in pots if pot and pot != ends]))
+        if token in ends:
+            continue
+        assert matcher.consume_token(token)
+        said.append(token)
+    return said if matcher.is_stopped() else None
+
+
+@EVERY
+def test_whatever_the_grammar_lets_through_is_read_as_a_whole_and_valid_call(dialect: Dialect) -> None:
+    chance, whole = random.Random(f"answers in {dialect.name}"), 0
+    for number in range(kit.SOUPS // 10):
+        ready = formats(dialect.name)[number % 2]
+        talk = kit.conversation(tools=HELD, tool_choice="required")
+        tokens = random_answer(ready, talk, chance)
+        if tokens is None:
+            continue
+        said, reader = kit.read(ready, tokens, talk=talk)
+        text = ready.decode(tokens)
+        assert not reader.broken, text
+        calls = calls_of(said)
+        assert calls and all(arguments is not ... for _, arguments in calls), text
+        for name, arguments in calls:
+            jsonschema.validate(arguments, STRICT if name == "first" else {"type": "object"})
+        assert not "".join(segment.text for segment in said if isinstance(segment, Say)).strip(), text
+        whole += 1
+    assert whole > kit.SOUPS // 100, "many come to an end"
+
+
+NEW = [dialect for dialect in CALLING if dialect.name not in kit.NAMES]
+LOOSE = [
+    " ",
+    "\n",
+    "Hello",
+    "a<b",
+    "é",
+    "😀",
+    "<",
+    "</",
+    ">",
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    '"',
+    "'",
+    ",",
+    ":",
+    "=",
+    "\\",
+]
+BITS = [
+    "add",
+    "write",
+    "now",
+    "a=1",
+    '"a": 1',
+    '{"a": 1}',
+    "name",
+    '"name": "add"',
+    "functions.add:0",
+    "call:add",
+    "<|im_end|>",
+]
+
+
+def soup(dialect: Dialect, chance: random.Random) -> str:
+    """Nonsense made of its own markers, of pieces of calls, and of whole ones."""
+    markers = [*dialect.markers, *(marker[: len(marker) // 2] for marker in dialect.markers)]
+    wholes = [written(dialect, name) for name in ("one", "none", "types")]
+    halves = [whole[: chance.randrange(len(whole))] for whole in wholes]
+    pots = chance.choice(
+        ([markers, LOOSE, BITS], [markers, LOOSE, BITS, wholes, halves], [wholes, LOOSE], [markers, BITS])
+    )
+    return "".join(chance.choice(chance.choice(pots)) for _ in range(chance.randint(1, 30)))
+
+
+@pytest.mark.parametrize("dialect", NEW, ids=lambda dialect: dialect.name)
+@pytest.mark.timeout(1200)
+def test_soup_of_its_own_markers_is_a_legal_stream_in_every_cut(dialect: Dialect) -> None:
+    chance = random.Random(f"soup of {dialect.name}")
+    for number in range(kit.SOUPS // 4):
+        ready = chance.choice(formats(dialect.name))
+        tokens = ready.encode(soup(dialect, chance))
+        options = {"thinking": bool(dialect.think) and chance.random() < 0.3, "natural": chance.random() < 0.7}
+        whole, reader = kit.read(ready, tokens, **options)
+        for cuts in (range(len(tokens)), kit.random_cuts(len(tokens), chance)):
+            said, again = kit.read(ready, tokens, cuts, **options)
+            assert said == whole, f"soup {number}"
+            assert (again.reasoning_tokens, again.broken) == (reader.reasoning_tokens, reader.broken)
+        drive(whole, natural=options["natural"], broken=reader.broken)
 
 
 def _spoken(dialect: Dialect, name: str) -> str:

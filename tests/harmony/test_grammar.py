@@ -88,7 +88,8 @@ class Wrapped:
 
     def __init__(self, ready: Format, size: int) -> None:
         self.tokens = [ready.token(number)[1] for number in range(size)]
-        self.special_token_ids = list(ready.stop_ids) if size < 1000 else list(range(199_998, size))
+        control: Any = getattr(ready, "_vocabulary", None)
+        self.special_token_ids = sorted(control.special) if control else list(range(199_998, size))
         self.eos_token_id = (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]
 
     def __call__(self, text: str | bytes) -> list[int]:

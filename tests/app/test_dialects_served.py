@@ -1,0 +1,130 @@
+"""Tiny random models of many architectures, each in a dialect of its own, over HTTP: what is demanded comes.
+
+They know nothing, so whatever is right about their calls is the grammar's doing.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM
+
+from app.catalogue import Catalogue, ServedModel
+from engine.torch_engine import TorchEngine
+from harmony import choose
+from harmony.choose import DIALECTS
+from harmony.dialect import Dialect
+from tests.clients.kit import post
+from tests.engine.tiny import BASE
+from tests.invariants import check
+from tests.serving import Served, serve
+
+PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
+ASKED = 25 if PROVE else 2
+HEADS = {"head_dim": 8}
+SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "hermes": ("Qwen3Config", HEADS),
+    "qwen3-coder": (
+        "Qwen3MoeConfig",
+        {**HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
+    "llama3": ("LlamaConfig", {}),
+    "mistral-v11": ("MistralConfig", {}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "functiongemma": ("Gemma2Config", HEADS),
+    "olmo3": ("Olmo3Config", {}),
+    "granite3": ("GraniteConfig", {}),
+    "glm": ("Glm4Config", HEADS),
+    "phi4-mini": ("Phi3Config", {}),
+    "cohere": ("CohereConfig", {}),
+    "deepseek-v3.2": ("MixtralConfig", {"num_local_experts": 4}),
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "word": {"type": "string", "maxLength": 6},
+        "kind": {"type": "string", "enum": ["red", "green"]},
+        "code": {"type": "string", "pattern": "^[a-c]{2}[0-9]$"},
+        "on": {"type": "boolean"},
+        "list": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3},
+    },
+    "required": ["count", "word", "kind", "code", "on", "list"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "name": "first", "parameters": SCHEMA, "strict": True},
+    {"type": "function", "name": "second", "parameters": {"type": "object", "properties": {}}, "strict": True},
+]
+
+
+def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> Path:
+    """A random model whose tokenizer has the dialect's markers, and whose chat template shows its signs."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    markers = [marker for marker in dialect.markers if choose._LIKE_A_TOKEN.fullmatch(marker)]
+    tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|turn|>", special=True)])
+    end = tokenizer.token_to_id("<|end|>")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = f"{{#- {' '.join(dialect.signs)} -#}}{{% for m in messages %}}<|turn|>{{{{ m.role }}}} {{{{ m.content }}}}{{% endfor %}}<|turn|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|end|>"}))
+    torch.manual_seed(3)
+    size = {
+        **BASE,
+        **more,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "eos_token_id": end,
+        "bos_token_id": end,
+        "pad_token_id": end,
+        "max_position_embeddings": 1024,
+    }
+    model: Any = AutoModelForCausalLM.from_config(getattr(transformers, config)(**size))  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[Served, str]]:
+    loaded = choose.load(folder)
+    engine = TorchEngine(folder, {"threads": 1, "kv_gib": 0.05})
+    with serve(Catalogue([ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)])) as running:
+        yield running, loaded.why
+
+
+# Each needs a process of its own, which takes seconds to begin.
+@pytest.mark.parametrize("name", SERVED if PROVE else ["glm", "lfm2", "deepseek-v3.2"])
+@pytest.mark.timeout(600)
+def test_a_call_that_is_demanded_comes_and_is_valid_in_every_dialect(name: str, tmp_path: Path) -> None:
+    config, more = SERVED[name]
+    with server(made(tmp_path, DIALECTS[name], config, more)) as (served, why):
+        assert why.startswith(f"dialect {name}: its chat template writes")
+        whole = 0
+        for number in range(ASKED):
+            body = {
+                "model": "tiny", "input": "Hi", "tools": TOOLS, "tool_choice": "required", "stream": True, "seed": number,
+                "temperature": 1, "max_output_tokens": 500, "reasoning": {"effort": "none"}, "parallel_tool_calls": False,
+            }  # fmt: skip
+            reply = post(f"{served.url}/responses", json=body, timeout=60)
+            assert reply.status_code == 200, reply.text
+            response = check([json.loads(row[6:]) for row in reply.text.splitlines() if row.startswith("data: {")])
+            if response["status"] != "completed":
+                assert response["incomplete_details"] == {"reason": "max_output_tokens"}, response
+                continue
+            whole += 1
+            (call,) = [item for item in response["output"] if item["type"] == "function_call"]
+            jsonschema.validate(
+                json.loads(call["arguments"]), SCHEMA if call["name"] == "first" else {"type": "object"}
+            )
+    print(f"{name} on {config.removesuffix('Config')}: {whole} of {ASKED} complete, all of them valid")
+    assert whole >= 0.95 * ASKED - 0.5
