@@ -14,6 +14,9 @@ from typing import Any
 import click
 import uvloop
 from msgspec import Struct, structs
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from app import banner, logs, server
 from app.catalogue import Catalogue, ServedModel
@@ -137,6 +140,18 @@ def serve(**given: Any) -> None:
         raise Refusal(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@main.command()
+def dialects() -> None:
+    """List the dialects: who writes so, and what of it is served."""
+    screen = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("dialect", "models", "reasoning", "calls", "custom tools"):
+        table.add_column(head, overflow="fold")
+    for row in choose.overview():
+        table.add_row(*map(escape, row))
+    screen.print(table)
 
 
 def _store_file(said: str | None) -> Path | None:

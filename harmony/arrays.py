@@ -97,6 +97,8 @@ class ArrayFrame(Struct, frozen=True, kw_only=True):
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
+        if offer.kind == "custom":
+            return None
         head = f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
         return f"{self.open}{'' if self.bare else '['}{head}{arguments}}}]{self.close}"
 
@@ -156,5 +158,7 @@ class ObjectsFrame(Struct, frozen=True, kw_only=True):
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
+        if offer.kind == "custom":
+            return None
         call = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": {arguments}}}'
         return call if self.bare else f"{self.open}{call}"

@@ -93,6 +93,8 @@ class PythonFrame(Struct, frozen=True, kw_only=True):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener: one call, its values as JSON, which reads the same."""
+        if offer.kind == "custom":
+            return None
         sides = _values(offer, grammar, "=", ", ")
         bracket = self.brackets and not self.bare
         parts = [grammar.text("["), "BLANKS"] if bracket else ["BLANKS"]
@@ -101,6 +103,8 @@ class PythonFrame(Struct, frozen=True, kw_only=True):
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
+        if offer.kind == "custom":
+            return None
         call = f"{offer.flat}({', '.join(f'{key}={value}' for key, value in _members(arguments))})"
         if self.brackets:
             call = f"{'' if self.bare else '['}{call}]"
@@ -166,6 +170,8 @@ class LaxFrame(Struct, frozen=True, kw_only=True):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener."""
+        if offer.kind == "custom":
+            return None
         head, foot = grammar.text(f"{self.head}{offer.flat}{{"), grammar.text("}")
         return (
             f"BLANKS {head} {_values(offer, grammar, ':', ',', self.quote)} {foot} BLANKS {grammar.marker(self.close)}"
@@ -173,8 +179,9 @@ class LaxFrame(Struct, frozen=True, kw_only=True):
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
-        members = json.loads(arguments or "{}") if offer.kind == "function" else {INPUT: arguments}
-        inside = ",".join(f"{key}:{self._written(value)}" for key, value in members.items())
+        if offer.kind == "custom":
+            return None
+        inside = ",".join(f"{key}:{self._written(value)}" for key, value in json.loads(arguments or "{}").items())
         return f"{self.open}{self.head}{offer.flat}{{{inside}}}{self.close}"
 
     def _written(self, value: object) -> str:
@@ -194,8 +201,7 @@ def _raw(reader: TapeReader, key: str, syntax: Loose = PYTHON) -> Wait[None]:
 def _values(offer: Offered, grammar: Grammar, sign: str, between: str, quote: str | None = None) -> str:
     """The parameters in the schema's order, the required ones always, with commas between those that are there."""
     schema = offer.parameters or {}
-    properties = schema.get("properties") if offer.kind == "function" else {INPUT: {"type": "string"}}
-    required = schema.get("required") if offer.kind == "function" else [INPUT]
+    properties, required = schema.get("properties"), schema.get("required")
     known = dict(properties) if isinstance(properties, Mapping) else {}
     needed = [key for key in known if isinstance(required, list) and key in required]
     optional = [key for key in known if key not in needed]

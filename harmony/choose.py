@@ -18,6 +18,8 @@ from harmony.dialects import DIALECTS
 from harmony.dialects.plain import PLAIN
 from harmony.format import Format, RenderError
 from harmony.gptoss_format import GptOssFormat
+from harmony.section import Section
+from harmony.tagged import TaggedFrame
 from harmony.template import Template
 from harmony.vocabulary import ByteVocabulary, TokenizerVocabulary
 
@@ -83,6 +85,18 @@ def choose(config: Mapping[str, Any], template: str) -> tuple[str, str]:
         if dialect.signs and all(sign in template for sign in dialect.signs):
             return dialect.name, f"its chat template writes {' and '.join(dialect.signs)}"
     return PLAIN.name, "its chat template shows no tool calls that are known here" if template else "it has no template"
+
+
+def overview() -> list[tuple[str, str, str, str, str]]:
+    """Of every dialect: name, models, markers of reasoning, what opens a call, how custom tools are called."""
+    rows = [(GPT_OSS, "gpt-oss", "channel analysis", "channel commentary to=functions.NAME", "raw text")]
+    for dialect in DIALECTS.values():
+        think = " … ".join(marker.strip() for marker in dialect.think or ()) or "none"
+        openers = dict.fromkeys(frame.openers[0] for frame in dialect.frames)
+        tagged = any(isinstance(frame, TaggedFrame | Section) for frame in dialect.frames)
+        custom = "raw text" if dialect.raw or tagged else "a string" if dialect.frames else "none"
+        rows.append((dialect.name, dialect.models, think, ", ".join(openers) or "none", custom))
+    return rows
 
 
 def _template(folder: Path) -> str:

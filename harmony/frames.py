@@ -94,6 +94,8 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
+        if offer.kind == "custom":
+            return None
         call = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": {arguments}}}'
         return f"{self.open}\n{call}\n{self.close}"
 
@@ -189,7 +191,7 @@ class RawFrame(Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> Sequence[str]:
         """All markers it is made of."""
-        return self.open, self.close
+        return tuple(filter(None, (self.open, self.close)))
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on."""
@@ -237,7 +239,10 @@ class RawFrame(Struct, frozen=True, kw_only=True):
         if offer.kind != "custom":
             return None
         head = grammar.text(f"{self.head}{offer.flat}{self.head_end}\n")
-        return f"BLANKS {head} {grammar.raw(offer, f'{_LINE}{self.foot}')} BLANKS {grammar.marker(self.close)}"
+        return f"BLANKS {head} {grammar.raw(offer, f'{_LINE}{self.foot}')} {self._end(grammar)}"
+
+    def _end(self, grammar: Grammar) -> str:
+        return f"BLANKS {grammar.marker(self.close)}" if self.close else ""
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it: the arguments are its raw text."""

@@ -100,6 +100,8 @@ class HeadedFrame(Struct, frozen=True, kw_only=True):
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
+        if offer.kind == "custom":
+            return None
         number = ":0" if self.numbered else ""
         inside = f"{self.fence}{arguments}{self.fence_end}"
         return f"{self.open}{self.before}{offer.flat}{number}{self.end}{inside}{self.close}"

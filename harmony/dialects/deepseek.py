@@ -1,6 +1,8 @@
 """DeepSeek: V3 and R1 with fenced JSON, V3.1 with bare JSON, V3.2 and V4 with tags whose attribute tells the type."""
 
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
+from harmony.frames import RawFrame
 from harmony.headed import HeadedFrame
 from harmony.section import Section
 from harmony.tagged import TaggedFrame
@@ -19,6 +21,7 @@ _FENCED = HeadedFrame(
     fence_end="\n```",
     close=CALL[1],
 )
+_RAW = RawFrame(open=CALL[0], close=CALL[1])
 _BARE = HeadedFrame(open=CALL[0], end=SEPARATOR, close=CALL[1])
 
 V3 = Dialect(
@@ -26,16 +29,20 @@ V3 = Dialect(
     models="DeepSeek V3, R1",
     signs=("<｜tool▁calls▁begin｜>", "```json"),
     think=THINK,
-    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_FENCED,)),),
+    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_FENCED, _RAW)),),
     stop=STOP,
+    raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 V31 = Dialect(
     name="deepseek-v3.1",
     models="DeepSeek V3.1",
     signs=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     think=THINK,
-    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_BARE,)),),
+    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_BARE, _RAW)),),
     stop=STOP,
+    raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 
 _MARK = "｜DSML｜"

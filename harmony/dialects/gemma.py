@@ -2,19 +2,28 @@
 
 from harmony.calllike import LaxFrame
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
+from harmony.frames import RawFrame
 
 GEMMA4 = Dialect(
     name="gemma4",
     models="Gemma 4",
     signs=("<|tool_call>",),
     think=("<|channel>thought\n", "<channel|>"),
-    frames=(LaxFrame(open="<|tool_call>", close="<tool_call|>"),),
+    frames=(LaxFrame(open="<|tool_call>", close="<tool_call|>"), RawFrame(open="<|tool_call>", close="<tool_call|>")),
     stop=("<turn|>", "<end_of_turn>", "<eos>"),
+    raw=freeform.raw("<|tool_call>", "<tool_call|>"),
+    lesson=freeform.lesson("<|tool_call>", "<tool_call|>"),
 )
 FUNCTIONGEMMA = Dialect(
     name="functiongemma",
     models="FunctionGemma",
     signs=("<start_function_call>",),
-    frames=(LaxFrame(open="<start_function_call>", close="<end_function_call>", quote="<escape>"),),
+    frames=(
+        LaxFrame(open="<start_function_call>", close="<end_function_call>", quote="<escape>"),
+        RawFrame(open="<start_function_call>", close="<end_function_call>"),
+    ),
     stop=("<end_of_turn>", "<eos>"),
+    raw=freeform.raw("<start_function_call>", "<end_function_call>"),
+    lesson=freeform.lesson("<start_function_call>", "<end_function_call>"),
 )

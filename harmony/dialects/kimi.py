@@ -1,8 +1,13 @@
 """Kimi K2: a section of calls, whose headers are ids that the model counts up over the conversation."""
 
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
+from harmony.frames import RawFrame
 from harmony.headed import HeadedFrame
 from harmony.section import Section
+
+CALLS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
 
 KIMI = Dialect(
     name="kimi-k2",
@@ -11,18 +16,21 @@ KIMI = Dialect(
     think=("<think>", "</think>"),
     frames=(
         Section(
-            open="<|tool_calls_section_begin|>",
-            close="<|tool_calls_section_end|>",
+            open=CALLS[0],
+            close=CALLS[1],
             inside=(
                 HeadedFrame(
-                    open="<|tool_call_begin|>",
+                    open=CALL[0],
                     before="functions.",
                     end="<|tool_call_argument_begin|>",
-                    close="<|tool_call_end|>",
+                    close=CALL[1],
                     numbered=True,
                 ),
+                RawFrame(open=CALL[0], close=CALL[1]),
             ),
         ),
     ),
     stop=("<|im_end|>", "[EOS]"),
+    raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )

@@ -3,6 +3,8 @@
 from harmony.arrays import ObjectsFrame
 from harmony.calllike import PythonFrame
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
+from harmony.frames import RawFrame
 
 STOP = ("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end_of_text|>")
 
@@ -10,13 +12,21 @@ LLAMA3 = Dialect(
     name="llama3",
     models="Llama 3.1, 3.2, 3.3; Llama 4 in JSON",
     signs=("<|eot_id|>", '"parameters"'),
-    frames=(ObjectsFrame(open="<|python_tag|>"), ObjectsFrame()),
+    frames=(ObjectsFrame(open="<|python_tag|>"), ObjectsFrame(), RawFrame(open="<|python_tag|>", close="")),
     stop=STOP,
+    raw=freeform.raw("<|python_tag|>", ""),
+    lesson=freeform.lesson("<|python_tag|>", ""),
 )
 LLAMA4 = Dialect(
     name="llama4-pythonic",
     models="Llama 4",
     signs=("<|python_start|>",),
-    frames=(PythonFrame(open="<|python_start|>", close="<|python_end|>"), PythonFrame(open="[")),
+    frames=(
+        PythonFrame(open="<|python_start|>", close="<|python_end|>"),
+        PythonFrame(open="["),
+        RawFrame(open="<|python_start|>", close="<|python_end|>"),
+    ),
     stop=STOP,
+    raw=freeform.raw("<|python_start|>", "<|python_end|>"),
+    lesson=freeform.lesson("<|python_start|>", "<|python_end|>"),
 )

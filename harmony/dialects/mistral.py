@@ -2,23 +2,30 @@
 
 from harmony.arrays import ArrayFrame
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
+from harmony.frames import RawFrame
 from harmony.headed import HeadedFrame
 
-_ARRAY = ArrayFrame(open="[TOOL_CALLS]")
+OPEN = "[TOOL_CALLS]"
+_ARRAY = ArrayFrame(open=OPEN)
 
 MISTRAL = Dialect(
     name="mistral",
     models="Mistral and Mixtral before tokenizer version 11",
     signs=("[TOOL_CALLS]",),
     think=("<think>", "</think>"),
-    frames=(_ARRAY,),
+    frames=(_ARRAY, RawFrame(open=OPEN, close="")),
     stop=("</s>",),
+    raw=freeform.raw(OPEN, ""),
+    lesson=freeform.lesson(OPEN, ""),
 )
 MISTRAL_V11 = Dialect(
     name="mistral-v11",
     models="Mistral from tokenizer version 11 on, Magistral, Devstral",
     signs=("[TOOL_CALLS]", "[ARGS]"),
     think=("[THINK]", "[/THINK]"),
-    frames=(HeadedFrame(open="[TOOL_CALLS]", end="[ARGS]", id_mark="[CALL_ID]"), _ARRAY),
+    frames=(HeadedFrame(open=OPEN, end="[ARGS]", id_mark="[CALL_ID]"), _ARRAY, RawFrame(open=OPEN, close="")),
     stop=("</s>",),
+    raw=freeform.raw(OPEN, ""),
+    lesson=freeform.lesson(OPEN, ""),
 )

@@ -1,6 +1,7 @@
 """Families that write one JSON object for each call, between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
 
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
 from harmony.frames import JsonFrame, RawFrame
 from harmony.section import Section
 from harmony.tagged import TaggedFrame
@@ -13,15 +14,23 @@ INTERNLM = Dialect(
     signs=("<|action_start|>",),
     frames=(
         JsonFrame(open="<|action_start|><|plugin|>", close="<|action_end|>", arguments=("parameters", "arguments")),
+        RawFrame(open="<|action_start|><|plugin|>", close="<|action_end|>"),
     ),
+    raw=freeform.raw("<|action_start|><|plugin|>", "<|action_end|>"),
+    lesson=freeform.lesson("<|action_start|><|plugin|>", "<|action_end|>"),
 )
 LONGCAT = Dialect(
     name="longcat",
     models="LongCat",
     signs=("<longcat_tool_call>",),
     think=("<longcat_think>", "</longcat_think>"),
-    frames=(JsonFrame(open="<longcat_tool_call>", close="</longcat_tool_call>"),),
+    frames=(
+        JsonFrame(open="<longcat_tool_call>", close="</longcat_tool_call>"),
+        RawFrame(open="<longcat_tool_call>", close="</longcat_tool_call>"),
+    ),
     stop=("</longcat_s>",),
+    raw=freeform.raw("<longcat_tool_call>", "</longcat_tool_call>"),
+    lesson=freeform.lesson("<longcat_tool_call>", "</longcat_tool_call>"),
 )
 ERNIE = Dialect(
     name="ernie",
@@ -34,6 +43,8 @@ ERNIE = Dialect(
         RawFrame(open="<tool_call>", close="</tool_call>"),
     ),
     stop=("<|im_end|>", "</s>"),
+    raw=freeform.raw("<tool_call>", "</tool_call>"),
+    lesson=freeform.lesson("<tool_call>", "</tool_call>"),
 )
 STEP3 = Dialect(
     name="step3",

@@ -2,20 +2,32 @@
 
 from harmony.calllike import PythonFrame
 from harmony.dialect import Dialect
+from harmony.dialects import freeform
+from harmony.frames import RawFrame
 
 OLMO3 = Dialect(
     name="olmo3",
     models="OLMo 3",
     signs=("<function_calls>",),
     think=("<think>", "</think>"),
-    frames=(PythonFrame(open="<function_calls>", close="</function_calls>", brackets=False),),
+    frames=(
+        PythonFrame(open="<function_calls>", close="</function_calls>", brackets=False),
+        RawFrame(open="<function_calls>", close="</function_calls>"),
+    ),
+    raw=freeform.raw("<function_calls>", "</function_calls>"),
+    lesson=freeform.lesson("<function_calls>", "</function_calls>"),
 )
 LFM2 = Dialect(
     name="lfm2",
     models="LFM2",
     signs=("<|tool_call_start|>",),
     think=("<think>", "</think>"),
-    frames=(PythonFrame(open="<|tool_call_start|>", close="<|tool_call_end|>"),),
+    frames=(
+        PythonFrame(open="<|tool_call_start|>", close="<|tool_call_end|>"),
+        RawFrame(open="<|tool_call_start|>", close="<|tool_call_end|>"),
+    ),
+    raw=freeform.raw("<|tool_call_start|>", "<|tool_call_end|>"),
+    lesson=freeform.lesson("<|tool_call_start|>", "<|tool_call_end|>"),
 )
 PYTHONIC = Dialect(
     name="pythonic",

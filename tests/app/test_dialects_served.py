@@ -113,7 +113,7 @@ def test_a_call_that_is_demanded_comes_and_is_valid_in_every_dialect(name: str, 
         for number in range(ASKED):
             body = {
                 "model": "tiny", "input": "Hi", "tools": TOOLS, "tool_choice": "required", "stream": True, "seed": number,
-                "temperature": 1, "max_output_tokens": 500, "reasoning": {"effort": "none"}, "parallel_tool_calls": False,
+                "temperature": 1, "max_output_tokens": 900, "reasoning": {"effort": "none"}, "parallel_tool_calls": False,
             }  # fmt: skip
             reply = post(f"{served.url}/responses", json=body, timeout=60)
             assert reply.status_code == 200, reply.text

@@ -6,6 +6,7 @@ the grammar; what was said of its arguments is never revised; and of half a call
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from events.inputs import FunctionTool
+from events.inputs import CustomTool, FunctionTool, GrammarFormat
 from harmony.chat import ChatFormat
 from harmony.choose import DIALECTS
 from harmony.dialect import Dialect
@@ -65,15 +66,15 @@ def formats(name: str) -> tuple[Format, ...]:
 
 def calls_of(said: list[Segment]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    text = ""
+    text, custom = "", False
     for segment in said:
         if isinstance(segment, Call):
             found.append((segment.name, ...))
-            text = ""
+            text, custom = "", segment.kind == "custom"
         elif isinstance(segment, Arguments):
             text += segment.text
         elif isinstance(segment, Close) and found and found[-1][1] is ...:
-            found[-1] = (found[-1][0], json.loads(text or "{}"))
+            found[-1] = (found[-1][0], text if custom else json.loads(text or "{}"))
     return found
 
 
@@ -106,6 +107,25 @@ def test_every_cut_reads_the_same_and_revises_nothing(dialect: Dialect) -> None:
             for cuts in ways(len(tokens), chance):
                 said, _ = kit.read(ready, tokens, cuts)
                 assert said == whole
+
+
+PATCH = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n\n*** End Patch'
+
+
+@EVERY
+def test_a_custom_tools_text_comes_as_it_was_written(dialect: Dialect) -> None:
+    offer = kit.TOOLS.find("apply_patch")
+    assert offer is not None
+    text = next((call for frame in dialect.frames if (call := frame.write(offer, PATCH)) is not None), None)
+    if text is None:
+        assert dialect.name == "pythonic", "without markers there is nothing but strings"
+        return
+    for ready in formats(dialect.name):
+        tokens = ready.encode(text)
+        said, _ = kit.read(ready, tokens)
+        assert calls_of(said) == [("apply_patch", PATCH)], text
+        for cut in range(0, len(tokens), 3):
+            assert kit.read(ready, tokens, [cut])[0] == said
 
 
 @EVERY
@@ -208,7 +228,8 @@ STRICT: dict[str, Any] = {
     "required": ["count", "word", "free", "kind", "code", "on", "list"],
     "additionalProperties": False,
 }
-HELD = ToolTable.build([FunctionTool(name="first", parameters=STRICT, strict=True), FunctionTool(name="none")])
+STEER = CustomTool(name="steer", format=GrammarFormat(syntax="regex", definition="go [0-9]{1,3}"))
+HELD = ToolTable.build([FunctionTool(name="first", parameters=STRICT, strict=True), FunctionTool(name="none"), STEER])
 
 
 def random_answer(ready: Format, talk: Any, chance: random.Random, most: int = 700) -> list[int] | None:
@@ -249,7 +270,10 @@ def test_whatever_the_grammar_lets_through_is_read_as_a_whole_and_valid_call(dia
         calls = calls_of(said)
         assert calls and all(arguments is not ... for _, arguments in calls), text
         for name, arguments in calls:
-            jsonschema.validate(arguments, STRICT if name == "first" else {"type": "object"})
+            if name == "steer":
+                assert re.fullmatch("go [0-9]{1,3}", arguments), text
+            else:
+                jsonschema.validate(arguments, STRICT if name == "first" else {"type": "object"})
         assert not "".join(segment.text for segment in said if isinstance(segment, Say)).strip(), text
         whole += 1
     assert whole > kit.SOUPS // 100, "many come to an end"
