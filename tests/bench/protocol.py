@@ -24,7 +24,7 @@ from app.requests import responses as request
 from app.scribe import Scribe
 from engine.protocol import Chunk, Job
 from events import sse
-from harmony.choose import NAMES, bytes_format
+from harmony.choose import bytes_format
 from tests.bench import loopback
 from tests.engine.listening import listen
 from tests.serving import scripted
@@ -35,6 +35,16 @@ STEPS = (1, 4, 16)
 LENGTHS = (256, 1024, 4096)
 STREAMS = (1, 16, 64)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+READ_LENGTHS = (1000, 4000, 16_000)
+READ = {
+    "gpt-oss": (
+        "<|channel|>final<|message|>",
+        '<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "',
+    ),
+    "hermes": ("", '<tool_call>\n{"name": "write", "arguments": {"text": "'),
+    "qwen3-coder": ("", "<tool_call>\n<function=write>\n<parameter=text>\n"),
+}
+"""How a text begins in each dialect, and how a call of a tool with a long text."""
 Samples = dict[Any, list[float]]
 
 
@@ -130,22 +140,25 @@ def spent(work: Callable[[], None]) -> float:
     return time.process_time() - begun
 
 
-def dialects() -> dict[str, float]:
-    """Reading one token at a time, in each dialect's own vocabulary."""
+def dialects() -> dict[tuple[str, int], float]:
+    """Reading one token at a time, by dialect, what is written, and length."""
     costs = {}
-    for name in NAMES:
-        catalogue = scripted([{"name": "x", "speak": ["x"]}], dialect=name)
-        asked = request.read({"model": "scripted", "input": "Hi"}, catalogue)
+    catalogue = scripted([{"name": "x", "speak": ["x"]}])
+    tools = [{"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}]
+    asked = request.read({"model": "scripted", "input": "Hi", "tools": tools}, catalogue)
+    for name, (text, call) in READ.items():
         form = bytes_format(name)
-        head = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
-        tokens = form.encode(head + "".join(loopback.WORDS) * LENGTH)[:LENGTH]
-        reader = form.reader(form.render(asked.spec.conversation, now=NOW), asked.spec.conversation)
+        prompt = form.render(asked.spec.conversation, now=NOW)
+        for kind, head in (("text", text), ("a call", call)):
+            for length in READ_LENGTHS:
+                tokens = form.encode(head + "".join(loopback.WORDS) * length)[:length]
+                reader = form.reader(prompt, asked.spec.conversation)
 
-        def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
-            for token in tokens:
-                reader.feed((token,))
+                def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
+                    for token in tokens:
+                        reader.feed((token,))
 
-        costs[name] = spent(read) / LENGTH * 1e6
+                costs[f"{name}, {kind}", length] = spent(read) / length * 1e6
     return costs
 
 
@@ -204,7 +217,9 @@ def report(parts: Samples, read: Samples, whole: Samples) -> None:
         rest = [cost - sum(middle[step, name] for name in names) for cost, step in zip(total, STEPS, strict=True)]
         rows |= {"rest: event loop, ASGI, HTTP, the request": list(rest), "**the whole way, 64 streams**": list(total)}
     table("tokens a write", STEPS, rows)
-    table("detokenise, read the dialect; a token a time", NAMES, {"": [middle[name] for name in NAMES]})
+    kinds = list(dict.fromkeys(name for name, _ in read))
+    by_dialect: dict[str, list[float | None]] = {kind: [middle[kind, n] for n in READ_LENGTHS] for kind in kinds}
+    table("detokenise, read the dialect; a token at a time, by length", READ_LENGTHS, by_dialect)
     if whole:
         by_streams = {f"{n} streams": [middle[n, step, LENGTH] for step in STEPS] for n in STREAMS}
         table(f"the whole way, {LENGTH} tokens; tokens a write", STEPS, by_streams)
