@@ -1,6 +1,7 @@
 """The format of a model that is prompted by a chat template and read by a declared dialect."""
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import product
@@ -13,7 +14,7 @@ from harmony.detokenize import Alphabet, Vocabulary
 from harmony.dialect import Dialect, DialectReader
 from harmony.format import Conversation, Prompt, RenderError, asked_of
 from harmony.template import RefusedError, Template
-from harmony.tools import ToolTable
+from harmony.tools import Offered, ToolTable
 
 SHAPES: tuple[dict[str, bool], ...] = tuple(
     {"objects": objects, "joined": joined} for joined in (False, True) for objects in (False, True)
@@ -35,6 +36,8 @@ class ChatFormat:
         # The markers of reasoning are broken even where they are no tokens: they are looked for in the prompt.
         self._dangerous = guard.Tokens([*vocabulary.added, *(dialect.think or ())])
         self._native = "custom" in template.source
+        self._tooled = "tool" in template.source or not dialect.frames
+        """Whether the template has a place for tools; where it has none, the prompt tells of them in words."""
         ends = (*dialect.stop, self._named.get("eos_token", ""))
         self.stop_ids = tuple(dict.fromkeys(vocabulary.added[end] for end in ends if end in vocabulary.added))
         self.end_ids = self.stop_ids
@@ -64,8 +67,11 @@ class ChatFormat:
         tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
         raw = "" if self._native else self._dialect.raw
         lesson = render.lesson(self._dialect.lesson, tools, shield) if raw else ""
+        spell = None if self._tooled else self._spell
+        if spell is not None:
+            lesson = "\n\n".join(filter(None, (render.taught(tools, shield, spell), lesson)))
         messages = render.Messages(
-            shield, conversation.tools, raw=raw, native=self._native, objects=objects, joined=joined
+            shield, conversation.tools, raw=raw, native=self._native, objects=objects, joined=joined, spell=spell
         )
         # A tool that the model could not call in a way that is read is better not offered.
         schemas = render.schemas(tools, shield, custom=not raw, native=self._native) if self._dialect.frames else []
@@ -76,6 +82,17 @@ class ChatFormat:
             "add_generation_prompt": True,
         }
         return {**self._named, **context, **_effort(conversation.effort)}
+
+    def _spell(self, flat: str, arguments: str) -> str:
+        """A call as the model would write it: so is it taught, and so are earlier ones shown."""
+        offer = Offered(flat=flat, name=flat)
+        try:
+            good = isinstance(json.loads(arguments or "{}"), dict)
+        except ValueError:
+            good = False
+        sent = (arguments or "{}") if good else json.dumps({"arguments": arguments}, ensure_ascii=False)
+        written = (frame.write(offer, sent) for frame in self._dialect.frames)
+        return next((call for call in written if call is not None), f"{flat}({sent})")
 
     def _thinks(self, rendered: str) -> bool:
         """Whether reasoning is open at the end: told by its last marker in the last turn."""

@@ -7,7 +7,7 @@ client wrote goes through the guard. Which template there is, and what it makes 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from events.inputs import (
@@ -70,12 +70,17 @@ def instructs(item: AnyInput) -> TypeGuard[InputMessage]:
     return isinstance(item, InputMessage) and item.role in {"system", "developer"}
 
 
+Spell = Callable[[str, str], str]
+"""Writes a call of the tool with that flat name and these arguments as the model would."""
+
+
 class Messages:
     """Builds the messages of one conversation.
 
     `raw` writes a call of a custom tool into the text of the assistant's message, with `{name}` and `{input}`; without
     it such a call is written as a function's with one argument; `native` leaves it to the template. `objects`: also
-    arguments that are no object become one. `joined`: neighbours of the user's become one message.
+    arguments that are no object become one. `joined`: neighbours of the user's become one message. `spell`: the
+    template knows nothing of tools, so calls are written into the assistant's text by it, and the user tells outputs.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class Messages:
         native: bool = False,
         objects: bool = False,
         joined: bool = False,
+        spell: Spell | None = None,
     ) -> None:
+        self._spell = spell
         self._guard, self._tools, self._raw, self._native = guard, tools, raw, native
         self._objects, self._joined = objects, joined
         self._messages: list[Message] = []
@@ -151,6 +158,9 @@ class Messages:
         message["content"] = apart.join(filter(None, (message["content"], text)))
 
     def _call(self, item: InputFunctionCall | InputCustomCall, function: Message, kind: str = "function") -> None:
+        if self._spell is not None and isinstance(item, InputFunctionCall):
+            self._say(self._spell(function["name"], self._guard.text(item.arguments)), "\n")
+            return
         call = {"id": self._guard.text(item.call_id), "type": kind, kind: function}
         self._assistant().setdefault("tool_calls", []).append(call)
 
@@ -173,11 +183,26 @@ class Messages:
         return self._guard.value({"arguments": value} if self._objects and isinstance(value, str) else value)
 
     def _output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
+        if self._spell is not None:
+            said = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
+            self._user(said + self._guard.text(text_of(item.output)))
+            return
         message = {"role": "tool", "content": self._guard.text(text_of(item.output))}
         message["tool_call_id"] = self._guard.text(item.call_id)
         if item.call_id in self._names:
             message["name"] = self._names[item.call_id]
         self._messages.append(message)
+
+
+def taught(tools: ToolTable, guard: Guard, spell: Spell) -> str:
+    """What a model is told of its tools where its template has no place for them; empty if there are none."""
+    offered = [schema["function"] for schema in schemas(tools, guard, custom=False, native=False)]
+    if not offered:
+        return ""
+    listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in offered)
+    example = spell("NAME", '{"PARAMETER": "VALUE"}')
+    told = f"You may call these tools:\n\n{listed}\n\nTo call one, write its name and its arguments so:\n{example}"
+    return f"# Tools\n\n{told}"
 
 
 def schemas(tools: ToolTable, guard: Guard, *, custom: bool, native: bool) -> list[Message]:

@@ -242,3 +242,32 @@ def test_json_that_is_too_deep_is_an_error_of_the_conversation() -> None:
     deep = '{"a":' * 800 + "1" + "}" * 800
     with pytest.raises(RenderError):
         ready().render(Conversation(items=(call(1, deep),)), now=kit.NOW)
+
+
+BARE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "glm", "kimi-k2", "mistral-v11", "llama3", "lfm2", "gemma4", "deepseek-v3.2"]
+)
+def test_a_template_without_a_place_for_tools_is_served_anyway(name: str) -> None:
+    """The prompt tells of the tools in words, shows earlier calls as the model writes them, and reads the same back."""
+    dialect = DIALECTS[name]
+    form = ChatFormat(dialect, ByteVocabulary(("<think>", "</think>"), ("<|im_start|>", "<|im_end|>")), Template(BARE))
+    call = InputFunctionCall(call_id="c1", name="add", arguments='{"a": 1, "b": 2}')
+    output = InputFunctionOutput(call_id="c1", output="3")
+    text = form.render(kit.conversation(items=(user("Add."), call, output)), now=kit.NOW).text
+    assert '"name": "write"' in text and "Adds two numbers." in text and "NAME" in text
+    assert "<|im_start|>user\nOutput of add:\n3<|im_end|>" in text
+    shown = text.partition("<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
+    said, _ = kit.read(form, form.encode(shown))
+    assert kit.lines(said)[0] == "call add"
+    assert json.loads("".join(getattr(one, "text", "") for one in said)) == {"a": 1, "b": 2}
+    assert "# Tools" not in form.render(kit.conversation(items=(user("Add."),), tool_choice="none"), now=kit.NOW).text
+
+
+def test_arguments_that_are_no_json_are_shown_all_the_same() -> None:
+    form = ChatFormat(DIALECTS["glm"], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), Template(BARE))
+    call = InputFunctionCall(call_id="c1", name="add", arguments="not JSON")
+    text = form.render(kit.conversation(items=(user("Add."), call)), now=kit.NOW).text
+    assert "<tool_call>add" in text and "not JSON" in text
