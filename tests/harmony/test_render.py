@@ -27,6 +27,7 @@ from harmony.choose import DIALECTS
 from harmony.format import Conversation, RenderError
 from harmony.template import Template
 from harmony.vocabulary import ByteVocabulary
+from state.segments import Arguments, Call, Close
 from tests.harmony import kit
 
 DUMP = "{{ {'messages': messages, 'tools': tools} | tojson }}"
@@ -247,22 +248,24 @@ def test_json_that_is_too_deep_is_an_error_of_the_conversation() -> None:
 BARE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["hermes", "glm", "kimi-k2", "mistral-v11", "llama3", "lfm2", "gemma4", "deepseek-v3.2"]
-)
+@pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.frames])
 def test_a_template_without_a_place_for_tools_is_served_anyway(name: str) -> None:
     """The prompt tells of the tools in words, shows earlier calls as the model writes them, and reads the same back."""
     dialect = DIALECTS[name]
     form = ChatFormat(dialect, ByteVocabulary(("<think>", "</think>"), ("<|im_start|>", "<|im_end|>")), Template(BARE))
     call = InputFunctionCall(call_id="c1", name="add", arguments='{"a": 1, "b": 2}')
+    other = InputFunctionCall(call_id="c2", name="now", arguments="{}")
     output = InputFunctionOutput(call_id="c1", output="3")
-    text = form.render(kit.conversation(items=(user("Add."), call, output)), now=kit.NOW).text
+    text = form.render(kit.conversation(items=(user("Add."), call, other, output)), now=kit.NOW).text
     assert '"name": "write"' in text and "Adds two numbers." in text and "NAME" in text
     assert "<|im_start|>user\nOutput of add:\n3<|im_end|>" in text
     shown = text.partition("<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
     said, _ = kit.read(form, form.encode(shown))
-    assert kit.lines(said)[0] == "call add"
-    assert json.loads("".join(getattr(one, "text", "") for one in said)) == {"a": 1, "b": 2}
+    assert next(one.name for one in said if isinstance(one, Call)) == "add"
+    if name not in ("llama4-pythonic", "pythonic", "xlam"):  # a second list of these does not stand at the head
+        assert [one.name for one in said if isinstance(one, Call)] == ["add", "now"]
+    first = said[: next(place for place, one in enumerate(said) if isinstance(one, Close))]
+    assert json.loads("".join(one.text for one in first if isinstance(one, Arguments))) == {"a": 1, "b": 2}
     assert "# Tools" not in form.render(kit.conversation(items=(user("Add."),), tool_choice="none"), now=kit.NOW).text
 
 
