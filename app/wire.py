@@ -23,10 +23,37 @@ PIPE = "antiphon.pipe"
 """Where a scope holds the `Answer` to it."""
 
 
-class PatientProtocol(H11Protocol):
-    """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""
+class _Reader:
+    """A slow one is waited for; one that stops for good is cut off, which ends its turn."""
 
     settings = Settings()
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _stalled: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """The system's buffers are full."""
+        super().pause_writing()  # type: ignore[misc]  # of the protocol that this is mixed into
+        self._stalled = self.loop.call_later(self.settings.stall_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads on."""
+        self._unstall()
+        super().resume_writing()  # type: ignore[misc]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        self._unstall()
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def _unstall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+class PatientProtocol(_Reader, H11Protocol):
+    """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""
 
     def __init__(
         self,
@@ -40,7 +67,6 @@ class PatientProtocol(H11Protocol):
         self.app = self._answer
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_for: str | None = None
-        self._stalled: asyncio.TimerHandle | None = None
         self._upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,18 +90,7 @@ class PatientProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""
         self._expect(None, 0)
-        self._unstall()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """The reader is slower than the answer. One that stops for good is cut off, which ends its turn."""
-        super().pause_writing()
-        self._stalled = self.loop.call_later(self.settings.stall_timeout, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """It reads on."""
-        self._unstall()
-        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """Between two requests the keep-alive time of uvicorn counts."""
@@ -96,11 +111,6 @@ class PatientProtocol(H11Protocol):
         """One request. The cycle is this request's: the next one begins when this one is answered."""
         answer = scope[PIPE] = Answer(scope, self.cycle, send)
         await self._behind(scope, receive, answer.send)
-
-    def _unstall(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
 
     def _open_cycle(self) -> RequestResponseCycle | None:
         """The request that is being answered, if any."""
@@ -131,14 +141,11 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
 
-class PatientSocket(WebSocketsSansIOProtocol):
+class PatientSocket(_Reader, WebSocketsSansIOProtocol):
     """A WebSocket. Who does not read, or answers no ping, does not stay either."""
-
-    settings = Settings()
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._stalled: asyncio.TimerHandle | None = None
         self._reject, self.conn.reject = self.conn.reject, self._refuse  # type: ignore[method-assign]
 
     def _refuse(self, status: int, text: str) -> Response:
@@ -149,21 +156,6 @@ class PatientSocket(WebSocketsSansIOProtocol):
         refusal.headers.update({"Content-Length": str(len(refusal.body)), "Content-Type": "application/json"})
         return refusal
 
-    def pause_writing(self) -> None:
-        """The reader is slower than the answer. One that stops for good is cut off, which ends its turn."""
-        super().pause_writing()
-        self._stalled = self.loop.call_later(self.settings.stall_timeout, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """It reads on."""
-        self._unstall()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
-        self._unstall()
-        super().connection_lost(exc)
-
     def keepalive_timeout(self) -> None:
         """No answer to a ping: the connection is told why it ends, in case that still reaches anybody."""
         if not self.close_sent and not self.transport.is_closing():
@@ -171,11 +163,6 @@ class PatientSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.close_sent = True
             self.transport.close()
-
-    def _unstall(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
 
 
 class Answer:

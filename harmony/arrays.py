@@ -1,44 +1,23 @@
 """Frames that hold all calls of a turn in one JSON array."""
 
-from collections.abc import Sequence
-
-from msgspec import Struct
-
 from harmony import jsontext
-from harmony.frames import JsonFrame, arguments
+from harmony.frames import Between, JsonFrame, arguments
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 
-class ArrayFrame(Struct, frozen=True, kw_only=True):
+class ArrayFrame(Between, frozen=True, kw_only=True):
     """`open [{"name": …, "arguments": …}, …] close`; `keyed`: the elements are `{NAME: arguments}`.
 
     The closer may be missing. A single object in place of the array is one call. `bare`: there is no opener but the
     bracket, so it counts at the head of an answer only.
     """
 
-    open: str
-    close: str = ""
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     keyed: bool = False
-
-    @property
-    def bare(self) -> bool:
-        """Whether it can begin at the head of an answer only."""
-        return self.open == "["
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
-        return tuple(marker for marker in (self.open, self.close) if marker not in ("", "["))
 
     @property
     def _element(self) -> JsonFrame:
@@ -58,12 +37,7 @@ class ArrayFrame(Struct, frozen=True, kw_only=True):
             yield from tape.blanks()
             if (yield from tape.literal("]", cut=True)) or not (yield from reader.attempt(self._another(reader))):
                 break
-        if self.close and not reader.broken:
-            mark = tape.mark()
-            yield from tape.blanks()
-            if not (yield from tape.literal(spell(self.close), cut=True)):
-                tape.rewind(mark)
-            tape.release()
+        yield from self.finish(reader)
 
     def _another(self, reader: TapeReader) -> Wait[None]:
         yield from reader.tape.literal(",")
@@ -103,27 +77,12 @@ class ArrayFrame(Struct, frozen=True, kw_only=True):
         return f"{self.open}{'' if self.bare else '['}{head}{arguments}}}]{self.close}"
 
 
-class ObjectsFrame(Struct, frozen=True, kw_only=True):
+class ObjectsFrame(Between, frozen=True, kw_only=True):
     """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first one's brace alone."""
 
     open: str = "{"
     name: str = "name"
     arguments: tuple[str, ...] = ("parameters", "arguments")
-
-    @property
-    def bare(self) -> bool:
-        """Whether it can begin at the head of an answer only."""
-        return self.open == "{"
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
-        return () if self.bare else (self.open,)
 
     @property
     def _object(self) -> JsonFrame:

@@ -3,10 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
-
 from harmony import cast
-from harmony.frames import INPUT
+from harmony.frames import INPUT, Between
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.loose import Loose, name
@@ -16,30 +14,13 @@ from harmony.tools import Offered
 PYTHON = Loose()
 
 
-class PythonFrame(Struct, frozen=True, kw_only=True):
+class PythonFrame(Between, frozen=True, kw_only=True):
     """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may also stand one a line, without brackets.
 
     `bare`: there is no opener but the bracket, so it counts at the head of an answer only.
     """
 
-    open: str
-    close: str = ""
     brackets: bool = True
-
-    @property
-    def bare(self) -> bool:
-        """Whether it can begin at the head of an answer only."""
-        return self.open == "["
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
-        return tuple(marker for marker in (self.open, self.close) if marker not in ("", "["))
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read the calls from the opener on."""
@@ -55,12 +36,7 @@ class PythonFrame(Struct, frozen=True, kw_only=True):
                 break
             if not (yield from reader.attempt(self._another(reader))):
                 break
-        if self.close and not reader.broken:
-            mark = tape.mark()
-            yield from tape.blanks()
-            if not (yield from tape.literal(spell(self.close), cut=True)):
-                tape.rewind(mark)
-            tape.release()
+        yield from self.finish(reader)
 
     def _another(self, reader: TapeReader) -> Wait[None]:
         yield from reader.tape.literal(",")
@@ -111,23 +87,11 @@ class PythonFrame(Struct, frozen=True, kw_only=True):
         return f"{self.open}{call}{self.close}"
 
 
-class LaxFrame(Struct, frozen=True, kw_only=True):
+class LaxFrame(Between, frozen=True, kw_only=True):
     """`open call:NAME{key:value, …} close`, with strings in marks of their own and keys without any."""
 
-    open: str
-    close: str
     head: str = "call:"
     quote: str = '<|"|>'
-
-    @property
-    def bare(self) -> bool:
-        """It counts wherever it stands."""
-        return False
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
 
     @property
     def markers(self) -> Sequence[str]:
@@ -153,11 +117,7 @@ class LaxFrame(Struct, frozen=True, kw_only=True):
         else:
             yield from self._syntax.members(reader)
         reader.close()
-        mark = tape.mark()
-        yield from tape.blanks()
-        if not (yield from tape.literal(spell(self.close), cut=True)):
-            tape.rewind(mark)
-        tape.release()
+        yield from self.finish(reader)
 
     def _custom(self, reader: TapeReader) -> Wait[None]:
         tape = reader.tape

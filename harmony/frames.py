@@ -15,25 +15,21 @@ from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 _LINE = "\n"
+BRACKETS = ("{", "[")
 INPUT = "input"
 """The member that holds a custom tool's text where a model writes JSON for it."""
 
 
-class JsonFrame(Struct, frozen=True, kw_only=True):
-    """`open {"name": …, "arguments": …} close`: members in any order, others passed over.
-
-    The call is whole when its arguments are: a missing brace or closer after them does no harm.
-    """
+class Between(Struct, frozen=True, kw_only=True):
+    """What all frames share that stand between an opener and a closer, which may be missing."""
 
     open: str
-    close: str
-    name: str = "name"
-    arguments: tuple[str, ...] = ("arguments", "parameters")
+    close: str = ""
 
     @property
     def bare(self) -> bool:
-        """It counts wherever it stands."""
-        return False
+        """Whether the opener is a mere bracket: then it counts at the head of an answer only."""
+        return self.open in BRACKETS
 
     @property
     def openers(self) -> Sequence[str]:
@@ -43,7 +39,28 @@ class JsonFrame(Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> Sequence[str]:
         """All markers it is made of."""
-        return tuple(filter(None, (self.open, self.close)))
+        return tuple(marker for marker in (self.open, self.close) if marker and marker not in BRACKETS)
+
+    def finish(self, reader: TapeReader) -> Wait[None]:
+        """Skip the closer, if it stands here; nothing else is skipped then, and nothing where a call was ruined."""
+        tape = reader.tape
+        if not self.close or reader.broken:
+            return
+        mark = tape.mark()
+        yield from tape.blanks()
+        if not (yield from tape.literal(tape.alphabet.spell(self.close), cut=True)):
+            tape.rewind(mark)
+        tape.release()
+
+
+class JsonFrame(Between, frozen=True, kw_only=True):
+    """`open {"name": …, "arguments": …} close`: members in any order, others passed over.
+
+    The call is whole when its arguments are: a missing brace or closer after them does no harm.
+    """
+
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on."""
@@ -165,33 +182,16 @@ def custom_input(reader: TapeReader) -> Wait[None]:
         raise Malformed(INPUT)
 
 
-class RawFrame(Struct, frozen=True, kw_only=True):
+class RawFrame(Between, frozen=True, kw_only=True):
     """`open head NAME head_end text foot close`, for custom tools.
 
     The text is as it stands, but for one newline at either end. Its foot counts only where the closer follows, so that
     the text may hold one.
     """
 
-    open: str
-    close: str
     head: str = "<custom="
     head_end: str = ">"
     foot: str = "</custom>"
-
-    @property
-    def bare(self) -> bool:
-        """It counts wherever it stands."""
-        return False
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
-        return tuple(filter(None, (self.open, self.close)))
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on."""

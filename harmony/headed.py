@@ -3,9 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from msgspec import Struct
-
-from harmony.frames import arguments
+from harmony.frames import Between, arguments
 from harmony.grammar import Grammar
 from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
@@ -14,7 +12,7 @@ from harmony.tools import Offered
 _NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
 
 
-class HeadedFrame(Struct, frozen=True, kw_only=True):
+class HeadedFrame(Between, frozen=True, kw_only=True):
     """`open before NAME end fence JSON fence_end close`.
 
     `before` may be missing in front of the name, as may the fences and the closer. `numbered`: the header is
@@ -22,24 +20,12 @@ class HeadedFrame(Struct, frozen=True, kw_only=True):
     `id_mark`: an id of no use to us may stand behind the name.
     """
 
-    open: str
     end: str
-    close: str = ""
     before: str = ""
     fence: str = ""
     fence_end: str = ""
     numbered: bool = False
     id_mark: str = ""
-
-    @property
-    def bare(self) -> bool:
-        """It counts wherever it stands."""
-        return False
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
 
     @property
     def markers(self) -> Sequence[str]:
