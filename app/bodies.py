@@ -18,6 +18,9 @@ WINDOW = 8 * 1024 * 1024
 """The largest window of zstd that is taken: the one that RFC 8878 asks of every decoder."""
 STRIDE = 512
 """Bytes that are unpacked at a time: zstd makes at most 32 KiB of each, and has no limit of its own."""
+PIECE = 64 * 1024
+MOST_MEMBERS = 64
+"""Of one gzip body: each costs, however little is in it."""
 _UNPACKERS = ThreadPoolExecutor(1, thread_name_prefix="unpack")
 """One, since each thread that ever held a large body keeps memory for another one."""
 PACKED = ("gzip", "deflate", "zstd")
@@ -94,16 +97,19 @@ def _unpacked(receive: Receive, most: int, packed: str) -> Receive:
 
 
 def _inflated(data: bytes, most: int) -> tuple[bytes, bool]:
-    """gzip, of one member or more, or deflate; and whether it came to its end."""
+    """gzip, of a few members, or deflate; and whether it came to its end."""
     parts: list[bytes] = []
-    size, rest = 0, data
-    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
-    while size <= most:
-        parts.append(reader.decompress(rest, most + 1 - size))
+    size = at = 0
+    members, reader = 1, zlib.decompressobj(zlib.MAX_WBITS | 32)
+    while at < len(data) and size <= most:
+        if reader.eof:
+            members, reader = members + 1, zlib.decompressobj(zlib.MAX_WBITS | 32)
+            if members > MOST_MEMBERS:
+                return b"", False
+        piece = data[at : at + PIECE]
+        parts.append(reader.decompress(piece, most + 1 - size))
         size += len(parts[-1])
-        if not reader.eof or not reader.unused_data:
-            break
-        rest, reader = reader.unused_data, zlib.decompressobj(zlib.MAX_WBITS | 32)
+        at += len(piece) - len(reader.unused_data) - len(reader.unconsumed_tail)
     return b"".join(parts), reader.eof
 
 

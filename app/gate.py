@@ -95,22 +95,26 @@ class Gate:
         """Everything that can be said before the body. Returns the owner; raises `ApiError`."""
         _check_headers(scope)
         self._check_host(headers)
-        if scope["path"] in OPEN:
+        if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
+            self._check_socket(scope, headers)
+        elif scope["path"] in OPEN:
             return ""
-        if headers.get("upgrade", "").lower() == "websocket":
-            self._check_socket(scope)
         owner = self._owner(headers)
         if scope.get("method") in WITH_BODY:
             self._check_body(headers)
             self._room(scope["path"])
         return owner
 
-    def _check_socket(self, scope: Scope) -> None:
+    def _check_socket(self, scope: Scope, headers: dict[str, str]) -> None:
+        """A browser asks nobody before it opens one for a page, so a page must come from where it connects to."""
         if self._socket is None or scope["type"] != "websocket":
             message = "WebSockets are not spoken here; send the same body as an HTTP POST."
             raise ApiError(426, "upgrade_not_supported", message, headers=(("upgrade", "HTTP/1.1"),))
         if scope["path"] != SOCKET_PATH:
             raise ApiError(404, "unknown_url", f"There is no WebSocket at {clip(scope['path'])}.")
+        origin = headers.get("origin")
+        if origin is not None and _name(origin.partition("://")[2]) not in self._names | {_name(headers["host"])}:
+            raise ApiError(403, "origin_not_allowed", "Pages of other sites may not use this server.")
 
     def _check_host(self, headers: dict[str, str]) -> None:
         """A page on another site must not talk to a server on this machine through a name it controls."""

@@ -15,7 +15,7 @@ from app.requests.common import conversation_of
 from app.seals import Purpose, SealError, Seals
 from app.spoken import said
 from app.store import Store
-from events.inputs import AnyInput, CompactionInput, HostedInput, InputMessage, InputReasoning
+from events.inputs import AdditionalToolsInput, AnyInput, CompactionInput, HostedInput, InputMessage, InputReasoning
 
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 """Of ids, by the type of an item; of any other it is `item`."""
@@ -85,10 +85,14 @@ class Past(Struct, frozen=True):
 
 
 def shortened(items: tuple[AnyInput, ...]) -> tuple[AnyInput, ...]:
-    """What a compaction leaves of a past: before the last one, the messages that were not the model's."""
+    """What a compaction leaves of a past: before the last one, the messages that were not the model's, and tools."""
     last = max((place for place, item in enumerate(items) if isinstance(item, CompactionInput)), default=0)
-    kept = (item for item in items[:last] if isinstance(item, InputMessage) and item.role != "assistant")
-    return (*kept, *items[last:])
+    return (*filter(_outlives, items[:last]), *items[last:])
+
+
+def _outlives(item: AnyInput) -> bool:
+    said = isinstance(item, InputMessage) and item.role != "assistant"
+    return said or isinstance(item, AdditionalToolsInput)
 
 
 def identified(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, ...]:

@@ -38,6 +38,10 @@ _log = structlog.get_logger("antiphon.socket")
 UNSUPPORTED_DATA, POLICY, NORMAL = 1003, 1008, 1000
 
 
+class GoneError(Exception):
+    """The client has left."""
+
+
 class Socket:
     """ASGI: one connection, which the gate has let through."""
 
@@ -52,6 +56,8 @@ class Socket:
         try:
             while not session.over and (message := await receive())["type"] != "websocket.disconnect":
                 await session.take(message)
+        except GoneError:
+            pass
         finally:
             expiry.cancel()
             await session.leave()
@@ -99,8 +105,8 @@ class _Session:
             await self._turn(_body(text))
         except ApiError as error:
             await self._refuse(error)
-        except OSError:
-            return  # the client is gone
+        except GoneError:
+            return
         except Exception:  # noqa: BLE001  # nobody else hears of what breaks in this task
             _log.exception("socket turn broke")
             await self._refuse(ApiError(500, "server_error", "The server had an error while processing your request."))
@@ -114,12 +120,15 @@ class _Session:
         await woken(home, body)
         asked = read(body, home.catalogue, self._near, home.settings)
         spec = warming(asked.spec) if warm else asked.spec
+        if spec.head.store and self._near.leans_on_what_is_not_stored(body):
+            message = "The previous response is not stored, so what follows it cannot be: send 'store' false."
+            raise ApiError(400, "invalid_value", message, "store")
         log = await home.turns.open(asked.model, spec, self._owner)
         told = said_of(obfuscated=spec.obfuscate)
         with attended(home, [log]):
             async for frames in log.follow():
                 for frame in frames:
-                    await self._send({"type": "websocket.send", "text": told(frame).decode()})
+                    await self._say(told(frame).decode())
         self._near.remember(log, spec.given)
 
     async def _interrupted(self) -> None:
@@ -136,17 +145,25 @@ class _Session:
         await self._close(NORMAL, "connection limit reached")
 
     async def _refuse(self, error: ApiError) -> None:
-        await self._send({"type": "websocket.send", "text": _told(error)})
+        await self._say(_told(error))
+
+    async def _say(self, text: str) -> None:
+        try:
+            await self._send({"type": "websocket.send", "text": text})
+        except OSError as error:
+            raise GoneError from error
 
     async def _close(self, code: int, reason: str) -> None:
         self.over = True
-        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        with contextlib.suppress(OSError):
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
 
 class _Last(Struct, frozen=True):
     """The latest response of a connection, and all that was said up to its end."""
 
     id: str = ""
+    stored: bool = False
     items: tuple[AnyInput, ...] = ()
 
 
@@ -166,6 +183,10 @@ class _Near:
         self._before = shortened(self._last.items) if known else self._past.earlier(body)
         return self._before
 
+    def leans_on_what_is_not_stored(self, body: Mapping[str, Any]) -> bool:
+        """Whether a request goes on from a response that nobody else could find."""
+        return body.get("previous_response_id") == self._last.id and not self._last.stored and self._last.id != ""
+
     def opened(self, item: InputReasoning | CompactionInput) -> str | None:
         return self._past.opened(item)
 
@@ -173,7 +194,7 @@ class _Near:
         """A response has ended. One that failed leaves what was before it as it was."""
         response = log.response
         if response.status in ("completed", "incomplete"):
-            self._last = _Last(response.id, (*self._before, *given, *said(response)))
+            self._last = _Last(response.id, log.head.store, (*self._before, *given, *said(response)))
 
 
 def _body(text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`truncation: auto`: the oldest items are left out, whole, until the rest fits.
 
-What instructs the model stays, and so does the newest unit. A call goes with its output and with the reasoning that
+What instructs the model stays, and so do the newest unit and the user's newest message: many templates know no
+conversation without one. A call goes with its output and with the reasoning that
 led to it, so that nothing is left that refers to what is gone.
 """
 
@@ -29,7 +30,9 @@ def truncated(conversation: Conversation, fits: Callable[[Conversation], bool]) 
     `fits` is asked about log2 of the number of units.
     """
     parts = units(conversation.items)
-    low, high = 1, len(parts) - 1
+    newest = conversation.items[-1:]
+    # The newest unit stays; where the user spoke last, that is none of these.
+    low, high = 1, len(parts) - (not newest or not _of_user(newest[0]))
     if high < low or not fits(_without(conversation, parts[:high])):
         return None
     while low < high:
@@ -43,11 +46,12 @@ def truncated(conversation: Conversation, fits: Callable[[Conversation], bool]) 
 
 def units(items: Sequence[AnyInput]) -> list[frozenset[int]]:
     """The places of what is left out together, oldest first; what instructs is in none."""
+    asked = max((place for place, item in enumerate(items) if _of_user(item)), default=-1)
     found: list[set[int]] = []
     of_call: dict[str, set[int]] = {}
     joins = False
     for place, item in enumerate(items):
-        if isinstance(item, InputMessage) and item.role in ("system", "developer"):
+        if place == asked or (isinstance(item, InputMessage) and item.role in ("system", "developer")):
             continue
         if isinstance(item, Outputs) and item.call_id in of_call:
             of_call[item.call_id].add(place)
@@ -59,6 +63,10 @@ def units(items: Sequence[AnyInput]) -> list[frozenset[int]]:
             of_call[item.call_id] = found[-1]
         joins = isinstance(item, InputReasoning)
     return [frozenset(unit) for unit in found]
+
+
+def _of_user(item: AnyInput) -> bool:
+    return isinstance(item, InputMessage) and item.role == "user"
 
 
 def _without(conversation: Conversation, gone: Sequence[frozenset[int]]) -> Conversation:

@@ -184,7 +184,13 @@ class Turns:
         def read(conversation: Conversation) -> Layout:
             return self._recall.read(model.format, layout.owner, conversation, layout.now)
 
-        rest = truncated(spec.conversation, lambda less: len(read(less).prompt.tokens) <= room)
+        def fits(conversation: Conversation) -> bool:
+            try:
+                return len(read(conversation).prompt.tokens) <= room
+            except RenderError:  # what is left is no conversation that the template knows
+                return False
+
+        rest = truncated(spec.conversation, fits)
         return layout if rest is None else read(rest)
 
     def _start(self, model: ServedModel, spec: TurnSpec, layout: Layout, number: int) -> Turn:

@@ -21,7 +21,7 @@ class ArrayFrame(Between, frozen=True, kw_only=True):
 
     @property
     def _element(self) -> JsonFrame:
-        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments)
+        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments, late=self.bare)
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read the calls from the opener on."""
@@ -86,7 +86,7 @@ class ObjectsFrame(Between, frozen=True, kw_only=True):
 
     @property
     def _object(self) -> JsonFrame:
-        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments)
+        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments, late=self.bare)
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read the calls from the opener on."""
@@ -97,6 +97,7 @@ class ObjectsFrame(Between, frozen=True, kw_only=True):
         yield from self._object.element(reader)
         while not reader.broken and (yield from reader.attempt(self._another(reader))):
             pass
+        yield from self.finish(reader)
 
     def _another(self, reader: TapeReader) -> Wait[None]:
         tape = reader.tape

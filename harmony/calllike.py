@@ -7,7 +7,7 @@ from harmony import cast
 from harmony.frames import INPUT, Between
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
-from harmony.loose import Loose, name
+from harmony.loose import KEY, Loose, name
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
@@ -69,7 +69,7 @@ class PythonFrame(Between, frozen=True, kw_only=True):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener: one call, its values as JSON, which reads the same."""
-        if offer.kind == "custom":
+        if not _readable(offer):
             return None
         sides = _values(offer, grammar, "=", ", ")
         bracket = self.brackets and not self.bare
@@ -130,7 +130,7 @@ class LaxFrame(Between, frozen=True, kw_only=True):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener."""
-        if offer.kind == "custom":
+        if not _readable(offer):
             return None
         head, foot = grammar.text(f"{self.head}{offer.flat}{{"), grammar.text("}")
         return (
@@ -146,6 +146,13 @@ class LaxFrame(Between, frozen=True, kw_only=True):
 
     def _written(self, value: object) -> str:
         return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _readable(offer: Offered) -> bool:
+    """Whether a call of this tool can be told in such a syntax: its parameters stand without quotation marks."""
+    properties = (offer.parameters or {}).get("properties")
+    keys = properties if isinstance(properties, Mapping) else ()
+    return offer.kind == "function" and all(KEY.fullmatch(key) for key in keys)
 
 
 def _raw(reader: TapeReader, key: str, syntax: Loose = PYTHON) -> Wait[None]:
@@ -181,8 +188,9 @@ def _values(offer: Offered, grammar: Grammar, sign: str, between: str, quote: st
 
 
 def _value(part: object, schema: Mapping[str, object], grammar: Grammar, quote: str | None) -> str:
-    if quote is not None and isinstance(part, Mapping) and part.get("type") == "string" and "enum" not in part:
-        return f"{grammar.marker(quote)} {grammar.held(part, quote)}"
+    own = cast.resolved(part, schema)
+    if quote is not None and own.get("type") == "string" and "enum" not in own:
+        return f"{grammar.marker(quote)} {grammar.held(own, quote)}"
     definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return grammar.json({**definitions, **part} if isinstance(part, Mapping) else {})
 

@@ -59,6 +59,22 @@ def types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     return _combined(schema, root, depth)
 
 
+def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema behind its references and combinations of one part; a constant as the one value there is."""
+    here = schema if isinstance(schema, Mapping) else {}
+    for _ in range(_DEEPEST):
+        parts: list[Any] = next(
+            (here[word] for word in ("anyOf", "oneOf", "allOf") if isinstance(here.get(word), list)), []
+        )
+        inside = (
+            _resolve(here["$ref"], root) if isinstance(here.get("$ref"), str) else parts[0] if len(parts) == 1 else None
+        )
+        if not isinstance(inside, Mapping):
+            break
+        here = inside
+    return {**here, "enum": [here["const"]]} if "const" in here else here
+
+
 def _combined(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     for word in ("anyOf", "oneOf", "allOf"):
@@ -114,8 +130,11 @@ def quote(text: str) -> str:
 
 def _fits(value: object, allowed: frozenset[str]) -> bool:
     name = _type(value)
+    whole = name == "integer" or (isinstance(value, float) and value.is_integer())
     return name != "string" and (
-        name in allowed or (name in {"integer", "number"} and bool(allowed & {"integer", "number"}))
+        name in allowed
+        or (name == "integer" and "number" in allowed)
+        or (name == "number" and whole and "integer" in allowed)
     )
 
 

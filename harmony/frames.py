@@ -15,7 +15,7 @@ from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 _LINE = "\n"
-BRACKETS = ("{", "[")
+BRACKETS = ("{", "[", "```json")
 INPUT = "input"
 """The member that holds a custom tool's text where a model writes JSON for it."""
 
@@ -28,7 +28,7 @@ class Between(Struct, frozen=True, kw_only=True):
 
     @property
     def bare(self) -> bool:
-        """Whether the opener is a mere bracket: then it counts at the head of an answer only."""
+        """Whether the opener is too common to count anywhere but at the head of an answer."""
         return self.open in BRACKETS
 
     @property
@@ -61,6 +61,8 @@ class JsonFrame(Between, frozen=True, kw_only=True):
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    late: bool = False
+    """Whether it is a call only once its arguments are seen: an object with a name may be anything."""
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on."""
@@ -83,23 +85,32 @@ class JsonFrame(Between, frozen=True, kw_only=True):
         """Read up to where both the name and the arguments are known, or to the end of the object."""
         tape = reader.tape
         held: Mark | None = None
+        offer: Offered | None = None
+        other = False
         yield from tape.blanks()
         while not (yield from tape.literal("}")):
             key = yield from jsontext.key(tape)
-            if key == self.name and reader.call is None:
-                reader.begin(reader.offered((yield from jsontext.name(tape))))
+            if key == self.name and offer is None:
+                offer = reader.offered((yield from jsontext.name(tape)))
+                if held is not None or not self.late:
+                    reader.begin(offer)
                 if held is not None:
                     yield from _again(reader, held)
                     return
-            elif key in self.arguments and reader.call is not None:
+            elif key in self.arguments and offer is not None:
+                if self.late:
+                    reader.begin(offer)
                 yield from arguments(reader)
                 return
             else:
+                other = other or key not in self.arguments
                 held = tape.place() if key in self.arguments and held is None else held
                 yield from jsontext.value(tape, tape.skip)
             yield from jsontext.comma(tape)
-        if reader.call is None:
+        if offer is None or (self.late and other):
             raise Malformed("no name")
+        if self.late:
+            reader.begin(offer)
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener."""

@@ -62,16 +62,16 @@ class Grammar:
         held = {**(ANY_OBJECT if schema is None else schema), "x-guidance": {"whitespace_pattern": GAPS}}
         return self.fresh("json", f"%json {json.dumps(held, ensure_ascii=False)}")
 
-    def free(self, *without: str) -> str:
-        """Text, at least a character of it, that holds none of these."""
-        return self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking(without)}")
+    def free(self, *without: str, head: Iterable[str] = ()) -> str:
+        """Text, at least a character of it, that holds none of these and does not begin with one of `head`."""
+        return self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking(without)}{_not_first(head)}")
 
-    def until(self, end: str, *without: str) -> str:
+    def until(self, end: str, *without: str, head: Iterable[str] = ()) -> str:
         """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters."""
         if end in self._added:
-            return f"{self.free(end, *without)}? {self.marker(end)}"
+            return f"{self.free(end, *without, head=head)}? {self.marker(end)}"
         others = [text for text in without if text != end]
-        text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}")
+        text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}{_not_first(head)}")
         name = f"until{len(self._rules)}"
         self.rule(f"{name}[lazy]", text)
         return name
@@ -139,9 +139,13 @@ def _answer(
     at_once = asked.required or asked.answer is not None
     sides = []
     for opener, after in calls.items():
-        begin = grammar.until(opener, *markers) if not at_once and opener not in bare else _opened(grammar, opener)
+        begin = (
+            grammar.until(opener, *markers, head=bare)
+            if not at_once and opener not in bare
+            else _opened(grammar, opener)
+        )
         sides.append(f"{begin} ({' | '.join(after)})")
-    text = f"GAP {grammar.json(asked.answer)}" if asked.answer is not None else f"{grammar.free(*markers)}?"
+    text = f"GAP {grammar.json(asked.answer)}" if asked.answer is not None else f"{grammar.free(*markers, head=bare)}?"
     if not sides:
         return text
     call = grammar.rule("call", *sides)
@@ -167,6 +171,11 @@ def _bounds(schema: Mapping[str, Any]) -> list[str]:
 
 def _opened(grammar: Grammar, opener: str) -> str:
     return f"BLANKS {grammar.marker(opener)}"
+
+
+def _not_first(head: Iterable[str]) -> str:
+    """Text that begins like a call would be read as one."""
+    return "".join(f" & ~/[ \\t\\r\\n]*{_pattern(text)}(?s:.*)/" for text in sorted(head))
 
 
 def _lacking(texts: Iterable[str]) -> str:

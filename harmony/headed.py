@@ -47,7 +47,8 @@ class HeadedFrame(Between, frozen=True, kw_only=True):
         if self.fence:
             yield from tape.literal(self.fence)
         yield from tape.blanks()
-        yield from arguments(reader)
+        if not self.close or not (yield from tape.sees(spell(self.close))):
+            yield from arguments(reader)
         reader.close()
         yield from self._tail(reader)
 
@@ -68,10 +69,10 @@ class HeadedFrame(Between, frozen=True, kw_only=True):
         mark = tape.mark()
         for literal in filter(None, (self.fence_end.strip(), tape.alphabet.spell(self.close) if self.close else "")):
             yield from tape.blanks()
-            if not (yield from tape.literal(literal, cut=True)):
+            if (yield from tape.literal(literal, cut=True)):
+                mark = tape.place()
+            else:  # a fence may be missing before the closer
                 tape.rewind(mark)
-                break
-            mark = tape.place()
         tape.release()
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:

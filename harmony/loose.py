@@ -18,19 +18,20 @@ DEEPEST = 64
 LONGEST = 4096
 """Letters of a number or a name."""
 _WORD = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
-_KEY = re.compile(r"[A-Za-z_][\w.-]*")
+KEY = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CLOSERS = {"[": "]", "(": ")"}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_OCTAL = re.compile(r"\\[0-7]{1,3}")
 _HEX = {"x": 2, "u": 4, "U": 8}
 
 
 class Loose(Struct, frozen=True, kw_only=True):
     """A syntax. `quotes` begin and end strings; those in `escaping` know backslashes, in others nothing is special."""
 
-    quotes: tuple[str, ...] = ('"', "'")
-    escaping: tuple[str, ...] = ('"', "'")
+    quotes: tuple[str, ...] = ('"""', "'''", '"', "'")
+    escaping: tuple[str, ...] = ('"""', "'''", '"', "'")
 
     def value(self, reader: TapeReader, depth: int = 0) -> Wait[None]:
         """Read one value and say it as JSON. Raises `Malformed`."""
@@ -67,8 +68,15 @@ class Loose(Struct, frozen=True, kw_only=True):
         tape = reader.tape
         for quote in self.quotes:
             spelled = tape.alphabet.spell(quote)
-            if (yield from tape.literal(spelled)):
-                key = yield from tape.word(spelled)
+            if (yield from tape.sees(spelled)):
+                parts: list[str] = []
+
+                def keep(text: str, count: int, parts: list[str] = parts) -> None:
+                    parts.append(text)
+                    tape.skip(count)
+
+                yield from self._string(reader, quote, keep)
+                key = "".join(parts)
                 break
         else:
             key = yield from name(reader)
@@ -147,6 +155,13 @@ class Loose(Struct, frozen=True, kw_only=True):
         letter = tape.peek(2)[1]
         if CONTROLS[0] <= letter <= CONTROLS[-1]:
             raise Malformed("escape")
+        if letter in "01234567":
+            code = yield from run_of(reader, _OCTAL, 4)
+            say(chr(int(code[1:], 8)), len(code))
+            return
+        if letter == "u" and (pair := (yield from self._pair(reader))):
+            say(pair, 12)
+            return
         digits = _HEX.get(letter, 0)
         if digits and (yield from tape.have(2 + digits)):
             code = tape.peek(2 + digits)[2:]
@@ -155,6 +170,16 @@ class Loose(Struct, frozen=True, kw_only=True):
                 return
         known = _ESCAPES.get(letter, letter if letter in "\\'\"/" else f"\\{letter}")
         say(tape.alphabet.written(known), 2)
+
+    def _pair(self, reader: TapeReader) -> Wait[str]:
+        """The character of two escapes that are halves of it; empty where these are none."""
+        tape = reader.tape
+        if not (yield from tape.have(6)) or not re.fullmatch(r"\\u[dD][89abAB][0-9a-fA-F]{2}", tape.peek(6)):
+            return ""
+        if not (yield from tape.have(12)) or not re.fullmatch(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}", tape.peek(12)[6:]):
+            return ""
+        high, low = (int(code, base=16) for code in (tape.peek(6)[2:], tape.peek(12)[8:]))
+        return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
 
 
 def _character(code: str) -> str | None:
@@ -176,9 +201,16 @@ def run(reader: TapeReader, pattern: re.Pattern[str]) -> Wait[str]:
         yield
 
 
+def run_of(reader: TapeReader, pattern: re.Pattern[str], longest: int) -> Wait[str]:
+    """The text here that the pattern matches, of so many characters at most; it is not skipped."""
+    yield from reader.tape.have(longest)
+    found = pattern.match(reader.tape.peek(longest))
+    return found[0] if found else ""
+
+
 def name(reader: TapeReader) -> Wait[str]:
     """Skip and return a name. Raises `Malformed`."""
-    text = yield from run(reader, _KEY)
+    text = yield from run(reader, KEY)
     if not text or len(text) > 256:
         raise Malformed("name")
     reader.tape.skip(len(text))

@@ -26,9 +26,9 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
     """`open head NAME end (key NAME key_end value VALUE value_end)* foot close`; open, close, value_end may be missing.
 
     Names may stand in quotation marks; `quote` is the one they are written with. `typed` names an attribute that says
-    whether a value is a string (`true`) or JSON (`false`). `gap` belongs to the tags at either end of a value, one
-    newline in any case. Without `end`, the tool's name goes to the end of its line or to the first tag; without
-    `value_end`'s tag, a new line ends a value.
+    whether a value is a string (`true`) or JSON (`false`). `gap` belongs to the tags at either end of a value. Without
+    `end`, the tool's name goes to the end of its line or to the first tag; without `value_end`'s tag, a new line ends a
+    value.
     """
 
     open: str
@@ -43,6 +43,8 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
     quote: str = ""
     typed: str = ""
     gap: str = "\n"
+    outer: tuple[str, ...] = ()
+    """What closes the section around it: a call whose own end is missing ends there."""
 
     @property
     def bare(self) -> bool:
@@ -67,12 +69,12 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
         yield from tape.literal(spell(self.open))
         yield from tape.blanks()
         yield from tape.expect(spell(self.head))
-        offer = reader.offered(named((yield from self._name(tape)))[0])
+        offer = reader.offered(self.parse((yield from self._name(tape)))[0])
         reader.begin(offer)
         values = Values(reader, self, offer)
         while not (yield from self._over(tape)):
             yield from tape.expect(spell(self.key))
-            yield from values.read(*named((yield from tape.word(spell(self.key_end)))))
+            yield from values.read(*self.parse((yield from tape.word(spell(self.key_end)))))
         values.end()
         reader.close()
         if self.close:
@@ -84,16 +86,31 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
         spell = tape.alphabet.spell
         if self.end:
             return (yield from tape.word(spell(self.end)))
+        yield from tape.blanks()
         name = yield from tape.until(Stops(["\n", spell(self.key), spell(self.foot)], controls=True))
         return name.strip()
 
     def _over(self, tape: Tape) -> Wait[bool]:
-        """Skip the foot, or see the closer that may stand in its place."""
+        """Skip the foot, or see what may stand in its place: a closer, the next call, the natural end of the answer."""
         yield from tape.blanks()
         spell = tape.alphabet.spell
+        if not (yield from tape.more()):
+            return tape.natural
         if (yield from tape.literal(spell(self.foot))):
             return True
-        return self.close != "" and (yield from tape.sees(spell(self.close)))
+        for text in filter(None, (self.close, self.open, self.head, *self.outer)):
+            if (yield from tape.sees(spell(text))):
+                return True
+        return False
+
+    @property
+    def trims(self) -> bool:
+        """Whether a newline at either end of a value belongs to its tags."""
+        return self.gap != "" and not self.value
+
+    def parse(self, text: str) -> tuple[str, dict[str, str]]:
+        """The name in a tag, and the attributes behind it where such tags have any."""
+        return named(text) if self.quote or self.typed else (text.strip().strip("\"'"), {})
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener: the parameters in the schema's order, the required ones always."""
@@ -124,9 +141,9 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
             return self._tags(name, "", grammar) + self._value(part, offer, grammar)
         if offer.kind == "custom":
             return f"{self._tags(name, 'true', grammar)} {grammar.raw(offer, self._stop)} {self._after(grammar)}"
-        own = part if isinstance(part, Mapping) else {}
+        own = cast.resolved(part, root)
         value = {**_definitions(root), **own}
-        if allowed == _TEXT and "enum" not in own and "const" not in own:
+        if allowed == _TEXT and "enum" not in own:
             return f"{self._tags(name, 'true', grammar)} {grammar.held(own, self._stop)} {self._after(grammar)}"
         return f"{self._tags(name, 'false', grammar)} {grammar.json(value)} {self._closed(grammar)}"
 
@@ -165,13 +182,13 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
         if offer.kind == "custom":
             return f"{grammar.raw(offer, self._stop)} {self._after(grammar)}"
         root = offer.parameters or {}
-        allowed = cast.types(schema, root)
-        if not isinstance(schema, Mapping) or not allowed or ("string" in allowed and "enum" not in schema):
-            own = schema if isinstance(schema, Mapping) and allowed == _TEXT else {}
-            return f"{grammar.held(own, self._stop)} {self._after(grammar)}"
-        if allowed == {"string"}:
-            return f"({' | '.join(map(grammar.text, schema['enum']))}) {self._closed(grammar)}"
-        return f"{grammar.json({**_definitions(root), **schema})} {self._closed(grammar)}"
+        own, allowed = cast.resolved(schema, root), cast.types(schema, root)
+        if isinstance(values := own.get("enum"), list) and values:
+            said = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
+            return f"({' | '.join(map(grammar.text, said))}) {self._closed(grammar)}"
+        if not allowed or "string" in allowed:
+            return f"{grammar.held(own if allowed == _TEXT else {}, self._stop)} {self._after(grammar)}"
+        return f"{grammar.json({**_definitions(root), **own})} {self._closed(grammar)}"
 
     @property
     def _stop(self) -> str:

@@ -47,8 +47,16 @@ class Tags(Protocol):
     @property
     def typed(self) -> str: ...  # noqa: D102
 
+    @property
+    def outer(self) -> tuple[str, ...]: ...  # noqa: D102
 
-_NAMED = re.compile(r"""\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<bare>[^\s"']+))(?P<rest>.*)""", re.DOTALL)
+    @property
+    def trims(self) -> bool: ...  # noqa: D102
+
+    def parse(self, text: str) -> tuple[str, dict[str, str]]: ...  # noqa: D102
+
+
+_NAMED = re.compile(r"""\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<bare>[^\s"']\S*))(?P<rest>.*)""", re.DOTALL)
 _ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*["']?([^"'\s]*)["']?""")
 
 
@@ -73,7 +81,9 @@ class Values:
         spell = reader.tape.alphabet.spell
         self._tags = [spell(tag) for tag in (frame.value_end, frame.key, frame.foot)]
         self._open, self._close, self._head = spell(frame.open), spell(frame.close), spell(frame.head)
-        self._stops = Stops([self._tags[0], *("\n" + tag for tag in self._tags)], controls=True)
+        trimmed = self._tags if frame.trims else self._tags[1:]
+        self._stops = Stops([self._tags[0], *("\n" + tag for tag in trimmed)], controls=True)
+        self._outer = [spell(text) for text in frame.outer]
 
     def read(self, name: str, attributes: Mapping[str, str]) -> Wait[None]:
         """Read a value, from behind its opening tag to behind its closing one."""
@@ -81,7 +91,8 @@ class Values:
         if self._frame.value:
             yield from tape.blanks()
             yield from tape.expect(tape.alphabet.spell(self._frame.value))
-        yield from tape.literal("\n")
+        if self._frame.trims:
+            yield from tape.literal("\n")
         yield from tape.more()
         if name in self._said or (custom and self._said):
             yield from self._each(tape.skip)
@@ -159,11 +170,12 @@ class Values:
         tape, (value_end, key, foot) = self._reader.tape, self._tags
         if tag == key:
             word = yield from tape.word(tape.alphabet.spell(self._frame.key_end))
-            return named(word)[0] in self._properties.keys() - self._said
+            return self._frame.parse(word)[0] in self._properties.keys() - self._said
         yield from tape.blanks()
         if not (yield from tape.more()):
             return tag == value_end or tape.natural
-        follow = (key, foot, self._close) if tag == value_end else (self._close, self._open, self._head)
+        after = (self._close, self._open, self._head, *self._outer)
+        follow = (key, foot, *after) if tag == value_end else after
         for literal in filter(None, follow):
             if (yield from tape.sees(literal, cut=tag == value_end)):
                 return True

@@ -8,6 +8,7 @@ import base64
 import binascii
 import ipaddress
 import re
+import unicodedata
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ KINDS = ("input_image", "image_url", "input_file", "file")
 """Parts that hold an image or a file, on either face."""
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 HOME_NAMES = ("localhost", "local", "internal", "home.arpa")
+IDEOGRAPHIC_STOP = "\u3002"
+"""Resolvers take it for a dot."""
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)(?:\.(?:0x[0-9a-f]*|[0-9]+)){0,3}", re.IGNORECASE)
 _ODD = re.compile(r"[\x00-\x20\x7f\\]")
 
@@ -66,10 +70,17 @@ def _is_picture(url: str) -> bool:
     return True
 
 
+def _translated(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address behind one of NAT64's; any other as it is."""
+    if isinstance(found, ipaddress.IPv6Address) and found in NAT64:
+        return ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    return found
+
+
 def _is_public(url: str) -> bool:
     """Whether an address may lie outside of this machine and its network, as far as can be told without asking."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(unicodedata.normalize("NFKC", url).replace(IDEOGRAPHIC_STOP, "."))
         host = (parts.hostname or "").rstrip(".")
         _ = parts.port
     except ValueError:
@@ -81,5 +92,5 @@ def _is_public(url: str) -> bool:
     except ValueError:
         # Other spellings of an IPv4 address, which resolvers take and checks overlook.
         return not _NUMBER.fullmatch(host) and not any(f".{host}".endswith(f".{name}") for name in HOME_NAMES)
-    mapped = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None) or found
+    mapped = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None) or _translated(found)
     return bool(found.is_global and mapped.is_global and not found.is_multicast)

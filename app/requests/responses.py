@@ -113,7 +113,8 @@ def _check_together(body: Mapping[str, Any]) -> None:
 def _input(body: Mapping[str, Any], behind: Behind) -> items.Input:
     """The input; without one the request may still lean on something that is refused by name a moment later."""
     value = body.get("input")
-    if value is not None:
+    leans = any(body.get(name) is not None for name in ("previous_response_id", "conversation"))
+    if value is not None and not (value == [] and leans):  # nothing new is something where something was said before
         return items.read(value, behind.item)
     if any(body.get(name) is not None for name in ("previous_response_id", "conversation", "prompt")):
         return items.Input(())

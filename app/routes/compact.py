@@ -22,7 +22,7 @@ from events.response import Response as Said
 
 FIELDS = frozenset(
     """model input instructions previous_response_id prompt_cache_key prompt_cache_retention prompt_cache_options
-    service_tier reasoning image""".split()
+    service_tier reasoning image tools parallel_tool_calls text""".split()
 )
 """What such a body may hold: it is read as a request for a response, so each is checked and served as there."""
 
@@ -37,8 +37,9 @@ async def compact(request: AnyRequest) -> Response[Any]:
     await awake(request, body)
     past = Past(home.store, owner(request), home.turns.seals)
     asked = read(_triggered(body), home.catalogue, past, home.settings)
+    said = (*past.earlier(body), *asked.spec.given)
     logs = await open_turns(request, asked)
-    return json_reply(await collect(request, _compacted(logs[0], (*past.earlier(body), *asked.spec.given)), logs))
+    return json_reply(await collect(request, _compacted(logs[0], said), logs))
 
 
 def _triggered(body: Mapping[str, Any]) -> dict[str, Any]:

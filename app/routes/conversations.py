@@ -15,6 +15,7 @@ from app.past import identified
 from app.projections.listing import listing, told
 from app.requests import checks as c
 from app.requests import items as items_of
+from app.requests import media
 from app.requests.decode import document
 from app.requests.fields import METADATA
 from app.requests.pages import Page, page
@@ -118,6 +119,7 @@ def _items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     c.array_of(c.obj, MOST)(sent, "items")
     lookup = partial(house(request).store.item, owner(request))
     given = items_of.read(sent, lookup, "items") if sent else items_of.Input(())
+    media.check(sent, "items", refused=house(request).settings.media == "refuse")
     if given.compact:
         raise invalid_value("items", "A conversation is compacted by a request for a response.")
     return identified(given.items, mint("items"))

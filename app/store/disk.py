@@ -125,6 +125,11 @@ class Disk:
         """Ask whoever writes a response to end it."""
         self._line.execute("UPDATE responses SET asked = 1 WHERE id = ? AND writer IS NOT NULL", (response_id,))
 
+    def count(self, response_id: str) -> int:
+        """How many events of a response are there."""
+        found: int = self._line.execute("SELECT count(*) FROM events WHERE response = ?", (response_id,)).fetchone()[0]
+        return found
+
     def held(self, writer: str) -> dict[str, bool]:
         """Responses that are this writer's, and of each whether it is asked to end it."""
         words = "SELECT id, asked FROM responses WHERE writer = ?"

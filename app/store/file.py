@@ -26,6 +26,8 @@ from state.rest import rest
 RECENT = 256
 """Logs that have ended and are still in memory."""
 DELETED = "The response was deleted."
+AGAIN = 1.0
+"""Seconds until what could not be deleted is tried again."""
 LOOK = 0.05
 """Seconds between two looks for what another process has written."""
 
@@ -45,6 +47,9 @@ class FileStore:
         self._recent: OrderedDict[tuple[str, str], Log] = OrderedDict()
         self._foreign: dict[tuple[str, str], tuple[Log, asyncio.Task[None]]] = {}
         self._deleted: set[str] = set()
+        self._unsaved: dict[tuple[str, str], Log] = {}
+        """Logs of which a step could not be written; what is missing is, when it can be."""
+        self._mending: set[str] = set()
         self._known: set[str] = set()
         """Live responses of which the file knows."""
         self._asked: Callable[[str], None] = lambda _: None
@@ -85,7 +90,7 @@ class FileStore:
             return None
         if key in self._foreign:
             return self._foreign[key][0]
-        if (here := self._live.get(key) or self._recent.get(key)) is not None:
+        if (here := self._live.get(key) or self._unsaved.get(key) or self._recent.get(key)) is not None:
             return here
         found = self._disk.load(owner, response_id)
         if found is None:
@@ -99,7 +104,7 @@ class FileStore:
 
     def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
         """An item of that owner's by id."""
-        for (holder, _), log in reversed(self._live.items()):
+        for (holder, _), log in [*reversed(self._live.items()), *self._unsaved.items()]:
             if holder == owner and (found := item_of(log, item_id)) is not None:
                 return found
         response_id = self._disk.holder(owner, item_id)
@@ -127,6 +132,8 @@ class FileStore:
         key = owner, response_id
         self._recent.pop(key, None)
         self._foreign.pop(key, None)
+        self._unsaved.pop(key, None)
+        self._known.discard(response_id)
         if self._live.pop(key, None) is not None:
             log.keeper = None
             log.show()
@@ -179,15 +186,20 @@ class FileStore:
         self._loop.call_soon_threadsafe(self._look_after, held)
 
     def _look_after(self, held: dict[str, bool]) -> None:
-        for (_, response_id), log in list(self._live.items()):
+        for (_, response_id), log in [*self._live.items(), *self._unsaved.items()]:
             if held.get(response_id):
                 self._asked(response_id)
             elif response_id in self._known and response_id not in held:
                 self._let_go(log)
-        for log in [log for (_, response_id), log in self._recent.items() if response_id in held]:
-            # It ended while the file could not be written: what is missing there is written now.
-            missing = tuple(log.frames[len(self._disk.frames(log.id)) :])
-            self._writer.order(Say(log, missing, again=True))
+        for key, log in list(self._unsaved.items()):
+            if not log.ended or log.id in self._mending:
+                continue
+            if log.id in held:
+                self._mending.add(log.id)
+                self._writer.order(Say(log, tuple(log.frames[self._disk.count(log.id) :]), again=True))
+            else:  # the file never knew of it
+                del self._unsaved[key]
+                self._remember(log)
 
     def _show(self, safe: list[Order], lost: list[Order]) -> None:
         for order in safe:
@@ -199,7 +211,9 @@ class FileStore:
             log.show(frames[-1].event.sequence_number + 1 if frames else 0)
             if ends(frames):
                 self._known.discard(log.id)
-                if self._live.pop((log.owner, log.id), None) is not None:
+                self._mending.discard(log.id)
+                here = self._live.pop((log.owner, log.id), None) or self._unsaved.pop((log.owner, log.id), None)
+                if here is not None:
                     self._remember(log)
         for order in lost:
             if isinstance(order, Say):
@@ -208,15 +222,21 @@ class FileStore:
     def _show_all(self, orders: list[Order]) -> None:
         """What cannot be kept is better told than lost: whoever reads must not wait for ever. It is found here."""
         for order in orders:
-            if isinstance(order, Say) and self._live.pop((order.log.owner, order.log.id), None) is not None:
-                order.log.keeper = None
-                order.log.show()
-                self._remember(order.log)
+            if isinstance(order, Delete):
+                self._loop.call_later(AGAIN, self._writer.order, order)
+                continue
+            log = order.log
+            self._mending.discard(log.id)
+            if self._live.pop((log.owner, log.id), None) is not None:
+                log.keeper = None
+                log.show()
+                self._unsaved[log.owner, log.id] = log
 
     def _let_go(self, log: Log) -> None:
         """Another process has deleted a response, or ended it since this one was silent: nobody wants the rest."""
         self._known.discard(log.id)
-        if self._live.pop((log.owner, log.id), None) is not None:
+        key = log.owner, log.id
+        if (self._live.pop(key, None) or self._unsaved.pop(key, None)) is not None:
             log.keeper = None
             log.show()
             self._asked(log.id)

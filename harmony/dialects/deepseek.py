@@ -29,7 +29,7 @@ V3 = Dialect(
     models="DeepSeek V3, R1",
     signs=("<｜tool▁calls▁begin｜>", "```json"),
     think=THINK,
-    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_FENCED, _RAW)),),
+    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_FENCED, _BARE, _RAW)),),
     stop=STOP,
     raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
     lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
@@ -39,13 +39,17 @@ V31 = Dialect(
     models="DeepSeek V3.1",
     signs=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
     think=THINK,
-    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_BARE, _RAW)),),
+    frames=(Section(open=CALLS[0], close=CALLS[1], inside=(_BARE, _FENCED, _RAW)),),
     stop=STOP,
     raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
     lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 
 _MARK = "｜DSML｜"
+_SPELLINGS = tuple(
+    (f"<{_MARK}{name}>", f"</{_MARK}{name}>")
+    for name in ("function_calls", "tool_calls", "toolcalls", "calls", " calls", "tool")
+)
 _INVOKE = TaggedFrame(
     open="",
     close="",
@@ -56,10 +60,7 @@ _INVOKE = TaggedFrame(
     quote='"',
     typed="string",
     gap="",
-)
-_SPELLINGS = tuple(
-    (f"<{_MARK}{name}>", f"</{_MARK}{name}>")
-    for name in ("function_calls", "tool_calls", "toolcalls", "calls", " calls")
+    outer=tuple(closer for _, closer in _SPELLINGS),
 )
 
 V32 = Dialect(

@@ -24,6 +24,8 @@ LLAMA4 = Dialect(
     frames=(
         PythonFrame(open="<|python_start|>", close="<|python_end|>"),
         PythonFrame(open="["),
+        ObjectsFrame(open="<|python_start|>", close="<|python_end|>"),
+        ObjectsFrame(),
         RawFrame(open="<|python_start|>", close="<|python_end|>"),
     ),
     stop=STOP,

@@ -13,6 +13,7 @@ _INVOKE = TaggedFrame(
     value_end="</parameter>",
     quote='"',
     gap="",
+    outer=("</minimax:tool_call>", "</dots_function_call>"),
 )
 
 MINIMAX = Dialect(

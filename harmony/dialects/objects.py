@@ -65,6 +65,7 @@ STEP3 = Dialect(
                     value_end="</steptml:parameter>",
                     quote='"',
                     gap="",
+                    outer=("<｜tool_calls_end｜>",),
                 ),
             ),
         ),

@@ -58,6 +58,13 @@ def test_many_members_are_one_body(encoding: str) -> None:
     assert unpack(b"".join(map(pack, [*parts, b""])), encoding, MOST) == b"".join(parts)
 
 
+def test_members_without_end_are_no_body_and_take_no_time() -> None:
+    began = time.monotonic()
+    with pytest.raises(ApiError) as raised:
+        unpack(gzip.compress(b"") * 100_000, "gzip", MOST)
+    assert raised.value.code == "invalid_body" and time.monotonic() - began < 1
+
+
 @pytest.mark.parametrize("encoding", ONE)
 def test_exactly_the_limit_is_no_more_than_the_limit(encoding: str) -> None:
     data = bytes(10_000)

@@ -187,6 +187,22 @@ def test_a_chain_goes_on_from_its_compaction(client: openai.OpenAI) -> None:
     assert [item.type for item in by_endpoint.output] == ["message", "compaction"]
 
 
+def test_tools_that_joined_outlive_a_compaction(client: openai.OpenAI) -> None:
+    joined: Any = {"type": "additional_tools", "tools": [TOOL]}
+    first = client.responses.create(model="scripted", input=[joined, QUESTION, TRIGGER])
+    count = client.responses.input_tokens.count
+    asked: Any = [{"role": "user", "content": "And?"}]
+    after = count(model="scripted", input=asked, previous_response_id=first.id).input_tokens
+    without: Any = [QUESTION, first.output[0].to_dict(), *asked]
+    assert after > count(model="scripted", input=without).input_tokens, "the tool is still in the prompt"
+
+
+def test_what_codex_sends_to_be_compacted_is_taken(client: openai.OpenAI) -> None:
+    more = {"tools": [TOOL], "parallel_tool_calls": True, "text": {"verbosity": "low"}, "reasoning": {"effort": "low"}}
+    compacted = client.responses.compact(model="scripted", input=turn(client), extra_body=more)
+    assert compacted.output[-1].type == "compaction"
+
+
 def test_a_summary_that_met_its_limit_is_one_and_none_at_all_is_a_fault(client: openai.OpenAI) -> None:
     long: Any = [{"role": "user", "content": "Go on for ever"}]
     cut = client.responses.create(model="scripted", input=[*long, TRIGGER])

@@ -338,6 +338,39 @@ def test_a_handshake_that_is_none_is_answered_like_everything_else(served: Serve
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_handshake")
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_what_is_open_to_all_opens_no_socket(path: str) -> None:
+    with serve(scripted(SCRIPT), keys=KEYS) as locked:
+        with pytest.raises(InvalidStatus) as raised, connect(locked.root.replace("http", "ws") + path):
+            pass
+        assert raised.value.response.status_code == 404
+        assert kit.get(locked.root + path).status_code == 200
+
+
+def test_a_page_of_another_site_opens_no_socket_even_where_any_name_will_do() -> None:
+    with serve(scripted(SCRIPT), host="0.0.0.0") as wide:
+        address = f"ws://127.0.0.1:{wide.port}/v1/responses"
+        with pytest.raises(InvalidStatus) as raised, connect(address, origin="https://evil.example"):  # type: ignore[arg-type]
+            pass
+        assert raised.value.response.status_code == 403
+        with connect(address, origin=f"http://127.0.0.1:{wide.port}") as opened:  # type: ignore[arg-type]
+            assert ask(opened)[-1]["type"] == "response.completed"
+
+
+def test_what_is_stored_does_not_lean_on_what_is_not(served: Served) -> None:
+    with line(served) as opened:
+        first = ask(opened, store=False)[-1]["response"]
+        assert refused(ask(opened, "On", previous_response_id=first["id"])) == (400, "invalid_value", "store")
+        assert ask(opened, "On", previous_response_id=first["id"], store=False)[-1]["type"] == "response.completed"
+
+
+def test_nothing_new_is_something_where_something_was_said(served: Served) -> None:
+    with line(served) as opened:
+        warm = ask(opened, [USER], tools=[TOOL], store=False, generate=False)[-1]["response"]
+        said = ask(opened, [], tools=[TOOL], store=False, previous_response_id=warm["id"])[-1]["response"]
+        assert said["output"][-1]["type"] == "function_call"
+
+
 @pytest.mark.parametrize(
     ("settings", "path", "headers", "status", "code"),
     [

@@ -370,3 +370,106 @@ def _tokenizer(ready: Format) -> LLTokenizer:
         size = 256 + len(ready._vocabulary.added)
         _TOKENIZERS[id(ready)] = LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
     return _TOKENIZERS[id(ready)]
+
+
+# What real models write that the frames do not write by themselves
+
+ODD = [
+    ("glm", "<tool_call>\nadd\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", [("add", {"a": 1})]),
+    ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>\n<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>", [("add", {"a": 1}), ("add", {"a": 2})]),
+    ("glm", "<tool_call>write<arg_key>text</arg_key><arg_value>\nx\n</arg_value>", [("write", {"text": "\nx\n"})]),
+    ("glm", "<tool_call>write<arg_key>first name</arg_key><arg_value>x</arg_value></tool_call>", [("write", {"first name": "x"})]),
+    ("qwen3-coder", "<tool_call>\n<function=write>\n<parameter=first name>\nx\n</parameter>\n<parameter=user's>\ny\n</parameter>\n</function>\n</tool_call>", [("write", {"first name": "x", "user's": "y"})]),
+    ("minimax-m2", '<minimax:tool_call>\n<invoke name="write">\n<parameter name="text">x</parameter>\n</minimax:tool_call>', [("write", {"text": "x"})]),
+    ("minimax-m2", "<minimax:tool_call><invoke name=add><parameter name='a'>1</parameter></invoke></minimax:tool_call>", [("add", {"a": 1})]),
+    ("deepseek-v3.2", '<｜DSML｜tool><｜DSML｜invoke name="write"><｜DSML｜parameter name="text" string="true">x\n</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool>', [("write", {"text": "x\n"})]),
+    ("deepseek-v4", '<｜DSML｜ calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="a">1</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜ calls>', [("add", {"a": 1})]),
+    ("deepseek-v3", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n{"a":1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [("add", {"a": 1})]),
+    ("deepseek-v3", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a":1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [("add", {"a": 1})]),
+    ("kimi-k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a":1}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>', [("add", {"a": 1}), ("now", {})]),
+    ("mistral-v11", '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}', [("add", {"a": 1}), ("now", {})]),
+    ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"arguments": {}, "name": "now"}]', [("add", {"a": 1}), ("now", {})]),
+    ("llama3", '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}', [("add", {"a": 1}), ("now", {})]),
+    ("llama3", '{"type": "function", "name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
+    ("llama4-pythonic", '{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
+    ("llama4-pythonic", '<|python_start|>{"name": "add", "parameters": {"a": 1}}<|python_end|>', [("add", {"a": 1})]),
+    ("llama4-pythonic", "[add(a=1, b=2), write(path='x', yes=True, tags=['u'], mode=None)]", [("add", {"a": 1, "b": 2}), ("write", {"path": "x", "yes": True, "tags": ["u"], "mode": None})]),
+    ("olmo3", "<function_calls>\nadd(a=1)\nwrite(text='''x\n\"y\"''')\n</function_calls>", [("add", {"a": 1}), ("write", {"text": 'x\n"y"'})]),
+    ("lfm2", r"""<|tool_call_start|>[write(text="\ud83d\ude00 \033[1m \x41 \'", deep={"a\"b": (1, 2)})]<|tool_call_end|>""", [("write", {"text": "😀 \033[1m A '", "deep": {'a"b': [1, 2]}})]),
+    ("gemma4", '<|tool_call>call:write{path:<|"|>a "b"<|"|>,deep:{x:[1,2,{y:<|"|>z<|"|>}]},yes:true}<tool_call|>', [("write", {"path": 'a "b"', "deep": {"x": [1, 2, {"y": "z"}]}, "yes": True})]),
+]  # fmt: skip
+TEXT = [
+    ("llama3", '{"city": "x", "name": "add"}'),
+    ("llama3", '{"name": "add", "age": 3}'),
+    ("llama3", 'Here: {"name": "add", "parameters": {"a": 1}}'),
+    ("xlam", '[{"name": "add", "age": 3}]'),
+    ("pythonic", "[1, 2, 3]"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "calls"), ODD, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_models_write_besides(name: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    for ready in formats(name):
+        tokens = ready.encode(text)
+        said, _ = kit.read(ready, tokens)
+        assert calls_of(said) == calls
+        assert not "".join(segment.text for segment in said if isinstance(segment, Say)).strip()
+        assert kit.read(ready, tokens, range(len(tokens)))[0] == said
+
+
+@pytest.mark.parametrize(("name", "text"), TEXT)
+def test_what_only_looks_like_a_call_is_text(name: str, text: str) -> None:
+    for ready in formats(name):
+        said, _ = kit.read(ready, ready.encode(text))
+        assert "".join(segment.text for segment in said if isinstance(segment, Say)) == text
+
+
+def test_a_native_id_is_kept() -> None:
+    text = written(DIALECTS["kimi-k2"], "one").replace(":0", ":7")
+    said, _ = kit.read(formats("kimi-k2")[0], formats("kimi-k2")[0].encode(text))
+    assert [one.call_id for one in said if isinstance(one, Call)] == ["functions.add:7"]
+
+
+ENUMS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"$ref": "#/$defs/C"},
+        "b": {"type": "string", "const": "x"},
+        "c": {"allOf": [{"$ref": "#/$defs/C"}]},
+    },
+    "required": ["a", "b", "c"],
+    "additionalProperties": False,
+    "$defs": {"C": {"type": "string", "enum": ["red", "blue"]}},
+}
+
+
+@EVERY
+def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
+    talk = kit.conversation(
+        tools=ToolTable.build([FunctionTool(name="f", parameters=ENUMS, strict=True)]), tool_choice="required"
+    )
+    offer = talk.tools.find("f")
+    assert offer is not None
+    for values, good in (
+        ({"a": "red", "b": "x", "c": "blue"}, True),
+        ({"a": "green", "b": "x", "c": "blue"}, False),
+        ({"a": "red", "b": "y", "c": "blue"}, False),
+    ):
+        text = next(call for frame in dialect.frames if (call := frame.write(offer, json.dumps(values))) is not None)
+        ready = formats(dialect.name)[0]
+        if dialect.name in ("deepseek-v3.2", "deepseek-v4"):  # it writes choices as JSON, which is read alike
+            text = re.sub(r'string="true">(\w+)<', r'string="false">"\1"<', text)
+        if dialect.name in ("gemma4", "functiongemma"):
+            text = re.sub(r'(?:<\|"\|>|<escape>)(\w+)(?:<\|"\|>|<escape>)', r'"\1"', text)
+        assert accepts(ready, text, talk) == good
+
+
+@pytest.mark.parametrize("name", ["llama3", "pythonic", "llama4-pythonic", "xlam"])
+def test_text_that_begins_like_a_call_is_no_way_around_what_is_strict(name: str) -> None:
+    talk = kit.conversation(tools=ToolTable.build([FunctionTool(name="add", parameters=kit.ADD, strict=True)]))
+    offer, dialect = talk.tools.find("add"), DIALECTS[name]
+    assert offer is not None
+    text = next(call for frame in dialect.frames if (call := frame.write(offer, '{"a": "x"}')) is not None)
+    assert not accepts(formats(name)[0], text, talk)
+    assert accepts(formats(name)[0], text.replace('"x"', "5"), talk)
+    assert accepts(formats(name)[0], "Hello there.", talk)

@@ -46,6 +46,8 @@ BAD = [
     "http://[fe80::1%25eth0]/",
     "http://[fd00::1]/",
     "http://[::]/",
+    "http://127。0。0。1/",
+    "http://[64:ff9b::7f00:1]/",
     "http://user:pass@example.com/",
     "http://example.com\\@127.0.0.1/",
     "http://example.com/\r\nHost: evil",
