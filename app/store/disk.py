@@ -7,7 +7,6 @@ Another process that wants a response to end says so in `asked`.
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -300,23 +299,3 @@ def _prepare(line: sqlite3.Connection) -> None:
             line.execute(migrate)
     line.execute(f"PRAGMA user_version = {VERSION}")
     line.execute("COMMIT")
-
-
-def inspect(path: Path) -> None:
-    """Put a damaged file aside, so that the server starts without it. Only where no other process uses it."""
-    if not path.exists():
-        return
-    try:
-        with sqlite3.connect(path, timeout=10.0) as line:
-            fault = line.execute("PRAGMA quick_check(1)").fetchone()[0]
-        line.close()
-    except sqlite3.DatabaseError as error:
-        fault = str(error)
-    if fault == "ok" or "locked" in fault:
-        return
-    aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-    for suffix in ("", "-wal", "-shm"):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            part.rename(aside.with_name(aside.name + suffix))
-    _log.error("the store is damaged and was put aside", file=str(aside), fault=fault)

@@ -17,7 +17,8 @@ from pathlib import Path
 from app.log import Frame, Log, ends
 from app.spoken import item_of
 from app.store import Conversation
-from app.store.disk import Disk, inspect
+from app.store.damage import inspect
+from app.store.disk import Disk
 from app.store.writer import Delete, Order, Say, Times, Writer
 from events.inputs import AnyInput
 from events.response import OutputItem
