@@ -7,9 +7,11 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.response import Response
 
+from app.catalogue import ServedModel
 from app.house import AnyRequest, house
 from app.projections.models import entry, known, tag
 from app.routes.replies import json_reply
+from engine.protocol import EngineError
 
 OLLAMA = "0.14.0"
 """The version of Ollama whose answers these are: agents refuse to talk to one that is older than they like."""
@@ -19,12 +21,19 @@ OLLAMA = "0.14.0"
 async def listing(request: AnyRequest) -> Response[Any]:
     """All models, aliases as entries of their own: clients look for the name they will ask for.
 
-    `data` is OpenAI's list, `models` is Codex's catalogue.
+    `data` is OpenAI's list, `models` is Codex's catalogue: of a model that has yet to load nothing is known.
     """
     home = house(request)
     data = [entry(name, model) for name, model in home.catalogue]
-    models = [known(name, model, home.settings) for name, model in home.catalogue]
+    models = [known(name, model, home.settings) for name, model in home.catalogue if _loaded(model)]
     return json_reply(msgspec.json.encode({"object": "list", "data": data, "models": models}))
+
+
+def _loaded(model: ServedModel) -> bool:
+    try:
+        return model.engine.info is not None
+    except EngineError:
+        return False
 
 
 @get("/v1/models/{name:path}")
