@@ -87,7 +87,7 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
         "eos_token_id": end,
         "bos_token_id": end,
         "pad_token_id": end,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 4096,
     }
     model: Any = AutoModelForCausalLM.from_config(getattr(transformers, config)(**size))  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
