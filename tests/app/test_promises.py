@@ -275,10 +275,10 @@ def test_what_cannot_be_kept_is_named_within_a_second(
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=range(len(BOMBS)))
 def test_a_bomb_holds_nobody_up(client: openai.OpenAI, bomb: tuple[str, str]) -> None:
-    """It is refused, or its tokens are counted like any others: either way soon."""
+    """It is refused, its tokens are counted like any others, or it fails where it grows too large: in any case soon."""
     began = time.monotonic()
     try:
         status = ask(client, max_output_tokens=8, **writer(*bomb)).status
     except openai.BadRequestError:
         status = "refused"
-    assert status in ("refused", "incomplete") and time.monotonic() - began < 1.0
+    assert status in ("refused", "incomplete", "failed") and time.monotonic() - began < 1.0
