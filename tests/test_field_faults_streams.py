@@ -341,8 +341,9 @@ def test_usage_counts_the_prompt_once_and_what_the_engine_said() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"truncation": "auto"}, "truncation"),
-        ({"input": [{"type": "compaction_trigger"}]}, "input[0].type"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"moderation": {"model": "x"}}, "moderation"),
     ],
 )
 def test_what_is_not_served_yet_is_refused_by_name_and_never_half_done(body: Json, param: str) -> None:
@@ -370,7 +371,13 @@ def test_tools_of_kinds_that_run_elsewhere_are_accepted_and_never_a_server_error
 
 
 def test_a_reasoning_item_needs_nothing_but_its_type() -> None:
-    for item in ({}, {"id": "rs_1"}, {"summary": []}, {"summary": None, "content": None}, {"encrypted_content": "x"}):
+    for item in (
+        {},
+        {"id": "rs_1"},
+        {"summary": []},
+        {"summary": None, "content": None},
+        {"encrypted_content": "sealed:x"},
+    ):
         assert ask(input=[{"type": "reasoning", **item}, {"role": "user", "content": "hi"}])
 
 
