@@ -59,22 +59,24 @@ class ArrayFrame(Between, frozen=True, kw_only=True):
         if not (yield from tape.literal("}")):
             raise Malformed("more than one tool in an element")
 
+    def _head(self, offer: Offered) -> str:
+        """An element up to its arguments."""
+        return f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener: an array of one call."""
         if offer.kind == "custom":
             return None
         value = grammar.json(offer.parameters)
-        head = f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
         begin = "" if self.bare else grammar.text("[")
         close = f"BLANKS {grammar.marker(self.close)}" if self.close else ""
-        return f"{begin} {grammar.text(head)} {value} BLANKS {grammar.text('}]')} {close}"
+        return f"{begin} {grammar.text(self._head(offer))} {value} BLANKS {grammar.text('}]')} {close}"
 
     def write(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
         if offer.kind == "custom":
             return None
-        head = f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
-        return f"{self.open}{'' if self.bare else '['}{head}{arguments}}}]{self.close}"
+        return f"{self.open}{'' if self.bare else '['}{self._head(offer)}{arguments}}}]{self.close}"
 
 
 class ObjectsFrame(Between, frozen=True, kw_only=True):
