@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from engine.forward import Forward, Work
-from engine.guide import Guide, Opener
+from engine.guide import Guide, Opener, prepare
 from engine.memory import Memory
 from engine.messages import Said
 from engine.pace import Pace
@@ -164,6 +164,7 @@ class Core:
         self._steps += 1
         began = self._clock()
         try:
+            prepare(feed.sequence.dice.guide for feed in feeds if feed.count == feed.sequence.pending)
             with torch.inference_mode():
                 logits = self._forward.run([Work(feed.sequence.state, feed.ids, feed.rows) for feed in feeds])
                 news = read(feeds, logits)

@@ -6,6 +6,7 @@ model: a matcher's word is taken as it is, but that a token which ends the turn 
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,10 @@ KEPT = 64
 """Compiled grammars that are kept for the next request: agents send the same tools with every turn."""
 
 
+_BESIDE = ThreadPoolExecutor(1, "masks")
+"""One thread: the model has use for the other cores meanwhile."""
+
+
 class Guide:
     """Follows one answer. A matcher that gave up allows nothing, so that no broken answer passes for a whole one."""
 
@@ -26,26 +31,56 @@ class Guide:
         self._matcher, self._vocabulary = matcher, vocabulary
         self._stops = sorted(stops)
         self._over = False
+        self._coming: Future[None] | None = None
+        self._ready: Tensor | None = None
 
     def mask(self) -> Tensor:
         """Which tokens may come next: bool, (vocabulary,)."""
-        allowed = torch.zeros(self._vocabulary, dtype=torch.bool)
-        if self._matcher.is_error():
-            return allowed
-        whole = self._matcher.is_accepting()
-        if not self._matcher.is_stopped():
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            found = np.unpackbits(bits, bitorder="little")[: self._vocabulary].view(bool)
-            allowed[: len(found)] = torch.from_numpy(found)
-        if self._stops:
-            allowed[self._stops] = whole
-        return allowed
+        self._settle()
+        if self._ready is None:
+            self._ready = self._compute()
+        return self._ready
 
     def advance(self, token: int) -> None:
         """This token was said."""
+        self._settle()
+        self._ready = None
         if not self._over and not self._matcher.is_stopped():
             ends = token in self._stops
             self._over = ends or not self._matcher.consume_token(token)
+
+    def _settle(self) -> None:
+        """Wait until nobody else has the matcher."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.result()
+
+    def _compute(self) -> Tensor:
+        # In numpy: torch would wake its threads for these few bytes, and wait for all of them.
+        allowed = np.zeros(self._vocabulary, np.uint8)
+        if self._matcher.is_error():
+            return torch.from_numpy(allowed.view(bool))
+        whole = self._matcher.is_accepting()
+        if not self._matcher.is_stopped():
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, count=self._vocabulary, bitorder="little")
+        allowed[self._stops] = whole
+        return torch.from_numpy(allowed.view(bool))
+
+
+def prepare(guides: Iterable[object]) -> None:
+    """Begin with the next masks of those that are a :class:`Guide`, and return: the model runs meanwhile."""
+    asked = [guide for guide in guides if isinstance(guide, Guide) and guide._ready is None]
+    if not asked:
+        return
+
+    def compute() -> None:
+        for guide in asked:
+            guide._ready = guide._compute()
+
+    coming = _BESIDE.submit(compute)
+    for guide in asked:
+        guide._coming = coming
 
 
 class Guides:

@@ -99,7 +99,7 @@ class Dice:
         if self._early:
             logits[_ids(self._stops, logits)] = float("-inf")
         allowed = self.guide.mask() if self.guide else None
-        return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), float("-inf"))
+        return logits if allowed is None else logits.masked_fill_(~allowed.to(logits.device), float("-inf"))
 
 
 def choose(logits: Tensor, dice: Sequence[Dice]) -> list[int | None]:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from engine.build import Options, core_of
 from engine.core import Core
 from engine.embedded import MODEL_DIR
 from engine.folder import inspect_folder
-from engine.guide import KEPT, opener
+from engine.forward import Work
+from engine.guide import KEPT, Guide, opener, prepare
 from engine.protocol import EngineError, Job, Sampling
 from tests.engine.tiny import core_for, drain, job_of, prompts, tokens_of
 
@@ -112,6 +115,48 @@ def test_a_matcher_that_gave_up_allows_nothing() -> None:
     wrong = int((~guide.mask()).nonzero()[10])
     guide.advance(wrong)
     assert not guide.mask().any()
+
+
+def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass of the model waits until the masks of all who are to say something are there."""
+    computed: Counter[Guide] = Counter()
+    compute = Guide._compute
+
+    def counted(guide: Guide) -> torch.Tensor:
+        computed[guide] += 1
+        return compute(guide)
+
+    monkeypatch.setattr(Guide, "_compute", counted)
+    core = ignorant()
+    passes: list[bool] = []
+    run = core._forward.run
+
+    def watching(work: list[Work]) -> torch.Tensor:
+        logits = run(work)
+        end = time.monotonic() + 10
+        while computed.total() < 3 * (len(passes) + 1) and time.monotonic() < end:
+            time.sleep(0.001)
+        passes.append(computed.total() == 3 * (len(passes) + 1))
+        return logits
+
+    core._forward.run = watching  # type: ignore[method-assign]
+    said = drain(core, *(job(str(seed), "start: /[a-c]{200}/", seed, max_tokens=20) for seed in range(3)))
+    assert [len(tokens_of(chunks)) for chunks in said.values()] == [20, 20, 20]
+    assert len(passes) == 20 and all(passes)
+    assert set(computed.values()) == {20}, "a mask was computed twice"
+
+
+def test_a_mask_that_was_prepared_for_nothing_does_not_outlive_its_place(tokenizer: Tokenizer) -> None:
+    guides = opener(MODEL_DIR, 1024, [STOP])()
+    assert guides is not None
+    one, two = (guides.guide('start: "ab" "cd"?', {STOP}) for _ in range(2))
+    for token in tokenizer.encode("abcd", add_special_tokens=False).ids:
+        prepare([one, None])
+        one.advance(token)
+        two.advance(token)
+        prepare([one])
+        prepare([one])
+        assert one.mask().equal(two.mask()) and one.mask().any()
 
 
 def test_a_bad_grammar_is_refused_and_touches_nobody() -> None:
