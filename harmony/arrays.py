@@ -1,54 +1,28 @@
 """Frames that hold all calls of a turn in one JSON array."""
 
 from harmony import jsontext
-from harmony.frames import Between, JsonFrame, arguments
+from harmony.frames import Between, JsonFrame, ListFrame, arguments
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 
-class ArrayFrame(Between, frozen=True, kw_only=True):
+class ArrayFrame(ListFrame, frozen=True, kw_only=True):
     """`open [{"name": …, "arguments": …}, …] close`; `keyed`: the elements are `{NAME: arguments}`.
 
-    The closer may be missing. A single object in place of the array is one call. `bare`: there is no opener but the
-    bracket, so it counts at the head of an answer only.
+    The closer may be missing. A single object in place of the array is one call.
     """
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     keyed: bool = False
 
-    @property
-    def _element(self) -> JsonFrame:
-        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments, late=self.bare)
-
-    def read(self, reader: TapeReader) -> Wait[None]:
-        """Read the calls from the opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.spell
-        many = True
-        yield from tape.expect(spell(self.open))
-        if not self.bare:
-            yield from tape.blanks()
-            many = yield from tape.literal("[")
-        yield from tape.blanks()
-        yield from self._call(reader)
-        while many and not reader.broken:
-            yield from tape.blanks()
-            if (yield from tape.literal("]", cut=True)) or not (yield from reader.attempt(self._another(reader))):
-                break
-        yield from self.finish(reader)
-
-    def _another(self, reader: TapeReader) -> Wait[None]:
-        yield from reader.tape.literal(",")
-        yield from reader.tape.blanks()
-        yield from self._call(reader)
-
-    def _call(self, reader: TapeReader) -> Wait[None]:
+    def call(self, reader: TapeReader) -> Wait[None]:
         """Read one element of the array."""
         tape = reader.tape
         if not self.keyed:
-            yield from self._element.element(reader)
+            yield from _object(self).element(reader)
             return
         yield from tape.expect("{")
         yield from tape.blanks()
@@ -86,17 +60,13 @@ class ObjectsFrame(Between, frozen=True, kw_only=True):
     name: str = "name"
     arguments: tuple[str, ...] = ("parameters", "arguments")
 
-    @property
-    def _object(self) -> JsonFrame:
-        return JsonFrame(open="", close="", name=self.name, arguments=self.arguments, late=self.bare)
-
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read the calls from the opener on."""
         tape = reader.tape
         if not self.bare:
             yield from tape.expect(tape.alphabet.spell(self.open))
             yield from tape.blanks()
-        yield from self._object.element(reader)
+        yield from _object(self).element(reader)
         while not reader.broken and (yield from reader.attempt(self._another(reader))):
             pass
         yield from self.finish(reader)
@@ -107,7 +77,7 @@ class ObjectsFrame(Between, frozen=True, kw_only=True):
         if not (yield from tape.literal(";")):
             yield from tape.literal(",")
         yield from tape.blanks()
-        yield from self._object.element(reader)
+        yield from _object(self).element(reader)
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener."""
@@ -124,3 +94,8 @@ class ObjectsFrame(Between, frozen=True, kw_only=True):
             return None
         call = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": {arguments}}}'
         return call if self.bare else f"{self.open}{call}"
+
+
+def _object(frame: ArrayFrame | ObjectsFrame) -> JsonFrame:
+    """How one object with a name and arguments is read."""
+    return JsonFrame(open="", close="", name=frame.name, arguments=frame.arguments, late=frame.bare)

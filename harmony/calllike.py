@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from harmony import cast
-from harmony.frames import INPUT, Between
+from harmony.frames import INPUT, Between, ListFrame
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.loose import KEY, Loose, name
@@ -14,36 +14,17 @@ from harmony.tools import Offered
 PYTHON = Loose()
 
 
-class PythonFrame(Between, frozen=True, kw_only=True):
-    """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may also stand one a line, without brackets.
-
-    `bare`: there is no opener but the bracket, so it counts at the head of an answer only.
-    """
+class PythonFrame(ListFrame, frozen=True, kw_only=True):
+    """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may stand one a line, without brackets, too."""
 
     brackets: bool = True
 
-    def read(self, reader: TapeReader) -> Wait[None]:
-        """Read the calls from the opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.spell
-        yield from tape.expect(spell(self.open))
-        yield from tape.blanks()
-        bracket = self.bare or (yield from tape.literal("["))
-        yield from tape.blanks()
-        yield from self._call(reader)
-        while not reader.broken:
-            yield from tape.blanks()
-            if bracket and (yield from tape.literal("]", cut=True)):
-                break
-            if not (yield from reader.attempt(self._another(reader))):
-                break
-        yield from self.finish(reader)
+    @property
+    def loose(self) -> bool:
+        """Whether several calls may stand there without brackets."""
+        return True
 
-    def _another(self, reader: TapeReader) -> Wait[None]:
-        yield from reader.tape.literal(",")
-        yield from reader.tape.blanks()
-        yield from self._call(reader)
-
-    def _call(self, reader: TapeReader) -> Wait[None]:
+    def call(self, reader: TapeReader) -> Wait[None]:
         """Read `NAME(key=value, …)`."""
         tape = reader.tape
         offer = reader.offered((yield from name(reader)))

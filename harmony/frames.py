@@ -53,6 +53,43 @@ class Between(Struct, frozen=True, kw_only=True):
         tape.release()
 
 
+class ListFrame(Between, frozen=True, kw_only=True):
+    """What those share that hold all calls of a turn in one list: `open [call, call] close`.
+
+    `bare`: there is no opener but the bracket, so it counts at the head of an answer only.
+    """
+
+    @property
+    def loose(self) -> bool:
+        """Whether several calls may stand there without brackets."""
+        return False
+
+    def call(self, reader: TapeReader) -> Wait[None]:
+        """Read one call."""
+        raise NotImplementedError
+
+    def read(self, reader: TapeReader) -> Wait[None]:
+        """Read the calls from the opener on."""
+        tape = reader.tape
+        yield from tape.expect(tape.alphabet.spell(self.open))
+        yield from tape.blanks()
+        bracket = self.bare or (yield from tape.literal("["))
+        yield from tape.blanks()
+        yield from self.call(reader)
+        while (bracket or self.loose) and not reader.broken:
+            yield from tape.blanks()
+            if bracket and (yield from tape.literal("]", cut=True)):
+                break
+            if not (yield from reader.attempt(self._another(reader))):
+                break
+        yield from self.finish(reader)
+
+    def _another(self, reader: TapeReader) -> Wait[None]:
+        yield from reader.tape.literal(",")
+        yield from reader.tape.blanks()
+        yield from self.call(reader)
+
+
 class JsonFrame(Between, frozen=True, kw_only=True):
     """`open {"name": …, "arguments": …} close`: members in any order, others passed over.
 
