@@ -15,7 +15,7 @@ PYTHON = Loose()
 
 
 class PythonFrame(ListFrame, frozen=True, kw_only=True):
-    """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may stand one a line, without brackets, too."""
+    """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may also stand without brackets."""
 
     brackets: bool = True
 

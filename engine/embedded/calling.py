@@ -16,8 +16,10 @@ Request = tuple[str, list[Tool], Message]
 
 
 def crowd(words: Words, size: float) -> int:
-    """How many other tools are offered: often few, at most sixteen."""
+    """How many other tools are offered: often few, at most sixteen; `words.crowded`: mostly many."""
     most = round(3 + 13 * size)
+    if words.crowded:
+        return words.random.choice((2, words.random.randint(0, 6), *(words.random.randint(3, most) for _ in range(3))))
     return words.random.choice((0, 1, 2, words.random.randint(0, 5), words.random.randint(0, most)))
 
 
@@ -112,6 +114,12 @@ def one_call(words: Words, size: float) -> Dialogue:
     return Dialogue("call", [user(text), said], offered)
 
 
+def one_question(words: Words, size: float) -> Dialogue:
+    """Call the tool whose name holds what is asked about."""
+    text, offered, said = topical(words, size)
+    return Dialogue("call", [user(text), said], offered)
+
+
 def command(words: Words, size: float) -> Dialogue:
     """Run a command."""
     text, offered, said = running(words, size)
@@ -121,6 +129,12 @@ def command(words: Words, size: float) -> Dialogue:
 def parallel(words: Words, size: float) -> Dialogue:
     """Make two calls in one answer."""
     text, offered, said = pair(words, size)
+    return Dialogue("parallel", [user(text), said], offered)
+
+
+def two_answers(words: Words, size: float) -> Dialogue:
+    """Make two calls in one answer, neither of which runs a command."""
+    text, offered, said = two_questions(words, size, words.maybe(0.5))
     return Dialogue("parallel", [user(text), said], offered)
 
 

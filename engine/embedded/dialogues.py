@@ -63,9 +63,20 @@ TELLING_APART: dict[Maker, float] = {
     calling.no_tool: 12,
     calling.command: 6,
 }
-"""What is taught last: to tell tools apart that share their verbs and parameters, none of them seen before."""
+"""What is taught then: to tell tools apart that share their verbs and parameters, none of them seen before."""
 
-COURSES = {"everything": MIXTURE, "choosing": CHOOSING, "telling apart": TELLING_APART}
+CROWDED: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 3),
+    talking.total: 8,
+    calling.one_question: 22,
+    calling.two_answers: 30,
+    calling.one_call: 8,
+    calling.parallel: 6,
+    calling.no_tool: 12,
+}
+"""What is taught last: the same among many tools, and to find two of them at once."""
+
+COURSES = {"everything": MIXTURE, "choosing": CHOOSING, "telling apart": TELLING_APART, "crowded": CROWDED}
 """In the order in which they are taught."""
 
 
@@ -114,7 +125,8 @@ def surround(words: Words, dialogue: Dialogue) -> Dialogue:
 
 def training(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """One dialogue of a course to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
-    words = Words(seed, strange=course != "everything", sharing=course == "telling apart")
+    sharing, crowded = course in ("telling apart", "crowded"), course == "crowded"
+    words = Words(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]
     maker = words.random.choices(list(mixture), list(mixture.values()))[0]
     dialogue = maker(words, size)

@@ -50,6 +50,7 @@ COURSES = (
     Course("everything", 4000, 3e-3, decay=0.4, ramp=300),
     Course("choosing", 1500, 1.5e-3),
     Course("telling apart", 2800, 3e-3, decay=0.5),
+    Course("crowded", 2600, 3e-3, decay=0.5),
 )
 
 

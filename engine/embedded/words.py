@@ -144,13 +144,21 @@ class Words:
     """A seeded source of words from one side of the partition.
 
     `strange`: most nouns are none that anybody knows. `sharing`: any word may be a verb or a parameter, and often all
-    tools of a dialogue have but a few of them, so that neither tells one tool from another.
+    tools of a dialogue have but a few of them, so that neither tells one tool from another. `crowded`: most dialogues
+    have many tools.
     """
 
-    def __init__(self, seed: int | str, evaluation: bool = False, strange: bool = False, sharing: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int | str,
+        evaluation: bool = False,
+        strange: bool = False,
+        sharing: bool = False,
+        crowded: bool = False,
+    ) -> None:
         self.random = random.Random(seed)
         self.evaluation = evaluation
-        self.strange = strange
+        self.strange, self.crowded = strange, crowded
         self.verbs, self.params = VERBS, PARAMS
         if sharing:
             few = self.maybe(0.6)
