@@ -25,6 +25,8 @@ from harmony.format import Conversation, Format, Prompt, RenderError
 
 PREFILL = 32
 """Tokens that a prompt may end with and history does not show: the opener of the answer, an empty thought."""
+OWN = 256
+"""A turn of few tokens takes as much memory as so many of them, measured."""
 COMPARED = 8
 """At most so many turns are laid out anew for one prompt, the latest ones first."""
 
@@ -61,7 +63,7 @@ class _Passage(Struct, frozen=True):
 
 
 class Recall:
-    """The latest turns, of all owners together at most `bound` tokens."""
+    """The latest turns, of all owners together at most `bound` tokens, or the memory of so many."""
 
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
@@ -165,7 +167,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _weight(turn: Spoken) -> int:
-    return 2 * len(turn.layout.laid) + len(turn.spoken)
+    return OWN + 2 * len(turn.layout.laid) + len(turn.spoken)
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.recall import Layout, Recall, Spoken
+from app.recall import OWN, Layout, Recall, Spoken
 from events.inputs import AnyInput, FunctionTool, InputFunctionCall, InputFunctionOutput, InputMessage, InputReasoning
 from events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from harmony.choose import bytes_format
@@ -111,7 +111,7 @@ def test_a_turn_that_the_model_did_not_end_is_ended_by_history() -> None:
 
 def test_the_oldest_turns_are_forgotten() -> None:
     form, recall, said = called("hermes")
-    recall = Recall(bound=3 * len(said))
+    recall = Recall(bound=3 * len(said) + OWN)
     layout = read(recall, form, ASKED)
     recall.remember(Spoken(layout, said[len(layout.laid) :], HEARD))
     assert read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT).prompt.tokens[: len(said)] == said
@@ -119,3 +119,10 @@ def test_the_oldest_turns_are_forgotten() -> None:
         told(recall, form, "Two.<|im_end|>")
     following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
     assert following.prompt.tokens == following.laid
+
+
+def test_many_turns_of_few_tokens_take_a_bounded_place() -> None:
+    form, recall = bytes_format("hermes"), Recall(bound=10 * OWN)
+    for _ in range(20):
+        told(recall, form, "Two.<|im_end|>")
+    assert 0 < len(recall._turns) < 10

@@ -4,7 +4,8 @@
 
 Streams, whole replies, background turns that are resumed and cancelled, chats, conversations and WebSockets, and one in
 twenty requests an abuse: broken JSON, a client that leaves, a bomb, half a header, a binary frame. Memory, open files
-and tasks are read when nothing runs: at the start, then every half a minute, and at the end.
+and tasks are read when nothing runs: every half a minute from the moment on at which what a server keeps of its latest
+turns, within bounds, is full; `--warm` says how long that takes.
 """
 
 import argparse
@@ -63,16 +64,18 @@ class Soak:
         self.began = time.monotonic()
         self.going = asyncio.Event()
 
-    async def run(self, seconds: float) -> list[Held]:
-        """Traffic for so long; what was held meanwhile, the first time after a round that warms everything up."""
+    async def run(self, warm: float, seconds: float) -> list[Held]:
+        """Traffic for so long, both in seconds; what was held in the second part."""
         crowd = [asyncio.create_task(self._one_of_many()) for _ in range(CROWD)]
         held: list[Held] = []
-        while not held or time.monotonic() - self.began < seconds:
+        while not held or time.monotonic() - self.began < warm + seconds:
             self.going.set()
             await asyncio.sleep(27)
             self.going.clear()
-            held.append(await self._look())
-            print(held[-1], flush=True)
+            now = await self._look()
+            counts = now.at >= warm
+            held += [now] if counts else []
+            print(now, "" if counts else "(warming up)", flush=True)
         for one in crowd:
             one.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
@@ -205,6 +208,7 @@ def main() -> None:
     """Run it and print what was held."""
     parser = argparse.ArgumentParser(description="Mixed traffic with some abuse, for a while.")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--warm", type=float, default=6, help="minutes before anything is read")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -219,20 +223,21 @@ def main() -> None:
             url = line.split()[3]
             drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
             soak = Soak(url, server.pid, options.seed)
-            held = asyncio.run(_within(soak, options.minutes * 60))
+            held = asyncio.run(_within(soak, options.warm * 60, options.minutes * 60))
             server.terminate()
             code = server.wait(20)
             drain.kill()
     print("\n".join(f"{count:8d}  {what}" for what, count in sorted(soak.seen.items())))
     first, last = held[0], held[-1]
     print(
-        f"memory {first.rss} -> {last.rss} MiB, slope of the later half {slope(held[len(held) // 2 :]):+.3f} MiB a minute"
+        f"memory {first.rss} -> {last.rss} MiB, slope {slope(held):+.3f} MiB a minute, "
+        f"of the later half {slope(held[len(held) // 2 :]):+.3f}"
     )
     print(f"files {first.files} -> {last.files}, tasks {first.tasks} -> {last.tasks}, exit code {code}")
 
 
-async def _within(soak: Soak, seconds: float) -> list[Held]:
-    return await soak.run(seconds)
+async def _within(soak: Soak, warm: float, seconds: float) -> list[Held]:
+    return await soak.run(warm, seconds)
 
 
 if __name__ == "__main__":
