@@ -116,7 +116,8 @@ def _tune(model: PreTrainedModel, forward: Forward, options: Options) -> Packing
 
 def _machine(model: PreTrainedModel) -> str:
     """What was chosen for the CPU, in a few words."""
-    return f"{torch.get_num_threads()} threads ({cpu()})" if model.device.type == "cpu" else ""
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' if count > 1 else ''} ({cpu()})" if model.device.type == "cpu" else ""
 
 
 def _room(bytes_per_token: int, device: str, options: Options) -> int | None:

@@ -18,7 +18,9 @@ from harmony.tools import Offered
 
 _LINE = "\n"
 GAPS = r"[ \t\r\n]{0,16}"
-"""Blanks that JSON may have in one place: enough to be indented; small models would write them for ever."""
+"""Blanks that may stand between the parts of a turn: small models would write them for ever."""
+INDENT = r"( |\n[ \t]{0,32})?"
+"""Blanks that JSON may have in one place: one, or a new line and its indentation, as all who write JSON have them."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -59,7 +61,7 @@ class Grammar:
 
     def json(self, schema: Mapping[str, Any] | None) -> str:
         """Any JSON value that the schema allows, with blanks between its tokens, but not without end."""
-        held = {**(ANY_OBJECT if schema is None else schema), "x-guidance": {"whitespace_pattern": GAPS}}
+        held = {**(ANY_OBJECT if schema is None else schema), "x-guidance": {"whitespace_pattern": INDENT}}
         return self.fresh("json", f"%json {json.dumps(held, ensure_ascii=False)}")
 
     def free(self, *without: str, head: Iterable[str] = ()) -> str:

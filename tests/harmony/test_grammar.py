@@ -220,6 +220,26 @@ def test_reasoning_stays_free_before_an_answer() -> None:
         assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
 
 
+LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "may"),
+    [
+        ('{"a":[1,2]}', True),
+        ('{"a": [1, 2]}', True),
+        ('{ "a" : [ 1 , 2 ] }', True),
+        ('{\n  "a": [\n    1,\n    2\n  ]\n}', True),
+        ('{\n\t"a": [\n\t\t1\n\t]\n}', True),
+        ('{  "a": []}', False),
+        ('{\n\n"a": []}', False),
+    ],
+)
+def test_json_is_written_in_a_line_or_indented_but_not_with_blanks_for_their_own_sake(text: str, may: bool) -> None:
+    ready, tokens, talk = kit.tokens_format("plain"), tokenizer("plain"), kit.conversation(answer=LIST)
+    assert accepts(ready, tokens, text, talk) is may
+
+
 def test_where_no_call_is_possible_none_can_be_demanded() -> None:
     assert kit.tokens_format("plain").grammar(Prompt((), "", False), kit.conversation(**REQUIRED)) is None
     for name in kit.NAMES:
