@@ -1,7 +1,10 @@
 """Frames that hold all calls of a turn in one JSON array."""
 
+from collections.abc import Sequence
+
 from harmony import jsontext
-from harmony.frames import Between, JsonFrame, ListFrame, arguments
+from harmony.between import Between, ListFrame
+from harmony.frames import JsonFrame, arguments
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.reader import TapeReader
@@ -46,17 +49,16 @@ class ArrayFrame(ListFrame, frozen=True, kw_only=True):
         close = f"BLANKS {grammar.marker(self.close)}" if self.close else ""
         return f"{begin} {grammar.text(self._head(offer))} {value} BLANKS {grammar.text('}]')} {close}"
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
-        """A call as a model would write it."""
-        if offer.kind == "custom":
-            return None
-        return f"{self.open}{'' if self.bare else '['}{self._head(offer)}{arguments}}}]{self.close}"
+    def one(self, offer: Offered, arguments: str) -> str | None:
+        """An element of the array."""
+        return None if offer.kind == "custom" else f"{self._head(offer)}{arguments}}}"
 
 
 class ObjectsFrame(Between, frozen=True, kw_only=True):
     """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first one's brace alone."""
 
     open: str = "{"
+    apart: str = "; "
     name: str = "name"
     arguments: tuple[str, ...] = ("parameters", "arguments")
 
@@ -88,12 +90,14 @@ class ObjectsFrame(Between, frozen=True, kw_only=True):
         brace = "" if self.bare else "{"
         return f"{begin} {grammar.text(brace + head)} {grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
-        """A call as a model would write it."""
-        if offer.kind == "custom":
-            return None
-        call = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": {arguments}}}'
-        return call if self.bare else f"{self.open}{call}"
+    def one(self, offer: Offered, arguments: str) -> str | None:
+        """One of the objects."""
+        head = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+        return None if offer.kind == "custom" else f"{head}{arguments}}}"
+
+    def together(self, written: Sequence[str]) -> str:
+        """Objects that were written one by one."""
+        return f"{'' if self.bare else self.open}{self.apart.join(written)}"
 
 
 def _object(frame: ArrayFrame | ObjectsFrame) -> JsonFrame:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from harmony import cast
-from harmony.frames import INPUT, Between, ListFrame
+from harmony.between import INPUT, Between, ListFrame
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.loose import KEY, Loose, name
@@ -58,14 +58,16 @@ class PythonFrame(ListFrame, frozen=True, kw_only=True):
         parts += [grammar.text(f"{offer.flat}("), sides, grammar.text(")" + ("]" if self.brackets else ""))]
         return " ".join(filter(None, [*parts, f"BLANKS {grammar.marker(self.close)}" if self.close else ""]))
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
-        """A call as a model would write it."""
+    @property
+    def around(self) -> tuple[str, str]:
+        """What stands around the calls within the markers."""
+        return super().around if self.brackets else ("\n", "\n")
+
+    def one(self, offer: Offered, arguments: str) -> str | None:
+        """A call as Python would write it."""
         if offer.kind == "custom":
             return None
-        call = f"{offer.flat}({', '.join(f'{key}={value}' for key, value in _members(arguments))})"
-        if self.brackets:
-            call = f"{'' if self.bare else '['}{call}]"
-        return f"{self.open}{call}{self.close}"
+        return f"{offer.flat}({', '.join(f'{key}={value}' for key, value in _members(arguments))})"
 
 
 class LaxFrame(Between, frozen=True, kw_only=True):
@@ -118,7 +120,7 @@ class LaxFrame(Between, frozen=True, kw_only=True):
             f"BLANKS {head} {_values(offer, grammar, ':', ',', self.quote)} {foot} BLANKS {grammar.marker(self.close)}"
         )
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
+    def one(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
         if offer.kind == "custom":
             return None

@@ -83,16 +83,12 @@ class ChatFormat:
         }
         return {**self._named, **context, **_effort(conversation.effort)}
 
-    def _spell(self, flat: str, arguments: str) -> str:
-        """A call as the model would write it: so is it taught, and so are earlier ones shown."""
-        offer = Offered(flat=flat, name=flat)
-        try:
-            good = isinstance(json.loads(arguments or "{}"), dict)
-        except ValueError:
-            good = False
-        sent = (arguments or "{}") if good else json.dumps({"arguments": arguments}, ensure_ascii=False)
-        written = (frame.write(offer, sent) for frame in self._dialect.frames)
-        return next((call for call in written if call is not None), f"{flat}({sent})")
+    def _spell(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls as the model would write them: so is it taught, and so are earlier ones shown."""
+        sent = [(Offered(flat=flat, name=flat), _object(arguments)) for flat, arguments in calls]
+        written = (frame.write(sent) for frame in self._dialect.frames)
+        plain = "\n".join(f"{offer.flat}({arguments})" for offer, arguments in sent)
+        return next((text for text in written if text is not None), plain)
 
     def _thinks(self, rendered: str) -> bool:
         """Whether reasoning is open at the end: told by its last marker in the last turn."""
@@ -138,6 +134,15 @@ class ChatFormat:
         """A token's text, with replacement characters where it holds part of one only, and its bytes."""
         raw = self._vocabulary.piece(token) or b""
         return raw.decode("utf-8", "replace"), raw
+
+
+def _object(arguments: str) -> str:
+    """Arguments as JSON of an object, which is what frames can write."""
+    try:
+        good = isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        good = False
+    return (arguments or "{}") if good else json.dumps({"arguments": arguments}, ensure_ascii=False)
 
 
 def _effort(effort: str | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from harmony.format import Conversation
 from harmony.grammar import Grammar
 from harmony.lexer import Stops, Wait
 from harmony.reader import TapeReader
-from harmony.tools import Offered
+from harmony.tools import Offered, Sent
 
 
 class Frame(Protocol):
@@ -40,8 +40,8 @@ class Frame(Protocol):
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the first opener in a call of this tool; None for a tool that this frame is not for."""
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
-        """A call as a model would write it; `arguments` are JSON, or a custom tool's text."""
+    def write(self, calls: Sequence[Sent]) -> str | None:
+        """Calls as a model would write them; None if this frame is not for one of these tools."""
 
 
 class Dialect(Struct, frozen=True, kw_only=True):

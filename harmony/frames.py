@@ -4,90 +4,14 @@ Each class is a declaration of marker texts together with the one way of reading
 is not known here.
 """
 
-from collections.abc import Sequence
-
-from msgspec import Struct
-
 from harmony import jsontext
+from harmony.between import INPUT, Between
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Mark, Stops, Tape, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 _LINE = "\n"
-BRACKETS = ("{", "[", "```json")
-INPUT = "input"
-"""The member that holds a custom tool's text where a model writes JSON for it."""
-
-
-class Between(Struct, frozen=True, kw_only=True):
-    """What all frames share that stand between an opener and a closer, which may be missing."""
-
-    open: str
-    close: str = ""
-
-    @property
-    def bare(self) -> bool:
-        """Whether the opener is too common to count anywhere but at the head of an answer."""
-        return self.open in BRACKETS
-
-    @property
-    def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
-        return (self.open,)
-
-    @property
-    def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
-        return tuple(marker for marker in (self.open, self.close) if marker and marker not in BRACKETS)
-
-    def finish(self, reader: TapeReader) -> Wait[None]:
-        """Skip the closer, if it stands here; nothing else is skipped then, and nothing where a call was ruined."""
-        tape = reader.tape
-        if not self.close or reader.broken:
-            return
-        mark = tape.mark()
-        yield from tape.blanks()
-        if not (yield from tape.literal(tape.alphabet.spell(self.close), cut=True)):
-            tape.rewind(mark)
-        tape.release()
-
-
-class ListFrame(Between, frozen=True, kw_only=True):
-    """What those share that hold all calls of a turn in one list: `open [call, call] close`.
-
-    `bare`: there is no opener but the bracket, so it counts at the head of an answer only.
-    """
-
-    @property
-    def loose(self) -> bool:
-        """Whether several calls may stand there without brackets."""
-        return False
-
-    def call(self, reader: TapeReader) -> Wait[None]:
-        """Read one call."""
-        raise NotImplementedError
-
-    def read(self, reader: TapeReader) -> Wait[None]:
-        """Read the calls from the opener on."""
-        tape = reader.tape
-        yield from tape.expect(tape.alphabet.spell(self.open))
-        yield from tape.blanks()
-        bracket = self.bare or (yield from tape.literal("["))
-        yield from tape.blanks()
-        yield from self.call(reader)
-        while (bracket or self.loose) and not reader.broken:
-            yield from tape.blanks()
-            if bracket and (yield from tape.literal("]", cut=True)):
-                break
-            if not (yield from reader.attempt(self._another(reader))):
-                break
-        yield from self.finish(reader)
-
-    def _another(self, reader: TapeReader) -> Wait[None]:
-        yield from reader.tape.literal(",")
-        yield from reader.tape.blanks()
-        yield from self.call(reader)
 
 
 class JsonFrame(Between, frozen=True, kw_only=True):
@@ -157,7 +81,7 @@ class JsonFrame(Between, frozen=True, kw_only=True):
         value = f"{grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
         return f"BLANKS {head} {value} {f'BLANKS {grammar.marker(self.close)}' if self.close else ''}"
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
+    def one(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
         if offer.kind == "custom":
             return None
@@ -292,7 +216,7 @@ class RawFrame(Between, frozen=True, kw_only=True):
     def _end(self, grammar: Grammar) -> str:
         return f"BLANKS {grammar.marker(self.close)}" if self.close else ""
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
+    def one(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it: the arguments are its raw text."""
         if offer.kind != "custom":
             return None

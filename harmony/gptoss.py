@@ -9,9 +9,9 @@ object by then. How a prompt is made is not known here.
 
 from events.items import Phase
 from harmony import jsontext
+from harmony.between import INPUT
 from harmony.detokenize import Alphabet
 from harmony.format import Conversation
-from harmony.frames import INPUT
 from harmony.gptoss_header import Header, Headers, Role
 from harmony.lexer import Malformed, Stops, Wait
 from harmony.reader import TapeReader

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 
-from harmony.frames import Between, arguments
+from harmony.between import Between
+from harmony.frames import arguments
 from harmony.grammar import Grammar
 from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
-from harmony.tools import Offered
+from harmony.tools import Offered, Sent
 
 _NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
 
@@ -85,10 +86,15 @@ class HeadedFrame(Between, frozen=True, kw_only=True):
         parts += [grammar.json(offer.parameters), grammar.text(self.fence_end) if self.fence_end else ""]
         return " ".join(filter(None, [*parts, grammar.marker(self.close) if self.close else ""]))
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
-        """A call as a model would write it."""
+    def write(self, calls: Sequence[Sent]) -> str | None:
+        """Calls as a model would write them, counted where that is its way."""
+        written = [call for place, sent in enumerate(calls) if (call := self.one(*sent, place)) is not None]
+        return self.together(written) if len(written) == len(calls) else None
+
+    def one(self, offer: Offered, arguments: str, place: int = 0) -> str | None:
+        """A call as a model would write it; `place`: how many were written before it."""
         if offer.kind == "custom":
             return None
-        number = ":0" if self.numbered else ""
+        number = f":{place}" if self.numbered else ""
         inside = f"{self.fence}{arguments}{self.fence_end}"
         return f"{self.open}{self.before}{offer.flat}{number}{self.end}{inside}{self.close}"

@@ -25,8 +25,8 @@ from events.inputs import (
     SpokenRefusal,
     SpokenText,
 )
+from harmony.between import INPUT
 from harmony.format import Conversation
-from harmony.frames import INPUT
 from harmony.guard import Guard
 from harmony.tools import Offered, ToolTable
 
@@ -70,8 +70,16 @@ def instructs(item: AnyInput) -> TypeGuard[InputMessage]:
     return isinstance(item, InputMessage) and item.role in {"system", "developer"}
 
 
-Spell = Callable[[str, str], str]
-"""Writes a call of the tool with that flat name and these arguments as the model would."""
+Spell = Callable[[Sequence[tuple[str, str]]], str]
+"""Writes calls, each a tool's flat name and arguments, as the model would."""
+
+
+class _Run:
+    """Calls in a row in the text of one message, which began with `before` and ends with them."""
+
+    def __init__(self, message: Message, before: str) -> None:
+        self.message, self.before, self.said = message, before, before
+        self.calls: list[tuple[str, str]] = []
 
 
 class Messages:
@@ -100,6 +108,7 @@ class Messages:
         self._messages: list[Message] = []
         self._names: dict[str, str] = {}
         self._thought = ""
+        self._run: _Run | None = None
 
     def build(self, conversation: Conversation, lesson: str = "") -> list[Message]:
         """The messages. `lesson` is the dialect's own text and joins the system message as it is."""
@@ -159,10 +168,19 @@ class Messages:
 
     def _call(self, item: InputFunctionCall | InputCustomCall, function: Message, kind: str = "function") -> None:
         if self._spell is not None and isinstance(item, InputFunctionCall):
-            self._say(self._spell(function["name"], self._guard.text(item.arguments)), "\n")
+            self._spelled((function["name"], self._guard.text(item.arguments)), self._spell)
             return
         call = {"id": self._guard.text(item.call_id), "type": kind, kind: function}
         self._assistant().setdefault("tool_calls", []).append(call)
+
+    def _spelled(self, call: tuple[str, str], spell: Spell) -> None:
+        """Write a call into the text, together with those right before it: many models have one list for all."""
+        message = self._assistant()
+        if self._run is None or self._run.message is not message or message["content"] != self._run.said:
+            self._run = _Run(message, message["content"])
+        run = self._run
+        run.calls.append(call)
+        run.said = message["content"] = "\n".join(filter(None, (run.before, spell(run.calls))))
 
     def _custom(self, item: InputCustomCall) -> None:
         name, text = self._name(item), self._guard.text(item.input)
@@ -200,7 +218,7 @@ def taught(tools: ToolTable, guard: Guard, spell: Spell) -> str:
     if not offered:
         return ""
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in offered)
-    example = spell("NAME", '{"PARAMETER": "VALUE"}')
+    example = spell([("NAME", '{"PARAMETER": "VALUE"}')])
     told = f"You may call these tools:\n\n{listed}\n\nTo call one, write its name and its arguments so:\n{example}"
     return f"# Tools\n\n{told}"
 

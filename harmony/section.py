@@ -8,7 +8,7 @@ from msgspec import Struct
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.reader import TapeReader
-from harmony.tools import Offered
+from harmony.tools import Offered, Sent
 
 
 class Inner(Protocol):
@@ -24,7 +24,7 @@ class Inner(Protocol):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None: ...  # noqa: D102
 
-    def write(self, offer: Offered, arguments: str) -> str | None: ...  # noqa: D102
+    def write(self, calls: Sequence[Sent]) -> str | None: ...  # noqa: D102
 
 
 class Section(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Section(Struct, frozen=True, kw_only=True):
     inside: tuple[Inner, ...]
     also: tuple[tuple[str, str], ...] = ()
     between: str = ""
-    """What stands around a call when one is written."""
+    """What stands around the calls when they are written."""
 
     @property
     def bare(self) -> bool:
@@ -110,9 +110,9 @@ class Section(Struct, frozen=True, kw_only=True):
                 return f"BLANKS {begin} {side} BLANKS {grammar.marker(self.close)}"
         return None
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
-        """A section with one call in it."""
+    def write(self, calls: Sequence[Sent]) -> str | None:
+        """A section with these calls in it."""
         for frame in self.inside:
-            if (call := frame.write(offer, arguments)) is not None:
-                return f"{self.open}{self.between}{call}{self.between}{self.close}"
+            if (written := frame.write(calls)) is not None:
+                return f"{self.open}{self.between}{written}{self.between}{self.close}"
         return None

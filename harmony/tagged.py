@@ -8,10 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from harmony import cast
-from harmony.frames import INPUT
+from harmony.between import INPUT, Between
 from harmony.grammar import Grammar
 from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
@@ -22,7 +20,7 @@ _LINE = "\n"
 _TEXT = frozenset({"string"})
 
 
-class TaggedFrame(Struct, frozen=True, kw_only=True):
+class TaggedFrame(Between, frozen=True, kw_only=True):
     """`open head NAME end (key NAME key_end value VALUE value_end)* foot close`; open, close, value_end may be missing.
 
     Names may stand in quotation marks; `quote` is the one they are written with. `typed` names an attribute that says
@@ -31,8 +29,6 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
     value.
     """
 
-    open: str
-    close: str
     head: str
     foot: str
     key: str
@@ -45,11 +41,6 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
     gap: str = "\n"
     outer: tuple[str, ...] = ()
     """What closes the section around it: a call whose own end is missing ends there."""
-
-    @property
-    def bare(self) -> bool:
-        """It counts wherever it stands."""
-        return False
 
     @property
     def openers(self) -> Sequence[str]:
@@ -198,7 +189,7 @@ class TaggedFrame(Struct, frozen=True, kw_only=True):
     def _after(self, grammar: Grammar) -> str:
         return grammar.text(self.gap) if self.gap else ""
 
-    def write(self, offer: Offered, arguments: str) -> str | None:
+    def one(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it."""
         members = {INPUT: arguments} if offer.kind == "custom" else json.loads(arguments or "{}")
         said = [self._written(name, value) for name, value in members.items()]

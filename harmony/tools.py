@@ -42,6 +42,10 @@ class Offered(Struct, frozen=True, kw_only=True):
     format: TextFormat | GrammarFormat | None = None
 
 
+Sent = tuple[Offered, str]
+"""A call to be written: its tool, and its arguments as JSON, or a custom tool's text."""
+
+
 class ToolTable:
     """The offered tools in the order of the request, and the two look-ups: by flat name, by name and namespace."""
 

@@ -11,7 +11,7 @@ OLMO3 = Dialect(
     signs=("<function_calls>",),
     think=("<think>", "</think>"),
     frames=(
-        PythonFrame(open="<function_calls>", close="</function_calls>", brackets=False),
+        PythonFrame(open="<function_calls>", close="</function_calls>", apart="\n", brackets=False),
         RawFrame(open="<function_calls>", close="</function_calls>"),
     ),
     raw=freeform.raw("<function_calls>", "</function_calls>"),

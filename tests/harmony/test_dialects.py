@@ -48,14 +48,8 @@ def written(dialect: Dialect, *names: str) -> str:
         tool, arguments = ARGUMENTS[name]
         offer = kit.TOOLS.find(tool)
         assert offer is not None
-        frame = next(frame for frame in dialect.frames if frame.write(offer, "{}") is not None)
-        calls.append(frame.write(offer, json.dumps(arguments, ensure_ascii=False)) or "")
-    return _between(dialect).join(calls)
-
-
-def _between(dialect: Dialect) -> str:
-    """What stands between two calls that were written one by one."""
-    return "; " if dialect.name in ("llama3", "gigachat3") else "\n"
+        calls.append((offer, json.dumps(arguments, ensure_ascii=False)))
+    return next(text for frame in dialect.frames if (text := frame.write(calls)) is not None)
 
 
 @cache
@@ -116,7 +110,7 @@ PATCH = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n\n*** End Patch'
 def test_a_custom_tools_text_comes_as_it_was_written(dialect: Dialect) -> None:
     offer = kit.TOOLS.find("apply_patch")
     assert offer is not None
-    text = next((call for frame in dialect.frames if (call := frame.write(offer, PATCH)) is not None), None)
+    text = next((call for frame in dialect.frames if (call := frame.write([(offer, PATCH)])) is not None), None)
     if text is None:
         assert dialect.name == "pythonic", "without markers there is nothing but strings"
         return
@@ -130,11 +124,9 @@ def test_a_custom_tools_text_comes_as_it_was_written(dialect: Dialect) -> None:
 
 @EVERY
 def test_two_calls_are_two(dialect: Dialect) -> None:
-    single = dialect.name in ("llama4-pythonic", "pythonic", "xlam")
     for ready in formats(dialect.name):
         said, _ = kit.read(ready, ready.encode(written(dialect, "text", "one")))
-        if not single:  # of these only one list stands at the head of an answer: see the transcripts
-            assert calls_of(said) == wanted("text", "one")
+        assert calls_of(said) == wanted("text", "one")
 
 
 @EVERY
@@ -455,7 +447,9 @@ def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
         ({"a": "green", "b": "x", "c": "blue"}, False),
         ({"a": "red", "b": "y", "c": "blue"}, False),
     ):
-        text = next(call for frame in dialect.frames if (call := frame.write(offer, json.dumps(values))) is not None)
+        text = next(
+            call for frame in dialect.frames if (call := frame.write([(offer, json.dumps(values))])) is not None
+        )
         ready = formats(dialect.name)[0]
         if dialect.name in ("deepseek-v3.2", "deepseek-v4"):  # it writes choices as JSON, which is read alike
             text = re.sub(r'string="true">(\w+)<', r'string="false">"\1"<', text)
@@ -469,7 +463,7 @@ def test_text_that_begins_like_a_call_is_no_way_around_what_is_strict(name: str)
     talk = kit.conversation(tools=ToolTable.build([FunctionTool(name="add", parameters=kit.ADD, strict=True)]))
     offer, dialect = talk.tools.find("add"), DIALECTS[name]
     assert offer is not None
-    text = next(call for frame in dialect.frames if (call := frame.write(offer, '{"a": "x"}')) is not None)
+    text = next(call for frame in dialect.frames if (call := frame.write([(offer, '{"a": "x"}')])) is not None)
     assert not accepts(formats(name)[0], text, talk)
     assert accepts(formats(name)[0], text.replace('"x"', "5"), talk)
     assert accepts(formats(name)[0], "Hello there.", talk)
