@@ -12,6 +12,7 @@ from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 PYTHON = Loose()
+_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 class PythonFrame(ListFrame, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class PythonFrame(ListFrame, frozen=True, kw_only=True):
         reader.close()
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
-        """What may follow the opener: one call, its values as JSON, which reads the same."""
+        """What may follow the opener: one call. What its values hold inside is JSON, which reads the same."""
         if not _readable(offer):
             return None
         sides = _values(offer, grammar, "=", ", ")
@@ -67,7 +68,8 @@ class PythonFrame(ListFrame, frozen=True, kw_only=True):
         """A call as Python would write it."""
         if offer.kind == "custom":
             return None
-        return f"{offer.flat}({', '.join(f'{key}={value}' for key, value in _members(arguments))})"
+        members = json.loads(arguments or "{}").items()
+        return f"{offer.flat}({', '.join(f'{key}={_literal(value)}' for key, value in members)})"
 
 
 class LaxFrame(Between, frozen=True, kw_only=True):
@@ -172,12 +174,22 @@ def _values(offer: Offered, grammar: Grammar, sign: str, between: str, quote: st
 
 def _value(part: object, schema: Mapping[str, object], grammar: Grammar, quote: str | None) -> str:
     own = cast.resolved(part, schema)
+    words = _WORDS.get(str(own.get("type")), ())
+    if quote is None and words and "enum" not in own:
+        return f"({' | '.join(map(grammar.text, words))})"
     if quote is not None and own.get("type") == "string" and "enum" not in own:
         return f"{grammar.marker(quote)} {grammar.held(own, quote)}"
     definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return grammar.json({**definitions, **part} if isinstance(part, Mapping) else {})
 
 
-def _members(arguments: str) -> list[tuple[str, str]]:
-    """The members of a JSON object as keys and JSON texts."""
-    return [(key, json.dumps(value, ensure_ascii=False)) for key, value in json.loads(arguments or "{}").items()]
+def _literal(value: object) -> str:
+    """A value as Python writes it, with the quotation marks of JSON."""
+    match value:
+        case None | bool():
+            return str(value)
+        case list():
+            return f"[{', '.join(map(_literal, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{cast.quote(key)}: {_literal(inner)}' for key, inner in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)

@@ -22,7 +22,7 @@ _FENCED = HeadedFrame(
     close=CALL[1],
 )
 _RAW = RawFrame(open=CALL[0], close=CALL[1])
-_BARE = HeadedFrame(open=CALL[0], end=SEPARATOR, close=CALL[1])
+_BARE = HeadedFrame(open=CALL[0], end=SEPARATOR, close=CALL[1], apart="")
 
 V3 = Dialect(
     name="deepseek-v3",

@@ -25,6 +25,7 @@ KIMI = Dialect(
                     end="<|tool_call_argument_begin|>",
                     close=CALL[1],
                     numbered=True,
+                    apart="",
                 ),
                 RawFrame(open=CALL[0], close=CALL[1]),
             ),

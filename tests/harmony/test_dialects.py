@@ -23,33 +23,13 @@ from harmony.format import Format, Prompt
 from harmony.tools import ToolTable
 from state.segments import Arguments, Call, Close, Say, Segment, Think
 from tests.harmony import kit
+from tests.harmony.spoken import ARGUMENTS, written
 from tests.harmony.test_grammar import Wrapped
 from tests.harmony.test_soup import drive
 
 CALLING = [dialect for dialect in DIALECTS.values() if dialect.frames]
 THINKING = [dialect for dialect in CALLING if dialect.think]
 EVERY = pytest.mark.parametrize("dialect", CALLING, ids=lambda dialect: dialect.name)
-
-ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "one": ("add", {"a": 1}),
-    "two": ("add", {"a": 17, "b": -4}),
-    "none": ("now", {}),
-    "text": ("write", {"path": "a b.txt", "text": "Grüße, 世界 😀: 1 < 2 & \"so\" \\ 'on'"}),
-    "lines": ("write", {"text": "first\n  second\n\nfourth"}),
-    "types": ("write", {"path": "x", "deep": {"a": [1, {"b": None}], "c": "d"}, "yes": True, "tags": ["u", "v w"]}),
-    "empty": ("write", {"text": "", "tags": []}),
-}
-
-
-def written(dialect: Dialect, *names: str) -> str:
-    """Calls as the dialect writes them."""
-    calls = []
-    for name in names:
-        tool, arguments = ARGUMENTS[name]
-        offer = kit.TOOLS.find(tool)
-        assert offer is not None
-        calls.append((offer, json.dumps(arguments, ensure_ascii=False)))
-    return next(text for frame in dialect.frames if (text := frame.write(calls)) is not None)
 
 
 @cache
@@ -338,8 +318,8 @@ def test_soup_of_its_own_markers_is_a_legal_stream_in_every_cut(dialect: Dialect
 
 
 def _spoken(dialect: Dialect, name: str) -> str:
-    """The call by the first frame that has a grammar for it, in the grammar's own spelling of values."""
-    return written(dialect, name)
+    """The call, what its values hold inside as JSON: it is that by which a grammar holds them."""
+    return written(dialect, name).replace('"b": None', '"b": null')
 
 
 def accepts(ready: Format, text: str, talk: Any) -> bool:

@@ -21,14 +21,15 @@ class OneFileACase(SingleFileSnapshotExtension):
 
     _write_mode = WriteMode.TEXT
     file_extension = "txt"
+    folder = FOLDER
 
     @classmethod
     def dirname(cls, *, test_location: object) -> str:
-        return str(FOLDER)
+        return str(cls.folder)
 
     @classmethod
     def matches_test_location(cls, *, test_location: object, snapshot_location: str) -> bool:
-        return Path(snapshot_location).parent == FOLDER
+        return Path(snapshot_location).parent == cls.folder
 
     @classmethod
     def get_snapshot_name(cls, *, test_location: object, index: object = 0) -> str:
