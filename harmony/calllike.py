@@ -100,7 +100,7 @@ class LaxFrame(Between, frozen=True, kw_only=True):
         if offer.kind == "custom":
             yield from self._custom(reader)
         else:
-            yield from self._syntax.members(reader)
+            yield from self._syntax.members(reader, kinds=_kinds(offer))
         reader.close()
         yield from self.finish(reader)
 
@@ -131,6 +131,14 @@ class LaxFrame(Between, frozen=True, kw_only=True):
 
     def _written(self, value: object) -> str:
         return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _kinds(offer: Offered) -> dict[str, frozenset[str]]:
+    """The types of the parameters that cannot be strings."""
+    schema = offer.parameters or {}
+    properties = schema.get("properties")
+    known = {key: cast.types(part, schema) for key, part in (properties or {}).items()} if properties else {}
+    return {key: allowed for key, allowed in known.items() if allowed and "string" not in allowed}
 
 
 def _readable(offer: Offered) -> bool:

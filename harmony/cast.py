@@ -123,6 +123,14 @@ def as_json(text: str) -> str:
     return written if _parse(written) is not None else quote(text)
 
 
+def members(text: str) -> dict[str, str]:
+    """The members of a JSON object, each as JSON; what is no object is a member called `arguments`."""
+    value = _parse(text.strip())
+    if value is None or not isinstance(value[0], dict):
+        return {"arguments": cast(text, frozenset())}
+    return {name: json.dumps(inner, ensure_ascii=False) for name, inner in value[0].items()}
+
+
 def quote(text: str) -> str:
     """Text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)

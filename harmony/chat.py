@@ -94,10 +94,11 @@ class ChatFormat:
         """Whether reasoning is open at the end: told by its last marker in the last turn."""
         if self._dialect.think is None:
             return False
-        opener, closer = self._dialect.think
+        openers, closers = zip(*self._dialect.thinks, strict=True)
         control = [text for text, token in self._vocabulary.added.items() if token in self._vocabulary.special]
-        turn = max((rendered.rfind(text) for text in control if text not in self._dialect.think), default=-1)
-        return rendered.rfind(opener, max(turn, 0)) > rendered.rfind(closer, max(turn, 0))
+        turns = (rendered.rfind(text) for text in control if text not in (*openers, *closers))
+        turn = max([0, *turns])
+        return max(rendered.rfind(mark, turn) for mark in openers) > max(rendered.rfind(mark, turn) for mark in closers)
 
     def reader(self, prompt: Prompt, conversation: Conversation) -> DialectReader:
         """A reader for the answer to this prompt."""
@@ -120,7 +121,8 @@ class ChatFormat:
     def _stops(self) -> list[str]:
         """What plain text must not hold, or it would not be read as text."""
         openers = (opener for frame in self._dialect.frames if not frame.bare for opener in frame.openers)
-        return list(dict.fromkeys([*(self._dialect.think or ()), *openers]))
+        thoughts = (mark for pair in self._dialect.thinks for mark in pair)
+        return list(dict.fromkeys([*thoughts, *openers]))
 
     def encode(self, text: str) -> list[int]:
         """Text as the model would speak it: markers become their ids."""

@@ -58,6 +58,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     signs: tuple[str, ...] = ()
     """What a chat template of such a model holds, all of it."""
     think: tuple[str, str] | None = None
+    also: tuple[tuple[str, str], ...] = ()
+    """Other marks of reasoning that such models write."""
     answer: tuple[str, str] | None = None
     """What some put around the text for the user: it is no part of it."""
     frames: tuple[Frame, ...] = ()
@@ -66,9 +68,14 @@ class Dialect(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
 
     @property
+    def thinks(self) -> tuple[tuple[str, str], ...]:
+        """Every pair of marks of reasoning, the usual one first."""
+        return (self.think, *self.also) if self.think else ()
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """Everything that is more than text."""
-        ours = (*(self.think or ()), *(self.answer or ()))
+        ours = (*(mark for pair in self.thinks for mark in pair), *(self.answer or ()))
         return tuple(dict.fromkeys((*ours, *(marker for frame in self.frames for marker in frame.markers))))
 
 
@@ -80,16 +87,15 @@ class DialectReader(TapeReader):
         self._thinking = thinking
         self._blank = True  # nothing but blanks was said since the answer, or a part of it, began
         spell = alphabet.spell
-        opener, closer = dialect.think or (None, None)
-        self._opener = None if opener is None else spell(opener)
-        self._closer = None if closer is None else spell(closer)
+        self._openers = {spell(opener) for opener, _ in dialect.thinks}
+        self._closers = {spell(closer) for _, closer in dialect.thinks}
         self._wrapped = False
         self._wrapper = [spell(marker) for marker in dialect.answer or ()]
         self._unwrapping = [f"\n{marker}" for marker in self._wrapper[1:]]
         frames = dialect.frames if self.may_call else ()
         self._frames = [(frame, {spell(opener) for opener in frame.openers}) for frame in frames]
         openers = {opener for _, openers in self._frames for opener in openers}
-        around = [*(spell(marker) for marker in dialect.think or ()), *self._wrapper, *self._unwrapping]
+        around = [*sorted(self._openers | self._closers), *self._wrapper, *self._unwrapping]
         self._stops = Stops([*around, *sorted(openers)])
 
     def turn(self) -> Wait[None]:
@@ -108,9 +114,9 @@ class DialectReader(TapeReader):
             self.say(count)
 
     def _meet(self, marker: str) -> Wait[None]:
-        if marker == self._closer and (self._thinking or self._blank):
+        if marker in self._closers and (self._thinking or self._blank):
             self._switch(len(marker), thinking=False)
-        elif marker == self._opener and self._blank:
+        elif marker in self._openers and self._blank:
             # In the midst of a text it is quoted rather than meant; at the head of reasoning it is said twice.
             self._switch(len(marker), thinking=True)
         elif marker in self._wrapper or marker in self._unwrapping:

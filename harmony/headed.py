@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from harmony.between import Between
 from harmony.frames import arguments
 from harmony.grammar import Grammar
-from harmony.lexer import Stops, Tape, Wait
+from harmony.lexer import Malformed, Stops, Tape, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered, Sent
 
@@ -16,9 +16,9 @@ _NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
 class HeadedFrame(Between, frozen=True, kw_only=True):
     """`open before NAME end fence JSON fence_end close`.
 
-    `before` may be missing in front of the name, as may the fences and the closer. `numbered`: the header is
-    `NAME:NUMBER`, and all of it, `before` included, is the call's own id, which the model wants to see again.
-    `id_mark`: an id of no use to us may stand behind the name.
+    `before` may be missing in front of the name, as may the fences and the closer, and `end` where a brace follows.
+    `numbered`: the header is `NAME:NUMBER`, and all of it, `before` included, is the call's own id, which the model
+    wants to see again. `id_mark`: an id of no use to us may stand behind the name.
     """
 
     end: str
@@ -56,13 +56,12 @@ class HeadedFrame(Between, frozen=True, kw_only=True):
     def _header(self, tape: Tape) -> Wait[str]:
         """Skip the header and its end; what stands behind an id's mark is passed over."""
         spell = tape.alphabet.spell
-        if not self.id_mark:
-            return (yield from tape.word(spell(self.end)))
-        name = yield from tape.until(Stops([spell(self.id_mark), spell(self.end)], controls=True))
-        if (yield from tape.literal(spell(self.id_mark))):
+        marks = [spell(mark) for mark in (self.id_mark, self.end) if mark]
+        name = yield from tape.until(Stops([*marks, "{"], controls=True))
+        if self.id_mark and (yield from tape.literal(spell(self.id_mark))):
             yield from tape.word(spell(self.end))
-        else:
-            yield from tape.expect(spell(self.end))
+        elif not (yield from tape.literal(spell(self.end))) and tape.peek() != "{":
+            raise Malformed("no end of the name")
         return name
 
     def _tail(self, reader: TapeReader) -> Wait[None]:

@@ -18,6 +18,8 @@ _SCALAR = re.compile(r"[-+.\w]*")
 _HEX = re.compile(r"u[0-9a-fA-F]{4}")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 LONGEST_NAME = 256
+PIECE = 1024
+"""Characters that are looked at before they are taken: who takes may have had enough."""
 
 
 class Extent:
@@ -77,7 +79,7 @@ def value(tape: Tape, take: Callable[[int], object]) -> Wait[None]:
     """Read one value, giving `take` the lengths of its pieces. Raises `Malformed` at what cannot belong to it."""
     extent, empty = Extent(), True
     while (yield from tape.more()):
-        if count := extent.advance(tape.text, tape.pos) - tape.pos:
+        if count := extent.advance(tape.peek(PIECE), 0):
             take(count)
             empty = False
         if extent.bad or empty:

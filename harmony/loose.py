@@ -5,7 +5,8 @@ a few words. What was said is never revised: a string is said as it comes, a num
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from harmony.lexer import Malformed, Stops, Wait
 from harmony.reader import TapeReader
 
 DEEPEST = 64
+NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 LONGEST = 4096
 """Letters of a number or a name."""
 _WORD = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
@@ -49,16 +51,18 @@ class Loose(Struct, frozen=True, kw_only=True):
         else:
             yield from self._word(reader)
 
-    def members(self, reader: TapeReader, depth: int = 0) -> Wait[None]:
-        """Read an object, its braces included."""
+    def members(self, reader: TapeReader, depth: int = 0, kinds: Mapping[str, frozenset[str]] = NOTHING) -> Wait[None]:
+        """Read an object, its braces included; `kinds`: the JSON types of those of its members that are no strings."""
         tape = reader.tape
         yield from tape.expect("{")
         reader.make("{")
         yield from tape.blanks()
         first = True
         while not (yield from tape.literal("}")):
-            reader.make(("" if first else ", ") + cast.quote((yield from self.key(reader))) + ": ")
-            yield from self.value(reader, depth + 1)
+            key = yield from self.key(reader)
+            reader.make(("" if first else ", ") + cast.quote(key) + ": ")
+            if not (key in kinds and (yield from self._converted(reader, kinds[key]))):
+                yield from self.value(reader, depth + 1)
             yield from self.comma(reader, "}")
             first = False
         reader.make("}")
@@ -66,24 +70,34 @@ class Loose(Struct, frozen=True, kw_only=True):
     def key(self, reader: TapeReader) -> Wait[str]:
         """Skip a key, with quotes or without, its colon, and the blanks around."""
         tape = reader.tape
-        for quote in self.quotes:
-            spelled = tape.alphabet.spell(quote)
-            if (yield from tape.sees(spelled)):
-                parts: list[str] = []
-
-                def keep(text: str, count: int, parts: list[str] = parts) -> None:
-                    parts.append(text)
-                    tape.skip(count)
-
-                yield from self._string(reader, quote, keep)
-                key = "".join(parts)
-                break
-        else:
+        key = yield from self._quoted(reader)
+        if key is None:
             key = yield from name(reader)
         yield from tape.blanks()
         yield from tape.expect(":")
         yield from tape.blanks()
         return key
+
+    def _quoted(self, reader: TapeReader) -> Wait[str | None]:
+        """Skip a string, if one stands here, and return what is in it."""
+        tape, parts = reader.tape, list[str]()
+
+        def keep(text: str, count: int) -> None:
+            parts.append(text)
+            tape.skip(count)
+
+        for quote in self.quotes:
+            if (yield from tape.sees(tape.alphabet.spell(quote))):
+                yield from self._string(reader, quote, keep)
+                return "".join(parts)
+        return None
+
+    def _converted(self, reader: TapeReader, allowed: frozenset[str]) -> Wait[bool]:
+        """Read a string that should be none as what it should be: some models put all values in quotation marks."""
+        text = yield from self._quoted(reader)
+        if text is not None:
+            reader.make(cast.cast(text, allowed))
+        return text is not None
 
     def comma(self, reader: TapeReader, closer: str) -> Wait[None]:
         """Skip to what comes next, or stay at the closer. Raises `Malformed` at anything else."""

@@ -17,6 +17,8 @@ from state.segments import Arguments, Call, Close, Say, Segment, Think
 
 PATIENCE = 1 << 17
 """Characters that may be held back for a call that has not begun: nonsense must not be read again without end."""
+IMPATIENT = 1 << 10
+"""So many where as much as that was held back for nothing."""
 
 
 class TapeReader:
@@ -31,6 +33,7 @@ class TapeReader:
         self.calls = 0
         self._tools = conversation.tools
         self._callable = conversation.tool_choice != "none"
+        self._wasted = 0
         self._text = Detokenizer(alphabet)
         self._said: list[Segment] = []
         self._turn = self.turn()
@@ -120,11 +123,13 @@ class TapeReader:
 
     def attempt(self, call: Wait[None]) -> Wait[bool]:
         """Read something as a call. False if it was none: then nothing was read."""
-        mark, before = self.tape.mark(PATIENCE), self.calls
+        patience = max(PATIENCE - self._wasted, IMPATIENT)
+        mark, before = self.tape.mark(patience), self.calls
         try:
             yield from call
         except Malformed:
             if self.calls == before:
+                self._wasted += min(self.tape.pos - mark[0], patience)
                 self.tape.rewind(mark)
                 self.tape.release()
                 return False

@@ -13,6 +13,7 @@ from harmony.lexer import Malformed, Stops, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
+WRAPPED = "arguments"
 _TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "integer", "boolean", "null", "object", "array"})
 
@@ -98,9 +99,12 @@ class Values:
             yield from self._each(tape.skip)
         elif custom:
             yield from self._each(self._reader.arguments)
+            self._said.add(name)
+        elif name == WRAPPED and self._properties and name not in self._properties:
+            yield from self._wrapped()
         else:
             yield from self._member(name, attributes.get(self._frame.typed, ""))
-        self._said.add(name)
+            self._said.add(name)
 
     def end(self) -> None:
         """Close the object. One without members is left to the machine."""
@@ -118,14 +122,26 @@ class Values:
             yield from self._each(lambda count: reader.make(cast.quote(self._ahead(count))[1:-1], count))
             reader.make('"')
         else:
-            held: list[str] = []
-            try:
-                yield from self._each(lambda count: held.append(self._held(count)))
-            except Malformed:
-                reader.make("".join(held))
-                raise
-            text = "".join(held)
+            text = yield from self._whole()
             reader.make(cast.as_json(text) if typed == "false" else cast.cast(text, allowed))
+
+    def _wrapped(self) -> Wait[None]:
+        """Read a parameter that no tool has and that holds them all, as some models write it."""
+        members = cast.members((yield from self._whole()))
+        for name, value in members.items():
+            if name not in self._said:
+                self._reader.make(f"{'{' if not self._said else ', '}{cast.quote(name)}: {value}")
+                self._said.add(name)
+
+    def _whole(self) -> Wait[str]:
+        """Read a value that is said when it has ended; of one that does not end, what there is."""
+        held: list[str] = []
+        try:
+            yield from self._each(lambda count: held.append(self._held(count)))
+        except Malformed:
+            self._reader.make("".join(held))
+            raise
+        return "".join(held)
 
     def _ahead(self, count: int) -> str:
         return self._reader.tape.alphabet.written(self._reader.tape.peek(count))

@@ -24,6 +24,7 @@ MISTRAL_V11 = Dialect(
     models="Mistral from tokenizer version 11 on, Magistral, Devstral",
     signs=("[TOOL_CALLS]", "[ARGS]"),
     think=("[THINK]", "[/THINK]"),
+    also=(("<think>", "</think>"),),
     frames=(HeadedFrame(open=OPEN, end="[ARGS]", id_mark="[CALL_ID]", apart=""), _ARRAY, RawFrame(open=OPEN, close="")),
     stop=("</s>",),
     raw=freeform.raw(OPEN, ""),

@@ -20,6 +20,8 @@ from harmony.chat import ChatFormat
 from harmony.choose import DIALECTS
 from harmony.dialect import Dialect
 from harmony.format import Format, Prompt
+from harmony.jsontext import Extent
+from harmony.reader import IMPATIENT, PATIENCE
 from harmony.tools import ToolTable
 from state.segments import Arguments, Call, Close, Say, Segment, Think
 from tests.harmony import kit
@@ -344,6 +346,23 @@ def _tokenizer(ready: Format) -> LLTokenizer:
     return _TOKENIZERS[id(ready)]
 
 
+@pytest.mark.parametrize("unit", ['functools[{"a":[', 'functools[{"arguments":{"a":['])
+def test_nonsense_is_not_read_again_without_end(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins like a call again and again, each time inside the last one's value, costs little more than its length."""
+    looked: list[int] = []
+    advance = Extent.advance
+
+    def counted(extent: Extent, text: str, at: int) -> int:
+        end = advance(extent, text, at)
+        looked.append(end - at)
+        return end
+
+    monkeypatch.setattr(Extent, "advance", counted)
+    ready = formats("phi4-mini")[0]
+    kit.read(ready, ready.encode(unit * 1000))
+    assert sum(looked) < PATIENCE + len(unit) * 1000 + 1000 * 2 * IMPATIENT
+
+
 # What real models write that the frames do not write by themselves
 
 ODD = [
@@ -360,6 +379,11 @@ ODD = [
     ("deepseek-v3", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a":1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [("add", {"a": 1})]),
     ("kimi-k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a":1}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>', [("add", {"a": 1}), ("now", {})]),
     ("mistral-v11", '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}', [("add", {"a": 1}), ("now", {})]),
+    ("mistral-v11", '<think>\nHm.</think>\n[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]now[ARGS]{}', [("add", {"a": 1}), ("now", {})]),
+    ("kimi-k2", '<|tool_call_begin|>functions.add:0{"a": 1}<|tool_call_end|>', [("add", {"a": 1})]),
+    ("deepseek-v3.2", '<｜DSML｜function_calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="arguments" string="false">{"a": 1, "b": 2}</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>', [("add", {"a": 1, "b": 2})]),
+    ("deepseek-v3.2", '<｜DSML｜function_calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="arguments" string="false">{}</｜DSML｜parameter><｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>', [("add", {"a": 1})]),
+    ("functiongemma", '<start_function_call>call:write{yes:<escape>true<escape>,path:<escape>7<escape>,tags:<escape>["u"]<escape>}<end_function_call>', [("write", {"yes": True, "path": "7", "tags": ["u"]})]),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"arguments": {}, "name": "now"}]', [("add", {"a": 1}), ("now", {})]),
     ("llama3", '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}', [("add", {"a": 1}), ("now", {})]),
     ("llama3", '{"type": "function", "name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
