@@ -63,6 +63,19 @@ class Between(Struct, frozen=True, kw_only=True):
         tape.release()
 
 
+class CountedFrame(Between, frozen=True, kw_only=True):
+    """What those share that count their calls."""
+
+    def write(self, calls: Sequence[Sent]) -> str | None:
+        """Calls as a model would write them; None if they cannot be written so."""
+        written = [call for place, sent in enumerate(calls) if (call := self.one(*sent, place)) is not None]
+        return self.together(written) if len(written) == len(calls) else None
+
+    def one(self, offer: Offered, arguments: str, place: int = 0) -> str | None:
+        """A call as a model would write it; `place`: how many were written before it."""
+        raise NotImplementedError
+
+
 class ListFrame(Between, frozen=True, kw_only=True):
     """What those share that hold all calls of a turn in one list: `open [call, call] close`.
 

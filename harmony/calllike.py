@@ -185,7 +185,10 @@ def _value(part: object, schema: Mapping[str, object], grammar: Grammar, quote: 
     words = _WORDS.get(str(own.get("type")), ())
     if quote is None and words and "enum" not in own:
         return f"({' | '.join(map(grammar.text, words))})"
-    if quote is not None and own.get("type") == "string" and "enum" not in own:
+    if quote is not None and cast.types(part, schema) == {"string"}:
+        if isinstance(choices := own.get("enum"), list) and choices:
+            said = " | ".join(grammar.text(str(choice)) for choice in choices)
+            return f"{grammar.marker(quote)} ({said}) {grammar.marker(quote)}"
         return f"{grammar.marker(quote)} {grammar.held(own, quote)}"
     definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return grammar.json({**definitions, **part} if isinstance(part, Mapping) else {})

@@ -55,7 +55,7 @@ def types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return frozenset(name for name in named if isinstance(name, str)) & _EVERY
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return frozenset(map(_type, values))
+        return frozenset(map(type_of, values))
     return _combined(schema, root, depth)
 
 
@@ -94,7 +94,8 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> object:
     return here
 
 
-def _type(value: object) -> str:
+def type_of(value: object) -> str:
+    """The JSON type of a value."""
     return next(name for kind, name in _OF if isinstance(value, kind))
 
 
@@ -137,7 +138,7 @@ def quote(text: str) -> str:
 
 
 def _fits(value: object, allowed: frozenset[str]) -> bool:
-    name = _type(value)
+    name = type_of(value)
     whole = name == "integer" or (isinstance(value, float) and value.is_integer())
     return name != "string" and (
         name in allowed

@@ -116,7 +116,16 @@ class ChatFormat:
             return None
         think = self._dialect.think if conversation.effort != "none" or prompt.thinking else None
         bare = frozenset(opener for frame in self._dialect.frames if frame.bare for opener in frame.openers)
-        return grammar.turn(rules, think, calls, self._stops(), thinking=prompt.thinking, asked=asked, bare=bare)
+        return grammar.turn(
+            rules,
+            think,
+            calls,
+            self._stops(),
+            thinking=prompt.thinking,
+            asked=asked,
+            bare=bare,
+            wrapper=self._dialect.answer,
+        )
 
     def _stops(self) -> list[str]:
         """What plain text must not hold, or it would not be read as text."""

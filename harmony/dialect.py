@@ -62,6 +62,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Other marks of reasoning that such models write."""
     answer: tuple[str, str] | None = None
     """What some put around the text for the user: it is no part of it."""
+    dropped: tuple[str, ...] = ()
+    """Marks of the model's own that stand between all that and say nothing."""
     frames: tuple[Frame, ...] = ()
     raw: str = ""
     lesson: str = ""
@@ -75,7 +77,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> tuple[str, ...]:
         """Everything that is more than text."""
-        ours = (*(mark for pair in self.thinks for mark in pair), *(self.answer or ()))
+        ours = (*(mark for pair in self.thinks for mark in pair), *(self.answer or ()), *self.dropped)
         return tuple(dict.fromkeys((*ours, *(marker for frame in self.frames for marker in frame.markers))))
 
 
@@ -95,7 +97,8 @@ class DialectReader(TapeReader):
         frames = dialect.frames if self.may_call else ()
         self._frames = [(frame, {spell(opener) for opener in frame.openers}) for frame in frames]
         openers = {opener for _, openers in self._frames for opener in openers}
-        around = [*sorted(self._openers | self._closers), *self._wrapper, *self._unwrapping]
+        self._dropped = {spell(marker) for marker in dialect.dropped}
+        around = [*sorted(self._dropped), *sorted(self._openers | self._closers), *self._wrapper, *self._unwrapping]
         self._stops = Stops([*around, *sorted(openers)])
 
     def turn(self) -> Wait[None]:
@@ -119,6 +122,8 @@ class DialectReader(TapeReader):
         elif marker in self._openers and self._blank:
             # In the midst of a text it is quoted rather than meant; at the head of reasoning it is said twice.
             self._switch(len(marker), thinking=True)
+        elif marker in self._dropped:
+            self.tape.skip(len(marker))
         elif marker in self._wrapper or marker in self._unwrapping:
             yield from self._wrap(marker)
         elif not (yield from self._calls(marker)):

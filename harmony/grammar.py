@@ -119,13 +119,14 @@ def turn(
     thinking: bool,
     asked: Asked = Asked(),  # noqa: B008  # it is frozen
     bare: frozenset[str] = frozenset(),
+    wrapper: tuple[str, str] | None = None,
 ) -> str:
     """`think? (text? call)* text?`, beginning inside reasoning where the prompt does, and less where less is asked for.
 
     `calls`: by the marker that opens them, what may follow it; those in `bare` open one at the head of an answer only.
-    `markers`: what plain text must not hold.
+    `markers`: what plain text must not hold. `wrapper`: what may stand around it.
     """
-    answer = _answer(grammar, calls, markers, asked, bare)
+    answer = _answer(grammar, calls, markers, asked, bare, wrapper)
     if think is None:
         return grammar.finish(answer)
     reasoning = grammar.until(think[1], *markers)
@@ -135,7 +136,12 @@ def turn(
 
 
 def _answer(
-    grammar: Grammar, calls: Mapping[str, Sequence[str]], markers: Sequence[str], asked: Asked, bare: frozenset[str]
+    grammar: Grammar,
+    calls: Mapping[str, Sequence[str]],
+    markers: Sequence[str],
+    asked: Asked,
+    bare: frozenset[str],
+    wrapper: tuple[str, str] | None,
 ) -> str:
     """What follows reasoning. Where something is asked for, it comes at once: no text stands before it."""
     at_once = asked.required or asked.answer is not None
@@ -148,6 +154,8 @@ def _answer(
         )
         sides.append(f"{begin} ({' | '.join(after)})")
     text = f"GAP {grammar.json(asked.answer)}" if asked.answer is not None else f"{grammar.free(*markers, head=bare)}?"
+    if wrapper is not None:
+        text = f"(BLANKS {grammar.marker(wrapper[0])})? {text} (BLANKS {grammar.marker(wrapper[1])})?"
     if not sides:
         return text
     call = grammar.rule("call", *sides)

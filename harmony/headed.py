@@ -3,17 +3,17 @@
 import re
 from collections.abc import Sequence
 
-from harmony.between import Between
+from harmony.between import CountedFrame
 from harmony.frames import arguments
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Stops, Tape, Wait
 from harmony.reader import TapeReader
-from harmony.tools import Offered, Sent
+from harmony.tools import Offered
 
 _NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
 
 
-class HeadedFrame(Between, frozen=True, kw_only=True):
+class HeadedFrame(CountedFrame, frozen=True, kw_only=True):
     """`open before NAME end fence JSON fence_end close`.
 
     `before` may be missing in front of the name, as may the fences and the closer, and `end` where a brace follows.
@@ -84,11 +84,6 @@ class HeadedFrame(Between, frozen=True, kw_only=True):
         parts += [grammar.marker(self.end), grammar.text(self.fence) if self.fence else "BLANKS"]
         parts += [grammar.json(offer.parameters), grammar.text(self.fence_end) if self.fence_end else ""]
         return " ".join(filter(None, [*parts, grammar.marker(self.close) if self.close else ""]))
-
-    def write(self, calls: Sequence[Sent]) -> str | None:
-        """Calls as a model would write them, counted where that is its way."""
-        written = [call for place, sent in enumerate(calls) if (call := self.one(*sent, place)) is not None]
-        return self.together(written) if len(written) == len(calls) else None
 
     def one(self, offer: Offered, arguments: str, place: int = 0) -> str | None:
         """A call as a model would write it; `place`: how many were written before it."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harmony import cast
-from harmony.between import INPUT, Between
+from harmony.between import INPUT, CountedFrame
 from harmony.grammar import Grammar
 from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
@@ -20,11 +20,12 @@ _LINE = "\n"
 _TEXT = frozenset({"string"})
 
 
-class TaggedFrame(Between, frozen=True, kw_only=True):
+class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
     """`open head NAME end (key NAME key_end value VALUE value_end)* foot close`; open, close, value_end may be missing.
 
     Names may stand in quotation marks; `quote` is the one they are written with. `typed` names an attribute that says
-    whether a value is a string (`true`) or JSON (`false`). `gap` belongs to the tags at either end of a value. Without
+    whether a value is a string (`true`) or JSON (`false`); `type` says which type of JSON. `counted` names an attribute
+    of the call that counts from 1. `gap` belongs to the tags at either end of a value. Without
     `end`, the tool's name goes to the end of its line or to the first tag; without `value_end`'s tag, a new line ends a
     value.
     """
@@ -38,6 +39,7 @@ class TaggedFrame(Between, frozen=True, kw_only=True):
     value: str = ""
     quote: str = ""
     typed: str = ""
+    counted: str = ""
     gap: str = "\n"
     outer: tuple[str, ...] = ()
     """What closes the section around it: a call whose own end is missing ends there."""
@@ -51,8 +53,7 @@ class TaggedFrame(Between, frozen=True, kw_only=True):
     def markers(self) -> Sequence[str]:
         """All markers it is made of."""
         tags = (self.open, self.close, self.head, self.foot, self.key, self.value_end, self.value)
-        closed = (self.end, self.key_end) if self.value else ()
-        return tuple(tag for tag in (*tags, *closed) if len(tag) > 1)
+        return tuple(tag for tag in (*tags, self.end, self.key_end) if len(tag) > 1)
 
     def read(self, reader: TapeReader) -> Wait[None]:
         """Read a call from its opener on."""
@@ -112,14 +113,14 @@ class TaggedFrame(Between, frozen=True, kw_only=True):
         for name, part in (properties if isinstance(properties, Mapping) else {}).items():
             side = self._side(name, part, offer, grammar)
             sides.append(side if isinstance(required, list) and name in required else f"({side})?")
-        head = grammar.text(f"{self.head if self.open else ''}{self._quoted(offer.flat)}{self._named}")
-        parts = [*(["BLANKS"] if self.open else []), head, *sides, grammar.marker(self.foot)]
+        head = [grammar.marker(self.head)] if self.open else []
+        head += [grammar.text(self._quoted(offer.flat)), *self._numbered(grammar), grammar.marker(self.end)]
+        head += [grammar.text(self.gap if self.end else _LINE)] if self.gap or not self.end else []
+        parts = [*(["BLANKS"] if self.open else []), *filter(None, head), *sides, grammar.marker(self.foot)]
         return " ".join([*parts, *(["BLANKS", grammar.marker(self.close)] if self.close else [])])
 
-    @property
-    def _named(self) -> str:
-        """What stands behind the tool's name."""
-        return f"{self.end}{self.gap}" if self.end else _LINE
+    def _numbered(self, grammar: Grammar) -> list[str]:
+        return [grammar.text(f' {self.counted}="'), "/[0-9]{1,3}/", grammar.text('"')] if self.counted else []
 
     def _quoted(self, name: str) -> str:
         return f"{self.quote}{name}{self.quote}"
@@ -129,19 +130,25 @@ class TaggedFrame(Between, frozen=True, kw_only=True):
         root = offer.parameters or {}
         allowed = cast.types(part, root)
         if not self.typed:
-            return self._tags(name, "", grammar) + self._value(part, offer, grammar)
+            return self._tags(name, _TEXT, grammar) + self._value(part, offer, grammar)
         if offer.kind == "custom":
-            return f"{self._tags(name, 'true', grammar)} {grammar.raw(offer, self._stop)} {self._after(grammar)}"
+            return f"{self._tags(name, _TEXT, grammar)} {grammar.raw(offer, self._stop)} {self._after(grammar)}"
         own = cast.resolved(part, root)
         value = {**_definitions(root), **own}
-        if allowed == _TEXT and "enum" not in own:
-            return f"{self._tags(name, 'true', grammar)} {grammar.held(own, self._stop)} {self._after(grammar)}"
-        return f"{self._tags(name, 'false', grammar)} {grammar.json(value)} {self._closed(grammar)}"
+        if allowed == _TEXT:
+            return f"{self._tags(name, _TEXT, grammar)} {self._value(part, offer, grammar)}"
+        return f"{self._tags(name, allowed - _TEXT, grammar)} {grammar.json(value)} {self._closed(grammar)}"
 
-    def _tags(self, name: str, typed: str, grammar: Grammar) -> str:
+    def _attribute(self, kinds: frozenset[str]) -> str:
+        """What is said of a value's type."""
+        if self.typed != "type":
+            return f' {self.typed}="{str(kinds == _TEXT).lower()}"' if self.typed else ""
+        named = next(iter(sorted(kinds)), "object")
+        return f' type="{"number" if named == "integer" else named}"'
+
+    def _tags(self, name: str, kinds: frozenset[str], grammar: Grammar) -> str:
         """What opens a parameter."""
-        attribute = f' {self.typed}="{typed}"' if typed else ""
-        key = f"{self._quoted(name)}{attribute}"
+        key = f"{self._quoted(name)}{self._attribute(kinds)}"
         if self.value:
             parts = [
                 grammar.marker(self.key),
@@ -151,7 +158,8 @@ class TaggedFrame(Between, frozen=True, kw_only=True):
                 grammar.marker(self.value),
             ]
             return " ".join(filter(None, parts)) + " "
-        return f"{grammar.marker(self.key)} {grammar.text(f'{key}{self.key_end}{self.gap}')} "
+        gap = grammar.text(self.gap) if self.gap else ""
+        return f"{grammar.marker(self.key)} {grammar.text(key)} {grammar.marker(self.key_end)} {gap} "
 
     @property
     def _end(self) -> str:
@@ -189,17 +197,19 @@ class TaggedFrame(Between, frozen=True, kw_only=True):
     def _after(self, grammar: Grammar) -> str:
         return grammar.text(self.gap) if self.gap else ""
 
-    def one(self, offer: Offered, arguments: str) -> str | None:
-        """A call as a model would write it."""
+    def one(self, offer: Offered, arguments: str, place: int = 0) -> str | None:
+        """A call as a model would write it; `place`: how many were written before it."""
         members = {INPUT: arguments} if offer.kind == "custom" else json.loads(arguments or "{}")
         said = [self._written(name, value) for name, value in members.items()]
-        head = f"{self.head}{self._quoted(offer.flat)}{self._named}"
+        number = f' {self.counted}="{place + 1}"' if self.counted else ""
+        end = f"{self.end}{self.gap}" if self.end else _LINE
+        head = f"{self.head}{self._quoted(offer.flat)}{number}{end}"
         around = ("\n", "\n") if self.open and self.gap else ("", "")
         return f"{self.open}{around[0]}{head}{''.join(said)}{self.foot}{around[1] if self.close else ''}{self.close}"
 
     def _written(self, name: str, value: object) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        attribute = f' {self.typed}="{str(isinstance(value, str)).lower()}"' if self.typed else ""
+        attribute = self._attribute(frozenset({cast.type_of(value)}))
         before = f"{self.gap}{self.value}" if self.value else self.gap
         return f"{self.key}{self._quoted(name)}{attribute}{self.key_end}{before}{text}{self._end}"
 

@@ -16,6 +16,7 @@ from harmony.tools import Offered
 WRAPPED = "arguments"
 _TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "integer", "boolean", "null", "object", "array"})
+_SAID = {"true": _TEXT, "string": _TEXT, "false": _JSON}
 
 
 class Tags(Protocol):
@@ -115,15 +116,15 @@ class Values:
         reader = self._reader
         reader.make(("{" if not self._said else ", ") + cast.quote(name) + ": ")
         allowed = cast.types(self._properties.get(name), self._root)
-        if typed in ("true", "false"):  # the model says itself what it means
-            allowed = _TEXT if typed == "true" else _JSON
+        if typed in _SAID or typed in _JSON:  # the model says itself what it means
+            allowed = _SAID.get(typed, _JSON)
         if cast.streams(allowed, reader.tape.peek()):
             reader.make('"')
             yield from self._each(lambda count: reader.make(cast.quote(self._ahead(count))[1:-1], count))
             reader.make('"')
         else:
             text = yield from self._whole()
-            reader.make(cast.as_json(text) if typed == "false" else cast.cast(text, allowed))
+            reader.make(cast.as_json(text) if allowed is _JSON else cast.cast(text, allowed))
 
     def _wrapped(self) -> Wait[None]:
         """Read a parameter that no tool has and that holds them all, as some models write it."""

@@ -1,10 +1,11 @@
-"""Kimi K2: a section of calls, whose headers are ids that the model counts up over the conversation."""
+"""Kimi: K2's section of calls, whose headers are ids that the model counts up over the conversation; K3's channels."""
 
 from harmony.dialect import Dialect
 from harmony.dialects import freeform
 from harmony.frames import RawFrame
 from harmony.headed import HeadedFrame
 from harmony.section import Section
+from harmony.tagged import TaggedFrame
 
 CALLS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
@@ -34,4 +35,43 @@ KIMI = Dialect(
     stop=("<|im_end|>", "[EOS]"),
     raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
     lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+)
+
+
+def _channel(name: str) -> tuple[str, str]:
+    """What opens and what closes one of K3's channels."""
+    return f"<|open|>{name}<|sep|>", f"<|close|>{name}<|sep|>"
+
+
+K3 = Dialect(
+    name="kimi-k3",
+    models="Kimi K3",
+    signs=("<|open|>", "<|sep|>"),
+    think=_channel("think"),
+    answer=_channel("response"),
+    dropped=(_channel("message")[1],),
+    frames=(
+        Section(
+            open=_channel("tools")[0],
+            close=_channel("tools")[1],
+            inside=(
+                TaggedFrame(
+                    open="",
+                    apart="",
+                    head="<|open|>call tool=",
+                    end="<|sep|>",
+                    foot=_channel("call")[1],
+                    key="<|open|>argument key=",
+                    key_end="<|sep|>",
+                    value_end=_channel("argument")[1],
+                    quote='"',
+                    typed="type",
+                    counted="index",
+                    gap="",
+                    outer=(_channel("tools")[1],),
+                ),
+            ),
+        ),
+    ),
+    stop=("<|end_of_msg|>",),
 )

@@ -1,6 +1,7 @@
-"""MiniMax M2, dots and MiniCPM5: tags with the name in an attribute, quoted or not, typed by the tool's schema."""
+"""MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3's element trees."""
 
 from harmony.dialect import Dialect
+from harmony.elements import ElementsFrame
 from harmony.section import Section
 from harmony.tagged import TaggedFrame
 
@@ -22,6 +23,22 @@ MINIMAX = Dialect(
     signs=("<minimax:tool_call>",),
     think=("<think>", "</think>"),
     frames=(Section(open="<minimax:tool_call>", close="</minimax:tool_call>", inside=(_INVOKE,), between="\n"),),
+    stop=("[e~[",),
+)
+_MARK = "]<]minimax[>["
+M3 = Dialect(
+    name="minimax-m3",
+    models="MiniMax M3",
+    signs=(_MARK,),
+    think=("<mm:think>", "</mm:think>"),
+    frames=(
+        Section(
+            open=f"{_MARK}<tool_call>",
+            close=f"{_MARK}</tool_call>",
+            inside=(ElementsFrame(mark=_MARK),),
+            between="\n",
+        ),
+    ),
     stop=("[e~[",),
 )
 DOTS = Dialect(
