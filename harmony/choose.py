@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from harmony import response_template
 from harmony.chat import ChatFormat
+from harmony.dialect import Dialect
 from harmony.dialects import DIALECTS
 from harmony.dialects.plain import PLAIN
 from harmony.format import Format, RenderError
@@ -50,18 +53,33 @@ def load(folder: Path, dialect: str | None = None) -> Loaded:
         return Loaded(GptOssFormat(), f"dialect {name}: {why}")
     if name not in DIALECTS:
         raise DialectError(f"There is no dialect {name!r}; there are {', '.join(NAMES)}.")
+    known, settings = DIALECTS[name], _json(folder / "tokenizer_config.json")
+    if dialect is None and "response_template" in settings:
+        known, why = _told(known, settings["response_template"], why)
     if not (folder / "tokenizer.json").is_file():
         raise DialectError(f"{folder} holds no tokenizer.json; save the model with a fast tokenizer.")
     vocabulary = TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
     if not template:
         template, why = _CHATML.read_text(encoding="utf-8"), f"{why}; it has no chat template, ChatML is used"
     try:
-        ready = ChatFormat(
-            DIALECTS[name], vocabulary, Template(template), _named(_json(folder / "tokenizer_config.json"))
-        )
+        ready = ChatFormat(known, vocabulary, Template(template), _named(settings))
     except RenderError as error:
         raise DialectError(error.message) from error
-    return Loaded(ready, f"dialect {name}: {why}")
+    return Loaded(ready, f"dialect {known.name}: {why}")
+
+
+def _told(known: Dialect, template: object, why: str) -> tuple[Dialect, str]:
+    """What a repository's response template tells of, unless it is what is known already; and why."""
+    try:
+        told = response_template.dialect_of(template)
+    except response_template.Unreadable as error:
+        return known, f"{why}; its response_template is not used: {error}"
+    ours = {opener for frame in known.frames for opener in frame.openers}
+    theirs = {opener for frame in told.frames for opener in frame.openers}
+    if ours & theirs and told.think in (None, known.think):
+        return known, f"{why}, and its response_template says the same"
+    stops = dict.fromkeys((*known.stop, *told.stop))
+    return replace(told, stop=tuple(stops)), "its response_template says so"
 
 
 def bytes_format(dialect: str) -> Format:

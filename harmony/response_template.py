@@ -1,0 +1,132 @@
+"""A repository's own word on how its answers are read: the `response_template` of a `tokenizer_config.json`, version 1.
+
+Source: transformers' documentation of response parsing. Where it says what one of our frames says, that frame is taken,
+with its grammar and its arguments as they come; else a :class:`RegionFrame` reads a call when it is whole. What this
+module cannot read, it refuses to: then the chat template decides, as it does without.
+"""
+
+import re
+from collections.abc import Mapping
+
+from harmony.arrays import ArrayFrame
+from harmony.dialect import Dialect, Frame
+from harmony.frames import JsonFrame
+from harmony.regions import PARSERS, Region, RegionFrame
+
+NAME = "response-template"
+THOUGHTS = ("thinking", "reasoning_content", "reasoning")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_BLANKS = re.compile(r"\\s[*+]?|\[ \]\*| \*")
+_SPECIAL = set("()[]{}.*+?^$|")
+
+
+class Unreadable(ValueError):  # noqa: N818  it is no fault of anybody's
+    """A template that says more than can be read here."""
+
+
+def dialect_of(template: object) -> Dialect:
+    """The dialect that a response template tells of. Raises `Unreadable`."""
+    if not isinstance(template, Mapping) or template.get("version", 1) != 1:
+        raise Unreadable("its version is not known")
+    fields = template.get("fields")
+    if not isinstance(fields, Mapping) or not fields:
+        raise Unreadable("it has no fields")
+    think = next((_pair(fields[name]) for name in THOUGHTS if name in fields), None)
+    content = fields.get("content")
+    answer = _pair(content) if isinstance(content, Mapping) and {"open", "open_pattern"} & content.keys() else None
+    frames = _frames(fields["tool_calls"]) if "tool_calls" in fields else ()
+    return Dialect(name=NAME, models="as the repository says", think=think, answer=answer, frames=frames)
+
+
+def _pair(field: object) -> tuple[str, str]:
+    """The first opener and the first closer of a field."""
+    opener, closer = _anchors(field, "open"), _anchors(field, "close")
+    if len(opener[0]) != 1 or len(closer[0]) != 1:
+        raise Unreadable("a field begins or ends with a pattern")
+    return opener[0][0], closer[0][0]
+
+
+def _frames(field: object) -> tuple[Frame, ...]:
+    if not isinstance(field, Mapping):
+        raise Unreadable("tool_calls is no field")
+    content, arguments = field.get("content", "text"), field.get("content_args") or {}
+    if content not in PARSERS or not isinstance(arguments, Mapping):
+        raise Unreadable(f"it has content of kind {content!r}")
+    if content == "xml-inline" and _compiled(arguments.get("tag_pattern", "(")) is None:
+        raise Unreadable("it has no tag_pattern")
+    openers, closers = _anchors(field, "open"), _anchors(field, "close")
+    plain = content == "json" and not arguments and "open" in field and len(closers[0]) == 1
+    shape = _shape(field.get("transform"))
+    if plain and shape is not None:
+        name, said = shape
+        kind = ArrayFrame if field.get("transform_each") else JsonFrame
+        return tuple(kind(open=way[0], close=closers[0][0], name=name, arguments=(said,)) for way in openers)
+    region = Region(
+        opener=_compiled(field.get("open_pattern")),
+        content=str(content),
+        arguments=dict(arguments),
+        transform=field.get("transform"),
+        each=bool(field.get("transform_each")),
+    )
+    return tuple(RegionFrame(open=way[0], closers=tuple(map(tuple, closers)), region=region) for way in openers)
+
+
+def _compiled(pattern: object) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        return re.compile(str(pattern), re.DOTALL)
+    except re.error as error:
+        raise Unreadable(f"the pattern {pattern!r}: {error}") from error
+
+
+def _shape(transform: object) -> tuple[str, str] | None:
+    """The members that hold a call's name and arguments, where a transform does no more than name them."""
+    if transform is None:
+        return "name", "arguments"
+    function = transform.get("function", transform) if isinstance(transform, Mapping) else {}
+    words = [function.get("name"), function.get("arguments")] if isinstance(function, Mapping) else []
+    found = [re.fullmatch(r"\{(?:content\.)?(\w+)\}", word) if isinstance(word, str) else None for word in words]
+    name, said = (one[1] if one else None for one in found) if len(found) == 2 else (None, None)
+    return (name, said) if name and said else None
+
+
+def _anchors(field: object, word: str) -> list[list[str]]:
+    """The ways in which a field begins or ends, each as texts between which blanks may stand. Raises `Unreadable`."""
+    if not isinstance(field, Mapping):
+        raise Unreadable("a field is no object")
+    literal, pattern = field.get(word), field.get(f"{word}_pattern")
+    texts = [literal] if isinstance(literal, str) else literal
+    if isinstance(texts, list) and texts and all(isinstance(text, str) and text for text in texts):
+        return [[text] for text in texts]
+    if not isinstance(pattern, str):
+        raise Unreadable(f"a field has no {word}")
+    parts = _literals(pattern, whole=word == "close")
+    if not parts:
+        raise Unreadable(f"{word}_pattern {pattern!r} does not begin with a text")
+    return [parts if word == "close" else parts[:1]]
+
+
+def _literals(pattern: str, *, whole: bool) -> list[str]:
+    """The texts of a pattern, between which blanks may stand; `whole`: all of it has to be that."""
+    parts, at = [""], 0
+    while at < len(pattern):
+        if blanks := _BLANKS.match(pattern, at):
+            parts.append("")
+            at = blanks.end()
+            continue
+        letter = pattern[at]
+        if letter in _SPECIAL:
+            if letter in "*+?{" and parts[-1]:
+                parts[-1] = parts[-1][:-1]
+            if whole:
+                raise Unreadable(f"a pattern such as {pattern!r}")
+            break
+        at += 1
+        if letter == "\\":
+            letter = _ESCAPES.get(pattern[at : at + 1], pattern[at : at + 1])
+            if letter.isalnum():
+                raise Unreadable(f"a pattern such as {pattern!r}")
+            at += 1
+        parts[-1] += letter
+    return [part for part in parts if part]

@@ -1,0 +1,168 @@
+"""A repository's own word on how its answers are read: taken where it can be, refused with a reason where not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from harmony.chat import ChatFormat
+from harmony.choose import bytes_format, load
+from harmony.regions import RegionFrame
+from harmony.response_template import NAME, Unreadable, dialect_of
+from harmony.template import Template
+from harmony.vocabulary import ByteVocabulary
+from state.segments import Say, Think
+from tests.harmony import kit
+from tests.harmony.test_dialects import calls_of
+from tests.harmony.test_soup import drive
+
+FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+MEMBERS = {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}}
+THINK = {"open": "<think>", "close": "</think>"}
+SCHEMAS = [
+    {"type": "function", "function": {"name": offer.flat, "parameters": offer.parameters or {}}}
+    for offer in kit.TOOLS
+    if offer.kind == "function"
+]
+TEMPLATES: dict[str, tuple[dict[str, Any], str]] = {
+    "json": ({"open": "<call>", "close": "</call>", "repeats": True, "content": "json"},
+        '<call>{"name": "add", "arguments": {"a": 1}}</call><call>{"name": "now", "arguments": {}}</call>'),
+    "json by other names": ({"open": ["<call>", "<CALL>"], "close": "</call>", "content": "json", "transform": MEMBERS},
+        '<CALL>{"tool": "add", "args": {"a": 1}}</call><call>{"tool": "now", "args": {}}</call>'),
+    "a list": ({"open": "[CALLS]", "close": "[/CALLS]", "content": "json", "transform_each": True,
+                "transform": {"function": {"name": "{name}", "arguments": "{arguments}"}}},
+        '[CALLS][{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}][/CALLS]'),
+    "tags": ({"open_pattern": r"\s*<call>\s*<function=(?P<name>[^>\n]+)>", "close_pattern": r"</function>\s*</call>",
+              "content": "xml-inline", "transform": FUNCTION, "repeats": True,
+              "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"}},
+        "<call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</call>\n<call><function=now></function></call>"),
+    "keys without marks": ({"open_pattern": r"<\|tool>call:(?P<name>\w+)", "close": "<tool|>", "content": "json",
+              "content_args": {"unquoted_keys": True, "string_delims": [["<q>", "<q>"]]}, "transform": FUNCTION},
+        "<|tool>call:add{a:1}<tool|><|tool>call:now{}<tool|>"),
+    "lines": ({"open_pattern": r"<run>(?P<name>\w+)\n", "close": ["</run>", "<eos>"], "content": "kv-lines",
+              "transform": FUNCTION},
+        "<run>add\na: 1\n</run><run>now\n</run>"),
+}  # fmt: skip
+
+
+def template(calls: dict[str, Any]) -> dict[str, Any]:
+    fields = {"thinking": THINK, "content": {"close_pattern": "(?:<eos>|<end>)"}, "tool_calls": calls}
+    return {"start_anchor": "<|im_start|>assistant\n", "fields": fields}
+
+
+def formats(spec: dict[str, Any]) -> list[ChatFormat]:
+    known = dialect_of(spec)
+    markers = tuple(marker for marker in known.markers if marker.startswith(("<", "[")))
+    plain, added = ((), ("<|im_start|>", "<|im_end|>")), (markers, ("<|im_start|>", "<|im_end|>"))
+    return [ChatFormat(known, ByteVocabulary(*words), Template("{{ messages }}")) for words in (plain, added)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_are_read_as_it_says_in_every_cut(name: str) -> None:
+    calls, text = TEMPLATES[name]
+    for ready in formats(template(calls)):
+        tokens = ready.encode(f"<think>Hm.</think>So:\n{text}")
+        said, _ = kit.read(ready, tokens)
+        assert isinstance(said[0], Think) and isinstance(said[1], Say)
+        assert calls_of(said) == [("add", {"a": 1}), ("now", {})]
+        drive(said, natural=True, broken=False)
+        for cut in range(len(tokens)):
+            assert kit.read(ready, tokens, [cut])[0] == said
+        assert kit.read(ready, tokens, range(len(tokens)))[0] == said
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_of_half_a_call_nothing_is_whole(name: str) -> None:
+    calls, text = TEMPLATES[name]
+    for ready in formats(template(calls)):
+        tokens = ready.encode(text)
+        for end in range(len(tokens)):
+            said, _ = kit.read(ready, tokens[:end], natural=False)
+            assert calls_of(said) in (
+                [],
+                [("add", ...)],
+                [("add", {"a": 1})],
+                [("add", {"a": 1}), ("now", ...)],
+            ) or calls_of(said) == [("add", {"a": 1}), ("now", {})]
+
+
+def test_strings_between_marks_of_their_own_hold_anything() -> None:
+    calls, _ = TEMPLATES["keys without marks"]
+    (ready, _) = formats(template(calls))
+    said, _ = kit.read(ready, ready.encode('<|tool>call:write{path:<q>a "b", c:1<q>,yes:true,tags:[<q>u<q>]}<tool|>'))
+    assert calls_of(said) == [("write", {"path": 'a "b", c:1', "yes": True, "tags": ["u"]})]
+
+
+def test_what_is_no_call_is_text() -> None:
+    for calls, text in TEMPLATES.values():
+        for ready in formats(template(calls)):
+            for other in (text.replace("add", "subtract").replace("now", "then"), text[: len(text) // 2]):
+                said, _ = kit.read(ready, ready.encode(other + "\n\nthe end"), natural=False)
+                assert not [arguments for name, arguments in calls_of(said) if name not in ("add", "now")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"version": 2, "fields": {"content": {}}}, "version"),
+        ({"fields": {}}, "no fields"),
+        (template({"open": "<a>", "close": "</a>", "content": "yaml"}), "'yaml'"),
+        (template({"open": "<a>", "close_pattern": "</a>|</b>", "content": "json"}), "pattern"),
+        (template({"open_pattern": "(?P<name>[", "close": "</a>", "content": "json"}), "pattern"),
+        (template({"open_pattern": r"\w+", "close": "</a>", "content": "json"}), "pattern"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(spec: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
+        dialect_of(spec)
+
+
+def test_where_it_says_what_a_frame_says_the_frame_is_taken() -> None:
+    kinds = {name: type(dialect_of(template(calls)).frames[0]) for name, (calls, _) in TEMPLATES.items()}
+    regions = {name for name, kind in kinds.items() if kind is RegionFrame}
+    assert regions == {"tags", "keys without marks", "lines"}
+
+
+def save(folder: Path, chat: str, spec: object) -> Path:
+    """A model's small files."""
+    Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    settings = {"chat_template": chat, "response_template": spec}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_that_has_one_is_read_by_it(tmp_path: Path) -> None:
+    chosen = load(save(tmp_path, "{{ messages }}", template(TEMPLATES["tags"][0])))
+    assert chosen.format.name == NAME and "response_template" in chosen.why
+    assert load(tmp_path, "plain").format.name == "plain"
+
+
+def test_where_it_says_what_is_known_the_known_dialect_stays(tmp_path: Path) -> None:
+    spec = template({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True})
+    chosen = load(save(tmp_path, "{{ messages }} <tool_call> </tool_call>", spec))
+    assert chosen.format.name == "hermes" and "says the same" in chosen.why
+
+
+def test_one_that_cannot_be_read_is_told_of(tmp_path: Path) -> None:
+    chosen = load(save(tmp_path, "{{ messages }} <tool_call>", {"version": 9}))
+    assert chosen.format.name == "hermes" and "not used: its version" in chosen.why
+
+
+def test_it_is_none_of_those_that_have_names() -> None:
+    with pytest.raises(KeyError):
+        bytes_format(NAME)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_transformers_reads_the_same(name: str) -> None:
+    parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    calls, text = TEMPLATES[name]
+    spec = template({**calls, "repeats": name != "a list"})
+    told = parsing.parse_response(f"<think>Hm.</think>So:\n{text}", spec, prefix="", tools=SCHEMAS)
+    found = told["tool_calls"]
+    functions = [call.get("function", call) for call in found]
+    assert [(one["name"], one["arguments"]) for one in functions] == [("add", {"a": 1}), ("now", {})]
+    assert told["thinking"] == "Hm." and told["content"] == "So:"
