@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from harmony.citations import Citations
 from harmony.detokenize import Alphabet
 from harmony.format import Conversation
 from harmony.grammar import Grammar
@@ -62,6 +63,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Other marks of reasoning that such models write."""
     answer: tuple[str, str] | None = None
     """What some put around the text for the user: it is no part of it."""
+    cites: Citations | None = None
+    """How sources are told of inside the text."""
     dropped: tuple[str, ...] = ()
     """Marks of the model's own that stand between all that and say nothing."""
     frames: tuple[Frame, ...] = ()
@@ -97,8 +100,16 @@ class DialectReader(TapeReader):
         frames = dialect.frames if self.may_call else ()
         self._frames = [(frame, {spell(opener) for opener in frame.openers}) for frame in frames]
         openers = {opener for _, openers in self._frames for opener in openers}
+        self._cites, self._items = dialect.cites, conversation.items
+        self._cite = spell(dialect.cites.open) if dialect.cites else None
         self._dropped = {spell(marker) for marker in dialect.dropped}
-        around = [*sorted(self._dropped), *sorted(self._openers | self._closers), *self._wrapper, *self._unwrapping]
+        around = [
+            *filter(None, [self._cite]),
+            *sorted(self._dropped),
+            *sorted(self._openers | self._closers),
+            *self._wrapper,
+            *self._unwrapping,
+        ]
         self._stops = Stops([*around, *sorted(openers)])
 
     def turn(self) -> Wait[None]:
@@ -122,11 +133,20 @@ class DialectReader(TapeReader):
         elif marker in self._openers and self._blank:
             # In the midst of a text it is quoted rather than meant; at the head of reasoning it is said twice.
             self._switch(len(marker), thinking=True)
+        elif marker == self._cite:
+            yield from self._source(marker)
         elif marker in self._dropped:
             self.tape.skip(len(marker))
         elif marker in self._wrapper or marker in self._unwrapping:
             yield from self._wrap(marker)
         elif not (yield from self._calls(marker)):
+            self._speak(len(marker))
+
+    def _source(self, marker: str) -> Wait[None]:
+        """What is cited, or a marker that stands for itself."""
+        if self._cites and (yield from self.attempt(self._cites.read(self, self._items, thinking=self._thinking))):
+            self._blank = False
+        else:
             self._speak(len(marker))
 
     def _wrap(self, marker: str) -> Wait[None]:

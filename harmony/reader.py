@@ -8,12 +8,12 @@ to the dialects only.
 
 from collections.abc import Sequence
 
-from events.items import Logprob, Phase
+from events.items import Annotation, Logprob, Phase
 from harmony.detokenize import Alphabet, Detokenizer
 from harmony.format import Conversation
 from harmony.lexer import Malformed, Tape, Wait
 from harmony.tools import Offered
-from state.segments import Arguments, Call, Close, Say, Segment, Think
+from state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
 
 PATIENCE = 1 << 17
 """Characters that may be held back for a call that has not begun: nonsense must not be read again without end."""
@@ -73,6 +73,10 @@ class TapeReader:
         self.reasoning_tokens += self.tape.tokens_in(count)
         if text := self.tape.take(count):
             self._said.append(Think(text))
+
+    def cite(self, annotation: Annotation, length: int) -> None:
+        """The last `length` characters of the text have this source."""
+        self._said.append(Cite(annotation, length))
 
     def offered(self, flat: str) -> Offered:
         """The tool of that name. Raises `Malformed` if it may not be called: then this is no call but text."""

@@ -8,10 +8,11 @@ table's business. All share six verbs: open, grow, cite, close (also cut: anothe
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from events.items import (
     Annotation,
+    ContainerFileCitation,
     CustomToolCall,
     FunctionCall,
     Logprob,
@@ -23,6 +24,7 @@ from events.items import (
     Refusal,
     Status,
     SummaryText,
+    UrlCitation,
 )
 from events.response import OutputItem
 from state.segments import Call
@@ -105,6 +107,13 @@ class ReasoningDraft:
         )
 
 
+def _placed(annotation: Annotation, *, end: int, length: int) -> Annotation:
+    """An annotation for that many characters before an end."""
+    if isinstance(annotation, UrlCitation | ContainerFileCitation):
+        return structs.replace(annotation, start_index=max(end - length, 0), end_index=end)
+    return structs.replace(annotation, index=end)
+
+
 class MessageDraft:
     """A message: text parts and refusal parts, one after the other; the last one is open."""
 
@@ -137,8 +146,10 @@ class MessageDraft:
         self.kind = kind
         self._open_part()
 
-    def cite(self, annotation: Annotation) -> None:
-        """Say a source for the open text part."""
+    def cite(self, annotation: Annotation, length: int | None = None) -> None:
+        """Say a source for the open text part; for its last characters where a `length` is given."""
+        if length is not None:
+            annotation = _placed(annotation, end=sum(map(len, self._text)), length=length)
         self._voice.annotation_added(self._at, len(self._done), len(self._annotations), annotation)
         self._annotations.append(annotation)
 

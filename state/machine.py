@@ -225,7 +225,7 @@ class Machine:
 
     def _cite(self) -> None:
         if isinstance(self._draft, MessageDraft) and isinstance(self._segment, Cite):
-            self._draft.cite(self._segment.annotation)
+            self._draft.cite(self._segment.annotation, self._segment.length)
 
     def _close(self) -> None:
         if self._draft:

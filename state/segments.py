@@ -45,9 +45,13 @@ class Refuse(Struct, frozen=True, gc=False):
 
 
 class Cite(Struct, frozen=True, gc=False):
-    """A source for the text of the open message."""
+    """A source for the text of the open message. `length`: for so many characters, those that were said last.
+
+    Then the annotation's places are the machine's to fill in: only it knows where in the text they stand.
+    """
 
     annotation: Annotation
+    length: int | None = None
 
 
 class Call(Struct, frozen=True, gc=False):

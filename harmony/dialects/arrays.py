@@ -1,6 +1,7 @@
 """Families that write all calls of a turn as one JSON array."""
 
 from harmony.arrays import ArrayFrame, ObjectsFrame
+from harmony.citations import Citations
 from harmony.dialect import Dialect
 from harmony.dialects import freeform
 from harmony.frames import RawFrame
@@ -85,6 +86,7 @@ COHERE = Dialect(
     signs=("<|START_ACTION|>",),
     think=("<|START_THINKING|>", "<|END_THINKING|>"),
     answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    cites=Citations(open="<co>", close="</co: "),
     frames=(
         ArrayFrame(open="<|START_ACTION|>", close="<|END_ACTION|>", name="tool_name", arguments=("parameters",)),
         RawFrame(open="<|START_ACTION|>", close="<|END_ACTION|>"),

@@ -20,7 +20,7 @@ from harmony.reader import TapeReader
 from harmony.template import Template
 from harmony.tools import ToolTable
 from harmony.vocabulary import ByteVocabulary
-from state.segments import Arguments, Call, Close, Say, Segment, Think
+from state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
 
 T = TypeVar("T")
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
@@ -162,6 +162,8 @@ def _line(segment: Segment) -> str:
             verb = segment.phase or "say"
         case Think():
             verb = "think"
+        case Cite(source, length):
+            return f"cite {length} characters: {getattr(source, 'file_id', source)}"
         case _:
             verb = "args"
     return f"{verb} {json.dumps(segment.text, ensure_ascii=False)}"  # type: ignore[union-attr] # the others are above

@@ -2,7 +2,17 @@
 
 import pytest
 
-from events.items import CustomToolCall, FunctionCall, Logprob, Message, OutputText, Reasoning, Refusal
+from events.items import (
+    CustomToolCall,
+    FileCitation,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputText,
+    Reasoning,
+    Refusal,
+    UrlCitation,
+)
 from events.stream import Failed, Incomplete, ItemAdded, ItemDone, TextDelta
 from state.machine import STOPPED_IN_CALL
 from state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Think
@@ -157,6 +167,21 @@ def test_citations_count_within_their_part() -> None:
     said, _response = speak(Say("a"), Cite(CITATION), Cite(CITATION), Refuse("no"), Say("b"), Cite(CITATION))
     indices = [event["annotation_index"] for event in plain(said) if "annotation_index" in event]
     assert indices == [0, 1, 0]
+
+
+def test_a_citation_of_what_was_said_last_stands_where_the_text_does() -> None:
+    """Blanks that are held back do not count until they are said."""
+    file, url = FileCitation(file_id="f", index=0), UrlCitation(url="u", start_index=0, end_index=0)
+    said, response = speak(Say("One two "), Cite(file, 3), Cite(url, 3), Say("three"), Cite(url, 99))
+    (message,) = response.output
+    assert isinstance(message, Message) and isinstance(message.content[0], OutputText)
+    assert [*message.content[0].annotations] == [
+        FileCitation(file_id="f", index=7),
+        UrlCitation(url="u", start_index=4, end_index=7),
+        UrlCitation(url="u", start_index=0, end_index=13),
+    ]
+    told = [event["annotation"] for event in plain(said) if "annotation" in event]
+    assert [one.get("index", one.get("end_index")) for one in told] == [7, 7, 13]
 
 
 def test_reasoning_is_sealed_when_it_closes() -> None:
