@@ -132,9 +132,12 @@ def members(text: str) -> dict[str, str]:
     return {name: json.dumps(inner, ensure_ascii=False) for name, inner in value[0].items()}
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` makes one for each call, and tokens are many
+
+
 def quote(text: str) -> str:
     """Text as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return _ENCODER.encode(text)
 
 
 def _fits(value: object, allowed: frozenset[str]) -> bool:

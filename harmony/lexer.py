@@ -33,6 +33,8 @@ class Stops:
         self.longest = len(self.literals[0]) if self.literals else 0
         control = [f"[{CONTROLS}]"] if controls else []
         self.whole = re.compile("|".join([*map(re.escape, self.literals), *control]) or r"(?!)")
+        heads = "".join(map(re.escape, sorted({literal[0] for literal in self.literals})))
+        self.begun = re.compile(f"[{heads}{CONTROLS if controls else ''}]" if heads or controls else r"(?!)")
         halves = (_halves(literal) for literal in self.literals if len(literal) > 1)
         self.half = re.compile(f"(?:{'|'.join(halves) or '(?!)'})\\Z")
 
@@ -115,6 +117,8 @@ class Tape:
 
     def clear(self, stops: Stops) -> int:
         """How many characters from here on certainly belong to none of the texts looked for."""
+        if stops.begun.search(self.text, self.pos) is None:  # as with most tokens
+            return len(self.text) - self.pos
         found = stops.whole.search(self.text, self.pos)
         if found is None and not self.ended:
             found = stops.half.search(self.text, max(self.pos, len(self.text) - stops.longest + 1))
