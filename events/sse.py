@@ -12,11 +12,24 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 _encoder = msgspec.json.Encoder()
+_LINES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def encode(event: Event) -> bytes:
     """The event as JSON, without framing: what a WebSocket sends and a store keeps."""
-    return _encoder.encode(event)
+    return in_one_line(_encoder.encode(event))
+
+
+def in_one_line(data: bytes) -> bytes:
+    """JSON in which nothing is left that any reader takes for the end of a line.
+
+    Server-sent events end theirs with CR and LF only, but some clients cut at whatever Unicode calls a line (Python's
+    `splitlines`, and with it `iter_lines` of httpx), so a model's U+2028 would tear a frame in two.
+    """
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for raw, escaped in _LINES:
+            data = data.replace(raw, escaped)
+    return data
 
 
 def frame(event: Event, data: bytes) -> bytes:
@@ -26,7 +39,7 @@ def frame(event: Event, data: bytes) -> bytes:
 
 def data_frame(data: bytes) -> bytes:
     """A frame without an event name, as chat completions send them."""
-    return b"data: %b\n\n" % data
+    return b"data: %b\n\n" % in_one_line(data)
 
 
 class _Heads(dict[type[Event], bytes]):

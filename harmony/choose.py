@@ -31,6 +31,7 @@ NAMES = (GPT_OSS, *DIALECTS)
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _LIKE_A_TOKEN = re.compile(r"</?[|｜]?[^<>\s=]*[|｜]?>|\[/?[A-Z_]{3,}\]")  # noqa: RUF001  # DeepSeek's bars
+_PART = re.compile(r"<\|\w+\|>")
 _CHATML = Path(__file__).with_name("chatml.jinja")
 
 
@@ -88,8 +89,9 @@ def bytes_format(dialect: str) -> Format:
         return GptOssFormat()
     chosen = DIALECTS[dialect]
     # Tags that are written in letters by those who have them stay so.
-    markers = (m for m in chosen.markers if _LIKE_A_TOKEN.fullmatch(m) and m not in ("</function>", "</parameter>"))
-    vocabulary = ByteVocabulary((*_ADDED, *markers), (*_SPECIAL, *chosen.stop))
+    markers = [m for m in chosen.markers if _LIKE_A_TOKEN.fullmatch(m) and m not in ("</function>", "</parameter>")]
+    parts = [part for m in chosen.markers if m not in markers for part in _PART.findall(m)]
+    vocabulary = ByteVocabulary((*_ADDED, *markers, *dict.fromkeys(parts)), (*_SPECIAL, *chosen.stop))
     return ChatFormat(chosen, vocabulary, Template(_CHATML.read_text(encoding="utf-8")))
 
 

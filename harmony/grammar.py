@@ -19,7 +19,7 @@ from harmony.tools import Offered
 _LINE = "\n"
 GAPS = r"[ \t\r\n]{0,16}"
 """Blanks that may stand between the parts of a turn: small models would write them for ever."""
-INDENT = r"( |\n[ \t]{0,32})?"
+INDENT = r"( |\n[ \t]{0,20})?"
 """Blanks that JSON may have in one place: one, or a new line and its indentation, as all who write JSON have them."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -70,24 +70,37 @@ class Grammar:
 
     def until(self, end: str, *without: str, head: Iterable[str] = ()) -> str:
         """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters."""
-        if end in self._added:
-            return f"{self.free(end, *without, head=head)}? {self.marker(end)}"
+        letters, tail = self._split(end)
+        if tail and not letters:
+            return f"{self.free(end, *without, head=head)}? {tail}"
+        if tail:
+            return f"{self.rule(f'TEXT{len(self._rules)}', f'/(?s:.*){_pattern(letters)}/{_lacking(without)}')} {tail}"
         others = [text for text in without if text != end]
         text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}{_not_first(head)}")
         name = f"until{len(self._rules)}"
         self.rule(f"{name}[lazy]", text)
         return name
 
+    def _split(self, end: str) -> tuple[str, str]:
+        """The letters of an end before its first token, and the rest as a grammar says it; empty if it has no token."""
+        parts = tokens_in(end, self._added)
+        first = next((place for place, part in enumerate(parts) if part in self._added), len(parts))
+        return "".join(parts[:first]), self.marker("".join(parts[first:])) if first < len(parts) else ""
+
     def held(self, schema: Mapping[str, Any], end: str) -> str:
         """Text as a string schema allows it (length, pattern), up to its first `end`, and the end."""
         bounds = _bounds(schema)
         if not bounds:
             return self.until(end)
-        if end in self._added:
+        letters, tail = self._split(end)
+        if tail and not letters:
             sides = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
             text = self.rule(f"TEXT{len(self._rules)}", f"{sides}{_lacking([end])}")
             empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
-            return f"{text}{'?' if empty else ''} {self.marker(end)}"
+            return f"{text}{'?' if empty else ''} {tail}"
+        if tail:
+            sides = " & ".join(f"/{bound}{_pattern(letters)}/" for bound in bounds)
+            return f"{self.rule(f'TEXT{len(self._rules)}', sides)} {tail}"
         text = self.rule(f"TEXT{len(self._rules)}", " & ".join(f"/{bound}{_pattern(end)}/" for bound in bounds))
         name = f"until{len(self._rules)}"
         self.rule(f"{name}[lazy]", text)

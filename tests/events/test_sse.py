@@ -8,7 +8,15 @@ from events import sse
 from events.response import Response
 from events.stream import Created, TextDelta
 
-HOSTILE = ["line\nfeed", "carriage\r\nreturn", "data: x\n\nevent: y", "\u2028\u2029", "\x00\x1b", "é😀"]
+HOSTILE = [
+    "line\nfeed",
+    "carriage\r\nreturn",
+    "data: x\n\nevent: y",
+    "\u2028\u2029 \u2026",
+    "next\x85line",
+    "\x00\x1b\x0b\x0c\x1c",
+    "é😀",
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -19,6 +27,8 @@ def test_no_text_can_break_out_of_its_frame(text: str) -> None:
     name, data = framed[:-2].split(b"\n")
     assert name == b"event: response.output_text.delta"
     assert json.loads(data.removeprefix(b"data: "))["delta"] == text
+    assert len(framed.decode().splitlines()) == 3, "whatever a reader takes for the end of a line"
+    assert len(sse.data_frame(json.dumps(text, ensure_ascii=False).encode()).decode().splitlines()) == 2
 
 
 def test_the_event_line_repeats_the_type() -> None:

@@ -1,5 +1,7 @@
 """Where a grammar applies: it compiles, it lets through what the dialect writes, and it stops what would not be read."""
 
+import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -8,8 +10,12 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from events.inputs import CustomTool, FunctionTool, GrammarFormat
+from harmony.chat import ChatFormat
+from harmony.choose import DIALECTS
 from harmony.format import Format, Prompt
+from harmony.template import Template
 from harmony.tools import ToolTable
+from harmony.vocabulary import ByteVocabulary
 from tests.harmony import kit
 
 OURS = ["hermes", "qwen3-coder", "plain"]
@@ -218,6 +224,32 @@ def test_reasoning_stays_free_before_an_answer() -> None:
     for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
         assert accepts(ready, tokens, text, talk, thinking=thinking)
         assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "kimi-k3", "minimax-m3", "seed-oss", "deepseek-v3.2"])
+def test_a_marker_that_is_partly_a_token_ends_text_that_is_held(name: str) -> None:
+    """A text of six letters at most, up to a newline and a token, or a token and letters: no way leads nowhere."""
+    word = {"type": "string", "maxLength": 6}
+    schema = {"type": "object", "properties": {"word": word, "free": {"type": "string"}}, "required": ["word", "free"]}
+    tools = ToolTable.build(
+        [FunctionTool(name="first", parameters={**schema, "additionalProperties": False}, strict=True)]
+    )
+    offer = tools.find("first")
+    assert offer is not None
+    markers = [marker for marker in DIALECTS[name].markers if re.fullmatch(r"</?[^<>\s=]*>", marker)]
+    vocabulary = ByteVocabulary(
+        (*markers, "<|open|>", "<|close|>", "<|sep|>", "]<]minimax[>["), (*DIALECTS[name].stop, "<|im_end|>")
+    )
+    ready = ChatFormat(DIALECTS[name], vocabulary, Template("{{ messages }}"))
+    tokens = LLTokenizer(TokenizerWrapper(Wrapped(ready, 256 + len(vocabulary.added))))
+    talk = kit.conversation(tools=tools, tool_choice="required")
+    for text in ("", "a", "six or", "a\nb\n", "\n\n"):
+        call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
+        assert call is not None and accepts(ready, tokens, call, talk), text
+        said, _ = kit.read(ready, ready.encode(call), talk=talk)
+        assert kit.lines(said)[0] == "call first" and kit.lines(said)[-1] == "close", text
+    call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
+    assert call is not None and not accepts(ready, tokens, call, talk)
 
 
 LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
