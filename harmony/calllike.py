@@ -137,7 +137,9 @@ def _kinds(offer: Offered) -> dict[str, frozenset[str]]:
     """The types of the parameters that cannot be strings."""
     schema = offer.parameters or {}
     properties = schema.get("properties")
-    known = {key: cast.types(part, schema) for key, part in (properties or {}).items()} if properties else {}
+    known = (
+        {key: cast.types(part, schema) for key, part in properties.items()} if isinstance(properties, Mapping) else {}
+    )
     return {key: allowed for key, allowed in known.items() if allowed and "string" not in allowed}
 
 

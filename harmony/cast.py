@@ -6,7 +6,9 @@ becomes a JSON string, since the tool can judge better than we whether it will d
 """
 
 import ast
+import contextlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +40,8 @@ _WORDS = {
     "NULL": "null",
     "Null": "null",
 }
+_HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of a character, which escapes can write and nobody can send."""
 _DEEPEST = 16
 _LONGEST = 100_000
 
@@ -114,7 +118,7 @@ def cast(text: str, allowed: frozenset[str]) -> str:
     if value is not None and _fits(value[0], allowed):
         return written
     if allowed & {"object", "array"} and (value := _literal(text.strip())) is not None and _fits(value[0], allowed):
-        return json.dumps(value[0], ensure_ascii=False)
+        return dump(value[0])
     return quote(text)
 
 
@@ -127,12 +131,18 @@ def as_json(text: str) -> str:
 def members(text: str) -> dict[str, str]:
     """The members of a JSON object, each as JSON; what is no object is a member called `arguments`."""
     value = _parse(text.strip())
-    if value is None or not isinstance(value[0], dict):
-        return {"arguments": cast(text, frozenset())}
-    return {name: json.dumps(inner, ensure_ascii=False) for name, inner in value[0].items()}
+    if value is not None and isinstance(value[0], dict):
+        with contextlib.suppress(ValueError):
+            return {name: dump(inner) for name, inner in value[0].items()}
+    return {"arguments": cast(text, frozenset())}
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` makes one for each call, and tokens are many
+
+
+def dump(value: object) -> str:
+    """A value as JSON that everybody can send and read. Raises `ValueError` for numbers that JSON has not."""
+    return _HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def quote(text: str) -> str:

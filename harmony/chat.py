@@ -34,7 +34,7 @@ class ChatFormat:
         self._named = dict(named or {})
         self._alphabet = Alphabet(vocabulary, dialect.markers)
         # The markers of reasoning are broken even where they are no tokens: they are looked for in the prompt.
-        self._dangerous = guard.Tokens([*vocabulary.added, *(dialect.think or ())])
+        self._dangerous = guard.Tokens([*vocabulary.added, *(mark for pair in dialect.thinks for mark in pair)])
         self._native = "custom" in template.source
         self._tooled = "tool" in template.source or not dialect.frames
         """Whether the template has a place for tools; where it has none, the prompt tells of them in words."""

@@ -27,12 +27,17 @@ class Citations(Struct, frozen=True):
     close: str
     end: str = ">"
 
-    def read(self, reader: TapeReader, items: Sequence[AnyInput], *, thinking: bool) -> Wait[None]:
-        """Read a citation and say what was cited, and of what; of reasoning, the former. Raises `Malformed`."""
+    def read(
+        self, reader: TapeReader, items: Sequence[AnyInput], others: Sequence[str], *, thinking: bool
+    ) -> Wait[None]:
+        """Read a citation and say what was cited, and of what; of reasoning, the former. Raises `Malformed`.
+
+        `others`: what cannot stand in it, as it stands on the tape.
+        """
         tape, spell = reader.tape, reader.tape.alphabet.spell
         yield from tape.expect(spell(self.open))
         place = tape.place()
-        text = yield from tape.until(Stops([spell(self.close), spell(self.open)], controls=True), LONGEST)
+        text = yield from tape.until(Stops([spell(self.close), *others], controls=True), LONGEST)
         yield from tape.expect(spell(self.close))
         sources = yield from tape.word(spell(self.end))
         if not _SOURCES.fullmatch(sources.strip()):

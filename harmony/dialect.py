@@ -81,6 +81,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def markers(self) -> tuple[str, ...]:
         """Everything that is more than text."""
         ours = (*(mark for pair in self.thinks for mark in pair), *(self.answer or ()), *self.dropped)
+        ours += (self.cites.open, self.cites.close) if self.cites else ()
         return tuple(dict.fromkeys((*ours, *(marker for frame in self.frames for marker in frame.markers))))
 
 
@@ -144,7 +145,10 @@ class DialectReader(TapeReader):
 
     def _source(self, marker: str) -> Wait[None]:
         """What is cited, or a marker that stands for itself."""
-        if self._cites and (yield from self.attempt(self._cites.read(self, self._items, thinking=self._thinking))):
+        others = self._stops.literals
+        if self._cites and (
+            yield from self.attempt(self._cites.read(self, self._items, others, thinking=self._thinking))
+        ):
             self._blank = False
         else:
             self._speak(len(marker))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harmony import cast
+from harmony import cast, jsontext
 from harmony.between import INPUT, Between
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Stops, Wait
@@ -21,6 +21,7 @@ DEEPEST = 32
 _TEXT = frozenset({"string"})
 _NAME = re.compile(r"[^\s<>/=\ud800-\udfff]{1,128}")
 _ITEM = "item"
+_JSON = ("[", "{")
 
 
 class ElementsFrame(Between, frozen=True, kw_only=True):
@@ -90,7 +91,7 @@ class ElementsFrame(Between, frozen=True, kw_only=True):
         if allowed == _TEXT and isinstance(choices := own.get("enum"), list) and choices:
             return f"({' | '.join(grammar.text(str(choice)) for choice in choices)}) {close}"
         if not allowed or "string" in allowed:
-            return grammar.held(own if allowed == _TEXT else {}, stop)
+            return grammar.held(own, stop) if allowed == _TEXT else grammar.until(stop, head=[f"{self.mark}<"])
         definitions: dict[str, Any] = {word: root[word] for word in ("$defs", "definitions") if word in root}
         return f"{grammar.json({**definitions, **own})} {close}"
 
@@ -160,7 +161,8 @@ class _Tree:
         allowed, close = cast.types(schema, self._root), f"{self._mark}</{name}>"
         if allowed != _TEXT and (yield from self._holds_elements(close)):
             yield from tape.blanks()
-            if "array" in allowed or (yield from tape.sees(f"{self._mark}<{_ITEM}>")):
+            listed = "object" not in allowed and (yield from tape.sees(f"{self._mark}<{_ITEM}>"))
+            if "array" in allowed or listed:
                 yield from self._items(name, schema, depth)
             else:
                 yield from self.members(name, schema if schema is not None else {}, depth)
@@ -177,6 +179,10 @@ class _Tree:
             held.append(_ahead(reader, count))
             tape.skip(count)
 
+        if tape.peek() in _JSON and (yield from jsontext.whole(tape, hold, close)):
+            reader.make(cast.cast("".join(held), allowed))
+            return
+        held.clear()
         try:
             yield from _text(reader, close, hold)
         except Malformed:

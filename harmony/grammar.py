@@ -74,7 +74,8 @@ class Grammar:
         if tail and not letters:
             return f"{self.free(end, *without, head=head)}? {tail}"
         if tail:
-            return f"{self.rule(f'TEXT{len(self._rules)}', f'/(?s:.*){_pattern(letters)}/{_lacking(without)}')} {tail}"
+            text = f"/(?s:.*){_pattern(letters)}/{_lacking(without)}{_not_first(head)}"
+            return f"{self.rule(f'TEXT{len(self._rules)}', text)} {tail}"
         others = [text for text in without if text != end]
         text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}{_not_first(head)}")
         name = f"until{len(self._rules)}"

@@ -24,6 +24,10 @@ class Malformed(Exception):  # noqa: N818 - it is not an error: models write suc
     """The text is not what was expected here."""
 
 
+class TooLong(Malformed):
+    """It was waited for long enough."""
+
+
 class Stops:
     """Literal texts to look for; where two begin at one place, the longer wins. `controls`: and any control token."""
 
@@ -117,9 +121,13 @@ class Tape:
 
     def clear(self, stops: Stops) -> int:
         """How many characters from here on certainly belong to none of the texts looked for."""
-        if stops.begun.search(self.text, self.pos) is None:  # as with most tokens
-            return len(self.text) - self.pos
-        found = stops.whole.search(self.text, self.pos)
+        # Beyond the limit nobody goes, so nobody has to look there.
+        end = min(len(self.text), self._limit + stops.longest) if self._limit else len(self.text)
+        if stops.begun.search(self.text, self.pos, end) is None:  # as with most tokens
+            return end - self.pos
+        found = stops.whole.search(self.text, self.pos, end)
+        if found is None and end < len(self.text):
+            return end - self.pos
         if found is None and not self.ended:
             found = stops.half.search(self.text, max(self.pos, len(self.text) - stops.longest + 1))
         elif found is not None and not self.ended and found.start() > self.pos:
@@ -170,7 +178,7 @@ class Tape:
     def skip(self, count: int) -> None:
         """Pass over characters that are frame, or that are said in other words. Raises `Malformed` beyond the limit."""
         if 0 < self._limit < self.pos + count:
-            raise Malformed("too long")
+            raise TooLong
         self.spent += len(self.alphabet.written(self.text[self.pos : self.pos + count]))
         self._advance(count)
 
@@ -213,6 +221,7 @@ class Tape:
         text = ""
         while (yield from self.more()):
             if count := self.clear(stops):
+                count = min(count, longest + 1 - len(text))
                 text += self.peek(count)
                 self.skip(count)
             elif (yield from self.at(stops)) is not None:
@@ -227,7 +236,8 @@ class Tape:
             ahead = self.text[self.pos : self.pos + longest + len(end)]
             stop = ahead.find(end)
             line = ahead if stop < 0 else ahead[:stop]
-            if "\n" in line or not line.isprintable() or (stop < 0 and (len(line) > longest or self.ended)):
+            over = len(ahead) >= longest + len(end)
+            if "\n" in line or not line.isprintable() or (stop < 0 and (over or self.ended)):
                 raise Malformed(line)
             if stop >= 0:
                 self.skip(stop + len(end))

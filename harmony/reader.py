@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from events.items import Annotation, Logprob, Phase
 from harmony.detokenize import Alphabet, Detokenizer
 from harmony.format import Conversation
-from harmony.lexer import Malformed, Tape, Wait
+from harmony.lexer import Malformed, Tape, TooLong, Wait
 from harmony.tools import Offered
 from state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
 
@@ -131,9 +131,9 @@ class TapeReader:
         mark, before = self.tape.mark(patience), self.calls
         try:
             yield from call
-        except Malformed:
+        except Malformed as failure:
             if self.calls == before:
-                self._wasted += min(self.tape.pos - mark[0], patience)
+                self._wasted += patience if isinstance(failure, TooLong) else self.tape.pos - mark[0]
                 self.tape.rewind(mark)
                 self.tape.release()
                 return False

@@ -7,11 +7,12 @@ module cannot read, it refuses to: then the chat template decides, as it does wi
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from harmony.arrays import ArrayFrame
 from harmony.dialect import Dialect, Frame
 from harmony.frames import JsonFrame
-from harmony.regions import PARSERS, Region, RegionFrame
+from harmony.regions import PARSERS, Region, RegionFrame, tag_of
 
 NAME = "response-template"
 THOUGHTS = ("thinking", "reasoning_content", "reasoning")
@@ -50,16 +51,15 @@ def _frames(field: object) -> tuple[Frame, ...]:
     if not isinstance(field, Mapping):
         raise Unreadable("tool_calls is no field")
     content, arguments = field.get("content", "text"), field.get("content_args") or {}
-    if content not in PARSERS or not isinstance(arguments, Mapping):
-        raise Unreadable(f"it has content of kind {content!r}")
-    if content == "xml-inline" and _compiled(arguments.get("tag_pattern", "(")) is None:
-        raise Unreadable("it has no tag_pattern")
+    if not isinstance(arguments, Mapping):
+        raise Unreadable("its content_args are no object")
+    _check(str(content), arguments)
     openers, closers = _anchors(field, "open"), _anchors(field, "close")
     plain = content == "json" and not arguments and "open" in field and len(closers[0]) == 1
     shape = _shape(field.get("transform"))
     if plain and shape is not None:
         name, said = shape
-        kind = ArrayFrame if field.get("transform_each") else JsonFrame
+        kind = ArrayFrame if field.get("transform_each") or field.get("transform") is None else JsonFrame
         return tuple(kind(open=way[0], close=closers[0][0], name=name, arguments=(said,)) for way in openers)
     region = Region(
         opener=_compiled(field.get("open_pattern")),
@@ -69,6 +69,19 @@ def _frames(field: object) -> tuple[Frame, ...]:
         each=bool(field.get("transform_each")),
     )
     return tuple(RegionFrame(open=way[0], closers=tuple(map(tuple, closers)), region=region) for way in openers)
+
+
+def _check(content: str, arguments: Mapping[str, Any]) -> None:
+    """Raises `Unreadable` where text could not be parsed so, whatever it is."""
+    if content not in PARSERS:
+        raise Unreadable(f"it has content of kind {content!r}")
+    if content == "xml-inline" and tag_of(arguments.get("tag_pattern")) is None:
+        raise Unreadable(
+            f"the tag_pattern {arguments.get('tag_pattern')!r} is more than texts around a key and a value"
+        )
+    inner = arguments.get("value_parser")
+    if isinstance(inner, Mapping):
+        _check(inner.get("name", "text"), inner.get("args") or {})
 
 
 def _compiled(pattern: object) -> re.Pattern[str] | None:
@@ -119,7 +132,7 @@ def _literals(pattern: str, *, whole: bool) -> list[str]:
         if letter in _SPECIAL:
             if letter in "*+?{" and parts[-1]:
                 parts[-1] = parts[-1][:-1]
-            if whole:
+            if whole or letter == "|":
                 raise Unreadable(f"a pattern such as {pattern!r}")
             break
         at += 1

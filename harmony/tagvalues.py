@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from harmony import cast
+from harmony import cast, jsontext
 from harmony.lexer import Malformed, Stops, Wait
 from harmony.reader import TapeReader
 from harmony.tools import Offered
@@ -80,6 +80,7 @@ class Values:
         properties = self._root.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         self._said: set[str] = set()
+        self._name = ""
         spell = reader.tape.alphabet.spell
         self._tags = [spell(tag) for tag in (frame.value_end, frame.key, frame.foot)]
         self._open, self._close, self._head = spell(frame.open), spell(frame.close), spell(frame.head)
@@ -90,6 +91,7 @@ class Values:
     def read(self, name: str, attributes: Mapping[str, str]) -> Wait[None]:
         """Read a value, from behind its opening tag to behind its closing one."""
         tape, custom = self._reader.tape, self._offer.kind == "custom"
+        self._name = name
         if self._frame.value:
             yield from tape.blanks()
             yield from tape.expect(tape.alphabet.spell(self._frame.value))
@@ -136,7 +138,15 @@ class Values:
 
     def _whole(self) -> Wait[str]:
         """Read a value that is said when it has ended; of one that does not end, what there is."""
-        held: list[str] = []
+        tape, held = self._reader.tape, list[str]()
+        if tape.peek() in ("[", "{"):  # a string in it may hold any tag
+            mark = tape.mark()
+            try:
+                yield from jsontext.value(tape, lambda count: held.append(self._held(count)))
+            except Malformed:
+                tape.rewind(mark)
+                held.clear()
+            tape.release()
         try:
             yield from self._each(lambda count: held.append(self._held(count)))
         except Malformed:
@@ -187,7 +197,7 @@ class Values:
         tape, (value_end, key, foot) = self._reader.tape, self._tags
         if tag == key:
             word = yield from tape.word(tape.alphabet.spell(self._frame.key_end))
-            return self._frame.parse(word)[0] in self._properties.keys() - self._said
+            return self._frame.parse(word)[0] in self._properties.keys() - self._said - {self._name}
         yield from tape.blanks()
         if not (yield from tape.more()):
             return tag == value_end or tape.natural

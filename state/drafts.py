@@ -125,6 +125,7 @@ class MessageDraft:
         self._text: list[str] = []
         self._logprobs: list[Logprob] = []
         self._annotations: list[Annotation] = []
+        self._length = 0
 
     def open(self) -> None:
         """Say the item and its first part, both empty."""
@@ -134,6 +135,7 @@ class MessageDraft:
     def grow(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> None:
         """Say more of the open part."""
         self._text.append(text)
+        self._length += len(text)
         if self.kind == "refusal":
             self._voice.refusal_delta(self._at, len(self._done), text)
         else:
@@ -149,7 +151,7 @@ class MessageDraft:
     def cite(self, annotation: Annotation, length: int | None = None) -> None:
         """Say a source for the open text part; for its last characters where a `length` is given."""
         if length is not None:
-            annotation = _placed(annotation, end=sum(map(len, self._text)), length=length)
+            annotation = _placed(annotation, end=self._length, length=length)
         self._voice.annotation_added(self._at, len(self._done), len(self._annotations), annotation)
         self._annotations.append(annotation)
 
@@ -165,7 +167,7 @@ class MessageDraft:
         return self._item("incomplete", (*self._done, self._part()))
 
     def _open_part(self) -> None:
-        self._text, self._logprobs, self._annotations = [], [], []
+        self._text, self._logprobs, self._annotations, self._length = [], [], [], 0
         self._voice.part_added(self._at, len(self._done), self._part())
 
     def _close_part(self) -> None:

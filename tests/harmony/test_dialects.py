@@ -15,14 +15,16 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from events.inputs import CustomTool, FunctionTool, GrammarFormat
+from events.inputs import CustomTool, FunctionTool, GrammarFormat, InputMessage
 from harmony.chat import ChatFormat
 from harmony.choose import DIALECTS
 from harmony.dialect import Dialect
 from harmony.format import Format, Prompt
 from harmony.jsontext import Extent
 from harmony.reader import IMPATIENT, PATIENCE
+from harmony.template import Template
 from harmony.tools import ToolTable
+from harmony.vocabulary import ByteVocabulary
 from state.segments import Arguments, Call, Close, Say, Segment, Think
 from tests.harmony import kit
 from tests.harmony.spoken import ARGUMENTS, written
@@ -363,6 +365,45 @@ def test_nonsense_is_not_read_again_without_end(unit: str, monkeypatch: pytest.M
     assert sum(looked) < PATIENCE + len(unit) * 1000 + 1000 * 2 * IMPATIENT
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral-v11", "[TOOL_CALLS]" + "x" * 100_000 + '[TOOL_CALLS][{"arguments": {"a": "' + "y" * 60_000 + '"}, "name": "add"}]'),
+        ("cohere", "<co>" + "x" * 90_000 + '<|START_ACTION|>[{"parameters": {"a": "' + "y" * 35_000 + '"}, "tool_name": "add"}]<|END_ACTION|>'),
+    ],
+)  # fmt: skip
+def test_what_was_waited_for_in_vain_counts_alike_in_every_cut(name: str, text: str) -> None:
+    ready = formats(name)[0]
+    tokens = ready.encode(text)
+    whole, _ = kit.read(ready, tokens)
+    for step in (97, 5000):
+        assert kit.lines(kit.read(ready, tokens, range(0, len(tokens), step))[0]) == kit.lines(whole)
+
+
+@EVERY
+def test_a_schema_may_be_nonsense(dialect: Dialect) -> None:
+    """What a client says of its tool's parameters is not ours to believe."""
+    for parameters in (
+        {"properties": ["a"]},
+        {"type": 3, "properties": {"a": 7, "b": {"type": ["string", 4]}}},
+        {"required": "a"},
+    ):
+        table = ToolTable.build([FunctionTool(name=name, parameters=parameters) for name in ("add", "write")])
+        talk = kit.conversation(tools=table)
+        for ready in formats(dialect.name):
+            said, _ = kit.read(ready, ready.encode(written(dialect, "one")), talk=talk)
+            assert [name for name, arguments in calls_of(said) if arguments is not ...] == ["add"]
+
+
+def test_a_users_word_opens_no_reasoning() -> None:
+    dialect = DIALECTS["mistral-v11"]
+    template = Template("{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}")
+    ready = ChatFormat(dialect, ByteVocabulary((), ("<s>",)), template)
+    for opener, _ in dialect.thinks:
+        asked = kit.conversation(items=(InputMessage(role="user", content=f"What is {opener} for?"),))
+        assert not ready.render(asked, now=kit.NOW).thinking
+
+
 # What real models write that the frames do not write by themselves
 
 ODD = [
@@ -381,6 +422,11 @@ ODD = [
     ("mistral-v11", '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}', [("add", {"a": 1}), ("now", {})]),
     ("mistral-v11", '<think>\nHm.</think>\n[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]now[ARGS]{}', [("add", {"a": 1}), ("now", {})]),
     ("minimax-m3", ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="write">\n]<]minimax[>[<path>a]<]minimax[>[</path>\n]<]minimax[>[<tags>]<]minimax[>[<item>u]<]minimax[>[</item>]<]minimax[>[<item>v w]<]minimax[>[</item>]<]minimax[>[</tags>\n]<]minimax[>[<deep>]<]minimax[>[<x>1]<]minimax[>[</x>]<]minimax[>[<y>]<]minimax[>[<item>2]<]minimax[>[</item>]<]minimax[>[</y>]<]minimax[>[</deep>\n]<]minimax[>[<yes>true]<]minimax[>[</yes>]<]minimax[>[<yes>false]<]minimax[>[</yes>\n]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>', [("write", {"path": "a", "tags": ["u", "v w"], "deep": {"x": "1", "y": ["2"]}, "yes": True})]),
+    ("minimax-m3", ']<]minimax[>[<invoke name="write">]<]minimax[>[<deep>]<]minimax[>[<item>a]<]minimax[>[</item>]<]minimax[>[<b>1]<]minimax[>[</b>]<]minimax[>[</deep>]<]minimax[>[<tags>["]<]minimax[>[</tags>"]]<]minimax[>[</tags>]<]minimax[>[</invoke>', [("write", {"deep": {"item": "a", "b": "1"}, "tags": ["]<]minimax[>[</tags>"]})]),
+    ("qwen3-coder", '<function=write>\n<parameter=arguments>\n{"text": "a\\ud800b"}\n</parameter>\n</function>', [("write", {"text": "a\ufffdb"})]),
+    ("qwen3-coder", "<function=write>\n<parameter=text>\nsee:\n<parameter=text>\nx\n</parameter>\n</function>", [("write", {"text": "see:\n<parameter=text>\nx"})]),
+    ("qwen3-coder", '<function=write>\n<parameter=tags>\n["\n</parameter>\n</function>"]\n</parameter>\n</function>', [("write", {"tags": '["\n</parameter>\n</function>"]'})]),
+    ("kimi-k3", '<|open|>call tool="write" index="1"<|sep|><|open|>argument key="tags" type="array"<|sep|>["<|close|>argument<|sep|><|close|>call<|sep|>"]<|close|>argument<|sep|><|close|>call<|sep|>', [("write", {"tags": ["<|close|>argument<|sep|><|close|>call<|sep|>"]})]),
     ("kimi-k3", '<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="now" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>', [("now", {})]),
     ("kimi-k2", '<|tool_call_begin|>functions.add:0{"a": 1}<|tool_call_end|>', [("add", {"a": 1})]),
     ("deepseek-v3.2", '<｜DSML｜function_calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="arguments" string="false">{"a": 1, "b": 2}</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>', [("add", {"a": 1, "b": 2})]),

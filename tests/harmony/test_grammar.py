@@ -1,7 +1,6 @@
 """Where a grammar applies: it compiles, it lets through what the dialect writes, and it stops what would not be read."""
 
 import json
-import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -226,9 +225,18 @@ def test_reasoning_stays_free_before_an_answer() -> None:
         assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
 
 
-@pytest.mark.parametrize("name", ["qwen3-coder", "kimi-k3", "minimax-m3", "seed-oss", "deepseek-v3.2"])
-def test_a_marker_that_is_partly_a_token_ends_text_that_is_held(name: str) -> None:
-    """A text of six letters at most, up to a newline and a token, or a token and letters: no way leads nowhere."""
+PARTLY = {
+    "qwen3-coder": ("<tool_call>", "</tool_call>", "</function>", "</parameter>"),
+    "seed-oss": ("<seed:tool_call>", "</seed:tool_call>"),
+    "kimi-k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "minimax-m3": ("]<]minimax[>[",),
+    "deepseek-v3.2": ("｜DSML｜",),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_markers_that_are_partly_tokens(name: str) -> None:
+    """Text of six letters at most, up to a newline and a token, or a token and letters: no way leads nowhere."""
     word = {"type": "string", "maxLength": 6}
     schema = {"type": "object", "properties": {"word": word, "free": {"type": "string"}}, "required": ["word", "free"]}
     tools = ToolTable.build(
@@ -236,20 +244,19 @@ def test_a_marker_that_is_partly_a_token_ends_text_that_is_held(name: str) -> No
     )
     offer = tools.find("first")
     assert offer is not None
-    markers = [marker for marker in DIALECTS[name].markers if re.fullmatch(r"</?[^<>\s=]*>", marker)]
-    vocabulary = ByteVocabulary(
-        (*markers, "<|open|>", "<|close|>", "<|sep|>", "]<]minimax[>["), (*DIALECTS[name].stop, "<|im_end|>")
-    )
+    vocabulary = ByteVocabulary(PARTLY[name], (*DIALECTS[name].stop, "<|im_end|>"))
     ready = ChatFormat(DIALECTS[name], vocabulary, Template("{{ messages }}"))
     tokens = LLTokenizer(TokenizerWrapper(Wrapped(ready, 256 + len(vocabulary.added))))
-    talk = kit.conversation(tools=tools, tool_choice="required")
-    for text in ("", "a", "six or", "a\nb\n", "\n\n"):
-        call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
-        assert call is not None and accepts(ready, tokens, call, talk), text
-        said, _ = kit.read(ready, ready.encode(call), talk=talk)
-        assert kit.lines(said)[0] == "call first" and kit.lines(said)[-1] == "close", text
-    call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
-    assert call is not None and not accepts(ready, tokens, call, talk)
+    for talk in (kit.conversation(tools=tools, tool_choice="required"), kit.conversation(tools=tools)):
+        for text in ("", "a", "six or", "a\nb\n", "\n\n", "a<b"):
+            before = "" if talk.tool_choice == "required" else "So: 1 < 2\n"
+            call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
+            assert call is not None and accepts(ready, tokens, before + call, talk), text
+            said, _ = kit.read(ready, ready.encode(before + call), talk=talk)
+            assert kit.lines(said)[-3] == "call first" and kit.lines(said)[-1] == "close", text
+        call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
+        assert call is not None and not accepts(ready, tokens, call, talk)
+        assert accepts(ready, tokens, "One < two.", talk) is (talk.tool_choice == "auto")
 
 
 LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}

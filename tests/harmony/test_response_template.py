@@ -38,6 +38,20 @@ TEMPLATES: dict[str, tuple[dict[str, Any], str]] = {
               "content": "xml-inline", "transform": FUNCTION, "repeats": True,
               "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"}},
         "<call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</call>\n<call><function=now></function></call>"),
+    "keys in tags": (
+        {
+            "open": "<call>",
+            "close": "</call>",
+            "content": "xml-inline",
+            "repeats": True,
+            "content_args": {
+                "tag_pattern": r"<k>(?P<key>.*?)</k>\s*<v>(?P<value>.*?)</v>",
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}},
+        },
+        '<call><k>tool</k><v>add</v><k>args</k>\n<v>{"a": 1}</v></call><call><k>args</k><v>{}</v><k>tool</k><v>now</v></call>',
+    ),
     "keys without marks": ({"open_pattern": r"<\|tool>call:(?P<name>\w+)", "close": "<tool|>", "content": "json",
               "content_args": {"unquoted_keys": True, "string_delims": [["<q>", "<q>"]]}, "transform": FUNCTION},
         "<|tool>call:add{a:1}<tool|><|tool>call:now{}<tool|>"),
@@ -95,6 +109,50 @@ def test_strings_between_marks_of_their_own_hold_anything() -> None:
     assert calls_of(said) == [("write", {"path": 'a "b", c:1', "yes": True, "tags": ["u"]})]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("keys without marks", "<|tool>call:add{a:NaN}<tool|>"),
+        ("keys without marks", "<|tool>call:add{a:1e999}<tool|>"),
+        ("keys without marks", "<|tool>call:add" + "[" * 5000 + "<tool|>"),
+        ("keys without marks", "<|tool>call:add{a:" + "[" * 990 + "]" * 990 + "}<tool|>"),
+        ("keys without marks", '<|tool>call:add"hello"<tool|>'),
+        ("keys without marks", "<|tool>call:add[1]<tool|>"),
+        ("keys without marks", "<|tool>call:apply_patch{patch:<q>x<q>}<tool|>"),
+        ("tags", "<call><function=apply_patch><parameter=patch>x</parameter></function></call>"),
+        ("json by other names", '<call>{"tool": 3}</call>'),
+        ("lines", "<run></run>"),
+    ],
+)
+def test_what_cannot_be_a_call_is_text(name: str, text: str) -> None:
+    for ready in formats(template(TEMPLATES[name][0])):
+        said, _ = kit.read(ready, ready.encode(text))
+        assert "".join(one.text for one in said if isinstance(one, Say)) == text
+
+
+def test_half_a_character_is_replaced() -> None:
+    (ready, _) = formats(template(TEMPLATES["keys without marks"][0]))
+    said, _ = kit.read(ready, ready.encode('<|tool>call:write{path:"\\ud800"}<tool|>'))
+    assert calls_of(said) == [("write", {"path": "\ufffd"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "after"),
+    [
+        ("tags", " ", "x</function></call>"),
+        ("keys without marks", "<q>", "}<tool|>"),
+        ("tags", "<call>", ""),
+    ],
+)
+def test_reading_is_not_slower_the_longer_it_is(name: str, unit: str, after: str) -> None:
+    """Looked at is counted, not time: what was held back for nothing is not looked at again and again."""
+    (ready, _) = formats(template(TEMPLATES[name][0]))
+    head = {"tags": "<call><function=add><parameter=a>", "keys without marks": "<|tool>call:add{a:"}[name]
+    tokens = ready.encode(head + unit * 20_000 + after)
+    said, _ = kit.read(ready, tokens, range(0, len(tokens), 500))
+    assert not any(arguments is not ... for _, arguments in calls_of(said))
+
+
 def test_what_is_no_call_is_text() -> None:
     for calls, text in TEMPLATES.values():
         for ready in formats(template(calls)):
@@ -110,6 +168,19 @@ def test_what_is_no_call_is_text() -> None:
         ({"fields": {}}, "no fields"),
         (template({"open": "<a>", "close": "</a>", "content": "yaml"}), "'yaml'"),
         (template({"open": "<a>", "close_pattern": "</a>|</b>", "content": "json"}), "pattern"),
+        (template({"open": "<a>", "close": "</a>", "content": "xml-inline"}), "tag_pattern"),
+        (
+            template(
+                {
+                    "open": "<a>",
+                    "close": "</a>",
+                    "content": "xml-inline",
+                    "content_args": {"tag_pattern": r"<p=(\w+)>(?P<value>.*?)</p>"},
+                }
+            ),
+            "tag_pattern",
+        ),
+        (template({"open_pattern": "<a>|<b>", "close": "</a>", "content": "json"}), "pattern"),
         (template({"open_pattern": "(?P<name>[", "close": "</a>", "content": "json"}), "pattern"),
         (template({"open_pattern": r"\w+", "close": "</a>", "content": "json"}), "pattern"),
     ],
@@ -122,7 +193,7 @@ def test_what_cannot_be_read_is_refused(spec: dict[str, Any], reason: str) -> No
 def test_where_it_says_what_a_frame_says_the_frame_is_taken() -> None:
     kinds = {name: type(dialect_of(template(calls)).frames[0]) for name, (calls, _) in TEMPLATES.items()}
     regions = {name for name, kind in kinds.items() if kind is RegionFrame}
-    assert regions == {"tags", "keys without marks", "lines"}
+    assert regions == {"tags", "keys in tags", "keys without marks", "lines"}
 
 
 def save(folder: Path, chat: str, spec: object) -> Path:
