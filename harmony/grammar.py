@@ -68,16 +68,21 @@ class Grammar:
         """Text, at least a character of it, that holds none of these and does not begin with one of `head`."""
         return self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking(without)}{_not_first(head)}")
 
-    def until(self, end: str, *without: str, head: Iterable[str] = ()) -> str:
-        """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters."""
+    def until(self, end: str, *without: str, head: Iterable[str] = (), ruin: str = "") -> str:
+        """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters.
+
+        `ruin`: a pattern that nothing in the text may match.
+        """
         letters, tail = self._split(end)
+        unlike = _not_first(head) + _unlike(ruin)
         if tail and not letters:
-            return f"{self.free(end, *without, head=head)}? {tail}"
+            text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking((end, *without))}{unlike}")
+            return f"{text}? {tail}"
         if tail:
-            text = f"/(?s:.*){_pattern(letters)}/{_lacking(without)}{_not_first(head)}"
+            text = f"/(?s:.*){_pattern(letters)}/{_lacking(without)}{unlike}"
             return f"{self.rule(f'TEXT{len(self._rules)}', text)} {tail}"
         others = [text for text in without if text != end]
-        text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}{_not_first(head)}")
+        text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}{unlike}")
         name = f"until{len(self._rules)}"
         self.rule(f"{name}[lazy]", text)
         return name
@@ -88,21 +93,22 @@ class Grammar:
         first = next((place for place, part in enumerate(parts) if part in self._added), len(parts))
         return "".join(parts[:first]), self.marker("".join(parts[first:])) if first < len(parts) else ""
 
-    def held(self, schema: Mapping[str, Any], end: str) -> str:
-        """Text as a string schema allows it (length, pattern), up to its first `end`, and the end."""
+    def held(self, schema: Mapping[str, Any], end: str, ruin: str = "") -> str:
+        """Text as a string schema allows it (length, pattern), up to its first `end`, and the end. `ruin`: as there."""
         bounds = _bounds(schema)
         if not bounds:
-            return self.until(end)
+            return self.until(end, ruin=ruin)
         letters, tail = self._split(end)
         if tail and not letters:
             sides = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
-            text = self.rule(f"TEXT{len(self._rules)}", f"{sides}{_lacking([end])}")
+            text = self.rule(f"TEXT{len(self._rules)}", f"{sides}{_lacking([end])}{_unlike(ruin)}")
             empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
             return f"{text}{'?' if empty else ''} {tail}"
         if tail:
             sides = " & ".join(f"/{bound}{_pattern(letters)}/" for bound in bounds)
-            return f"{self.rule(f'TEXT{len(self._rules)}', sides)} {tail}"
-        text = self.rule(f"TEXT{len(self._rules)}", " & ".join(f"/{bound}{_pattern(end)}/" for bound in bounds))
+            return f"{self.rule(f'TEXT{len(self._rules)}', sides + _unlike(ruin))} {tail}"
+        sides = " & ".join(f"/{bound}{_pattern(end)}/" for bound in bounds)
+        text = self.rule(f"TEXT{len(self._rules)}", sides + _unlike(ruin))
         name = f"until{len(self._rules)}"
         self.rule(f"{name}[lazy]", text)
         return name
@@ -200,6 +206,15 @@ def _opened(grammar: Grammar, opener: str) -> str:
 def _not_first(head: Iterable[str]) -> str:
     """Text that begins like a call would be read as one."""
     return "".join(f" & ~/[ \\t\\r\\n]*{_pattern(text)}(?s:.*)/" for text in sorted(head))
+
+
+def _unlike(pattern: str) -> str:
+    return f" & ~/(?s:.*)({pattern})(?s:.*)/" if pattern else ""
+
+
+def one_then(first: str, then: Iterable[str], between: str = r"[ \t\r\n]*") -> str:
+    """A pattern: this text, what may stand between, and one of those."""
+    return f"{_pattern(first)}{between}({'|'.join(map(_pattern, then))})"
 
 
 def _lacking(texts: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harmony import cast
 from harmony.between import INPUT, CountedFrame
-from harmony.grammar import Grammar
+from harmony.grammar import Grammar, one_then
 from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
 from harmony.tagvalues import Values, named
@@ -18,6 +18,7 @@ from harmony.tools import Offered
 
 _LINE = "\n"
 _TEXT = frozenset({"string"})
+_MARKS = """[ \\t]*["']?"""
 
 
 class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
@@ -186,8 +187,16 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
             said = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
             return f"({' | '.join(map(grammar.text, said))}) {self._closed(grammar)}"
         if not allowed or "string" in allowed:
-            return f"{grammar.held(own if allowed == _TEXT else {}, self._stop)} {self._after(grammar)}"
+            text = grammar.held(own if allowed == _TEXT else {}, self._stop, self._ruin(offer))
+            return f"{text} {self._after(grammar)}"
         return f"{grammar.json({**_definitions(root), **own})} {self._closed(grammar)}"
+
+    def _ruin(self, offer: Offered) -> str:
+        """What would be read as the end of a value whose closing tag is missing."""
+        properties = (offer.parameters or {}).get("properties")
+        ends = one_then(self.foot, filter(None, (self.close, self.open, self.head, *self.outer)))
+        names = list(properties) if isinstance(properties, Mapping) else []
+        return f"{ends}|{one_then(self.key, names, _MARKS)}" if names else ends
 
     @property
     def _stop(self) -> str:
