@@ -192,8 +192,7 @@ def _value(part: object, schema: Mapping[str, object], grammar: Grammar, quote: 
             said = " | ".join(grammar.text(str(choice)) for choice in choices)
             return f"{grammar.marker(quote)} ({said}) {grammar.marker(quote)}"
         return f"{grammar.marker(quote)} {grammar.held(own, quote)}"
-    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-    return grammar.json({**definitions, **part} if isinstance(part, Mapping) else {})
+    return grammar.json(cast.standing(part, schema))
 
 
 def _literal(value: object) -> str:

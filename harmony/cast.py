@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _EVERY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+TEXT = frozenset({"string"})
+"""The types of what can only be a string."""
 _OF: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -77,6 +79,12 @@ def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
             break
         here = inside
     return {**here, "enum": [here["const"]]} if "const" in here else here
+
+
+def standing(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a schema by itself, with the definitions that it may refer to."""
+    definitions = {word: root[word] for word in ("$defs", "definitions") if word in root}
+    return {**definitions, **schema} if isinstance(schema, Mapping) else {}
 
 
 def _combined(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:

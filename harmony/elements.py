@@ -18,7 +18,6 @@ from harmony.tagvalues import named
 from harmony.tools import Offered
 
 DEEPEST = 32
-_TEXT = frozenset({"string"})
 _NAME = re.compile(r"[^\s<>/=\ud800-\udfff]{1,128}")
 _ITEM = "item"
 _JSON = ("[", "{")
@@ -88,12 +87,11 @@ class ElementsFrame(Between, frozen=True, kw_only=True):
             return grammar.raw(offer, stop)
         root = offer.parameters or {}
         own, allowed = cast.resolved(part, root), cast.types(part, root)
-        if allowed == _TEXT and isinstance(choices := own.get("enum"), list) and choices:
+        if allowed == cast.TEXT and isinstance(choices := own.get("enum"), list) and choices:
             return f"({' | '.join(grammar.text(str(choice)) for choice in choices)}) {close}"
         if not allowed or "string" in allowed:
-            return grammar.held(own, stop) if allowed == _TEXT else grammar.until(stop, head=[f"{self.mark}<"])
-        definitions: dict[str, Any] = {word: root[word] for word in ("$defs", "definitions") if word in root}
-        return f"{grammar.json({**definitions, **own})} {close}"
+            return grammar.held(own, stop) if allowed == cast.TEXT else grammar.until(stop, head=[f"{self.mark}<"])
+        return f"{grammar.json(cast.standing(own, root))} {close}"
 
     def one(self, offer: Offered, arguments: str) -> str | None:
         """A call as a model would write it, but for lists and objects, which are told as JSON."""
@@ -159,7 +157,7 @@ class _Tree:
         if depth > DEEPEST:
             raise Malformed("too deep")
         allowed, close = cast.types(schema, self._root), f"{self._mark}</{name}>"
-        if allowed != _TEXT and (yield from self._holds_elements(close)):
+        if allowed != cast.TEXT and (yield from self._holds_elements(close)):
             yield from tape.blanks()
             listed = "object" not in allowed and (yield from tape.sees(f"{self._mark}<{_ITEM}>"))
             if "array" in allowed or listed:

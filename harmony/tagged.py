@@ -6,7 +6,6 @@ seen. A value may hold any of the tags: one counts only where what follows it go
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harmony import cast
 from harmony.between import INPUT, CountedFrame
@@ -17,7 +16,6 @@ from harmony.tagvalues import Values, named
 from harmony.tools import Offered
 
 _LINE = "\n"
-_TEXT = frozenset({"string"})
 _MARKS = """[ \\t]*["']?"""
 
 
@@ -130,20 +128,15 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
         """A parameter: its tags, and what may stand between them."""
         root = offer.parameters or {}
         allowed = cast.types(part, root)
-        if not self.typed:
-            return self._tags(name, _TEXT, grammar) + self._value(part, offer, grammar)
-        if offer.kind == "custom":
-            return f"{self._tags(name, _TEXT, grammar)} {grammar.raw(offer, self._stop)} {self._after(grammar)}"
-        own = cast.resolved(part, root)
-        value = {**_definitions(root), **own}
-        if allowed == _TEXT:
-            return f"{self._tags(name, _TEXT, grammar)} {self._value(part, offer, grammar)}"
-        return f"{self._tags(name, allowed - _TEXT, grammar)} {grammar.json(value)} {self._closed(grammar)}"
+        if not self.typed or offer.kind == "custom" or allowed == cast.TEXT:
+            return f"{self._tags(name, cast.TEXT, grammar)} {self._value(part, offer, grammar)}"
+        value = grammar.json(cast.standing(cast.resolved(part, root), root))
+        return f"{self._tags(name, allowed - cast.TEXT, grammar)} {value} {self._closed(grammar)}"
 
     def _attribute(self, kinds: frozenset[str]) -> str:
         """What is said of a value's type."""
         if self.typed != "type":
-            return f' {self.typed}="{str(kinds == _TEXT).lower()}"' if self.typed else ""
+            return f' {self.typed}="{str(kinds == cast.TEXT).lower()}"' if self.typed else ""
         named = next(iter(sorted(kinds)), "object")
         return f' type="{"number" if named == "integer" else named}"'
 
@@ -187,9 +180,9 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
             said = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
             return f"({' | '.join(map(grammar.text, said))}) {self._closed(grammar)}"
         if not allowed or "string" in allowed:
-            text = grammar.held(own if allowed == _TEXT else {}, self._stop, self._ruin(offer))
+            text = grammar.held(own if allowed == cast.TEXT else {}, self._stop, self._ruin(offer))
             return f"{text} {self._after(grammar)}"
-        return f"{grammar.json({**_definitions(root), **own})} {self._closed(grammar)}"
+        return f"{grammar.json(cast.standing(own, root))} {self._closed(grammar)}"
 
     def _ruin(self, offer: Offered) -> str:
         """What would be read as the end of a value whose closing tag is missing."""
@@ -221,7 +214,3 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
         attribute = self._attribute(frozenset({cast.type_of(value)}))
         before = f"{self.gap}{self.value}" if self.value else self.gap
         return f"{self.key}{self._quoted(name)}{attribute}{self.key_end}{before}{text}{self._end}"
-
-
-def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
-    return {word: root[word] for word in ("$defs", "definitions") if word in root}

@@ -14,9 +14,8 @@ from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 WRAPPED = "arguments"
-_TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "integer", "boolean", "null", "object", "array"})
-_SAID = {"true": _TEXT, "string": _TEXT, "false": _JSON}
+_SAID = {"true": cast.TEXT, "string": cast.TEXT, "false": _JSON}
 
 
 class Tags(Protocol):
