@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from harmony.arrays import ArrayFrame
+from harmony.contents import PARSERS, tag_of
 from harmony.dialect import Dialect, Frame
 from harmony.frames import JsonFrame
-from harmony.regions import PARSERS, Region, RegionFrame, tag_of
+from harmony.regions import Region, RegionFrame
 
 NAME = "response-template"
 THOUGHTS = ("thinking", "reasoning_content", "reasoning")
