@@ -8,13 +8,14 @@ from itertools import product
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from harmony import grammar, guard, render
 from harmony.detokenize import Alphabet, Vocabulary
 from harmony.dialect import Dialect, DialectReader
 from harmony.format import Conversation, Prompt, RenderError, asked_of
 from harmony.template import RefusedError, Template
-from harmony.tools import Offered, ToolTable
+from harmony.tools import Sent, ToolTable
 
 SHAPES: tuple[dict[str, bool], ...] = tuple(
     {"objects": objects, "joined": joined} for joined in (False, True) for objects in (False, True)
@@ -69,7 +70,7 @@ class ChatFormat:
         lesson = render.lesson(self._dialect.lesson, tools, shield) if raw else ""
         spell = None if self._tooled else self._spell
         if spell is not None:
-            lesson = "\n\n".join(filter(None, (render.taught(tools, shield, spell), lesson)))
+            lesson = "\n\n".join(filter(None, (render.taught(tools, shield, spell, custom=not raw), lesson)))
         messages = render.Messages(
             shield, conversation.tools, raw=raw, native=self._native, objects=objects, joined=joined, spell=spell
         )
@@ -83,10 +84,11 @@ class ChatFormat:
         }
         return {**self._named, **context, **_effort(conversation.effort)}
 
-    def _spell(self, calls: Sequence[tuple[str, str]]) -> str:
+    def _spell(self, calls: Sequence[Sent]) -> str:
         """Calls as the model would write them: so is it taught, and so are earlier ones shown."""
-        sent = [(Offered(flat=flat, name=flat), _object(arguments)) for flat, arguments in calls]
-        written = (frame.write(sent) for frame in self._dialect.frames)
+        sent = [(offer, text if offer.kind == "custom" else _object(text)) for offer, text in calls]
+        functions = [(replace(offer, kind="function"), render.as_function(offer, text)) for offer, text in sent]
+        written = (frame.write(way) for way in (sent, functions) for frame in self._dialect.frames)
         plain = "\n".join(f"{offer.flat}({arguments})" for offer, arguments in sent)
         return next((text for text in written if text is not None), plain)
 

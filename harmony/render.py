@@ -28,7 +28,7 @@ from events.inputs import (
 from harmony.between import INPUT
 from harmony.format import Conversation
 from harmony.guard import Guard
-from harmony.tools import Offered, ToolTable
+from harmony.tools import Offered, Sent, ToolTable
 
 Message = dict[str, Any]
 _APART = "\n\n"
@@ -70,8 +70,8 @@ def instructs(item: AnyInput) -> TypeGuard[InputMessage]:
     return isinstance(item, InputMessage) and item.role in {"system", "developer"}
 
 
-Spell = Callable[[Sequence[tuple[str, str]]], str]
-"""Writes calls, each a tool's flat name and arguments, as the model would."""
+Spell = Callable[[Sequence[Sent]], str]
+"""Writes calls as the model would."""
 
 
 class _Run:
@@ -79,7 +79,7 @@ class _Run:
 
     def __init__(self, message: Message, before: str) -> None:
         self.message, self.before, self.said = message, before, before
-        self.calls: list[tuple[str, str]] = []
+        self.calls: list[Sent] = []
 
 
 class Messages:
@@ -167,13 +167,16 @@ class Messages:
         message["content"] = apart.join(filter(None, (message["content"], text)))
 
     def _call(self, item: InputFunctionCall | InputCustomCall, function: Message, kind: str = "function") -> None:
-        if self._spell is not None and isinstance(item, InputFunctionCall):
-            self._spelled((function["name"], self._guard.text(item.arguments)), self._spell)
+        if self._spell is not None:
+            custom = isinstance(item, InputCustomCall)
+            offer = Offered(flat=function["name"], name=function["name"], kind="custom" if custom else "function")
+            text = item.input if isinstance(item, InputCustomCall) else item.arguments
+            self._spelled((offer, self._guard.text(text)), self._spell)
             return
         call = {"id": self._guard.text(item.call_id), "type": kind, kind: function}
         self._assistant().setdefault("tool_calls", []).append(call)
 
-    def _spelled(self, call: tuple[str, str], spell: Spell) -> None:
+    def _spelled(self, call: Sent, spell: Spell) -> None:
         """Write a call into the text, together with those right before it: many models have one list for all."""
         message = self._assistant()
         if self._run is None or self._run.message is not message or message["content"] != self._run.said:
@@ -212,15 +215,23 @@ class Messages:
         self._messages.append(message)
 
 
-def taught(tools: ToolTable, guard: Guard, spell: Spell) -> str:
-    """What a model is told of its tools where its template has no place for them; empty if there are none."""
-    offered = [schema["function"] for schema in schemas(tools, guard, custom=False, native=False)]
+def taught(tools: ToolTable, guard: Guard, spell: Spell, *, custom: bool) -> str:
+    """What a model is told of its tools where its template has no place for them; empty if there are none.
+
+    `custom`: of tools that take raw text, too.
+    """
+    offered = [schema["function"] for schema in schemas(tools, guard, custom=custom, native=False)]
     if not offered:
         return ""
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in offered)
-    example = spell([("NAME", '{"PARAMETER": "VALUE"}')])
+    example = spell([(Offered(flat="NAME", name="NAME"), '{"PARAMETER": "VALUE"}')])
     told = f"You may call these tools:\n\n{listed}\n\nTo call one, write its name and its arguments so:\n{example}"
     return f"# Tools\n\n{told}"
+
+
+def as_function(offer: Offered, text: str) -> str:
+    """The arguments of a call; a custom tool's text as the one parameter of a function."""
+    return json.dumps({INPUT: text}, ensure_ascii=False) if offer.kind == "custom" else text
 
 
 def schemas(tools: ToolTable, guard: Guard, *, custom: bool, native: bool) -> list[Message]:

@@ -262,8 +262,7 @@ def test_a_template_without_a_place_for_tools_is_served_anyway(name: str) -> Non
     shown = text.partition("<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n")[2].partition("<|im_end|>")[0]
     said, _ = kit.read(form, form.encode(shown))
     assert next(one.name for one in said if isinstance(one, Call)) == "add"
-    if name not in ("llama4-pythonic", "pythonic", "xlam"):  # a second list of these does not stand at the head
-        assert [one.name for one in said if isinstance(one, Call)] == ["add", "now"]
+    assert [one.name for one in said if isinstance(one, Call)] == ["add", "now"]
     first = said[: next(place for place, one in enumerate(said) if isinstance(one, Close))]
     assert json.loads("".join(one.text for one in first if isinstance(one, Arguments))) == {"a": 1, "b": 2}
     assert "# Tools" not in form.render(kit.conversation(items=(user("Add."),), tool_choice="none"), now=kit.NOW).text
