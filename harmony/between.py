@@ -1,6 +1,6 @@
 """What frames have in common: an opener, a closer, and calls one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -11,6 +11,17 @@ from harmony.tools import Offered, Sent
 BRACKETS = ("{", "[", "```json")
 INPUT = "input"
 """The member that holds a custom tool's text where a model writes JSON for it."""
+
+
+def parameters(offer: Offered) -> list[tuple[str, object, bool]]:
+    """The parameters of a tool as its schema has them: name, schema, and whether it is required."""
+    if offer.kind == "custom":
+        return [(INPUT, {"type": "string"}, True)]
+    properties, required = ((offer.parameters or {}).get(word) for word in ("properties", "required"))
+    needed = required if isinstance(required, list) else []
+    return (
+        [(name, part, name in needed) for name, part in properties.items()] if isinstance(properties, Mapping) else []
+    )
 
 
 class Between(Struct, frozen=True, kw_only=True):
@@ -44,8 +55,11 @@ class Between(Struct, frozen=True, kw_only=True):
 
     def write(self, calls: Sequence[Sent]) -> str | None:
         """Calls as a model would write them; None if they cannot be written so."""
-        written = [call for offer, arguments in calls if (call := self.one(offer, arguments)) is not None]
+        written = [call for call in self._each(calls) if call is not None]
         return self.together(written) if len(written) == len(calls) else None
+
+    def _each(self, calls: Sequence[Sent]) -> list[str | None]:
+        return [self.one(*sent) for sent in calls]
 
     def together(self, written: Sequence[str]) -> str:
         """Calls that were written one by one."""
@@ -66,10 +80,8 @@ class Between(Struct, frozen=True, kw_only=True):
 class CountedFrame(Between, frozen=True, kw_only=True):
     """What those share that count their calls."""
 
-    def write(self, calls: Sequence[Sent]) -> str | None:
-        """Calls as a model would write them; None if they cannot be written so."""
-        written = [call for place, sent in enumerate(calls) if (call := self.one(*sent, place)) is not None]
-        return self.together(written) if len(written) == len(calls) else None
+    def _each(self, calls: Sequence[Sent]) -> list[str | None]:
+        return [self.one(*sent, place) for place, sent in enumerate(calls)]
 
     def one(self, offer: Offered, arguments: str, place: int = 0) -> str | None:
         """A call as a model would write it; `place`: how many were written before it."""

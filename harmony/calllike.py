@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from harmony import cast
-from harmony.between import INPUT, Between, ListFrame
+from harmony.between import INPUT, Between, ListFrame, parameters
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Wait
 from harmony.loose import KEY, Loose, name
@@ -136,18 +136,13 @@ class LaxFrame(Between, frozen=True, kw_only=True):
 def _kinds(offer: Offered) -> dict[str, frozenset[str]]:
     """The types of the parameters that cannot be strings."""
     schema = offer.parameters or {}
-    properties = schema.get("properties")
-    known = (
-        {key: cast.types(part, schema) for key, part in properties.items()} if isinstance(properties, Mapping) else {}
-    )
+    known = {key: cast.types(part, schema) for key, part, _ in parameters(offer)}
     return {key: allowed for key, allowed in known.items() if allowed and "string" not in allowed}
 
 
 def _readable(offer: Offered) -> bool:
     """Whether a call of this tool can be told in such a syntax: its parameters stand without quotation marks."""
-    properties = (offer.parameters or {}).get("properties")
-    keys = properties if isinstance(properties, Mapping) else ()
-    return offer.kind == "function" and all(KEY.fullmatch(key) for key in keys)
+    return offer.kind == "function" and all(KEY.fullmatch(key) for key, _, _ in parameters(offer))
 
 
 def _raw(reader: TapeReader, key: str, syntax: Loose = PYTHON) -> Wait[None]:
@@ -163,13 +158,9 @@ def _raw(reader: TapeReader, key: str, syntax: Loose = PYTHON) -> Wait[None]:
 def _values(offer: Offered, grammar: Grammar, sign: str, between: str, quote: str | None = None) -> str:
     """The parameters in the schema's order, the required ones always, with commas between those that are there."""
     schema = offer.parameters or {}
-    properties, required = schema.get("properties"), schema.get("required")
-    known = dict(properties) if isinstance(properties, Mapping) else {}
-    needed = [key for key in known if isinstance(required, list) and key in required]
-    optional = [key for key in known if key not in needed]
-    values = {
-        key: f"{grammar.text(f'{key}{sign}')} {_value(part, schema, grammar, quote)}" for key, part in known.items()
-    }
+    known = parameters(offer)
+    needed, optional = ([key for key, _, there in known if there is way] for way in (True, False))
+    values = {key: f"{grammar.text(f'{key}{sign}')} {_value(part, schema, grammar, quote)}" for key, part, _ in known}
     comma = grammar.text(between)
     head = f" {comma} ".join(values[key] for key in needed)
     if needed:

@@ -7,6 +7,7 @@ that is something else.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -103,7 +104,12 @@ class Tag(Struct, frozen=True):
 
 def tag_of(pattern: object) -> Tag | None:
     """What a `tag_pattern` says; None where it says more than a :class:`Tag` can."""
-    found = _TAG.fullmatch(pattern) if isinstance(pattern, str) else None
+    return _tag(pattern) if isinstance(pattern, str) else None
+
+
+@lru_cache(maxsize=64)
+def _tag(pattern: str) -> Tag | None:
+    found = _TAG.fullmatch(pattern)
     if found is None:
         return None
     between = tuple(filter(None, map(_plain, found["between"].split(r"\s*"))))

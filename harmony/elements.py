@@ -6,21 +6,20 @@ What was said is never revised: strings are said as they come, everything else w
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harmony import cast, jsontext
-from harmony.between import INPUT, Between
+from harmony import cast
+from harmony.between import INPUT, Between, parameters
 from harmony.grammar import Grammar
 from harmony.lexer import Malformed, Stops, Wait
 from harmony.reader import TapeReader
-from harmony.tagvalues import named
+from harmony.tagvalues import named, whole
 from harmony.tools import Offered
 
 DEEPEST = 32
 _NAME = re.compile(r"[^\s<>/=\ud800-\udfff]{1,128}")
 _ITEM = "item"
-_JSON = ("[", "{")
 
 
 class ElementsFrame(Between, frozen=True, kw_only=True):
@@ -52,7 +51,8 @@ class ElementsFrame(Between, frozen=True, kw_only=True):
         if offer.kind == "custom":
             yield from self._custom(reader)
         else:
-            yield from _Tree(reader, spell(self.mark), offer.parameters or {}).members("invoke")
+            root = offer.parameters or {}
+            yield from _Tree(reader, spell(self.mark), root).members("invoke", root)
         reader.close()
 
     def _custom(self, reader: TapeReader) -> Wait[None]:
@@ -66,16 +66,13 @@ class ElementsFrame(Between, frozen=True, kw_only=True):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener: the parameters in the schema's order, the required ones always."""
-        schema = offer.parameters or {}
-        properties = schema.get("properties") if offer.kind == "function" else {INPUT: {"type": "string"}}
-        required = schema.get("required") if offer.kind == "function" else [INPUT]
         sides = []
-        for name, part in (properties if isinstance(properties, Mapping) else {}).items():
+        for name, part, needed in parameters(offer):
             if not _NAME.fullmatch(name):
                 return None
             tag = f"{grammar.marker(self.mark)} {grammar.text(f'<{name}>')}"
             side = f"{tag} {self._value(name, part, offer, grammar)}"
-            sides.append(side if isinstance(required, list) and name in required else f"({side})?")
+            sides.append(side if needed else f"({side})?")
         head = grammar.text(f' name="{offer.flat}">')
         return " ".join([head, *sides, grammar.marker(self.mark), grammar.text("</invoke>")])
 
@@ -110,11 +107,10 @@ class _Tree:
     def __init__(self, reader: TapeReader, mark: str, root: Mapping[str, Any]) -> None:
         self._reader, self._mark, self._root = reader, mark, root
 
-    def members(self, name: str, schema: object = None, depth: int = 0) -> Wait[None]:
+    def members(self, name: str, schema: object, depth: int = 0) -> Wait[None]:
         """Read elements up to the closing tag of what they stand in, and say them as an object's members."""
         reader, tape = self._reader, self._reader.tape
-        own = cast.resolved(self._root if schema is None else schema, self._root)
-        parts = own.get("properties")
+        parts = cast.resolved(schema, self._root).get("properties")
         said: set[str] = set()
         yield from tape.blanks()
         while not (yield from tape.literal(f"{self._mark}</{name}>")):
@@ -157,54 +153,35 @@ class _Tree:
         if depth > DEEPEST:
             raise Malformed("too deep")
         allowed, close = cast.types(schema, self._root), f"{self._mark}</{name}>"
-        if allowed != cast.TEXT and (yield from self._holds_elements(close)):
+        if allowed != cast.TEXT and (yield from self._holds_elements()):
             yield from tape.blanks()
             listed = "object" not in allowed and (yield from tape.sees(f"{self._mark}<{_ITEM}>"))
             if "array" in allowed or listed:
                 yield from self._items(name, schema, depth)
             else:
-                yield from self.members(name, schema if schema is not None else {}, depth)
+                yield from self.members(name, schema, depth)
             return
         yield from tape.more()
         if cast.streams(allowed, tape.peek()):
             reader.make('"')
-            yield from _text(reader, close, lambda count: reader.make(cast.quote(_ahead(reader, count))[1:-1], count))
+            yield from _text(reader, close, lambda count: reader.make(cast.quote(tape.ahead(count))[1:-1], count))
             reader.make('"')
-            return
-        held: list[str] = []
+        else:
+            text = yield from whole(reader, lambda take: _text(reader, close, take))
+            reader.make(cast.cast(text, allowed))
 
-        def hold(count: int) -> None:
-            held.append(_ahead(reader, count))
-            tape.skip(count)
-
-        if tape.peek() in _JSON and (yield from jsontext.whole(tape, hold, close)):
-            reader.make(cast.cast("".join(held), allowed))
-            return
-        held.clear()
-        try:
-            yield from _text(reader, close, hold)
-        except Malformed:
-            reader.make("".join(held))
-            raise
-        reader.make(cast.cast("".join(held), allowed))
-
-    def _holds_elements(self, close: str) -> Wait[bool]:
+    def _holds_elements(self) -> Wait[bool]:
         """Whether an element stands here, behind blanks, and not the end of this one; nothing is skipped."""
         tape = self._reader.tape
         mark = tape.mark()
         yield from tape.blanks()
-        found = (yield from tape.sees(f"{self._mark}<")) and not (yield from tape.sees(close))
-        found = found and not (yield from tape.sees(f"{self._mark}</"))
+        found = (yield from tape.sees(f"{self._mark}<")) and not (yield from tape.sees(f"{self._mark}</"))
         tape.rewind(mark)
         tape.release()
         return found
 
 
-def _ahead(reader: TapeReader, count: int) -> str:
-    return reader.tape.alphabet.written(reader.tape.peek(count))
-
-
-def _text(reader: TapeReader, close: str, take: Any) -> Wait[None]:
+def _text(reader: TapeReader, close: str, take: Callable[[int], None]) -> Wait[None]:
     """Give `take` the lengths of a text's pieces, up to its closing tag, which is skipped. Raises `Malformed`."""
     tape = reader.tape
     stops = Stops([close], controls=True)
@@ -212,10 +189,10 @@ def _text(reader: TapeReader, close: str, take: Any) -> Wait[None]:
         if count := tape.clear(stops):
             take(count)
         elif stop := (yield from tape.at(stops)):
-            if stop != close and close[0] != stop:
-                break
             if stop == close:
                 tape.skip(len(close))
                 return
+            if stop != close[0]:
+                break
             take(1)
     raise Malformed("no end")

@@ -64,25 +64,32 @@ class Grammar:
         held = {**(ANY_OBJECT if schema is None else schema), "x-guidance": {"whitespace_pattern": INDENT}}
         return self.fresh("json", f"%json {json.dumps(held, ensure_ascii=False)}")
 
+    def terminal(self, sides: str) -> str:
+        """A terminal under a name of its own."""
+        return self.fresh("TEXT", sides)
+
     def free(self, *without: str, head: Iterable[str] = ()) -> str:
         """Text, at least a character of it, that holds none of these and does not begin with one of `head`."""
-        return self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking(without)}{_not_first(head)}")
+        return self.terminal(f"/(?s:.+)/{_lacking(without)}{_not_first(head)}")
 
-    def until(self, end: str, *without: str, head: Iterable[str] = (), ruin: str = "") -> str:
+    def until(
+        self, end: str, *without: str, head: Iterable[str] = (), ruin: str = "", bounds: Sequence[str] = ()
+    ) -> str:
         """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters.
 
-        `ruin`: a pattern that nothing in the text may match.
+        `bounds`: patterns that all of the text must match. `ruin`: a pattern that nothing in it may match.
         """
         letters, tail = self._split(end)
         unlike = _not_first(head) + _unlike(ruin)
         if tail and not letters:
-            text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.+)/{_lacking((end, *without))}{unlike}")
-            return f"{text}? {tail}"
+            sides = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
+            text = self.terminal(f"{sides}{_lacking((end, *without))}{unlike}")
+            empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
+            return f"{text}{'?' if empty else ''} {tail}"
+        sides = " & ".join(f"/{bound}{_pattern(letters or end)}/" for bound in bounds or ["(?s:.*)"])
         if tail:
-            text = f"/(?s:.*){_pattern(letters)}/{_lacking(without)}{unlike}"
-            return f"{self.rule(f'TEXT{len(self._rules)}', text)} {tail}"
-        others = [text for text in without if text != end]
-        text = self.rule(f"TEXT{len(self._rules)}", f"/(?s:.*){_pattern(end)}/{_lacking(others)}{unlike}")
+            return f"{self.terminal(f'{sides}{_lacking(without)}{unlike}')} {tail}"
+        text = self.terminal(f"{sides}{_lacking([other for other in without if other != end])}{unlike}")
         name = f"until{len(self._rules)}"
         self.rule(f"{name}[lazy]", text)
         return name
@@ -94,33 +101,17 @@ class Grammar:
         return "".join(parts[:first]), self.marker("".join(parts[first:])) if first < len(parts) else ""
 
     def held(self, schema: Mapping[str, Any], end: str, ruin: str = "") -> str:
-        """Text as a string schema allows it (length, pattern), up to its first `end`, and the end. `ruin`: as there."""
-        bounds = _bounds(schema)
-        if not bounds:
-            return self.until(end, ruin=ruin)
-        letters, tail = self._split(end)
-        if tail and not letters:
-            sides = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
-            text = self.rule(f"TEXT{len(self._rules)}", f"{sides}{_lacking([end])}{_unlike(ruin)}")
-            empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
-            return f"{text}{'?' if empty else ''} {tail}"
-        if tail:
-            sides = " & ".join(f"/{bound}{_pattern(letters)}/" for bound in bounds)
-            return f"{self.rule(f'TEXT{len(self._rules)}', sides + _unlike(ruin))} {tail}"
-        sides = " & ".join(f"/{bound}{_pattern(end)}/" for bound in bounds)
-        text = self.rule(f"TEXT{len(self._rules)}", sides + _unlike(ruin))
-        name = f"until{len(self._rules)}"
-        self.rule(f"{name}[lazy]", text)
-        return name
+        """Text as a string schema allows it (length, pattern), up to its first `end`, and the end."""
+        return self.until(end, ruin=ruin, bounds=_bounds(schema))
 
-    def raw(self, offer: Offered, end: str) -> str:
+    def raw(self, offer: Offered, end: str, ruin: str = "") -> str:
         """A custom tool's text, by its own grammar where it has one, and what ends it."""
         rules = offer.format
         if not isinstance(rules, GrammarFormat):
-            return self.until(end)
+            return self.until(end, ruin=ruin)
         if rules.syntax == "regex":
             pattern = re.sub(r"(?<!\\)/", r"\/", rules.definition)
-            return f"{self.rule(f'TEXT{len(self._rules)}', f'/{pattern}/')} {self.marker(end)}"
+            return f"{self.terminal(f'/{pattern}/')} {self.marker(end)}"
         return f"{self.fresh('raw', f'%lark {{{_LINE}{rules.definition}{_LINE}}}')} {self.marker(end)}"
 
     def finish(self, *sides: str) -> str:

@@ -90,21 +90,6 @@ def value(tape: Tape, take: Callable[[int], object]) -> Wait[None]:
         raise Malformed("value")
 
 
-def whole(tape: Tape, take: Callable[[int], object], end: str) -> Wait[bool]:
-    """Read a value and this end behind it, which a string in the value may hold; False, and nothing, if it is none."""
-    mark = tape.mark()
-    try:
-        yield from value(tape, take)
-        yield from tape.blanks()
-        found = yield from tape.literal(end)
-    except Malformed:
-        found = False
-    if not found:
-        tape.rewind(mark)
-    tape.release()
-    return found
-
-
 def string(tape: Tape, take: Callable[[int], object], make: Callable[[str, int], object]) -> Wait[None]:
     """Read a string and say what it stands for: `take` gets plain runs, `make` each escape. Raises `Malformed`."""
     yield from tape.expect('"')

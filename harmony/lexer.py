@@ -119,6 +119,10 @@ class Tape:
         """The next characters, as far as they are there."""
         return self.text[self.pos : self.pos + count]
 
+    def ahead(self, count: int) -> str:
+        """The next characters as the model wrote them."""
+        return self.alphabet.written(self.peek(count))
+
     def clear(self, stops: Stops) -> int:
         """How many characters from here on certainly belong to none of the texts looked for."""
         # Beyond the limit nobody goes, so nobody has to look there.

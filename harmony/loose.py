@@ -149,7 +149,7 @@ class Loose(Struct, frozen=True, kw_only=True):
         stops = Stops([spelled, *("\\" if escaping else "")], controls=True)
         while (yield from tape.more()):
             if count := tape.clear(stops):
-                say(tape.alphabet.written(tape.peek(count)), count)
+                say(tape.ahead(count), count)
                 continue
             stop = yield from tape.at(stops)
             if stop is None:

@@ -88,15 +88,16 @@ class RegionFrame(Between, frozen=True, kw_only=True):
         body: list[str] = []
         while (yield from tape.more()):
             if count := min(tape.clear(stops), jsontext.PIECE):
-                body.append(tape.alphabet.written(tape.peek(count)))
+                body.append(tape.ahead(count))
                 tape.skip(count)
             elif (stop := (yield from tape.at(stops))) is not None:
-                for closer in closers:
-                    if closer[0] == stop and (yield from self._closes(reader, closer)):
+                begun = [closer for closer in closers if closer[0] == stop]
+                for closer in begun:
+                    if (yield from self._closes(reader, closer)):
                         return "".join(body)
-                if all(closer[0] != stop for closer in closers):
+                if not begun:
                     break
-                body.append(tape.alphabet.written(tape.peek(len(stop))))
+                body.append(tape.ahead(len(stop)))
                 tape.skip(len(stop))
         if tape.ended and tape.natural:  # what ends a region may be what ends the answer, which is not read
             return "".join(body)

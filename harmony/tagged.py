@@ -5,10 +5,10 @@ seen. A value may hold any of the tags: one counts only where what follows it go
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from harmony import cast
-from harmony.between import INPUT, CountedFrame
+from harmony.between import INPUT, CountedFrame, parameters
 from harmony.grammar import Grammar, one_then
 from harmony.lexer import Stops, Tape, Wait
 from harmony.reader import TapeReader
@@ -105,13 +105,10 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
 
     def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
         """What may follow the opener: the parameters in the schema's order, the required ones always."""
-        schema = offer.parameters or {}
-        properties = schema.get("properties") if offer.kind == "function" else {INPUT: {"type": "string"}}
-        required = schema.get("required") if offer.kind == "function" else [INPUT]
         sides = []
-        for name, part in (properties if isinstance(properties, Mapping) else {}).items():
+        for name, part, needed in parameters(offer):
             side = self._side(name, part, offer, grammar)
-            sides.append(side if isinstance(required, list) and name in required else f"({side})?")
+            sides.append(side if needed else f"({side})?")
         head = [grammar.marker(self.head)] if self.open else []
         head += [grammar.text(self._quoted(offer.flat)), *self._numbered(grammar), grammar.marker(self.end)]
         head += [grammar.text(self.gap if self.end else _LINE)] if self.gap or not self.end else []
@@ -173,7 +170,7 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
     def _value(self, schema: object, offer: Offered, grammar: Grammar) -> str:
         """A value of this schema, and its closing tag."""
         if offer.kind == "custom":
-            return f"{grammar.raw(offer, self._stop)} {self._after(grammar)}"
+            return f"{grammar.raw(offer, self._stop, self._ruin(offer))} {self._after(grammar)}"
         root = offer.parameters or {}
         own, allowed = cast.resolved(schema, root), cast.types(schema, root)
         if isinstance(values := own.get("enum"), list) and values:
@@ -186,9 +183,8 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
 
     def _ruin(self, offer: Offered) -> str:
         """What would be read as the end of a value whose closing tag is missing."""
-        properties = (offer.parameters or {}).get("properties")
         ends = one_then(self.foot, filter(None, (self.close, self.open, self.head, *self.outer)))
-        names = list(properties) if isinstance(properties, Mapping) else []
+        names = [name for name, _, _ in parameters(offer)] if offer.kind == "function" else []
         return f"{ends}|{one_then(self.key, names, _MARKS)}" if names else ends
 
     @property

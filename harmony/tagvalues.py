@@ -70,6 +70,33 @@ def named(text: str) -> tuple[str, dict[str, str]]:
     return name, dict(_ATTRIBUTE.findall(found["rest"]))
 
 
+def whole(reader: TapeReader, each: Callable[[Callable[[int], None]], Wait[None]]) -> Wait[str]:
+    """Read a value that is said when it has ended; of one that does not end, say what there is. Raises `Malformed`.
+
+    `each` reads to its end and gives the lengths of its pieces. JSON is read as JSON: a string in it may hold any tag.
+    """
+    tape, held = reader.tape, list[str]()
+
+    def hold(count: int) -> None:
+        held.append(tape.ahead(count))
+        tape.skip(count)
+
+    if tape.peek() in ("[", "{"):
+        mark = tape.mark()
+        try:
+            yield from jsontext.value(tape, hold)
+        except Malformed:
+            tape.rewind(mark)
+            held.clear()
+        tape.release()
+    try:
+        yield from each(hold)
+    except Malformed:
+        reader.make("".join(held))
+        raise
+    return "".join(held)
+
+
 class Values:
     """Says the values of one call: as members of an object, or for a custom tool as the one text there is."""
 
@@ -121,45 +148,19 @@ class Values:
             allowed = _SAID.get(typed, _JSON)
         if cast.streams(allowed, reader.tape.peek()):
             reader.make('"')
-            yield from self._each(lambda count: reader.make(cast.quote(self._ahead(count))[1:-1], count))
+            yield from self._each(lambda count: reader.make(cast.quote(reader.tape.ahead(count))[1:-1], count))
             reader.make('"')
         else:
-            text = yield from self._whole()
+            text = yield from whole(reader, self._each)
             reader.make(cast.as_json(text) if allowed is _JSON else cast.cast(text, allowed))
 
     def _wrapped(self) -> Wait[None]:
         """Read a parameter that no tool has and that holds them all, as some models write it."""
-        members = cast.members((yield from self._whole()))
+        members = cast.members((yield from whole(self._reader, self._each)))
         for name, value in members.items():
             if name not in self._said:
                 self._reader.make(f"{'{' if not self._said else ', '}{cast.quote(name)}: {value}")
                 self._said.add(name)
-
-    def _whole(self) -> Wait[str]:
-        """Read a value that is said when it has ended; of one that does not end, what there is."""
-        tape, held = self._reader.tape, list[str]()
-        if tape.peek() in ("[", "{"):  # a string in it may hold any tag
-            mark = tape.mark()
-            try:
-                yield from jsontext.value(tape, lambda count: held.append(self._held(count)))
-            except Malformed:
-                tape.rewind(mark)
-                held.clear()
-            tape.release()
-        try:
-            yield from self._each(lambda count: held.append(self._held(count)))
-        except Malformed:
-            self._reader.make("".join(held))
-            raise
-        return "".join(held)
-
-    def _ahead(self, count: int) -> str:
-        return self._reader.tape.alphabet.written(self._reader.tape.peek(count))
-
-    def _held(self, count: int) -> str:
-        text = self._ahead(count)
-        self._reader.tape.skip(count)
-        return text
 
     def _each(self, take: Callable[[int], None]) -> Wait[None]:
         """Give `take` the lengths of the value's pieces, up to its end. Raises `Malformed` where there is none."""
