@@ -110,6 +110,11 @@ class Detokenizer:
 
         A token begins at the character that holds its first byte, counted from the start of the stream.
         """
+        if len(tokens) == 1 and not self._pending and isinstance(whole := self._pieces[tokens[0]], str):
+            # Nearly every step of nearly every stream: one token, and its characters are its own.
+            begins = self._length
+            self._length += len(whole)
+            return whole, [begins]
         out: list[str] = []
         starts: list[int] = []
         length = self._length

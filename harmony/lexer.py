@@ -63,7 +63,7 @@ class Tape:
         self.read = self.shown = self.spent = 0
         self._base = 0  # the place in the stream of text[0]
         self._starts: list[int] = []  # the place in the stream at which each token begins
-        self._logprobs: list[Logprob | None] = []
+        self._logprobs: list[Logprob | None] = []  # one for each of these, once `_scored`
         self._scored = False  # whether any log-probability came: most turns have none
         self._token = 0  # the first token that begins at or after pos
         self._pinned = False
@@ -74,13 +74,18 @@ class Tape:
         if not self._pinned:
             self._base += self.pos
             self.text = self.text[self.pos :]
-            del self._starts[: self._token], self._logprobs[: self._token]
+            del self._starts[: self._token]
+            if self._scored:
+                del self._logprobs[: self._token]
             self.pos = self._token = 0
         self.text += text
         self.read += len(self.alphabet.written(text))
+        if logprobs and not self._scored:
+            self._scored = True
+            self._logprobs = [None] * len(self._starts)
+        if self._scored:
+            self._logprobs += logprobs or [None] * len(starts)
         self._starts += starts
-        self._logprobs += logprobs or [None] * len(starts)
-        self._scored = self._scored or bool(logprobs)
 
     def mark(self, limit: int = 0) -> Mark:
         """Remember this place; until `release`, the text from here on is kept, and may be skipped up to a limit."""
@@ -105,7 +110,11 @@ class Tape:
 
     def more(self) -> Wait[bool]:
         """Wait for at least one character; False at the end."""
-        return self.have(1)
+        while self.pos == len(self.text):
+            if self.ended:
+                return False
+            yield
+        return True
 
     def have(self, count: int) -> Wait[bool]:
         """Wait for that many characters; False if the text ends before."""
@@ -191,8 +200,8 @@ class Tape:
         return bisect_left(self._starts, self._base + self.pos + count, self._token) - self._token
 
     def _advance(self, count: int) -> None:
-        self._token += self.tokens_in(count)
         self.pos += count
+        self._token = bisect_left(self._starts, self._base + self.pos, self._token)
 
     # Skipping what is expected.
 
