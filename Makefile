@@ -8,6 +8,8 @@ TEST := $(VENV)/.ready-to-test
 LOCK := requirements.lock
 # Words for the server: make serve ARGS="--port 9000"; words for pytest: make test ARGS="-k gate"
 ARGS ?=
+# A process for each core, four at most: each loads torch. Whoever runs out of tests takes some of another's.
+SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test prove check snapshots bench bench-peers clean
@@ -20,10 +22,10 @@ serve: $(SERVE)  ## set everything up, then serve the embedded model on http://1
 	$(BIN)/antiphon serve $(ARGS)
 
 test: $(TEST)  ## set everything up, then run the tests (fixed seeds, reduced counts)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 prove: $(TEST)  ## the tests with full counts: every cut, 1000 random ways, 10 000 streams a dialect
-	ANTIPHON_PROVE=1 $(BIN)/python -m pytest --timeout 1800 $(ARGS)
+	ANTIPHON_PROVE=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
 
 check: $(TEST)  ## lint, format, strict types, layers and sizes
 	$(BIN)/ruff check .

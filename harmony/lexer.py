@@ -179,13 +179,15 @@ class Tape:
         """Take payload together with the log-probabilities of the tokens that begin in it."""
         if not self._scored:
             return self.take(count), ()
-        base, start, first = self._base, self.pos, self._token
+        base, last, first, offset = self._base, self.pos, self._token, 0
         text = self.take(count)
         entries = []
         for token in range(first, self._token):
             logprob, place = self._logprobs[token], self._starts[token] - base
+            offset += len(self.alphabet.written(self.text[last:place]))
+            last = place
             if logprob is not None and not CONTROLS[0] <= self.text[place] <= CONTROLS[-1]:
-                entries.append(Scored(len(self.alphabet.written(self.text[start:place])), logprob))
+                entries.append(Scored(offset, logprob))
         return text, tuple(entries)
 
     def skip(self, count: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.clients.kit import CASES, Case, Json, chat_body, events, get, post, responses_body
 from tests.clients.test_chat_stream import as_whole
+from tests.installing import alone
 from tests.invariants import check
 from tests.serving import Served
 from tests.syntax import ROOT
@@ -25,6 +26,11 @@ REFUSED = [case for case in CASES if case.refused]
 @pytest.fixture(scope="session")
 def node() -> Path:
     """A Node that the SDK runs on, with the SDK beside it. Skips with a reason where there is none to be had."""
+    with alone(FOLDER):
+        return _ready()
+
+
+def _ready() -> Path:
     wanted = [] if _version(FOLDER / "node_modules" / "openai") == SDK else [f"openai@{SDK}"]
     program = shutil.which("node")
     if _major(program) < 22:
@@ -40,7 +46,6 @@ def node() -> Path:
 def _install(packages: list[str]) -> None:
     if not shutil.which("npm"):
         pytest.skip("npm is not installed, and it is npm that brings the SDK")
-    FOLDER.mkdir(parents=True, exist_ok=True)
     words = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", *packages]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_WITHIN, check=False)

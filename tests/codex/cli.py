@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from app.banner import CODEX, KEYED
+from tests.installing import alone
 from tests.serving import Served
 from tests.syntax import ROOT
 
@@ -59,11 +60,15 @@ class Ran(Struct):
 
 def install() -> Path:
     """The program, fetched if it is not there yet. Raises `Missing`."""
+    with alone(FOLDER):
+        return _ready()
+
+
+def _ready() -> Path:
     if _version() == VERSION:
         return PROGRAM
     if not shutil.which("npm"):
         raise Missing("npm is not installed, and it is npm that brings Codex")
-    FOLDER.mkdir(exist_ok=True)
     words = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", f"@openai/codex@{VERSION}"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_WITHIN, check=False)

@@ -31,11 +31,26 @@ def form() -> Format:
     return choose.load(MODEL_DIR, "hermes").format
 
 
-@pytest.fixture
-def served(tape: Tape) -> Iterator[Served]:
-    engine = TorchEngine(MODEL_DIR, {"device": "cpu", "threads": 1})
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[tuple[Served, Tape]]:
+    """One for all: a process with torch and a model in it takes seconds to begin."""
+    engine, tape = TorchEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), Tape()
     with serve(catalogue(engine, form()), keys=(KEY,), around=tape.around) as running:
-        yield running
+        yield running, tape
+
+
+@pytest.fixture
+def tape(recorded: tuple[Served, Tape]) -> Iterator[Tape]:
+    _, tape = recorded
+    tape.exchanges.clear()
+    tape.sockets.clear()
+    yield tape
+    tape.check()
+
+
+@pytest.fixture
+def served(recorded: tuple[Served, Tape], tape: Tape) -> Served:
+    return recorded[0]
 
 
 def test_the_users_words_reach_the_model_whole(codex: Codex, server: Serve) -> None:

@@ -70,6 +70,24 @@ def test_a_token_that_begins_in_a_marker_has_no_entry() -> None:
     assert isinstance(said[0], Say) and [one.at for one in said[0].logprobs] == [0, 1]
 
 
+def test_a_text_that_was_held_back_is_scored_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that did not begin may be a hundred thousand tokens: where each stands is not counted from the start."""
+    length, seen = 2000, 0
+    spelled = Alphabet.written
+
+    def written(self: Alphabet, text: str) -> str:
+        nonlocal seen
+        seen += len(text)
+        return spelled(self, text)
+
+    monkeypatch.setattr(Alphabet, "written", written)
+    ready = kit.letters_format("plain")
+    reader = ready.reader(kit.Prompt((), ""), kit.conversation())
+    (said,) = reader.feed(ready.encode("x" * length), [Logprob(token="x", logprob=-1.0)] * length)
+    assert isinstance(said, Say) and [one.at for one in said.logprobs] == list(range(length))
+    assert seen < 10 * length
+
+
 def test_reasoning_tokens_are_those_that_begin_in_reasoning() -> None:
     ready = kit.tokens_format("hermes")
     _, reader = kit.read(ready, ready.encode("<think>abc</think>de"))

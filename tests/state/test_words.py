@@ -39,15 +39,18 @@ def run(word: tuple[str, ...], ending: str, reasoning_as: ReasoningAs = "content
 @pytest.mark.parametrize("reasoning_as", ["content", "summary", "both"])
 def test_every_word_keeps_every_invariant(reasoning_as: ReasoningAs) -> None:
     longest = LONGEST if reasoning_as == "content" or os.environ.get("ANTIPHON_PROVE") else 3
-    count = 0
+    count, checked = 0, set[bytes]()
     for length in range(longest + 1):
         for word in itertools.product(MODEL, repeat=length):
             for ending in ENDINGS:
                 said, early = run(word, ending, reasoning_as)
-                try:
-                    check(plain(said))
-                except AssertionError as error:
-                    raise AssertionError(f"{word} {ending}: {error}") from error
+                data = b"".join(map(encode, said))
+                if data not in checked:  # many words differ in illegal letters only, and so say the same bytes
+                    checked.add(data)
+                    try:
+                        check(plain(said))
+                    except AssertionError as error:
+                        raise AssertionError(f"{word} {ending}: {error}") from error
                 count += 1
                 if early:
                     break  # every other ending is the same word again
@@ -55,6 +58,7 @@ def test_every_word_keeps_every_invariant(reasoning_as: ReasoningAs) -> None:
 
 
 def test_every_event_is_one_that_the_sdk_knows() -> None:
+    met: set[bytes] = set()
     seen: set[bytes] = set()
     kinds: set[str] = set()
     for length in range(4):
@@ -62,6 +66,9 @@ def test_every_event_is_one_that_the_sdk_knows() -> None:
             for ending in ENDINGS:
                 for event in run(word, ending, queued=length == 1)[0]:
                     data = encode(event)
+                    if data in met:
+                        continue
+                    met.add(data)
                     shape = _shape(data)
                     if shape in seen:
                         continue

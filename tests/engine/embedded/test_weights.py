@@ -1,6 +1,7 @@
 """The shipped weights: what they are, and that they still do what the README says, asked a little of everything."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -23,14 +24,18 @@ def test_the_model_is_small_and_of_qwen3(shipped: Any) -> None:
     assert json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
 
 
-def test_the_shipped_tokenizer_and_template_are_those_of_the_source() -> None:
+@pytest.mark.skipif(not os.environ.get("ANTIPHON_PROVE"), reason="it is learned anew: `make prove`")
+def test_the_shipped_tokenizer_is_that_of_the_source() -> None:
     shipped = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
     assert shipped["model"]["merges"] == json.loads(tokenizer.build(7).to_str())["model"]["merges"]
+
+
+def test_the_shipped_template_is_that_of_the_source() -> None:
     assert (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8") == chat.TEMPLATE.read_text(encoding="utf-8")
 
 
 def test_every_skill_is_mostly_right(shipped: Any) -> None:
-    asked = [one for skill in dialogues.SKILLS for one in evaluate.ask(*shipped, skill, 8)]
+    asked = [one for skill in dialogues.SKILLS for one in evaluate.ask(*shipped, skill, 4)]
     wrong = [(one.skill, one.expected, one.written) for one in asked if not one.exact]
     assert len(wrong) <= len(asked) // 5, wrong
 
@@ -53,5 +58,5 @@ def test_the_first_things_that_people_try(shipped: Any) -> None:
 
 def test_the_core_answers_as_transformers_does() -> None:
     for skill in ("call", "repeat"):
-        plain, served = (evaluate.evaluate(MODEL_DIR, 6, [skill], options)[skill] for options in (None, Options()))
+        plain, served = (evaluate.evaluate(MODEL_DIR, 3, [skill], options)[skill] for options in (None, Options()))
         assert [one.written for one in served] == [one.written for one in plain]
