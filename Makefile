@@ -8,6 +8,8 @@ TEST := $(VENV)/.ready-to-test
 LOCK := requirements.lock
 # Words for the server: make serve ARGS="--port 9000"; words for pytest: make test ARGS="-k gate"
 ARGS ?=
+# Tests start processes by the dozen; without its bytecode each of them would compile the whole project anew.
+unexport PYTHONDONTWRITEBYTECODE
 # A process for each core, four at most: each loads torch. Whoever runs out of tests takes some of another's.
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
@@ -52,7 +54,7 @@ bench-peers: $(TEST)  ## install the servers that `make bench` compares with, ea
 	$(BIN)/python -m tests.bench.install $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .bench .codex .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .bench .codex .pytest_cache .mypy_cache .ruff_cache build *.egg-info
 
 # The parts of the benchmark; docs/bench.md says what each one measures.
 RESULTS = --json .bench/results/$(1).json --out .bench/results/$(1).md

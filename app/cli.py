@@ -1,6 +1,7 @@
 """`antiphon serve`: from the words of a command line to a running server, or to one line that says what is wrong."""
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -190,6 +191,7 @@ async def _run(
     catalogue = Catalogue([model])
 
     def ready(port: int) -> None:
+        gc.freeze()  # what the server is made of stays: no request has to wait until it was gone through for garbage
         loading.done()
         banner.show(loading.screen, settings, catalogue, port, {model.names[0]: note})
 

@@ -432,3 +432,15 @@ def test_the_parents_side_needs_no_torch() -> None:
         "import sys, app.cli, engine.torch_engine; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+def test_what_was_loaded_is_not_looked_through_for_garbage_again() -> None:
+    check = """
+import gc, sys
+from engine.child import unswept
+with unswept():
+    kept = [[] for _ in range(5000)]
+    assert not gc.isenabled()
+sys.exit(not (gc.isenabled() and gc.get_freeze_count() >= 5000))
+"""
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0

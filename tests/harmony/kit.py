@@ -25,6 +25,8 @@ from state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
 T = TypeVar("T")
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 CUTS = 1000 if PROVE else 20
+STEP = 1 if PROVE else 3
+"""Between the places at which an answer is cut in two."""
 SOUPS = 10_000 if PROVE else 200
 NOW = datetime(2026, 11, 21)  # noqa: DTZ001 - a test's day has no zone
 HERE = Path(__file__).parent

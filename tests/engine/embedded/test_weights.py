@@ -58,5 +58,5 @@ def test_the_first_things_that_people_try(shipped: Any) -> None:
 
 def test_the_core_answers_as_transformers_does() -> None:
     for skill in ("call", "repeat"):
-        plain, served = (evaluate.evaluate(MODEL_DIR, 3, [skill], options)[skill] for options in (None, Options()))
+        plain, served = (evaluate.evaluate(MODEL_DIR, 2, [skill], options)[skill] for options in (None, Options()))
         assert [one.written for one in served] == [one.written for one in plain]
