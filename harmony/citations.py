@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from events.inputs import AnyInput, InputCustomCall, InputFunctionCall
 from events.items import FileCitation
-from harmony.lexer import Malformed, Stops, Wait
+from harmony.lexer import Malformed, Wait, stops_at
 from harmony.reader import TapeReader
 
 LONGEST = 2048
@@ -37,7 +37,7 @@ class Citations(Struct, frozen=True):
         tape, spell = reader.tape, reader.tape.alphabet.spell
         yield from tape.expect(spell(self.open))
         place = tape.place()
-        text = yield from tape.until(Stops([spell(self.close), *others], controls=True), LONGEST)
+        text = yield from tape.until(stops_at(spell(self.close), *others, controls=True), LONGEST)
         yield from tape.expect(spell(self.close))
         sources = yield from tape.word(spell(self.end))
         if not _SOURCES.fullmatch(sources.strip()):

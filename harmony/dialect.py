@@ -14,7 +14,7 @@ from harmony.citations import Citations
 from harmony.detokenize import Alphabet
 from harmony.format import Conversation
 from harmony.grammar import Grammar
-from harmony.lexer import Stops, Wait
+from harmony.lexer import Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tools import Offered, Sent
 
@@ -111,7 +111,7 @@ class DialectReader(TapeReader):
             *self._wrapper,
             *self._unwrapping,
         ]
-        self._stops = Stops([*around, *sorted(openers)])
+        self._stops = stops_at(*around, *sorted(openers))
 
     def turn(self) -> Wait[None]:
         """Read the whole answer."""

@@ -12,7 +12,7 @@ from typing import Any
 from harmony import cast
 from harmony.between import INPUT, Between, parameters
 from harmony.grammar import Grammar
-from harmony.lexer import Malformed, Stops, Wait
+from harmony.lexer import Malformed, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tagvalues import named, whole
 from harmony.tools import Offered
@@ -184,7 +184,7 @@ class _Tree:
 def _text(reader: TapeReader, close: str, take: Callable[[int], None]) -> Wait[None]:
     """Give `take` the lengths of a text's pieces, up to its closing tag, which is skipped. Raises `Malformed`."""
     tape = reader.tape
-    stops = Stops([close], controls=True)
+    stops = stops_at(close, controls=True)
     while (yield from tape.more()):
         if count := tape.clear(stops):
             take(count)

@@ -7,7 +7,7 @@ is not known here.
 from harmony import jsontext
 from harmony.between import INPUT, Between
 from harmony.grammar import Grammar
-from harmony.lexer import Malformed, Mark, Stops, Tape, Wait
+from harmony.lexer import Malformed, Mark, Tape, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
@@ -181,7 +181,7 @@ class RawFrame(Between, frozen=True, kw_only=True):
 
     def _text(self, reader: TapeReader) -> Wait[None]:
         tape = reader.tape
-        stops = Stops(["\n" + self.foot, self.foot], controls=True)
+        stops = stops_at("\n" + self.foot, self.foot, controls=True)
         while (yield from tape.more()):
             if count := tape.clear(stops):
                 reader.arguments(count)

@@ -13,13 +13,13 @@ from harmony.between import INPUT
 from harmony.detokenize import Alphabet
 from harmony.format import Conversation
 from harmony.gptoss_header import Header, Headers, Role
-from harmony.lexer import Malformed, Stops, Wait
+from harmony.lexer import Malformed, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _PHASES: dict[str, Phase] = {"commentary": "commentary", "final": "final_answer"}
-_ANY = Stops((), controls=True)
+_ANY = stops_at(controls=True)
 
 
 class GptOssReader(TapeReader):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from harmony.between import CountedFrame
 from harmony.frames import arguments
 from harmony.grammar import Grammar
-from harmony.lexer import Malformed, Stops, Tape, Wait
+from harmony.lexer import Malformed, Tape, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
@@ -57,7 +57,7 @@ class HeadedFrame(CountedFrame, frozen=True, kw_only=True):
         """Skip the header and its end; what stands behind an id's mark is passed over."""
         spell = tape.alphabet.spell
         marks = [spell(mark) for mark in (self.id_mark, self.end) if mark]
-        name = yield from tape.until(Stops([*marks, "{"], controls=True))
+        name = yield from tape.until(stops_at(*marks, "{", controls=True))
         if self.id_mark and (yield from tape.literal(spell(self.id_mark))):
             yield from tape.word(spell(self.end))
         elif not (yield from tape.literal(spell(self.end))) and tape.peek() != "{":

@@ -8,6 +8,7 @@ The tape matches markers and holds back half of one; it does not know what any o
 import re
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from events.items import Logprob
@@ -41,6 +42,12 @@ class Stops:
         self.begun = re.compile(f"[{heads}{CONTROLS if controls else ''}]" if heads or controls else r"(?!)")
         halves = (_halves(literal) for literal in self.literals if len(literal) > 1)
         self.half = re.compile(f"(?:{'|'.join(halves) or '(?!)'})\\Z")
+
+
+@lru_cache(maxsize=1024)
+def stops_at(*literals: str, controls: bool = False) -> Stops:
+    """These, made once: it is the same few texts that are looked for in every answer and in every value of a call."""
+    return Stops(literals, controls=controls)
 
 
 def _halves(literal: str) -> str:

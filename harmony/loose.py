@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from harmony import cast
 from harmony.detokenize import CONTROLS
-from harmony.lexer import Malformed, Stops, Wait
+from harmony.lexer import Malformed, Wait, stops_at
 from harmony.reader import TapeReader
 
 DEEPEST = 64
@@ -146,7 +146,7 @@ class Loose(Struct, frozen=True, kw_only=True):
         spelled = tape.alphabet.spell(quote)
         yield from tape.expect(spelled)
         escaping = quote in self.escaping
-        stops = Stops([spelled, *("\\" if escaping else "")], controls=True)
+        stops = stops_at(spelled, *("\\" if escaping else ""), controls=True)
         while (yield from tape.more()):
             if count := tape.clear(stops):
                 say(tape.ahead(count), count)

@@ -12,7 +12,7 @@ from harmony import cast, jsontext
 from harmony.between import INPUT, Between
 from harmony.contents import PARSERS
 from harmony.grammar import Grammar
-from harmony.lexer import Malformed, Stops, Wait
+from harmony.lexer import Malformed, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
@@ -84,7 +84,7 @@ class RegionFrame(Between, frozen=True, kw_only=True):
         """Skip up to a closer and the closer; what stood before it. Raises `Malformed`."""
         tape, spell = reader.tape, reader.tape.alphabet.spell
         closers = [[spell(text) for text in closer] for closer in self.closers]
-        stops = Stops([closer[0] for closer in closers], controls=True)
+        stops = stops_at(*(closer[0] for closer in closers), controls=True)
         body: list[str] = []
         while (yield from tape.more()):
             if count := min(tape.clear(stops), jsontext.PIECE):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from harmony import cast
 from harmony.between import INPUT, CountedFrame, parameters
 from harmony.grammar import Grammar, one_then
-from harmony.lexer import Stops, Tape, Wait
+from harmony.lexer import Tape, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tagvalues import Values, named
 from harmony.tools import Offered
@@ -78,7 +78,7 @@ class TaggedFrame(CountedFrame, frozen=True, kw_only=True):
         if self.end:
             return (yield from tape.word(spell(self.end)))
         yield from tape.blanks()
-        name = yield from tape.until(Stops(["\n", spell(self.key), spell(self.foot)], controls=True))
+        name = yield from tape.until(stops_at("\n", spell(self.key), spell(self.foot), controls=True))
         return name.strip()
 
     def _over(self, tape: Tape) -> Wait[bool]:

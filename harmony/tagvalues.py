@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from harmony import cast, jsontext
-from harmony.lexer import Malformed, Stops, Wait
+from harmony.lexer import Malformed, Wait, stops_at
 from harmony.reader import TapeReader
 from harmony.tools import Offered
 
@@ -111,7 +111,7 @@ class Values:
         self._tags = [spell(tag) for tag in (frame.value_end, frame.key, frame.foot)]
         self._open, self._close, self._head = spell(frame.open), spell(frame.close), spell(frame.head)
         trimmed = self._tags if frame.trims else self._tags[1:]
-        self._stops = Stops([self._tags[0], *("\n" + tag for tag in trimmed)], controls=True)
+        self._stops = stops_at(self._tags[0], *("\n" + tag for tag in trimmed), controls=True)
         self._outer = [spell(text) for text in frame.outer]
 
     def read(self, name: str, attributes: Mapping[str, str]) -> Wait[None]:

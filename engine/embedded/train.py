@@ -65,6 +65,8 @@ class Plan:
 
     courses: tuple[Course, ...] = COURSES
     seed: int = 7
+    texts: int = 4000
+    """So many dialogues teach the tokenizer."""
     tokens: int = 6144
     hidden: int = 192
     layers: int = 6
@@ -122,7 +124,7 @@ def prepare(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
     """An untrained model and its tokenizer, which is written to `out`."""
     torch.manual_seed(plan.seed)
     out.mkdir(parents=True, exist_ok=True)
-    learned = tokenizer.build(plan.seed)
+    learned = tokenizer.build(plan.seed, plan.texts)
     tokenizer.save(learned, out)
     model: Any = Qwen3ForCausalLM(shape(plan, learned.get_vocab_size()))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), learned

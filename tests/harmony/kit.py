@@ -107,19 +107,26 @@ def read(
 
 def merge(said: Iterable[Segment]) -> list[Segment]:
     merged: list[Segment] = []
-    for segment in said:
-        assert getattr(segment, "text", "x"), "an empty segment was said"
-        last = merged[-1] if merged else None
-        if isinstance(segment, Think) and isinstance(last, Think):
-            merged[-1] = Think(last.text + segment.text)
-        elif isinstance(segment, Arguments) and isinstance(last, Arguments):
-            merged[-1] = Arguments(last.text + segment.text)
-        elif isinstance(segment, Say) and isinstance(last, Say) and segment.phase == last.phase:
-            moved = tuple(type(one)(one.at + len(last.text), one.logprob) for one in segment.logprobs)
-            merged[-1] = Say(last.text + segment.text, last.phase, last.logprobs + moved)
-        else:
-            merged.append(segment)
+    for kind, run in itertools.groupby(said, _mergeable):
+        parts: list[Any] = list(run)
+        if kind is None:
+            merged += parts
+            continue
+        assert all(part.text for part in parts), "an empty segment was said"
+        text = "".join(part.text for part in parts)
+        if kind[0] is not Say:
+            merged.append(kind[0](text))
+            continue
+        places = itertools.accumulate((len(part.text) for part in parts), initial=0)
+        pairs = zip(places, parts, strict=False)
+        scores = tuple(type(one)(at + one.at, one.logprob) for at, part in pairs for one in part.logprobs)
+        merged.append(Say(text, kind[1], scores))
     return merged
+
+
+def _mergeable(segment: Segment) -> tuple[type, Any] | None:
+    """What has to be alike in neighbours that are one; None for what stands for itself."""
+    return (type(segment), getattr(segment, "phase", None)) if isinstance(segment, Think | Arguments | Say) else None
 
 
 def balance(reader: TapeReader, said: Iterable[Segment]) -> None:

@@ -15,7 +15,7 @@ from engine.embedded.train import COURSES, Course, Plan, train
 
 def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:
     courses = (Course("everything", 24, 3e-3, ramp=400, warmup=4), Course("choosing", 4, 1e-3, warmup=4))
-    plan = Plan(courses, tokens=1024, hidden=64, layers=2)
+    plan = Plan(courses, texts=1000, tokens=1024, hidden=64, layers=2)
     losses = train(plan, tmp_path)
     assert len(losses) == 28
     assert sum(losses[20:24]) / 4 < losses[0] - 1
