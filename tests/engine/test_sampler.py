@@ -29,7 +29,7 @@ def dice(prompt: tuple[int, ...] = (), stops: tuple[int, ...] = (), mask: Any = 
     return Dice(Sampling(**{"seed": 1} | sampling), prompt, frozenset(stops), Masked(mask) if mask else None)
 
 
-def frequencies(logits: Any, draws: int = 2500, **sampling: Any) -> dict[int, float]:
+def frequencies(logits: Any, draws: int = 4000, **sampling: Any) -> dict[int, float]:
     rows = choose(logits.expand(draws, -1), [dice(**sampling | {"seed": seed}) for seed in range(draws)])
     return {token: count / draws for token, count in Counter(rows).items() if token is not None}
 
