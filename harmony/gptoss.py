@@ -182,4 +182,5 @@ class _Whole:
             self._good = text[:1] in {"{", ""}
         end = 0 if self.done else self._extent.advance(text, 0)
         self.done = self.done or self._extent.done
-        self._good = self._good and not text[end:].strip()
+        if end < len(text):
+            self._good = self._good and not text[end:].strip()

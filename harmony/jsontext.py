@@ -54,12 +54,14 @@ class Extent:
         return at
 
     def _in_string(self, text: str, at: int) -> int:
-        letter = text[at : at + 1]
+        if at == len(text):  # as at the end of most tokens
+            return at
+        letter = text[at]
         self._escaped = letter == "\\"
         self._string = letter != '"'
-        self.bad = letter not in {'"', "\\", ""}
+        self.bad = letter not in {'"', "\\"}
         self.done = letter == '"' and self._depth == 0
-        return at + (letter != "" and not self.bad)
+        return at + (not self.bad)
 
     def _in_value(self, text: str, at: int) -> int:
         letter = text[at : at + 1]
