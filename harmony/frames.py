@@ -12,12 +12,14 @@ from harmony.reader import TapeReader
 from harmony.tools import Offered
 
 _LINE = "\n"
+_FUNCTION = "function"
 
 
 class JsonFrame(Between, frozen=True, kw_only=True):
     """`open {"name": …, "arguments": …} close`: members in any order, others passed over.
 
-    The call is whole when its arguments are: a missing brace or closer after them does no harm.
+    The call is whole when its arguments are: a missing brace or closer after them does no harm. Some models write the
+    object as the API has it, `{"type": "function", "function": {"name": …, "arguments": …}}`.
     """
 
     name: str = "name"
@@ -42,8 +44,11 @@ class JsonFrame(Between, frozen=True, kw_only=True):
         reader.close()
         yield from _rest(reader.tape)
 
-    def members(self, reader: TapeReader) -> Wait[None]:
-        """Read up to where both the name and the arguments are known, or to the end of the object."""
+    def members(self, reader: TapeReader, *, inside: bool = False) -> Wait[None]:
+        """Read up to where both the name and the arguments are known, or to the end of the object.
+
+        `inside`: it is the object around the name and the arguments alone.
+        """
         tape = reader.tape
         held: Mark | None = None
         offer: Offered | None = None
@@ -62,6 +67,10 @@ class JsonFrame(Between, frozen=True, kw_only=True):
                 if self.late:
                     reader.begin(offer)
                 yield from arguments(reader)
+                return
+            elif key == _FUNCTION and not inside and offer is None and (yield from tape.literal("{")):
+                yield from self.members(reader, inside=True)
+                yield from _rest(tape)
                 return
             else:
                 other = other or key not in self.arguments

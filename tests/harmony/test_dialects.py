@@ -408,6 +408,13 @@ def test_a_users_word_opens_no_reasoning() -> None:
 # What real models write that the frames do not write by themselves
 
 ODD = [
+    # As the API writes it: the function inside an object of its own.
+    ("hermes", '<tool_call>\n{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}\n</tool_call>', [("add", {"a": 1})]),
+    ("hermes", '<tool_call>{"function": {"arguments": {"a": 1}, "name": "add"}, "type": "function"}</tool_call><tool_call>{"id": "x", "function": {"name": "now"}}</tool_call>', [("add", {"a": 1}), ("now", {})]),
+    ("hermes", '<tool_call>{"function": {"name": "add", "arguments": "{\\"a\\": 1}"}, "type": "function"}', [("add", {"a": 1})]),
+    ("llama3", '{"type": "function", "function": {"name": "add", "parameters": {"a": 1}}}', [("add", {"a": 1})]),
+    ("mistral", '[TOOL_CALLS][{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}, {"type": "function", "function": {"name": "now", "arguments": {}}, "id": "123456789"}]', [("add", {"a": 1}), ("now", {})]),
+    ("xlam", '[{"function": {"name": "now"}}, {"function": {"name": "add", "arguments": {"a": 1}}}]', [("now", {}), ("add", {"a": 1})]),
     ("glm", "<tool_call>\nadd\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", [("add", {"a": 1})]),
     ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>\n<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>", [("add", {"a": 1}), ("add", {"a": 2})]),
     ("glm", "<tool_call>write<arg_key>text</arg_key><arg_value>\nx\n</arg_value>", [("write", {"text": "\nx\n"})]),

@@ -29,6 +29,8 @@ SCHEMAS = [
 TEMPLATES: dict[str, tuple[dict[str, Any], str]] = {
     "json": ({"open": "<call>", "close": "</call>", "repeats": True, "content": "json"},
         '<call>{"name": "add", "arguments": {"a": 1}}</call><call>{"name": "now", "arguments": {}}</call>'),
+    "a list as the API has it": ({"open": "[CALLS]", "close": "[/CALLS]", "content": "json"},
+        '[CALLS][{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}, {"type": "function", "function": {"name": "now", "arguments": {}}}][/CALLS]'),
     "json by other names": ({"open": ["<call>", "<CALL>"], "close": "</call>", "content": "json", "transform": MEMBERS},
         '<CALL>{"tool": "add", "args": {"a": 1}}</call><call>{"tool": "now", "args": {}}</call>'),
     "a list": ({"open": "[CALLS]", "close": "[/CALLS]", "content": "json", "transform_each": True,
@@ -231,7 +233,7 @@ def test_it_is_none_of_those_that_have_names() -> None:
 def test_transformers_reads_the_same(name: str) -> None:
     parsing = pytest.importorskip("transformers.utils.chat_parsing")
     calls, text = TEMPLATES[name]
-    spec = template({**calls, "repeats": name != "a list"})
+    spec = template({**calls, "repeats": not name.startswith("a list")})
     told = parsing.parse_response(f"<think>Hm.</think>So:\n{text}", spec, prefix="", tools=SCHEMAS)
     found = told["tool_calls"]
     functions = [call.get("function", call) for call in found]
