@@ -34,7 +34,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     remind_after: float = 60.0
     """A stream that has said nothing for so long repeats its stage: some clients give up after 300 s of silence."""
     render_within: float = 10.0
-    """Laying out a prompt may take so long."""
+    """Laying out a prompt may take so much CPU time."""
 
 
 class Turn:

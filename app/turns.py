@@ -15,6 +15,7 @@ from app.errors import ApiError, from_engine
 from app.log import Log
 from app.metrics import Taken, Watch
 from app.past import identified
+from app.patience import within
 from app.recall import Layout, Recall, Spoken
 from app.requests.promises import check
 from app.requests.spec import TurnSpec
@@ -156,8 +157,7 @@ class Turns:
         """Lay out the prompt, off the event loop: templates come with models and may be slow."""
         now = datetime.fromtimestamp(self._clock(), UTC)
         try:
-            async with asyncio.timeout(self._pace.render_within):
-                return await asyncio.to_thread(self._read, model, spec, owner, now)
+            return await within(self._pace.render_within, partial(self._read, model, spec, owner, now))
         except TimeoutError:
             raise ApiError(400, "prompt_too_complex", "The prompt took too long to lay out.", "input") from None
         except RenderError as error:
