@@ -1,13 +1,15 @@
 """What a batch does to a request, on the benchmark's models: `python -m tests.bench.exactness --model tiny`.
 
-Logits of each position, of a text fed whole and alone, and of the same fed in random pieces among random others, as a
-scheduler would; tokens of jobs with a seed at temperature 1, alone and in a crowd; what `--deterministic` costs.
+Logits of each position, of a text fed in random pieces among random others, as a scheduler would, and of the same
+alone, in the same pieces or whole; tokens of jobs with a seed at temperature 1, alone and in a crowd; what
+`--deterministic` costs.
 """
 
 import argparse
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,16 +48,27 @@ def texts_of(count: int, vocabulary: int) -> list[list[int]]:
     return [[chance.randrange(vocabulary) for _ in range(LENGTH)] for _ in range(count)]
 
 
-def alone(forward: PackedForward, text: list[int]) -> torch.Tensor:
-    """Logits of every position, fed whole."""
-    return forward.run([Work(forward.new_state(0), text, len(text))])
+def sizes_of(chance: random.Random) -> list[int]:
+    """Lengths of random pieces of a text."""
+    sizes: list[int] = []
+    while (left := LENGTH - sum(sizes)) > 0:
+        sizes.append(min(chance.choice((1, 1, 1, 7, 40)), left))
+    return sizes
 
 
-def crowded(forward: PackedForward, text: list[int], others: list[list[int]], chance: random.Random) -> torch.Tensor:
-    """Logits of every position, fed in random pieces, each beside pieces of some others."""
+def alone(forward: PackedForward, text: list[int], sizes: Sequence[int] = (LENGTH,)) -> torch.Tensor:
+    """Logits of every position, fed in these pieces."""
+    own, ends = forward.new_state(0), list(itertools.accumulate(sizes, initial=0))
+    pieces = [text[start:end] for start, end in itertools.pairwise(ends)]
+    return torch.cat([forward.run([Work(own, piece, len(piece))]) for piece in pieces])
+
+
+def crowded(
+    forward: PackedForward, text: list[int], sizes: Sequence[int], others: list[list[int]], chance: random.Random
+) -> torch.Tensor:
+    """The same, each piece beside pieces of some others."""
     own, fed, parts = forward.new_state(0), 0, []
-    while fed < len(text):
-        size = min(chance.choice((1, 1, 1, 7, 40)), len(text) - fed)
+    for size in sizes:
         beside = [
             other[: chance.choice((1, 1, 1, 30))] for other in chance.sample(others, chance.randint(0, CROWD - 1))
         ]
@@ -69,21 +82,28 @@ def crowded(forward: PackedForward, text: list[int], others: list[list[int]], ch
 
 
 @torch.inference_mode()
-def positions(name: str, quantize: Quantize | None, count: int, truth: PackedForward | None) -> list[str]:
-    """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's."""
+def positions(
+    name: str, quantize: Quantize | None, count: int, truth: PackedForward | None, *, alike: bool
+) -> list[str]:
+    """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's.
+
+    `alike`: alone the text is cut as it is in the crowd; else it is fed whole.
+    """
     forward, chance = forward_of(name, quantize), random.Random(7)
     texts = texts_of(count // LENGTH, 90_000)
     agree = total = 0
     worst = typical = near = 0.0
     for number, text in enumerate(texts):
-        one = alone(forward, text)
-        two = crowded(forward, text, texts[:number] + texts[number + 1 :], chance)
+        sizes = sizes_of(chance)
+        one = alone(forward, text, sizes if alike else (LENGTH,))
+        two = crowded(forward, text, sizes, texts[:number] + texts[number + 1 :], chance)
         apart = (one - two).abs()
         worst, typical = max(worst, float(apart.max())), typical + float(apart.mean())
         agree, total = agree + int((one.argmax(-1) == two.argmax(-1)).sum()), total + len(text)
         if truth is not None and number < 10:
             near += float(torch.cosine_similarity(one, alone(truth, text), dim=-1).mean()) / min(10, len(texts))
-    cells = [quantize or "fp32", str(total), f"{agree / total:.3%}", f"{worst:.2g}", f"{typical / len(texts):.2g}"]
+    kind = f"{quantize or 'fp32'}, cut {'alike' if alike else 'otherwise'}"
+    cells = [kind, str(total), f"{agree / total:.3%}", f"{worst:.2g}", f"{typical / len(texts):.2g}"]
     return [*cells, NONE if truth is None else f"{near:.5f}"]
 
 
@@ -150,7 +170,8 @@ def main() -> None:
     torch.set_num_threads(threads())
     kinds: tuple[Quantize | None, ...] = (None, "int8")
     plain = forward_of(asked.model, None)
-    rows = [positions(asked.model, kind, asked.positions, plain if kind else None) for kind in kinds]
+    ways = [(kind, alike) for kind in kinds for alike in (True, False)]
+    rows = [positions(asked.model, kind, asked.positions, plain if kind else None, alike=alike) for kind, alike in ways]
     print(
         table(["layers", "positions", "greedy token the same", "largest difference", "mean", "cosine with fp32"], rows)
     )
