@@ -104,7 +104,7 @@ def server(folder: Path) -> Iterator[tuple[Served, str]]:
 
 
 # Each needs a process of its own, which takes seconds to begin.
-@pytest.mark.parametrize("name", SERVED if PROVE else ["glm", "lfm2"])
+@pytest.mark.parametrize("name", SERVED if PROVE else ["glm"])
 @pytest.mark.timeout(600)
 def test_a_call_that_is_demanded_comes_and_is_valid_in_every_dialect(name: str, tmp_path: Path) -> None:
     config, more = SERVED[name]

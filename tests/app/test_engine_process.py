@@ -95,14 +95,13 @@ async def succeeds(client: httpx.AsyncClient, served: Served) -> None:
     assert reply.status_code == 200 and reply.json()["status"] in {"incomplete", "completed"}, reply.text
 
 
-@pytest.mark.parametrize("build", [CHATTER, pytest.param(TINY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("build", [CHATTER, *([TINY] if PROVE else [])])
 @pytest.mark.timeout(1800)
 async def test_killed_under_streams_again_and_again(build: str) -> None:
-    kills = KILLS if PROVE or build == CHATTER else 1
     with serve(catalogue(build, slots=STREAMS)) as served:
         async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None)) as client:
             with healthy(served):
-                for _ in range(kills):
+                for _ in range(KILLS):
                     streams = [Stream(client, served) for _ in range(STREAMS)]
                     for stream in streams:
                         await asyncio.wait_for(stream.talking.wait(), 100)

@@ -29,7 +29,7 @@ from harmony import choose
 from tests.serving import Served, serve
 
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-SCHEMAS, GRAMMARS = (200, 30) if PROVE else (5, 6)
+SCHEMAS, GRAMMARS = (200, 30) if PROVE else (3, 4)
 WORD: dict[str, Any] = {"type": "string", "maxLength": 8}
 
 
