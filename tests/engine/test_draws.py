@@ -13,8 +13,9 @@ import torch
 from engine.protocol import Sampling
 from engine.sampler import BLOCK, HEAD, Dice, choose, likeliest, logprobs_of
 
-DRAWS = 100_000 if os.environ.get("ANTIPHON_PROVE") else 2_000
-SIZES = [3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7] if os.environ.get("ANTIPHON_PROVE") else [3, BLOCK, BLOCK + 1]
+PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
+DRAWS = 100_000 if PROVE else 2_000
+SIZES = [3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7] if PROVE else [3, BLOCK, BLOCK + 1]
 LARGE = 20_011
 """Not a multiple of any block."""
 
