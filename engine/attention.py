@@ -5,7 +5,7 @@ of the forward call. Nothing is padded: the linear layers see all tokens of all 
 sequence at a time. A sequence's attention therefore does not depend on its neighbours.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +22,24 @@ GROUPED = 64
 """Up to so many queries, those of heads that share keys are laid out as rows of one head; the mask grows with them."""
 
 
+class Span(NamedTuple):
+    """The tokens of one sequence in the row, cut into (first, end), one after the other."""
+
+    kv: KV
+    cuts: list[tuple[int, int]]
+
+
 class Pack:
-    """Which tokens of the row belong to whom: ``spans`` holds (cache, first, end), in row order.
+    """Which tokens of the row belong to whom, in row order.
 
     ``windows`` maps a layer to its sliding window in tokens; a layer that is not in it looks back without limit.
-    ``single``: every token's attention is computed on its own, so that no number depends on how a text was cut.
+    Attention of what stands in one span is computed at once: where the spans of a text begin and end decides about
+    the last bits.
     """
 
-    def __init__(self, spans: list[tuple[KV, int, int]], windows: dict[int, int], *, single: bool = False) -> None:
+    def __init__(self, spans: list[Span], windows: dict[int, int]) -> None:
         self.spans = spans
         self.windows = windows
-        self.single = single
         self._masks: dict[tuple[int, int, int | None, int], Tensor] = {}
 
     def mask(self, queries: int, keys: int, window: int | None, repeat: int, like: Tensor) -> Tensor:
@@ -67,9 +74,10 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[Tensor] = []
-    for kv, first, end in pack.spans:
+    for kv, cuts in pack.spans:
+        first, end = cuts[0][0], cuts[-1][1]
         keys, values = kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
-        for start, stop in _cuts(first, end, single=pack.single):
+        for start, stop in cuts:
             last = keys.shape[2] - (end - stop)
             oldest = 0 if window is None else max(0, last - (stop - start) + 1 - window)
             seen = (keys[:, :, oldest:last], values[:, :, oldest:last])
@@ -80,10 +88,6 @@ def attend(  # noqa: PLR0913  the signature is transformers'
                 results.append(_plain(rows, *seen, window, scale, pack, softcap, s_aux))
     output = results[0] if len(results) == 1 else torch.cat(results, 1)
     return output.flatten(2, 3), None
-
-
-def _cuts(first: int, end: int, *, single: bool) -> list[tuple[int, int]]:
-    return [(place, place + 1) for place in range(first, end)] if single else [(first, end)]
 
 
 def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float, pack: Pack) -> Tensor:

@@ -25,6 +25,11 @@ KV_SHARE = 0.7
 """How much of the memory that is free after loading the cache may take, unless ``Options.kv_gib`` says otherwise."""
 
 
+BLOCK = 16
+"""Tokens of a prompt whose attention is computed at once in int8: its last bits depend on how many there are, and may
+move an activation to the next of its few levels. Of fp32 they stay the last bits. More would make long steps."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a model; what is None is chosen from the hardware and the model."""
 
@@ -79,6 +84,8 @@ def core_of(
         forward.determine(independent=packing.whole)
         if not packing.whole:
             log.warning("deterministic: one token at a time, since not all linear layers are packed")
+    elif options.quantize and packing.whole and isinstance(forward, PackedForward):
+        forward.determine(independent=True, grain=BLOCK)
     room = _room(forward.bytes_per_token, str(model.device), options) if isinstance(forward, PackedForward) else None
     if room is not None and room < context:
         if room < 2:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.forward import Forward, Work
+from engine.forward import Forward
 from engine.guide import Guide, Opener, prepare
 from engine.memory import Memory
 from engine.messages import Said
@@ -58,7 +58,7 @@ class Core:
         self._clock = clock
         most = room or slots * info.context
         self._pace = Pace(chunk) if forward.chunked else None
-        self._scheduler = Scheduler(slots=slots, queue=queue, room=most, pace=self._pace)
+        self._scheduler = Scheduler(slots=slots, queue=queue, room=most, pace=self._pace, grain=forward.grain)
         self._memory = Memory(forward, room=most, idle=room or info.context, reuse=reuse)
         self._speculate = speculate if forward.chunked else 0
         self._jobs: dict[str, Sequence] = {}
@@ -166,7 +166,7 @@ class Core:
         try:
             prepare(feed.sequence.dice.guide for feed in feeds if feed.count == feed.sequence.pending)
             with torch.inference_mode():
-                logits = self._forward.run([Work(feed.sequence.state, feed.ids, feed.rows) for feed in feeds])
+                logits = self._forward.run([feed.work for feed in feeds])
                 news = read(feeds, logits)
         except Exception as failure:
             log.exception("a step of %d sequences failed", len(feeds))

@@ -8,6 +8,7 @@ can generate with: recurrent states, chunked attention, rotary scaling that depe
 
 import inspect
 import logging
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from engine.attention import NAME, Pack
+from engine.attention import NAME, Pack, Span
 from engine.kv import KV
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,15 @@ PROBE = (7, 5)
 
 
 class Work(msgspec.Struct):
-    """New tokens of one sequence: ``ids`` follow what ``state`` holds; logits are wanted for the last ``rows``."""
+    """New tokens of one sequence: ``ids`` follow what ``state`` holds; logits are wanted for the last ``rows``.
+
+    The last ``said`` of them are no prompt's: the model said them, or is thought to say them next.
+    """
 
     state: Any
     ids: list[int]
     rows: int
+    said: int = 0
 
 
 class Forward(Protocol):
@@ -38,6 +43,8 @@ class Forward(Protocol):
 
     chunked: bool
     """Whether a prompt may be fed in pieces."""
+    grain: int
+    """Which end at multiples of so many tokens, or with the prompt."""
 
     def new_state(self, expected: int) -> Any:
         """The empty cache of a sequence that will probably hold ``expected`` tokens."""
@@ -54,16 +61,18 @@ class Forward(Protocol):
 class PackedForward:
     """All sequences in one row of tokens, without padding.
 
-    ``single``: each token's attention is computed on its own. ``lonely``: each token is, so that even linear layers
-    whose rows depend on each other give it the same numbers always; slow. :meth:`determine` chooses what is needed.
+    ``exact``: attention is computed over blocks of ``grain`` tokens of a prompt, wherever a step cuts it, and over one
+    token at a time of what was said. ``lonely``: each token is run on its own, so that even linear layers whose rows
+    depend on each other give it the same numbers always; slow. :meth:`determine` chooses what is needed.
     """
 
     chunked = True
+    grain = 1
 
     def __init__(self, model: PreTrainedModel, windows: dict[int, int]) -> None:
         self._model = model
         self._windows = windows
-        self.single = self.lonely = False
+        self.exact = self.lonely = False
         self.bytes_per_token = 0
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -71,12 +80,13 @@ class PackedForward:
         """An empty cache."""
         return KV(expected)
 
-    def determine(self, *, independent: bool) -> None:
+    def determine(self, *, independent: bool, grain: int = 1) -> None:
         """From now on a token's logits depend on its own text only, not on how it was cut or who else runs.
 
-        ``independent``: whether the model's linear layers treat each row as if it were alone.
+        ``independent``: whether the model's linear layers treat each row as if it were alone. With a ``grain`` they do
+        depend on which tokens were a prompt's, and prompts must be cut at multiples of it.
         """
-        self.single, self.lonely = independent, not independent
+        self.exact, self.lonely, self.grain = independent, not independent, grain
 
     def run(self, work: list[Work]) -> Tensor:
         """One pass for all; a sequence's cache grows only if the pass succeeds."""
@@ -90,14 +100,15 @@ class PackedForward:
         return torch.cat([self._pass([token]) for token in tokens])
 
     def _pass(self, work: list[Work]) -> Tensor:
-        spans: list[tuple[KV, int, int]] = []
+        spans: list[Span] = []
         ids: list[int] = []
         positions: list[int] = []
         kept: list[int] = []
         for item in work:
             first, start = len(ids), item.state.length
             ids += item.ids
-            spans.append((item.state, first, len(ids)))
+            bounds = cuts(start, len(item.ids), item.said, self.grain) if self.exact else [0, len(item.ids)]
+            spans.append(Span(item.state, list(pairwise(first + bound for bound in bounds))))
             positions += range(start, start + len(item.ids))
             kept += range(len(ids) - item.rows, len(ids))
         device = self._model.device
@@ -106,7 +117,7 @@ class PackedForward:
             input_ids=torch.tensor([ids], device=device),
             position_ids=torch.tensor([positions], device=device),
             use_cache=False,
-            pack=Pack(spans, self._windows, single=self.single),
+            pack=Pack(spans, self._windows),
             **({"logits_to_keep": chosen} if self._selects else {}),
         ).logits[0]
         for item in work:
@@ -116,10 +127,21 @@ class PackedForward:
         return rows.float()
 
 
+def cuts(start: int, length: int, said: int, grain: int) -> list[int]:
+    """Where blocks begin and end among ``length`` tokens, the first of which stands at ``start`` in its text.
+
+    The prompt's are cut at multiples of ``grain`` in the text, the last ``said`` from each other.
+    """
+    prompt = length - said
+    inner = range(grain - start % grain, prompt, grain)
+    return [0, *inner, *range(max(prompt, 1), length + 1)]
+
+
 class NativeForward:
     """Each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use."""
 
     chunked = False
+    grain = 1
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model

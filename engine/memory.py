@@ -95,14 +95,19 @@ class Memory:
     def _source(self, sequence: Sequence, running: Several[Sequence]) -> Source | None:
         most = len(sequence.tokens) - 1
         entry, length = self.prefixes.find(sequence.key, sequence.tokens, most)
-        best = Source(entry.kv, length, entry) if entry else None
+        length = self._whole(length)
+        best = Source(entry.kv, length, entry) if entry and length else None
         for other in running:
             if other is sequence or other.key != sequence.key or not isinstance(other.state, KV):
                 continue
-            common = shared(other.tokens, sequence.tokens, min(most, other.fed))
+            common = self._whole(shared(other.tokens, sequence.tokens, min(most, other.fed)))
             if common >= LEAST and (best is None or common > best.length):
                 best = Source(other.state, common, None)
         return best
+
+    def _whole(self, length: int) -> int:
+        """As much of a beginning as can be gone on from: where a prompt may be cut."""
+        return length - length % self._forward.grain
 
     def _read(self, source: Source, capacity: int, free: int) -> KV:
         """Take an idle cache over if little of it is lost, or if there is no memory for a copy; else copy."""

@@ -6,6 +6,7 @@ It knows no schedule and no memory beyond the sequences it is given, and moves e
 import msgspec
 from torch import Tensor
 
+from engine.forward import Work
 from engine.protocol import Finish, TokenLogprob
 from engine.sampler import choose, logprobs_of
 from engine.sequence import Sequence
@@ -19,10 +20,12 @@ class Feed(msgspec.Struct):
     draft: list[int]
 
     @property
-    def ids(self) -> list[int]:
-        """The tokens to run."""
-        fed = self.sequence.fed
-        return self.sequence.tokens[fed : fed + self.count].tolist() + self.draft
+    def work(self) -> Work:
+        """What the model is given."""
+        sequence, end = self.sequence, self.sequence.fed + self.count
+        said = min(max(end - len(sequence.job.tokens), 0), self.count)
+        ids = sequence.tokens[sequence.fed : end].tolist() + self.draft
+        return Work(sequence.state, ids, self.rows, said + len(self.draft))
 
     @property
     def rows(self) -> int:

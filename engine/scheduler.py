@@ -15,6 +15,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from engine.kv import rounded
 from engine.pace import Pace
 from engine.protocol import overloaded
 from engine.sequence import Sequence
@@ -27,15 +28,17 @@ class Scheduler:
     """At most ``slots`` sequences run and ``queue`` wait; together they hold at most ``room`` tokens in the cache.
 
     ``pace`` bounds the prompts' share of a step; None (a model whose prompts cannot be cut): one whole prompt a step.
+    Prompts are cut at multiples of ``grain`` tokens.
     """
 
-    def __init__(self, *, slots: int, queue: int, room: int, pace: Pace | None) -> None:
+    def __init__(self, *, slots: int, queue: int, room: int, pace: Pace | None, grain: int = 1) -> None:
         self.slots = slots
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self._queue = queue
         self._room = room
         self._pace = pace
+        self._grain = grain
         self._arrivals = 0
         self._turns = 0
         self._turn_of: dict[str, int] = {}
@@ -107,7 +110,7 @@ class Scheduler:
             return work
         if self._pace is None:
             return [*work, (filling[0], filling[0].pending)]
-        return work + _shares(filling, self._pace.budget(len(decoding), len(filling)))
+        return work + _shares(filling, self._pace.budget(len(decoding), len(filling)), self._grain)
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda other: other.rank)
@@ -133,8 +136,11 @@ class Scheduler:
         return max((other for other in queued if jobs[other.job.owner] == crowd), key=lambda other: other.rank)
 
 
-def _shares(filling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-    """Divide a step's tokens among prompts, in the order of their rank: highest priority first, owners equally."""
+def _shares(filling: list[Sequence], budget: int, grain: int) -> list[tuple[Sequence, int]]:
+    """Divide a step's tokens among prompts, in the order of their rank: highest priority first, owners equally.
+
+    A share goes on to the next multiple of ``grain``, so that a step may carry a little more.
+    """
     counts: dict[int, int] = {}
     for priority in dict.fromkeys(sequence.job.priority for sequence in filling):
         equals = [sequence for sequence in filling if sequence.job.priority == priority]
@@ -144,8 +150,11 @@ def _shares(filling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
                 first.setdefault(sequence.job.owner, sequence)
             share = max(budget // len(first), 1)
             for sequence in first.values():
+                if budget <= 0:
+                    break
                 fed = counts.get(sequence.arrival, 0)
-                count = min(share, budget, sequence.pending - fed)
+                place = sequence.fed + fed
+                count = min(rounded(place + min(share, budget), grain) - place, sequence.pending - fed)
                 budget -= count
                 counts[sequence.arrival] = fed + count
                 if fed + count == sequence.pending:

@@ -1,15 +1,14 @@
 """What a batch does to a request, on the benchmark's models: `python -m tests.bench.exactness --model tiny`.
 
-Logits of each position, of a text fed in random pieces among random others, as a scheduler would, and of the same
-alone, in the same pieces or whole; tokens of jobs with a seed at temperature 1, alone and in a crowd; what
-`--deterministic` costs.
+Logits of each position, of a prompt and an answer: fed among random others, the prompt in such pieces as a scheduler
+may cut it into and the answer token by token or in drafts, and of the same alone, the prompt whole and the answer token
+by token; tokens of jobs with a seed at temperature 1, alone and in a crowd; what `--deterministic` costs.
 """
 
 import argparse
 import itertools
 import random
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +16,10 @@ import torch
 
 from engine.build import Options, core_of
 from engine.core import Core
-from engine.forward import PackedForward, Work, choose_forward, sample
+from engine.forward import PackedForward, Work
 from engine.hardware import threads
 from engine.loader import load_model
-from engine.norms import replace_norms
-from engine.pack import Quantize, pack
+from engine.pack import Quantize
 from engine.protocol import Job, Sampling
 from tests.bench.figures import NONE, median, table
 from tests.bench.models import build
@@ -30,15 +28,14 @@ LENGTH = 100
 """Tokens of a text."""
 CROWD = 16
 """Jobs at once."""
+Piece = tuple[list[int], int]
+"""Tokens that follow, and how many of them the model said."""
 
 
 def forward_of(name: str, quantize: Quantize | None) -> PackedForward:
     """The model as it is served."""
-    model, _ = load_model(build(name), device="cpu")
-    forward = choose_forward(model)
+    forward = core_for(name, quantize, deterministic=False)._forward
     assert isinstance(forward, PackedForward)
-    replace_norms(model)
-    pack(model, lambda: sample(forward, model), quantize)
     return forward
 
 
@@ -48,62 +45,68 @@ def texts_of(count: int, vocabulary: int) -> list[list[int]]:
     return [[chance.randrange(vocabulary) for _ in range(LENGTH)] for _ in range(count)]
 
 
-def sizes_of(chance: random.Random) -> list[int]:
-    """Lengths of random pieces of a text."""
-    sizes: list[int] = []
-    while (left := LENGTH - sum(sizes)) > 0:
-        sizes.append(min(chance.choice((1, 1, 1, 7, 40)), left))
-    return sizes
+def whole(text: list[int], prompt: int) -> list[Piece]:
+    """The prompt in one piece, the answer token by token."""
+    return [(text[:prompt], 0), *(([token], 1) for token in text[prompt:])]
 
 
-def alone(forward: PackedForward, text: list[int], sizes: Sequence[int] = (LENGTH,)) -> torch.Tensor:
+def pieces_of(text: list[int], prompt: int, grain: int, chance: random.Random) -> list[Piece]:
+    """The same in such pieces as a scheduler may choose."""
+    pieces: list[Piece] = []
+    fed = 0
+    while fed < prompt:
+        end = min((fed // grain + chance.choice((1, 1, 7, 40))) * grain, prompt)
+        pieces.append((text[fed:end], 0))
+        fed = end
+    while fed < len(text):
+        piece = text[fed : fed + chance.choice((1, 1, 1, 5))]
+        pieces.append((piece, len(piece)))
+        fed += len(piece)
+    return pieces
+
+
+def alone(forward: PackedForward, pieces: list[Piece]) -> torch.Tensor:
     """Logits of every position, fed in these pieces."""
-    own, ends = forward.new_state(0), list(itertools.accumulate(sizes, initial=0))
-    pieces = [text[start:end] for start, end in itertools.pairwise(ends)]
-    return torch.cat([forward.run([Work(own, piece, len(piece))]) for piece in pieces])
+    own = forward.new_state(0)
+    return torch.cat([forward.run([Work(own, piece, len(piece), said)]) for piece, said in pieces])
 
 
 def crowded(
-    forward: PackedForward, text: list[int], sizes: Sequence[int], others: list[list[int]], chance: random.Random
+    forward: PackedForward, pieces: list[Piece], others: list[list[int]], chance: random.Random
 ) -> torch.Tensor:
     """The same, each piece beside pieces of some others."""
-    own, fed, parts = forward.new_state(0), 0, []
-    for size in sizes:
+    own, parts = forward.new_state(0), []
+    for piece, said in pieces:
         beside = [
             other[: chance.choice((1, 1, 1, 30))] for other in chance.sample(others, chance.randint(0, CROWD - 1))
         ]
-        work = [Work(own, text[fed : fed + size], size)]
+        work = [Work(own, piece, len(piece), said)]
         work += [Work(forward.new_state(0), part, len(part)) for part in beside]
         chance.shuffle(work)
         place = sum(item.rows for item in itertools.takewhile(lambda item: item.state is not own, work))
-        parts.append(forward.run(work)[place : place + size])
-        fed += size
+        parts.append(forward.run(work)[place : place + len(piece)])
     return torch.cat(parts)
 
 
 @torch.inference_mode()
-def positions(
-    name: str, quantize: Quantize | None, count: int, truth: PackedForward | None, *, alike: bool
-) -> list[str]:
-    """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's.
-
-    `alike`: alone the text is cut as it is in the crowd; else it is fed whole.
-    """
+def positions(name: str, quantize: Quantize | None, count: int, truth: PackedForward | None) -> list[str]:
+    """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's."""
     forward, chance = forward_of(name, quantize), random.Random(7)
     texts = texts_of(count // LENGTH, 90_000)
     agree = total = 0
     worst = typical = near = 0.0
     for number, text in enumerate(texts):
-        sizes = sizes_of(chance)
-        one = alone(forward, text, sizes if alike else (LENGTH,))
-        two = crowded(forward, text, sizes, texts[:number] + texts[number + 1 :], chance)
+        prompt = chance.randint(1, LENGTH)
+        one = alone(forward, whole(text, prompt))
+        pieces = pieces_of(text, prompt, forward.grain, chance)
+        two = crowded(forward, pieces, texts[:number] + texts[number + 1 :], chance)
         apart = (one - two).abs()
         worst, typical = max(worst, float(apart.max())), typical + float(apart.mean())
         agree, total = agree + int((one.argmax(-1) == two.argmax(-1)).sum()), total + len(text)
         if truth is not None and number < 10:
-            near += float(torch.cosine_similarity(one, alone(truth, text), dim=-1).mean()) / min(10, len(texts))
-    kind = f"{quantize or 'fp32'}, cut {'alike' if alike else 'otherwise'}"
-    cells = [kind, str(total), f"{agree / total:.3%}", f"{worst:.2g}", f"{typical / len(texts):.2g}"]
+            right = alone(truth, whole(text, prompt))
+            near += float(torch.cosine_similarity(one, right, dim=-1).mean()) / min(10, len(texts))
+    cells = [quantize or "fp32", str(total), f"{agree / total:.3%}", f"{worst:.2g}", f"{typical / len(texts):.2g}"]
     return [*cells, NONE if truth is None else f"{near:.5f}"]
 
 
@@ -170,8 +173,7 @@ def main() -> None:
     torch.set_num_threads(threads())
     kinds: tuple[Quantize | None, ...] = (None, "int8")
     plain = forward_of(asked.model, None)
-    ways = [(kind, alike) for kind in kinds for alike in (True, False)]
-    rows = [positions(asked.model, kind, asked.positions, plain if kind else None, alike=alike) for kind, alike in ways]
+    rows = [positions(asked.model, kind, asked.positions, plain if kind else None) for kind in kinds]
     print(
         table(["layers", "positions", "greedy token the same", "largest difference", "mean", "cosine with fp32"], rows)
     )

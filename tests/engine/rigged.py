@@ -32,6 +32,7 @@ class Rigged:
     """
 
     chunked = True
+    grain = 1
 
     def __init__(self, following: Next = scattered) -> None:
         self.following = following

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from engine.build import Options, core_of
+from engine.build import BLOCK, Options, core_of
 from engine.core import Core
 from engine.folder import LoadError
 from engine.forward import PackedForward, Work, choose_forward, sample
@@ -162,9 +162,50 @@ def test_rows_are_bit_identical_in_any_batch_if_the_text_is_cut_alike(family: st
 @pytest.mark.parametrize("family", DENSE)
 def test_deterministic_rows_are_bit_identical_however_the_text_is_cut(family: str, quantize: Any) -> None:
     forward = packed(family, quantize, deterministic=True)
-    assert forward.single and not forward.lonely
+    assert forward.exact and not forward.lonely
     texts = texts_of(POSITIONS)
     assert torch.equal(logits_of(forward, texts, None, 1), logits_of(forward, texts, random.Random(3), together=7))
+
+
+def as_scheduled(forward: PackedForward, text: list[int], prompt: int, chance: random.Random | None) -> Any:
+    """Logits of every position: the prompt whole or cut where a scheduler may, the rest one by one or as drafts."""
+    own, rows, fed = forward.new_state(0), [], 0
+    while fed < len(text):
+        if fed < prompt:
+            blocks = 99 if chance is None else chance.randint(1, 3)
+            size = min((fed // forward.grain + blocks) * forward.grain, prompt) - fed
+            work = [Work(own, text[fed : fed + size], size)]
+        else:
+            size = 1 if chance is None else min(chance.choice([1, 1, 4]), len(text) - fed)
+            work = [Work(own, text[fed : fed + size], size, said=size)]
+        if chance is not None:
+            work += [Work(forward.new_state(0), text[:other], 1) for other in chance.choices([1, 1, 2, 30], k=3)]
+        rows.append(forward.run(work)[:size])
+        fed += size
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_int8_rows_are_bit_identical_however_a_scheduler_cuts_the_prompt(family: str) -> None:
+    forward = tuned(family, quantize="int8")._forward
+    assert isinstance(forward, PackedForward) and forward.grain == BLOCK
+    chance = random.Random(3)
+    with torch.inference_mode():
+        for text in texts_of(POSITIONS, 100):
+            prompt = chance.randint(1, 95)
+            alone, crowded = (as_scheduled(forward, text, prompt, way) for way in (None, chance))
+            assert torch.equal(alone, crowded)
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_int8_jobs_say_the_same_after_a_prompt_that_is_cached(family: str) -> None:
+    core = tuned(family, quantize="int8", slots=3, chunk=20)
+    jobs = [job_of(prompt, str(n), max_tokens=12, seed=n) for n, prompt in enumerate(prompts(40, 70, 33))]
+    first, again = drain(core, *jobs), {job.id: drain(core, job)[job.id] for job in jobs}
+    assert {name: tokens_of(said) for name, said in first.items()} == {
+        name: tokens_of(said) for name, said in again.items()
+    }
+    assert again["0"][0].cached == 32 and again["1"][0].cached == 64
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])

@@ -40,6 +40,27 @@ def served(schedule: Scheduler) -> list[str]:
     return order
 
 
+@pytest.mark.parametrize(("grain", "shares"), [(1, [10, 10, 10]), (4, [12, 12, 8]), (16, [16, 16])])
+def test_prompts_are_cut_at_multiples_of_the_grain(grain: int, shares: list[int]) -> None:
+    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30), grain=grain)
+    for name in "abc":
+        schedule.add(sequence(name, owner=name, length=37))
+    admitted(schedule)
+    assert list(planned(schedule).values()) == shares
+
+
+def test_the_end_of_a_prompt_need_not_be_a_multiple() -> None:
+    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30), grain=16)
+    schedule.add(sequence("a", length=37))
+    admitted(schedule)
+    seen = []
+    while (one := schedule.running[0]).pending > 1:
+        ((_, count),) = schedule.plan()
+        seen.append(count)
+        one.fed += count
+    assert seen == [32, 5]
+
+
 def planned(schedule: Scheduler) -> dict[str, int]:
     return {one.job.id: count for one, count in schedule.plan()}
 
