@@ -91,6 +91,17 @@ class Gate:
             path = clip(scope["path"].encode("unicode_escape").decode())
             self._told(Line(scope.get("method", "GET"), path, answer.status, seconds, answer.request_id))
 
+    def turn_away(self, scope: Scope, error: ApiError) -> tuple[ApiError, str]:
+        """What a request is answered that nobody will read, and its id: what is wrong with it, else `error`."""
+        headers = _headers(scope)
+        try:
+            self._admit(scope, headers)
+        except ApiError as wrong:
+            error = wrong
+        request_id = _request_id(headers)
+        self._told(Line(scope["method"], scope["path"], error.status, 0.0, request_id))
+        return error, request_id
+
     def _admit(self, scope: Scope, headers: dict[str, str]) -> str:
         """Everything that can be said before the body. Returns the owner; raises `ApiError`."""
         _check_headers(scope)

@@ -23,6 +23,7 @@ from litestar.routes import HTTPRoute
 
 from app.asgi import App
 from app.catalogue import Catalogue, ServedModel
+from app.crowd import TURNS, Crowd
 from app.errors import ApiError, clip, from_engine
 from app.gate import HEADER_BYTES, Gate, Line
 from app.house import House
@@ -40,8 +41,6 @@ from app.turns import Turns
 from app.wire import protocol, socket_protocol
 from engine.protocol import EngineError, overloaded
 
-TURNS = frozenset({"/v1/responses", "/v1/responses/compact", "/v1/chat/completions"})
-"""What opens a turn when something is posted to it."""
 LAST_SECONDS = 2.0
 """After the drain: for the last bytes to leave and the connections to close."""
 
@@ -114,22 +113,32 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
 
 def _check_room(home: House, path: str) -> None:
     """Raise `ApiError` 429 for a turn too many, where that is clear before anybody knows the model it is for."""
-    models = home.catalogue.models
-    if path in TURNS and models and all(home.turns.full(model.engine) for model in models):
+    if path in TURNS and home.catalogue.models and not _free(home):
         raise from_engine(overloaded())
 
 
-class Server(uvicorn.Server):
-    """uvicorn, which drains the turns before it waits for the connections. `ready` hears the port once it listens."""
+def _free(home: House) -> int:
+    """How many turns more could be opened, of whatever models."""
+    return sum(max(home.turns.free(model.engine), 0) for model in home.catalogue.models)
 
-    def __init__(self, home: House, app: App, ready: Callable[[int], None] = lambda _: None) -> None:
+
+class Server(uvicorn.Server):
+    """uvicorn, which drains the turns before it waits for the connections. `ready` hears the port once it listens.
+
+    `app` is what answers if it is more than the gate.
+    """
+
+    def __init__(
+        self, home: House, gate: Gate, ready: Callable[[int], None] = lambda _: None, app: App | None = None
+    ) -> None:
         settings = home.settings
+        crowd = Crowd(partial(_free, home), lambda scope: gate.turn_away(scope, from_engine(overloaded())))
         super().__init__(
             uvicorn.Config(
-                app,
+                app or gate,
                 host=settings.host,
                 port=settings.port,
-                http=protocol(settings),
+                http=protocol(settings, crowd),
                 ws=socket_protocol(settings) if settings.websocket else "none",
                 ws_max_size=settings.max_body,
                 ws_per_message_deflate=False,  # each token is a frame of its own

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from app.catalogue import ServedModel
+from app.crowd import decided
 from app.errors import ApiError, from_engine
 from app.log import Log
 from app.metrics import Taken, Watch
@@ -67,6 +68,7 @@ class Turns:
         """Start `spec.n` turns that share one prompt. If one is refused, none runs."""
         self._check_open(model, spec)
         self._taken[model.engine] += spec.n
+        decided()
         try:
             layout = await self._render(model, spec, owner)
         except BaseException:
@@ -102,7 +104,11 @@ class Turns:
 
         It would refuse them itself, but only when their prompts have been laid out: in a flood that is late.
         """
-        return self._taken[engine] + count > engine.places()
+        return self.free(engine) < count
+
+    def free(self, engine: Engine) -> int:
+        """How many turns more the engine has places for; less than none where it has lost some."""
+        return engine.places() - self._taken[engine]
 
     def _asked_to_end(self, response_id: str) -> None:
         if response_id in self._running:

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from websockets.http11 import Response
 
 from app.asgi import Message, Receive, Scope, Send
+from app.crowd import Crowd, Ticket, answer, hold
 from app.errors import ApiError
 from app.settings import Settings
 
@@ -55,6 +56,8 @@ class _Reader:
 class PatientProtocol(_Reader, H11Protocol):
     """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""
 
+    crowd: Crowd
+
     def __init__(
         self,
         config: Config,
@@ -68,6 +71,9 @@ class PatientProtocol(_Reader, H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_for: str | None = None
         self._upgraded = False
+        self._ticket: Ticket | None = None
+        self._queued = False
+        self._later = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A silent socket has as long as slow headers have."""
@@ -75,7 +81,34 @@ class PatientProtocol(_Reader, H11Protocol):
         self._expect("headers", self.settings.header_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """More bytes; they change the deadline only when they complete something."""
+        """More bytes. What comes between two requests joins the crowd first."""
+        if self._queued:
+            self._later += data
+        elif self.conn.our_state is h11.IDLE and not self._upgraded and not self.conn.trailing_data[0]:
+            self._queued = True
+            self.crowd.come(self, data)
+        else:
+            self._read(data)
+
+    def let_in(self, data: bytes, ticket: Ticket | None) -> None:
+        """It is this connection's turn."""
+        data, self._later = data + self._later, b""
+        self._queued, self._ticket = False, ticket
+        if not self.transport.is_closing():
+            self._read(data)
+        if ticket is not None and self._open_cycle() is None:
+            ticket.decide()  # it has left, or was no HTTP
+
+    def turn_away(self, error: ApiError, request_id: str) -> None:
+        """Too many: answered past h11, which never hears of it."""
+        self._queued = False
+        self._unset_keepalive_if_required()
+        more = (*self.server_state.default_headers, (b"x-request-id", request_id.encode()))
+        self.transport.write(answer(error, more))
+        self.on_response_complete()
+
+    def _read(self, data: bytes) -> None:
+        """They change the deadline only when they complete something."""
         super().data_received(data)
         if self._upgraded:
             return
@@ -105,12 +138,18 @@ class PatientProtocol(_Reader, H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or too much of it, in the shape of every other error."""
-        self._last_words(ApiError(400, "invalid_http", msg), "400 Bad Request")
+        self._last_words(ApiError(400, "invalid_http", msg))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The cycle is this request's: the next one begins when this one is answered."""
-        answer = scope[PIPE] = Answer(scope, self.cycle, send)
-        await self._behind(scope, receive, answer.send)
+        ticket, self._ticket = self._ticket, None
+        hold(ticket)
+        pipe = scope[PIPE] = Answer(scope, self.cycle, send)
+        try:
+            await self._behind(scope, receive, pipe.send)
+        finally:
+            if ticket is not None:
+                ticket.decide()
 
     def _open_cycle(self) -> RequestResponseCycle | None:
         """The request that is being answered, if any."""
@@ -128,16 +167,13 @@ class PatientProtocol(_Reader, H11Protocol):
     def _too_late(self) -> None:
         if self.transport.is_closing():
             return
-        error = ApiError(408, "request_timeout", f"The {self._waits_for} did not arrive in time.")
-        self._last_words(error, "408 Request Timeout")
+        self._last_words(ApiError(408, "request_timeout", f"The {self._waits_for} did not arrive in time."))
 
-    def _last_words(self, error: ApiError, status: str) -> None:
+    def _last_words(self, error: ApiError) -> None:
         """An answer past h11, which may be in any state, and the end of the connection."""
         cycle = self._open_cycle()
         if cycle is None or not cycle.response_started:
-            body = error.body()
-            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+            self.transport.write(answer(error, [(b"connection", b"close")]))
         self.transport.close()
 
 
@@ -209,6 +245,6 @@ def socket_protocol(settings: Settings) -> type[PatientSocket]:
     return type("SocketProtocol", (PatientSocket,), {"settings": settings})
 
 
-def protocol(settings: Settings) -> type[PatientProtocol]:
+def protocol(settings: Settings, crowd: Crowd) -> type[PatientProtocol]:
     """The protocol with these settings; uvicorn makes one instance per connection."""
-    return type("Protocol", (PatientProtocol,), {"settings": settings})
+    return type("Protocol", (PatientProtocol,), {"settings": settings, "crowd": crowd})

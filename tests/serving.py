@@ -129,7 +129,8 @@ async def _serve(
     for model in catalogue.models:
         await model.engine.start()
     try:
-        server = box["server"] = Server(home, around(build(home, lines.append)), ready)
+        gate = build(home, lines.append)
+        server = box["server"] = Server(home, gate, ready, around(gate))
         await server.serve()
     finally:
         for model in catalogue.models:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import cycle, islice
 from typing import Any
 
@@ -80,48 +80,48 @@ def cpu(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-class _Reader(asyncio.Protocol):
-    """Sends one request and reads to the end of the answer; keeps what came last, or all of it."""
+class _Reader:
+    """One answer, read as it comes; keeps what came last, or all of it."""
 
-    def __init__(self, request: bytes, *, whole: bool) -> None:
-        self.said, self._request, self._whole = b"", request, whole
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, port: int, request: bytes, *, whole: bool) -> None:
+        self.said, self._whole = b"", whole
+        self.line = socket.create_connection(("127.0.0.1", port))
+        self.line.sendall(request)
+        self.line.setblocking(False)
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.said = self.said + data if self._whole or len(data) < 2048 else data
-        if self.said.endswith(ENDED) and not self.done.done():
-            self.done.set_result(None)
-            self._transport.close()
-        elif not self._whole:
-            self.said = self.said[-4096:]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionError(self.said[-300:]))
+    def read(self) -> bool:
+        """Take what is there; whether that was all there will be."""
+        with suppress(BlockingIOError):
+            while data := self.line.recv(1 << 18):
+                self.said = self.said + data if self._whole else (self.said + data)[-4096:]
+                if self.said.endswith(ENDED):
+                    self.line.close()
+                    return True
+            raise ConnectionError(self.said[-300:])
+        return False
 
 
-def load(port: int, streams: int, length: int, step: int, *, whole: bool = False) -> list[bytes]:
-    """Read one case by so many streams at once; the ends of the answers, or the whole of them."""
+def load(port: int, streams: int, length: int, step: int, *, whole: bool = False, waits: bool = False) -> list[bytes]:
+    """Read one case by so many streams at once; the ends of the answers, or the whole of them.
+
+    Readers look every millisecond. With `waits` they sleep until something comes: then each write of the server wakes a
+    process of this machine, and the system counts that as the server's time.
+    """
     body = json.dumps({"model": "scripted", "input": f"say {length} by {step}.", "stream": True}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-
-    async def read() -> list[bytes]:
-        loop = asyncio.get_running_loop()
-        pairs = [
-            await loop.create_connection(lambda: _Reader(head.encode() + body, whole=whole), "127.0.0.1", port)
-            for _ in range(streams)
-        ]
-        await asyncio.gather(*(reader.done for _, reader in pairs))
-        return [reader.said for _, reader in pairs]
-
-    said = uvloop.run(read())
-    for answer in said:
-        assert b'"output_tokens":%d,' % length in answer, answer[-500:]
-    return said
+    readers = [_Reader(port, head.encode() + body, whole=whole) for _ in range(streams)]
+    left = {reader.line.fileno(): reader for reader in readers}
+    with select.epoll() as poll:
+        for number in left if waits else ():
+            poll.register(number, select.EPOLLIN)
+        while left:
+            ready = [number for number, _ in poll.poll(None if waits else 0.001)]
+            for number in ready or list(left):
+                if left[number].read():
+                    del left[number]
+    for reader in readers:
+        assert b'"output_tokens":%d,' % length in reader.said, reader.said[-500:]
+    return [reader.said for reader in readers]
 
 
 def chunks(answer: bytes) -> list[bytes]:
