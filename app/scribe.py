@@ -17,7 +17,8 @@ from events.items import Logprob, TopLogprob
 from events.response import InputDetails, OutputDetails, Usage
 from harmony.format import Format, Prompt
 from state.drafts import ReasoningAs
-from state.machine import Ids, Machine
+from state.machine import Machine
+from state.mint import Ids
 from state.segments import Close, Segment
 from state.table import IllegalInput, State
 

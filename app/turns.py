@@ -28,7 +28,7 @@ from app.turn import SHUTTING_DOWN, Pace, Turn
 from engine.protocol import Engine, Job, overloaded
 from harmony.format import Conversation, RenderError
 from state.drafts import ReasoningAs
-from state.machine import Ids
+from state.mint import Ids
 
 
 def mint(prefix: str) -> str:

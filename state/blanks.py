@@ -23,15 +23,16 @@ class Piece(Struct, frozen=True, gc=False):
 EMPTY = Piece("")
 
 
-def split(text: str, scored: tuple[Scored, ...] = ()) -> list[tuple[Piece, bool]]:
+def split(text: str, scored: tuple[Scored, ...] = (), *, joined: bool = False) -> list[tuple[Piece, bool]]:
     """The non-empty pieces of `text` in order, each with whether it is blank (`str.isspace`): at most three.
 
-    A log-probability goes with the piece in which its token's first character stands, undivided.
+    `joined`: a leading blank is part of the body, where there is one. A log-probability goes with the piece in which
+    its token's first character stands, undivided.
     """
-    body = text.strip()
+    body = text.rstrip() if joined else text.strip()
     if len(body) == len(text) and body:
         return [(Piece(text, tuple(s.logprob for s in scored) if scored else ()), False)]
-    body_at = len(text) - len(text.lstrip())
+    body_at = 0 if joined and body else len(text) - len(text.lstrip())
     if body_at == len(text):
         bounds = [(0, len(text), True)]
     else:

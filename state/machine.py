@@ -20,22 +20,20 @@ The machine does not know tokens, time, randomness or who listens: ids, the cloc
 
 from collections import deque
 from collections.abc import Callable
-from itertools import count
 from typing import Literal, get_args
 
 import msgspec
 
 from events import stream as ev
 from events.base import Event
+from events.items import Status
 from events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
 from state.blanks import EMPTY, Piece, split
 from state.drafts import CustomDraft, Draft, FunctionDraft, MessageDraft, PartKind, ReasoningAs, ReasoningDraft, Seal
-from state.segments import Arguments, Call, Cite, Close, Refuse, Say, Segment, Think, Whole
+from state.mint import Ids, Mint
+from state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Segment, Think, Whole
 from state.table import BLANK, GUARDS, Guard, IllegalInput, Letter, State, Verb, find
 from state.voice import Place, Voice
-
-Ids = Callable[[str], str]
-"""Mints an id with the prefix given: `rs`, `msg`, `fc`, `ctc`, `cmp` or `call`."""
 
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
@@ -73,13 +71,12 @@ class Machine:
         """Blanks that were not said, in order: with the deltas they make up all the text that was fed."""
         self.trace: deque[tuple[State, Letter]] = deque(maxlen=64)
         """The latest steps, for the log when something of ours breaks."""
-        self._ids, self._clock, self._usage = ids, clock, usage
+        self._mint, self._clock, self._usage = Mint(ids), clock, usage
         self._seal, self._reasoning_as = seal, reasoning_as
         self._voice = Voice()
         self._output: list[OutputItem] = []
         self._draft: Draft | None = None
         self._held = EMPTY
-        self._call_ids: set[str] = set()
         self._segment: Segment | None = None  # what is being read, and the piece of it
         self._piece = EMPTY
         self._ending = _Ending()
@@ -93,12 +90,12 @@ class Machine:
         """Read one segment; empty text is no letter. Raises `IllegalInput`, and is as before, where it may not come."""
         self._segment = segment
         match segment:
-            case Think():
-                self._text(Letter.THINK, split(segment.text))
-            case Say():
-                self._text(Letter.SAY, split(segment.text, segment.logprobs))
-            case Refuse():
-                self._text(Letter.REFUSE, split(segment.text))
+            case Think(text):
+                self._text(Letter.THINK, text)
+            case Say(text):
+                self._text(Letter.SAY, text, segment.logprobs)
+            case Refuse(text):
+                self._text(Letter.REFUSE, text)
             case Cite():
                 self._step(Letter.CITE)
             case Call():
@@ -149,8 +146,9 @@ class Machine:
             raise
         return self._voice.collect()
 
-    def _text(self, letter: Letter, pieces: list[tuple[Piece, bool]]) -> None:
-        for number, (piece, blank) in enumerate(pieces):
+    def _text(self, letter: Letter, text: str, scored: tuple[Scored, ...] = ()) -> None:
+        # A blank before more of the open text would be held within this call only: it stays with it.
+        for number, (piece, blank) in enumerate(split(text, scored, joined=letter is self._continued)):
             if number and self.ended:
                 self.dropped += piece.text  # an earlier piece of the same text ended the response
                 continue
@@ -166,6 +164,13 @@ class Machine:
         for verb in cell.verbs:
             _VERBS[verb](self)
         self.state = cell.next
+
+    @property
+    def _continued(self) -> Letter | None:
+        """Which text is more of what is open."""
+        if isinstance(self._draft, MessageDraft):
+            return Letter.SAY if self._draft.kind == "text" else Letter.REFUSE
+        return Letter.THINK if self.state is State.REASONING else None
 
     def _holds(self, guard: Guard) -> bool:
         if guard == "no item yet":
@@ -193,23 +198,14 @@ class Machine:
             case Refuse():
                 return MessageDraft(self._place("msg"), self._voice, None, "refusal")
             case Call(kind="custom"):
-                return CustomDraft(self._place("ctc"), self._voice, segment, self._call_id(segment.call_id))
+                return CustomDraft(self._place("ctc"), self._voice, segment, self._mint.of_call(segment.call_id))
             case Call():
-                return FunctionDraft(self._place("fc"), self._voice, segment, self._call_id(segment.call_id))
+                return FunctionDraft(self._place("fc"), self._voice, segment, self._mint.of_call(segment.call_id))
             case _:  # pragma: no cover  # the table opens on these letters only
                 raise AssertionError(segment)
 
     def _place(self, prefix: str) -> Place:
-        return Place(self._ids(prefix), len(self._output))
-
-    def _call_id(self, native: str | None) -> str:
-        """The model's own id, made unique if it repeats one; minted where it has none."""
-        call_id = native or self._ids("call")
-        numbers = count(2)
-        while call_id in self._call_ids:
-            call_id = f"{native}_{next(numbers)}"
-        self._call_ids.add(call_id)
-        return call_id
+        return Place(self._mint(prefix), len(self._output))
 
     def _grow(self) -> None:
         draft, piece = self._draft, self._piece
@@ -227,15 +223,13 @@ class Machine:
         if isinstance(self._draft, MessageDraft) and isinstance(self._segment, Cite):
             self._draft.cite(self._segment.annotation, self._segment.length)
 
-    def _close(self) -> None:
+    def _close(self, status: Status = "completed") -> None:
         if self._draft:
-            self._output.append(self._draft.close("completed"))
+            self._output.append(self._draft.close(status))
         self._draft = None
 
     def _cut(self) -> None:
-        if self._draft:
-            self._output.append(self._draft.close("incomplete"))
-        self._draft = None
+        self._close("incomplete")
 
     def _freeze(self) -> None:
         self._drop()
@@ -247,7 +241,7 @@ class Machine:
         if isinstance(self._segment, Whole):
             item = self._segment.item
             if not item.id:
-                item = msgspec.structs.replace(item, id=self._ids("cmp"))
+                item = msgspec.structs.replace(item, id=self._mint("cmp"))
             self._voice.item_added(len(self._output), item)
             self._voice.item_done(len(self._output), item)
             self._output.append(item)
