@@ -109,11 +109,15 @@ class Crowd:
 
     def come(self, guest: Guest, data: bytes) -> None:
         """What came on a connection that waits for a request."""
-        request = whole(data)
+        try:
+            request = whole(data)
+            refusal = self._refuse(request.scope) if request and self._free() <= self.coming else None
+        except Exception:  # noqa: BLE001  # a fault of ours is answered on the usual way
+            request = refusal = None
         if request is None:
             guest.let_in(data, None)
-        elif self._free() <= self.coming:
-            guest.turn_away(*self._refuse(request.scope))
+        elif refusal is not None:
+            guest.turn_away(*refusal)
         else:
             self.coming += 1
             self._queue.append((guest, data, Ticket(self)))

@@ -73,6 +73,8 @@ class Gate:
         began = time.monotonic()
         try:
             owner = self._admit(scope, headers)
+            if scope.get("method") in WITH_BODY:
+                self._room(scope["path"])
             scope.setdefault("state", {}).update(owner=owner, request_id=answer.request_id)
             if scope["type"] == "websocket" and self._socket is not None:
                 await self._socket(scope, receive, answer.send)
@@ -113,7 +115,6 @@ class Gate:
         owner = self._owner(headers)
         if scope.get("method") in WITH_BODY:
             self._check_body(headers)
-            self._room(scope["path"])
         return owner
 
     def _check_socket(self, scope: Scope, headers: dict[str, str]) -> None:

@@ -41,6 +41,9 @@ from app.turns import Turns
 from app.wire import protocol, socket_protocol
 from engine.protocol import EngineError, overloaded
 
+DOORS = 16
+"""Descriptors under which an address is listened on. The event loop takes one connection of each in a turn, and a turn
+is long while many streams run: behind a thousand who connect at once the next one would wait for seconds."""
 LAST_SECONDS = 2.0
 """After the drain: for the last bytes to leave and the connections to close."""
 
@@ -132,7 +135,7 @@ class Server(uvicorn.Server):
         self, home: House, gate: Gate, ready: Callable[[int], None] = lambda _: None, app: App | None = None
     ) -> None:
         settings = home.settings
-        crowd = Crowd(partial(_free, home), lambda scope: gate.turn_away(scope, from_engine(overloaded())))
+        crowd = Crowd(partial(_free, home), partial(gate.turn_away, error=from_engine(overloaded())))
         super().__init__(
             uvicorn.Config(
                 app or gate,
@@ -158,7 +161,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Listen, then say so."""
-        await super().startup(sockets)
+        doors = [twin for each in sockets or () for twin in (each, *(each.dup() for _ in range(DOORS - 1)))]
+        await super().startup(doors or None)
         if self.started:
             self._ready(self.servers[0].sockets[0].getsockname()[1])
 

@@ -15,7 +15,7 @@ from app.asgi import App
 from app.catalogue import Catalogue, ServedModel
 from app.gate import Line
 from app.house import House
-from app.server import Server, build, furnish
+from app.server import Server, bind, build, furnish
 from app.settings import Settings, digest
 from app.store.open import open_store
 from app.turn import Pace
@@ -131,7 +131,8 @@ async def _serve(
     try:
         gate = build(home, lines.append)
         server = box["server"] = Server(home, gate, ready, around(gate))
-        await server.serve()
+        with bind(settings) as listener:
+            await server.serve([listener])
     finally:
         for model in catalogue.models:
             await model.engine.close()

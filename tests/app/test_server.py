@@ -288,3 +288,29 @@ def test_a_turn_too_many_is_refused_before_it_is_read(path: str, body: dict[str,
             ).status_code
             == 400
         )
+
+
+def test_behind_many_who_connect_at_once_nobody_waits_for_as_many_turns_of_the_loop(server: Serve) -> None:
+    served, turns, lines = server([{"name": "x", "speak": ["x"]}]), [0], list[socket.socket]()
+    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def busy() -> None:
+        """A turn of the loop as it is while many streams run."""
+        turns[0] += 1
+        time.sleep(0.3 if turns[0] == 1 else 0.002)
+        if turns[0] < 1000:
+            served.loop.call_soon(busy)
+
+    try:
+        served.loop.call_soon_threadsafe(busy)
+        time.sleep(0.1)
+        for _ in range(160):
+            lines.append(socket.create_connection(("127.0.0.1", served.port), timeout=10))
+            lines[-1].sendall(ask)
+        for line in lines:
+            assert line.recv(4096).startswith(b"HTTP/1.1 200")
+        assert turns[0] < 80
+    finally:
+        turns[0] = 1000
+        for line in lines:
+            line.close()

@@ -2,18 +2,21 @@
 
     python -m tests.bench.flood
 
-The connections are open before; then every request is sent as fast as one process can. The server is a process of its
-own whose engine takes 64 turns and lets 64 wait. Milliseconds, from the last byte sent to the whole answer.
+The connections are open before; then every request is sent as fast as one process can, and health is asked by another
+one. The server is a process of its own whose engine takes 64 turns and lets 64 wait. Milliseconds, from the last byte
+sent to the whole answer.
 """
 
 import argparse
-import asyncio
 import json
+import select
+import socket
 import statistics
+import subprocess
+import sys
 import time
-from typing import Any
-
-import uvloop
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.bench import loopback
 
@@ -24,59 +27,76 @@ ASK = (
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Line(asyncio.Protocol):
-    """One connection that sends one request at a time."""
+class Line:
+    """One connection, one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
         self._said = b""
-        self._answer: asyncio.Future[float] | None = None
+        self._begun = 0.0
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+    def ask(self, request: bytes) -> None:
+        """Send it."""
+        self._said = b""
+        self.socket.sendall(request)
+        self._begun = time.perf_counter()
 
-    def data_received(self, data: bytes) -> None:
-        self._said += data
+    def hear(self) -> tuple[str, float] | None:
+        """Read what is there; the status and the milliseconds it took, once the answer is whole."""
+        self._said += self.socket.recv(1 << 16)
         head, _, body = self._said.partition(b"\r\n\r\n")
+        if not head:
+            raise ConnectionError("closed without an answer")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or -1)
-        if self._answer and not self._answer.done() and len(body) == length:
-            self._answer.set_result(time.perf_counter())
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer and not self._answer.done():
-            self._answer.set_exception(exc or ConnectionError("closed without an answer"))
-
-    async def ask(self, request: bytes) -> tuple[int, float]:
-        """The status, and the milliseconds it took."""
-        self._said = b""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        begun = time.perf_counter()
-        took = (await self._answer - begun) * 1e3
-        return int(self._said[9:12]), took
+        took = (time.perf_counter() - self._begun) * 1e3
+        return (self._said[9:12].decode(), took) if len(body) == length else None
 
 
-async def flood(port: int, count: int, rate: float) -> dict[str, list[float]]:
+def flood(port: int, count: int, rate: float) -> dict[str, list[float]]:
     """Milliseconds by what was answered; `rate` requests a second, 0: all at once."""
-    loop = asyncio.get_running_loop()
-    lines = [(await loop.create_connection(Line, "127.0.0.1", port))[1] for _ in range(count + 1)]
-    found: dict[str, list[float]] = {"health": []}
+    lines = [Line(port) for _ in range(count)]
+    time.sleep(1)  # the server has taken them, too
+    waiting: dict[int, Line] = {}
+    found: dict[str, list[float]] = {}
+    with select.epoll() as poll:
 
-    async def probe() -> None:
-        while True:
-            found["health"].append((await lines[-1].ask(HEALTH))[1])
-            await asyncio.sleep(0.005)
+        def hear(seconds: float) -> None:
+            for number, _ in poll.poll(seconds):
+                if answer := waiting[number].hear():
+                    poll.unregister(number)
+                    del waiting[number]
+                    found.setdefault(answer[0], []).append(answer[1])
 
-    probing = asyncio.create_task(probe())
-    await asyncio.sleep(0.1)
-    asked = []
-    for number, line in enumerate(lines[:-1]):
-        asked.append(asyncio.create_task(line.ask(ASK % (len(BODY), BODY))))
-        if rate and number % 10 == 9:
-            await asyncio.sleep(10 / rate)
-    for status, took in await asyncio.gather(*asked):
-        found.setdefault(str(status), []).append(took)
-    probing.cancel()
+        for number, line in enumerate(lines):
+            line.ask(ASK % (len(BODY), BODY))
+            waiting[line.socket.fileno()] = line
+            poll.register(line.socket, select.EPOLLIN)
+            if number % 10 == 9:  # who only sends hears late
+                hear(10 / rate if rate else 0)
+        while waiting:
+            hear(60)
     return found
+
+
+def probe(port: int) -> None:
+    """Ask for health every five milliseconds until nobody listens any more; print what it took."""
+    line, took = Line(port), list[float]()
+    while not select.select([sys.stdin], [], [], 0.005)[0]:
+        line.ask(HEALTH)
+        while not (answer := line.hear()):
+            pass
+        took.append(answer[1])
+    print(json.dumps(took))
+
+
+@contextmanager
+def probed(port: int, found: dict[str, list[float]]) -> Iterator[None]:
+    """`probe` in a process of its own, meanwhile."""
+    words = [sys.executable, "-m", "tests.bench.flood", "--probe", str(port)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        time.sleep(1)  # it has begun
+        yield
+        found["health"] = json.loads(child.communicate()[0])
 
 
 def main() -> None:
@@ -84,10 +104,16 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--count", type=int, default=1000)
     words.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: all at once")
+    words.add_argument("--probe", type=int, help=argparse.SUPPRESS)
     asked = words.parse_args()
+    if asked.probe:
+        probe(asked.probe)
+        return
     with loopback.server([(200, 1)], slots=64, queue=64) as (_, port):
-        uvloop.run(flood(port, 1, 0))
-        found = uvloop.run(flood(port, asked.count, asked.rate))
+        flood(port, 1, 0)
+        found: dict[str, list[float]] = {}
+        with probed(port, found):
+            found |= flood(port, asked.count, asked.rate)
     print("| answer | count | median ms | 99 % | worst |\n|---|---|---|---|---|")
     for name, took in sorted(found.items()):
         cuts = statistics.quantiles(took, n=100) if len(took) > 1 else took * 99
