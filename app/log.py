@@ -188,6 +188,11 @@ class Reading:
         """Whether everything was read that will ever be there."""
         return self._log.ended and self._position >= len(self._log.frames)
 
+    @property
+    def more(self) -> bool:
+        """Whether there are frames to take."""
+        return self._position < self._log.shown
+
     def take(self) -> list[Frame]:
         """The frames that were not taken yet, at most `MOST_AT_ONCE` of them."""
         until = min(self._position + MOST_AT_ONCE, self._log.shown)

@@ -84,10 +84,11 @@ class _Pump:
             self.over.set_exception(error)
 
     def _tell(self) -> None:
+        telling = self._telling
         for number, reading in enumerate(self._readings):
-            while not self._waits() and not self._telling.over and (frames := reading.take()):
-                self._write(self._telling.told(number, frames))
-        done = self._telling.over or all(reading.done for reading in self._readings)
+            while reading.more and not telling.over and not self._waits():
+                self._write(telling.told(number, reading.take()))
+        done = telling.over or all(reading.done for reading in self._readings)
         if done and not self._waits():
             self._write(self._telling.end())
             self.over.set_result(None)

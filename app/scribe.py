@@ -119,21 +119,23 @@ class Scribe:
         if self._summary is not None:
             self._summary.take(segments)
             return
+        machine, stops = self.machine, self._stops
         for segment in segments:
-            for heard in self._stops.feed(segment):
+            for heard in stops.feed(segment):
                 self._feed(heard)
-            if self.ended:
+            if machine.state is State.ENDED:
                 return
-            if self.stop is not None or self._calls == self._spec.max_tool_calls:
-                self._said += self.machine.stop()
+            if stops.matched is not None or self._calls == self._spec.max_tool_calls:
+                self._said += machine.stop()
                 return
 
     def _feed(self, segment: Segment) -> None:
-        if self.ended:
+        machine = self.machine
+        if machine.state is State.ENDED:
             return
-        if isinstance(segment, Close) and self.machine.state is State.CALL:
+        if machine.state is State.CALL and isinstance(segment, Close):
             self._calls += 1
-        self._said += self.machine.feed(segment)
+        self._said += machine.feed(segment)
 
     def _finish(self, chunk: Chunk) -> None:
         if chunk.fault:

@@ -86,6 +86,7 @@ class PatientProtocol(_Reader, H11Protocol):
             self._later += data
         elif self.conn.our_state is h11.IDLE and not self._upgraded and not self.conn.trailing_data[0]:
             self._queued = True
+            self._unset_keepalive_if_required()
             self.crowd.come(self, data)
         else:
             self._read(data)
@@ -102,7 +103,6 @@ class PatientProtocol(_Reader, H11Protocol):
     def turn_away(self, error: ApiError, request_id: str) -> None:
         """Too many: answered past h11, which never hears of it."""
         self._queued = False
-        self._unset_keepalive_if_required()
         more = (*self.server_state.default_headers, (b"x-request-id", request_id.encode()))
         self.transport.write(answer(error, more))
         self.on_response_complete()

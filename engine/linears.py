@@ -74,7 +74,7 @@ class Int8:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
-        largest = torch.linalg.vector_norm(x, float("inf"), dim=-1, keepdim=True)
+        largest = x.abs().amax(-1, keepdim=True)  # the same as the norm of that order, which takes five times as long
         unit = x / largest.clamp_min(torch.finfo(torch.float32).tiny)
         levels = self._levels
         product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
