@@ -86,7 +86,7 @@ class _Pump:
     def _tell(self) -> None:
         telling = self._telling
         for number, reading in enumerate(self._readings):
-            while reading.more and not telling.over and not self._waits():
+            while not self._waits() and reading.more and not telling.over:
                 self._write(telling.told(number, reading.take()))
         done = telling.over or all(reading.done for reading in self._readings)
         if done and not self._waits():
