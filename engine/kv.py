@@ -88,9 +88,9 @@ class KV:
         return keys, values
 
 
-def rounded(tokens: int, grain: int = GRAIN) -> int:
-    """The next multiple of ``grain``; without it, the capacity for so many tokens."""
-    return -(-tokens // grain) * grain
+def rounded(tokens: int) -> int:
+    """The capacity for so many tokens: the next multiple of :data:`GRAIN`."""
+    return -(-tokens // GRAIN) * GRAIN
 
 
 def _empty(like: Tensor, capacity: int) -> Tensor:

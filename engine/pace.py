@@ -7,7 +7,7 @@ no clock: it is told how long each step took.
 from collections import defaultdict, deque
 from statistics import median
 
-SLOWDOWN = 1.7
+SLOWDOWN = 1.6
 """A step with prompts may take so many times what decoding alone takes, if no more wait than decode."""
 
 FLOOR = 8

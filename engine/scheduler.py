@@ -15,7 +15,6 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from engine.kv import rounded
 from engine.pace import Pace
 from engine.protocol import overloaded
 from engine.sequence import Sequence
@@ -139,24 +138,30 @@ class Scheduler:
 def _shares(filling: list[Sequence], budget: int, grain: int) -> list[tuple[Sequence, int]]:
     """Divide a step's tokens among prompts, in the order of their rank: highest priority first, owners equally.
 
-    A share goes on to the next multiple of ``grain``, so that a step may carry a little more.
+    A share ends at a multiple of ``grain``. Where the whole budget is less than what goes up to the next one, the first
+    prompt gets that all the same.
     """
     counts: dict[int, int] = {}
     for priority in dict.fromkeys(sequence.job.priority for sequence in filling):
         equals = [sequence for sequence in filling if sequence.job.priority == priority]
-        while budget > 0 and equals:
+        while equals and budget > 0 and (budget >= grain or not counts):
             first: dict[str, Sequence] = {}
             for sequence in equals:
                 first.setdefault(sequence.job.owner, sequence)
             share = max(budget // len(first), 1)
             for sequence in first.values():
-                if budget <= 0:
+                if budget < grain and counts:
                     break
                 fed = counts.get(sequence.arrival, 0)
-                place = sequence.fed + fed
-                count = min(rounded(place + min(share, budget), grain) - place, sequence.pending - fed)
+                count = min(_portion(sequence.fed + fed, min(share, budget), grain), sequence.pending - fed)
                 budget -= count
                 counts[sequence.arrival] = fed + count
                 if fed + count == sequence.pending:
                     equals.remove(sequence)
     return [(sequence, counts[sequence.arrival]) for sequence in filling if counts.get(sequence.arrival)]
+
+
+def _portion(place: int, wanted: int, grain: int) -> int:
+    """How many tokens from ``place`` on, about as many as wanted, end at a multiple of ``grain``."""
+    end = (place + wanted) // grain * grain
+    return end - place if end > place else grain - place % grain
