@@ -38,6 +38,7 @@ class Scheduler:
         self._room = room
         self._pace = pace
         self._grain = grain
+        self._saved = 0
         self._arrivals = 0
         self._turns = 0
         self._turn_of: dict[str, int] = {}
@@ -109,7 +110,14 @@ class Scheduler:
             return work
         if self._pace is None:
             return [*work, (filling[0], filling[0].pending)]
-        return work + _shares(filling, self._pace.budget(len(decoding), len(filling)), self._grain)
+        budget = self._pace.budget(len(decoding), len(filling))
+        if decoding and budget < self._grain:
+            # What is allowed of a block is saved up until it is one: a whole one each time would make every step long.
+            self._saved += budget
+            budget = self._saved if self._saved >= self._grain else 0
+        if budget:
+            self._saved = 0
+        return work + _shares(filling, budget, self._grain)
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda other: other.rank)

@@ -61,6 +61,23 @@ def test_the_end_of_a_prompt_need_not_be_a_multiple() -> None:
     assert seen == [16, 16, 5]
 
 
+def test_a_block_that_is_more_than_a_step_may_carry_is_saved_up_for() -> None:
+    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(7), grain=16)
+    for name, length in (("a", 10), ("b", 40)):
+        schedule.add(sequence(name, owner=name, length=length))
+    admitted(schedule)
+    one, two = schedule.running
+    one.fed = 9  # it decodes, which leaves room for six tokens in each step
+    schedule._pace.record(1, 0, 0.1)
+    seen = []
+    for _ in range(9):
+        counts = planned(schedule)
+        assert counts["a"] == 1
+        seen.append(counts.get("b", 0))
+        two.fed += seen[-1]
+    assert seen == [0, 0, 16, 0, 0, 16, 0, 0, 8]
+
+
 def planned(schedule: Scheduler) -> dict[str, int]:
     return {one.job.id: count for one, count in schedule.plan()}
 
