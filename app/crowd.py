@@ -10,9 +10,8 @@ by not finishing a request.
 import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
-from http import HTTPStatus
 from typing import Protocol
 
 from msgspec import Struct
@@ -131,13 +130,3 @@ class Crowd:
             asyncio.get_running_loop().call_soon(self._next)
             guest, data, ticket = self._queue.popleft()
             guest.let_in(data, ticket)
-
-
-def answer(error: ApiError, more: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """An error as HTTP/1.1 says it, with more headers than its own."""
-    body = error.body()
-    said = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()]
-    said.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
-    own = [(name.encode(), value.encode("latin-1", "replace")) for name, value in error.headers]
-    said += [b"%b: %b\r\n" % pair for pair in (*own, *more)]
-    return b"".join((*said, b"\r\n", body))

@@ -42,6 +42,11 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
+    def pairs(self, body: bytes) -> list[tuple[bytes, bytes]]:
+        """The headers of an answer with this body."""
+        said = [("content-type", "application/json"), ("content-length", str(len(body))), *self.headers]
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in said]
+
 
 _ENGINE: dict[str, tuple[int, str | None, str | None, str | None]] = {
     "context_length_exceeded": (400, "context_length_exceeded", None, "input"),

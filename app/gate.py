@@ -193,10 +193,9 @@ class _Answer:
         if self._begun:
             return
         body = error.body()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), *error.headers]
+        pairs = error.pairs(body)
         if error.status == 413 or error.code == "ambiguous_length":
-            headers.append(("connection", "close"))
-        pairs = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers]
+            pairs.append((b"connection", b"close"))
         said = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{said}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{said}.body", "body": body, "more_body": False})

@@ -6,17 +6,18 @@ than writing the piece.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.http11 import Response
 
 from app.asgi import Message, Receive, Scope, Send
-from app.crowd import Crowd, Ticket, answer, hold
+from app.crowd import Crowd, Ticket, hold
 from app.errors import ApiError
 from app.settings import Settings
 
@@ -238,6 +239,13 @@ class Answer:
 def _in_chunks(start: Message) -> bool:
     """Whether h11 will send the body of such an answer in chunks: it may have one, and its length is not known."""
     return start["status"] == 200 and all(name.lower() != b"content-length" for name, _ in start["headers"])
+
+
+def answer(error: ApiError, more: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """An error as HTTP/1.1 says it, with more headers than its own."""
+    body = error.body()
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in (*error.pairs(body), *more)])
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, STATUS_PHRASES[error.status], lines, body)
 
 
 def socket_protocol(settings: Settings) -> type[PatientSocket]:

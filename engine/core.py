@@ -57,8 +57,8 @@ class Core:
         self._guides = guides
         self._clock = clock
         most = room or slots * info.context
-        self._pace = Pace(chunk) if forward.chunked else None
-        self._scheduler = Scheduler(slots=slots, queue=queue, room=most, pace=self._pace, grain=forward.grain)
+        self._pace = Pace(chunk, forward.grain) if forward.chunked else None
+        self._scheduler = Scheduler(slots=slots, queue=queue, room=most, pace=self._pace)
         self._memory = Memory(forward, room=most, idle=room or info.context, reuse=reuse)
         self._speculate = speculate if forward.chunked else 0
         self._jobs: dict[str, Sequence] = {}

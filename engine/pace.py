@@ -18,10 +18,12 @@ REFRESH = 32
 
 
 class Pace:
-    """``chunk``: tokens of one step at most, whoever they belong to."""
+    """``chunk``: tokens of one step at most, whoever they belong to. Prompts come in blocks of ``grain`` tokens."""
 
-    def __init__(self, chunk: int) -> None:
+    def __init__(self, chunk: int, grain: int = 1) -> None:
+        self.grain = grain
         self._chunk = chunk
+        self._saved = 0
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=5))
         self._costs: deque[float] = deque(maxlen=8)
         self._alone: float | None = None
@@ -32,11 +34,12 @@ class Pace:
         """Tokens of prompts for the next step, while so many sequences decode and so many wait for their first token.
 
         With more waiting than decoding the step may grow in proportion: who waits for a first token counts as much as
-        who waits for the next. 0: measure decoding first.
+        who waits for the next. 0: measure decoding first, or save up for a block of ``grain``, which would make this
+        step too long; what is not 0 is enough for one.
         """
-        most = max(self._chunk - decoding, 1)
         if not decoding:
-            return most
+            return max(self._chunk, self.grain)
+        most = max(self._chunk - decoding, 1)
         plain = self.plain(decoding)
         if plain is None or self._mixed >= REFRESH:
             return 0
@@ -48,7 +51,12 @@ class Pace:
             wanted = int(allowed / cost)
         else:
             wanted = 2 * self._last
-        return min(max(wanted, FLOOR), most)
+        allowed = min(max(wanted, FLOOR), most)
+        self._saved += allowed
+        if self._saved < self.grain:
+            return 0
+        self._saved = 0
+        return max(allowed, self.grain)
 
     def plain(self, decoding: int) -> float | None:
         """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet."""

@@ -27,18 +27,15 @@ class Scheduler:
     """At most ``slots`` sequences run and ``queue`` wait; together they hold at most ``room`` tokens in the cache.
 
     ``pace`` bounds the prompts' share of a step; None (a model whose prompts cannot be cut): one whole prompt a step.
-    Prompts are cut at multiples of ``grain`` tokens.
     """
 
-    def __init__(self, *, slots: int, queue: int, room: int, pace: Pace | None, grain: int = 1) -> None:
+    def __init__(self, *, slots: int, queue: int, room: int, pace: Pace | None) -> None:
         self.slots = slots
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self._queue = queue
         self._room = room
         self._pace = pace
-        self._grain = grain
-        self._saved = 0
         self._arrivals = 0
         self._turns = 0
         self._turn_of: dict[str, int] = {}
@@ -110,14 +107,7 @@ class Scheduler:
             return work
         if self._pace is None:
             return [*work, (filling[0], filling[0].pending)]
-        budget = self._pace.budget(len(decoding), len(filling))
-        if decoding and budget < self._grain:
-            # What is allowed of a block is saved up until it is one: a whole one each time would make every step long.
-            self._saved += budget
-            budget = self._saved if self._saved >= self._grain else 0
-        if budget:
-            self._saved = 0
-        return work + _shares(filling, budget, self._grain)
+        return work + _shares(filling, self._pace.budget(len(decoding), len(filling)), self._pace.grain)
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda other: other.rank)
@@ -146,19 +136,18 @@ class Scheduler:
 def _shares(filling: list[Sequence], budget: int, grain: int) -> list[tuple[Sequence, int]]:
     """Divide a step's tokens among prompts, in the order of their rank: highest priority first, owners equally.
 
-    A share ends at a multiple of ``grain``. Where the whole budget is less than what goes up to the next one, the first
-    prompt gets that all the same.
+    A share ends at a multiple of ``grain`` or with its prompt, and goes on to the next one at least.
     """
     counts: dict[int, int] = {}
     for priority in dict.fromkeys(sequence.job.priority for sequence in filling):
         equals = [sequence for sequence in filling if sequence.job.priority == priority]
-        while equals and budget > 0 and (budget >= grain or not counts):
+        while equals and budget >= grain:
             first: dict[str, Sequence] = {}
             for sequence in equals:
                 first.setdefault(sequence.job.owner, sequence)
             share = max(budget // len(first), 1)
             for sequence in first.values():
-                if budget < grain and counts:
+                if budget < grain:
                     break
                 fed = counts.get(sequence.arrival, 0)
                 count = min(_portion(sequence.fed + fed, min(share, budget), grain), sequence.pending - fed)

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from app.asgi import Scope
-from app.crowd import Crowd, Ticket, answer, whole
+from app.crowd import Crowd, Ticket, whole
 from app.errors import ApiError
+from app.wire import answer
 from tests.app.test_wire import Reader, connected
 from tests.serving import Served, scripted, serve
 

@@ -2,8 +2,9 @@
 
 All figures are microseconds of CPU time per token, taken in one run, in rounds that alternate over all cases, and told
 as medians over the rounds. The whole way is the CPU time of a server process whose engine plays a script, read over
-loopback by clients in another process, which look every millisecond: with `--waits` they sleep until something comes,
-and what it takes to wake them is the server's, which is most of it where the machine is a virtual one. `rest` is what of it no stage accounts for: the event loop, ASGI and HTTP.
+loopback by clients in another process, which look every millisecond; with `--waits` they sleep until something comes,
+and what it takes to wake them counts as the server's. `rest` is what of it no stage accounts for: the event loop, ASGI
+and HTTP.
 Figures are for comparing stages and versions on one machine.
 """
 

@@ -42,7 +42,7 @@ def served(schedule: Scheduler) -> list[str]:
 
 @pytest.mark.parametrize(("grain", "shares"), [(1, [10, 10, 10]), (4, [12, 8, 8]), (16, [16]), (32, [32])])
 def test_prompts_are_cut_at_multiples_of_the_grain(grain: int, shares: list[int]) -> None:
-    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30), grain=grain)
+    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30, grain))
     for name in "abc":
         schedule.add(sequence(name, owner=name, length=37))
     admitted(schedule)
@@ -50,7 +50,7 @@ def test_prompts_are_cut_at_multiples_of_the_grain(grain: int, shares: list[int]
 
 
 def test_the_end_of_a_prompt_need_not_be_a_multiple() -> None:
-    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30), grain=16)
+    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30, 16))
     schedule.add(sequence("a", length=37))
     admitted(schedule)
     seen = []
@@ -62,13 +62,14 @@ def test_the_end_of_a_prompt_need_not_be_a_multiple() -> None:
 
 
 def test_a_block_that_is_more_than_a_step_may_carry_is_saved_up_for() -> None:
-    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(7), grain=16)
+    pace = Pace(7, 16)
+    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=pace)
     for name, length in (("a", 10), ("b", 40)):
         schedule.add(sequence(name, owner=name, length=length))
     admitted(schedule)
     one, two = schedule.running
     one.fed = 9  # it decodes, which leaves room for six tokens in each step
-    schedule._pace.record(1, 0, 0.1)
+    pace.record(1, 0, 0.1)
     seen = []
     for _ in range(9):
         counts = planned(schedule)
