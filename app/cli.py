@@ -1,71 +1,25 @@
-"""`antiphon serve`: from the words of a command line to a running server, or to one line that says what is wrong."""
+"""`antiphon serve`: from the words of a command line to a running server, or to one line that says what is wrong.
 
-import asyncio
-import gc
+Nothing that takes long to import is imported here before the engine's process has begun: it needs seconds for its own.
+"""
+
 import os
-import socket
-import sys
-import time
-from collections.abc import Callable
-from functools import partial
-from importlib.util import find_spec
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
-from msgspec import Struct, structs
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from app import banner, logs, server
-from app.catalogue import Catalogue, ServedModel
-from app.seals import SecretError
 from app.settings import ANYWHERE, LOOPBACK, Settings, digest
-from app.store import Store
-from app.store.disk import StoreError
-from app.store.open import open_store
-from engine.embedded import MODEL_DIR
-from engine.folder import inspect_folder
-from engine.hub import fetch
-from engine.protocol import Engine, EngineError
-from engine.scripted import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
-from engine.torch_engine import TorchEngine
-from harmony import choose
-from harmony.choose import DialectError, Loaded
+from app.wish import Refusal, Wish
+from engine.process import Early, Process
+from harmony.dialects import NAMES
 
-EMBEDDED = "antiphon"
-"""What the embedded model is called."""
 PLAIN_SETTINGS = """host port hosts reasoning_as max_output_tokens drain store_days store_gib secret
     websocket media""".split()
 """What of a command line is a setting as it stands."""
-ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib", "quantize", "deterministic")
-"""What of a wish goes to the engine, under the names of `engine.build.Options`."""
-
-
-class Refusal(click.ClickException):
-    """What cannot be done, in one line."""
-
-    exit_code = 2
-
-
-class Wish(Struct, frozen=True, kw_only=True):
-    """Which model is to be served, as it was asked for."""
-
-    source: str | None
-    names: tuple[str, ...]
-    engine: str
-    script: Path | None
-    dialect: str | None
-    device: str | None
-    context: int | None
-    threads: int | None
-    slots: int | None
-    kv_gib: float | None
-    quantize: str | None
-    deterministic: bool
-    offline: bool
+ENGINE = "engine.build"
+"""What the engine's process imports."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,7 +39,7 @@ def main() -> None:
 @click.option("--offline", is_flag=True, help="Never ask the hub; take what is in the local cache.")
 @click.option("--engine", type=click.Choice(["torch", "scripted"]), default="torch", show_default=True)
 @click.option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine plays.")
-@click.option("--dialect", type=click.Choice(choose.NAMES), help="How the model writes; found out if left out.")
+@click.option("--dialect", type=click.Choice(NAMES), help="How the model writes; found out if left out.")
 @click.option("--device", help="cpu, cuda, cuda:1, …; chosen if left out.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of context; at most the model's own.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine; chosen if left out.")
@@ -135,22 +89,26 @@ def serve(**given: Any) -> None:
     settings = Settings(keys=tuple(digest(key) for key in given["keys"]), store=_store_file(given["store"]), **chosen)
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])
-    try:
-        uvloop.run(_serve(wish, settings, given["log_format"]))
-    except (EngineError, ScriptError, DialectError, StoreError, SecretError, server.BindError) as error:
-        raise Refusal(str(error)) from None
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with Early(ENGINE) if wish.engine == "torch" else nullcontext(Process) as spawn:
+        from app.launch import launch  # noqa: PLC0415  see above
+
+        launch(wish, settings, given["log_format"], spawn)
 
 
 @main.command()
 def dialects() -> None:
     """List the dialects: who writes so, and what of it is served."""
+    from rich.console import Console  # noqa: PLC0415  see above
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from harmony.choose import overview  # noqa: PLC0415
+
     screen = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("dialect", "models", "reasoning", "calls", "custom tools"):
         table.add_column(head, overflow="fold")
-    for row in choose.overview():
+    for row in overview():
         table.add_row(*map(escape, row))
     screen.print(table)
 
@@ -169,78 +127,6 @@ def _check_bind(settings: Settings, *, insecure: bool) -> None:
         return
     where = "every network" if settings.host in ANYWHERE else settings.host
     raise Refusal(f"--host {settings.host} opens the server to {where}: give --api-key KEY, or say --insecure")
-
-
-async def _serve(wish: Wish, settings: Settings, style: logs.Style) -> None:
-    screen = banner.console()
-    logs.configure(style)
-    with server.bind(settings) as listener:  # first of all, so that a port in use is known at once
-        store = open_store(settings)
-        try:
-            with banner.Loading(screen) as loading:
-                await _run(wish, settings, store, listener, loading, style)
-        finally:
-            await store.close()
-
-
-async def _run(
-    wish: Wish, settings: Settings, store: Store, listener: socket.socket, loading: banner.Loading, style: logs.Style
-) -> None:
-    model, note = await _model(wish, loading.tell)
-    loading.begin(model.names[0])
-    catalogue = Catalogue([model])
-
-    def ready(port: int) -> None:
-        gc.freeze()  # what the server is made of stays: no request has to wait until it was gone through for garbage
-        loading.done()
-        banner.show(loading.screen, settings, catalogue, port, {model.names[0]: note})
-
-    home = server.furnish(settings, catalogue, store=store)
-    told = logs.json_teller() if style == "json" else partial(banner.tell, loading.screen)
-    await server.run(home, listener, ready=ready, told=told)
-
-
-async def _model(wish: Wish, told: Callable[[str], None]) -> tuple[ServedModel, str]:
-    """The model, its engine not yet started, and a line about its dialect. `told` hears how the engine is."""
-    if wish.engine == "scripted":
-        engine, loaded, name = _scripted(wish)
-    elif wish.script is not None:
-        raise Refusal("--script goes with --engine scripted")
-    else:
-        engine, loaded, name = await _torch(wish, told)
-    names = tuple(dict.fromkeys((name, *wish.names)))
-    return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.why
-
-
-def _scripted(wish: Wish) -> tuple[Engine, Loaded, str]:
-    if wish.script is None:
-        raise Refusal("--engine scripted needs --script FILE")
-    replies = load_script(wish.script)
-    dialect = wish.dialect or "hermes"
-    form = choose.bytes_format(dialect)
-    info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
-    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
-    return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
-
-
-async def _torch(wish: Wish, told: Callable[[str], None]) -> tuple[Engine, Loaded, str]:
-    """The cheapest checks first: the folder, what is in it, its dialect. torch is imported by the engine's process."""
-    folder, name = MODEL_DIR, EMBEDDED
-    if wish.source is not None:
-        folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
-        name = _own_name(wish.source, folder)
-    inspect_folder(folder)
-    loaded = choose.load(folder, wish.dialect)
-    for module in ("torch", "transformers"):
-        if find_spec(module) is None:
-            raise Refusal(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
-    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option))}
-    return TorchEngine(folder, options, told=told), loaded, name
-
-
-def _own_name(source: str, folder: Path) -> str:
-    """A hub id as it is; a folder's last part."""
-    return folder.resolve().name if Path(source).expanduser().exists() else source
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -240,11 +241,32 @@ def _die_with(parent: int) -> None:
             Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve the parent behind this file descriptor, then end without ado: there is nothing to be saved."""
+def _called(control: socket.socket, module: str) -> socket.socket:
+    """The line that comes through ``control``; until then, and until it is needed, ``module`` is imported."""
+
+    def prepare() -> None:
+        with contextlib.suppress(Exception):  # whoever needs it will hear why it cannot be had
+            importlib.import_module(module)
+
+    gc.disable()  # as while a model loads: see `unswept`
+    threading.Thread(target=prepare, name="imports", daemon=True).start()
+    with control:
+        lines = socket.recv_fds(control, 1, 1)[1]
+    if not lines:
+        os._exit(0)  # nobody needs it
+    return socket.socket(fileno=lines[0])
+
+
+def main(descriptor: int, parent: int, early: str = "") -> None:
+    """Serve the parent behind this file descriptor, then end without ado: there is nothing to be saved.
+
+    With ``early``, the line to serve comes through the descriptor, and this module is imported meanwhile.
+    """
     end = socket.socket(fileno=descriptor)
-    end.set_inheritable(False)
     _die_with(parent)
+    if early:
+        end = _called(end, early)
+    end.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from engine.messages import Failed, Order, Ping, Ready, Report, Stop, pack, reports
-from engine.process import Host
+from engine.process import Host, Spawn
 
 GRACE = 1.0
 """Seconds for a process to leave by itself when it is told to."""
@@ -31,9 +31,7 @@ class Link(asyncio.Protocol):
         self._burial: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(
-        cls, spawn: Callable[[socket.socket], Host], heard: Callable[[Report], None], first: Order
-    ) -> "Link":
+    async def open(cls, spawn: Spawn, heard: Callable[[Report], None], first: Order) -> "Link":
         """Begin a process and say the first word to it. Raises ``OSError`` where none can be begun."""
         near, far = socket.socketpair()
         near.setblocking(False)

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 ROOT = str(Path(__file__).resolve().parents[1])
 BEGIN = """
@@ -15,7 +17,7 @@ import sys
 if sys.argv[1] not in sys.path:
     sys.path.insert(0, sys.argv[1])
 from engine.child import main
-main(*map(int, sys.argv[2:]))
+main(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
 """
 """The child runs the code that its parent runs, and nothing from the folder that somebody happens to work in."""
 
@@ -34,17 +36,23 @@ class Host(Protocol):
         ...
 
 
+Spawn = Callable[[socket.socket], Host]
+"""Begins a far side, and gives it its end of a socket pair. Raises ``OSError``."""
+
+
 class Process:
     """``engine.child`` in a new process that holds ``far``, one end of a socket pair, and nothing else of ours.
+
+    ``early``: what it imports until it is given the end that it is to serve, which comes through ``far`` then.
 
     A session of its own keeps a terminal's signals from it. It must be begun in a thread that lives as long as the
     engine: Linux takes that thread's end for the parent's.
     """
 
-    def __init__(self, far: socket.socket) -> None:
+    def __init__(self, far: socket.socket, *early: str) -> None:
         with far:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-c", BEGIN, ROOT, str(far.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-c", BEGIN, ROOT, str(far.fileno()), str(os.getpid()), *early],
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the server's
@@ -56,9 +64,55 @@ class Process:
         """End it, whatever it is doing."""
         self._process.kill()
 
+    def reap(self) -> str:
+        """Wait until nothing is left of it: how it ended."""
+        return words(self._process.wait())
+
     async def wait(self) -> str:
-        """Reap it."""
-        return words(await asyncio.to_thread(self._process.wait))
+        """See :class:`Host`."""
+        return await asyncio.to_thread(self.reap)
+
+
+class Early:
+    """A process that is begun before it is known what it is to do, and imports ``module`` meanwhile.
+
+    It is the far side of the first engine that asks for one; every later one gets a process of its own. Use it as a
+    context: what nobody asked for is ended.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._line, far = socket.socketpair()
+        self._first: Process | None = Process(far, module)
+        self.pid = self._first.pid
+
+    def __call__(self, far: socket.socket) -> Host:
+        """See :data:`Spawn`."""
+        first, self._first = self._first, None
+        if first is None:
+            return Process(far)
+        with self._line:
+            try:
+                socket.send_fds(self._line, [b"."], [far.fileno()])
+            except OSError:  # it has died
+                self._bury(first)
+                return Process(far)
+        far.close()
+        return first
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._first is not None:
+            self._line.close()
+            self._bury(self._first)
+
+    @staticmethod
+    def _bury(process: Process) -> None:
+        process.kill()
+        process.reap()
 
 
 def words(code: int) -> str:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from engine.folder import LoadError
 from engine.hearing import CANCELLED, Hearing
 from engine.link import Link
 from engine.messages import Add, Cancel, Failed, Ready, Report, Said, Stage, Start, Step
-from engine.process import Host, Process
+from engine.process import Process, Spawn
 from engine.protocol import EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class TorchEngine:
         *,
         build: str = BUILD,
         limits: Limits | None = None,
-        spawn: Callable[[socket], Host] = Process,
+        spawn: Spawn = Process,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._start = Start(build, str(Path(folder).expanduser().absolute()), dict(options or {}))

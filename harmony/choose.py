@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from harmony import response_template
 from harmony.chat import ChatFormat
 from harmony.dialect import Dialect
-from harmony.dialects import DIALECTS
+from harmony.dialects import DIALECTS, GPT_OSS, NAMES
 from harmony.dialects.plain import PLAIN
 from harmony.format import Format, RenderError
 from harmony.gptoss_format import GptOssFormat
@@ -26,8 +26,6 @@ from harmony.tagged import TaggedFrame
 from harmony.template import Template
 from harmony.vocabulary import ByteVocabulary, TokenizerVocabulary
 
-GPT_OSS = "gpt-oss"
-NAMES = (GPT_OSS, *DIALECTS)
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _LIKE_A_TOKEN = re.compile(r"</?[|｜]?[^<>\s=]*[|｜]?>|\[/?[A-Z_]{3,}\]")  # noqa: RUF001  # DeepSeek's bars

@@ -30,3 +30,7 @@ DIALECTS: Mapping[str, Dialect] = {
     )
 }  # fmt: skip
 """By name."""
+
+GPT_OSS = "gpt-oss"
+"""The one that is no declaration: OpenAI's own library reads and writes it."""
+NAMES = (GPT_OSS, *DIALECTS)

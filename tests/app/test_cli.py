@@ -2,6 +2,8 @@
 
 import io
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,13 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from app import banner
-from app.cli import ENGINE_OPTIONS, Wish, _store_file, main
+from app.cli import _store_file, main
 from app.gate import Line
+from app.launch import ENGINE_OPTIONS
 from app.settings import Settings, admits, digest
+from app.wish import Wish
 from tests.serving import scripted
+from tests.syntax import ROOT
 
 SCRIPT = '[[reply]]\nname = "hello"\nspeak = ["Hello."]\n'
 
@@ -94,6 +99,12 @@ def test_help_names_every_option() -> None:
     assert result.exit_code == 0
     for option in ("--name", "--host", "--port", "--api-key", "--offline", "--engine", "--script", "--reasoning-as"):
         assert option in result.output
+
+
+def test_nothing_heavy_is_loaded_before_the_engines_process_begins() -> None:
+    check = "import sys, app.cli; print(*{'litestar', 'uvicorn', 'tokenizers', 'openai_harmony'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert not done.stdout.split()
 
 
 def test_the_banner_has_lines_to_paste() -> None:

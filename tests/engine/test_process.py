@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from engine.folder import LoadError
 from engine.messages import Add, Cancel, Order, Ping, Start, Step, Stop, orders, pack, reports
-from engine.process import words
+from engine.process import Early, words
 from engine.protocol import Chunk, EngineError, Fault, Job, Sampling, Stats, TokenLogprob
 from engine.torch_engine import Limits, TorchEngine
 from tests.engine.chatter import SAID
@@ -395,6 +396,47 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+async def test_a_process_that_was_begun_before_it_was_asked_is_the_first_and_imports_meanwhile() -> None:
+    with Early("tests.engine.chatter") as early:
+        engine = TorchEngine(build=CHATTER, limits=QUICK, spawn=early)
+        await engine.start()
+        try:
+            assert engine.pid == early.pid
+            assert text(await collect(engine, job("a"))) == [SAID] * 5
+            os.kill(early.pid, signal.SIGKILL)
+            assert text(await collect(engine, job("b"))) == [SAID] * 5
+            assert engine.pid != early.pid
+        finally:
+            await engine.close()
+
+
+async def test_a_process_that_was_begun_early_and_died_is_replaced() -> None:
+    with Early("tests.engine.chatter") as early:
+        os.kill(early.pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, early.pid, os.WEXITED | os.WNOWAIT)
+        engine = TorchEngine(build=CHATTER, limits=QUICK, spawn=early)
+        await engine.start()
+        try:
+            assert text(await collect(engine, job("a"))) == [SAID] * 5
+        finally:
+            await engine.close()
+
+
+@pytest.mark.parametrize("module", ["tests.engine.chatter", "missing.module"])
+async def test_what_cannot_be_imported_early_is_told_when_it_is_asked_for(module: str) -> None:
+    with Early(module) as early:
+        engine = TorchEngine(build="missing.module:build", limits=QUICK, spawn=early)
+        with pytest.raises(LoadError, match="No module named 'missing'"):
+            await engine.start()
+        assert not alive(early.pid)
+
+
+def test_a_process_that_nobody_asked_anything_does_not_stay() -> None:
+    with Early("tests.engine.chatter") as early:
+        assert alive(early.pid)
+    assert not alive(early.pid)
 
 
 async def test_a_terminals_signals_are_the_parents() -> None:

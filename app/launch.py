@@ -1,0 +1,115 @@
+"""From what was asked for to a running server: the model, its engine, the store, and the server around them.
+
+To import this takes half a second or more, in which an engine's process that was begun before can import its own.
+"""
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import uvloop
+from msgspec import structs
+
+from app import banner, logs, server
+from app.catalogue import Catalogue, ServedModel
+from app.house import House
+from app.seals import SecretError
+from app.settings import Settings
+from app.store.disk import StoreError
+from app.store.open import open_store
+from app.wish import Refusal, Wish
+from engine.embedded import MODEL_DIR
+from engine.folder import inspect_folder
+from engine.hub import fetch
+from engine.process import Spawn
+from engine.protocol import Engine, EngineError
+from engine.scripted import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
+from engine.torch_engine import TorchEngine
+from harmony import choose
+from harmony.choose import DialectError, Loaded
+
+EMBEDDED = "antiphon"
+"""What the embedded model is called."""
+ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib", "quantize", "deterministic")
+"""What of a wish goes to the engine, under the names of `engine.build.Options`."""
+
+
+def launch(wish: Wish, settings: Settings, style: logs.Style, spawn: Spawn) -> None:
+    """Serve until a signal comes. `spawn` begins the engine's process. Raises `Refusal`."""
+    try:
+        uvloop.run(_serve(wish, settings, style, spawn))
+    except (EngineError, ScriptError, DialectError, StoreError, SecretError, server.BindError) as error:
+        raise Refusal(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def _serve(wish: Wish, settings: Settings, style: logs.Style, spawn: Spawn) -> None:
+    screen = banner.console()
+    logs.configure(style)
+    with server.bind(settings) as listener:  # first of all, so that a port in use is known at once
+        store = open_store(settings)
+        try:
+            with banner.Loading(screen) as loading:
+                model, note = await _model(wish, loading.tell, spawn)
+                loading.begin(model.names[0])
+                home = server.furnish(settings, Catalogue([model]), store=store)
+                told = logs.json_teller() if style == "json" else partial(banner.tell, screen)
+                await server.run(home, listener, ready=partial(_ready, loading, home, note), told=told)
+        finally:
+            await store.close()
+
+
+def _ready(loading: banner.Loading, home: House, note: str, port: int) -> None:
+    gc.freeze()  # what the server is made of stays: no request has to wait until it was gone through for garbage
+    loading.done()
+    notes = {model.names[0]: note for model in home.catalogue.models}
+    banner.show(loading.screen, home.settings, home.catalogue, port, notes)
+
+
+async def _model(wish: Wish, told: Callable[[str], None], spawn: Spawn) -> tuple[ServedModel, str]:
+    """The model, its engine not yet started, and a line about its dialect. `told` hears how the engine is."""
+    if wish.engine == "scripted":
+        engine, loaded, name = _scripted(wish)
+    elif wish.script is not None:
+        raise Refusal("--script goes with --engine scripted")
+    else:
+        engine, loaded, name = await _torch(wish, told, spawn)
+    names = tuple(dict.fromkeys((name, *wish.names)))
+    return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.why
+
+
+def _scripted(wish: Wish) -> tuple[Engine, Loaded, str]:
+    if wish.script is None:
+        raise Refusal("--engine scripted needs --script FILE")
+    replies = load_script(wish.script)
+    dialect = wish.dialect or "hermes"
+    form = choose.bytes_format(dialect)
+    info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
+    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
+    return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
+
+
+async def _torch(wish: Wish, told: Callable[[str], None], spawn: Spawn) -> tuple[Engine, Loaded, str]:
+    """The cheapest checks first: the folder, what is in it, its dialect. torch is imported by the engine's process."""
+    folder, name = MODEL_DIR, EMBEDDED
+    if wish.source is not None:
+        folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
+        name = _own_name(wish.source, folder)
+    inspect_folder(folder)
+    loaded = choose.load(folder, wish.dialect)
+    for module in ("torch", "transformers"):
+        if find_spec(module) is None:
+            raise Refusal(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
+    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option))}
+    return TorchEngine(folder, options, spawn=spawn, told=told), loaded, name
+
+
+def _own_name(source: str, folder: Path) -> str:
+    """A hub id as it is; a folder's last part."""
+    return folder.resolve().name if Path(source).expanduser().exists() else source
