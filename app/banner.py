@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.status import Status
+from rich.text import Text
 
 from app.catalogue import Catalogue
-from app.gate import Line
 from app.settings import ANYWHERE, Settings
 
 CODEX = """model = "{model}"
@@ -58,6 +58,14 @@ class Loading:
         elif stage and stage != "ready":
             self.screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
 
+    def write(self, lines: str) -> None:
+        """Whole lines, as they are."""
+        if self._status is None:
+            self.screen.file.write(lines)
+            self.screen.file.flush()
+        else:  # above what moves
+            self.screen.print(Text.from_ansi(lines), soft_wrap=True)
+
     def done(self) -> None:
         """Nothing moves any more."""
         if self._status is not None:
@@ -95,16 +103,6 @@ def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, n
     codex = CODEX.format(model=model, url=url) + (KEYED if settings.keys else "")
     screen.print(escape(codex), soft_wrap=True)
     screen.print()
-
-
-def tell(screen: Console, line: Line) -> None:
-    """One request: what it was, how it went, how long it took."""
-    colour = "green" if line.status < 400 else "yellow" if line.status < 500 else "red"
-    said = f"{line.method} {line.path}"
-    screen.print(
-        f"[{colour}]{line.status}[/] {escape(said)} {line.seconds * 1000:.0f} ms [dim]{line.request_id}[/]",
-        soft_wrap=True,
-    )
 
 
 def _curl(url: str, model: str, *, keyed: bool) -> str:

@@ -18,6 +18,7 @@ from msgspec import structs
 from app import banner, logs, server
 from app.catalogue import Catalogue, ServedModel
 from app.house import House
+from app.journal import Journal, for_machines, for_people
 from app.seals import SecretError
 from app.settings import Settings
 from app.store.disk import StoreError
@@ -59,8 +60,11 @@ async def _serve(wish: Wish, settings: Settings, style: logs.Style, spawn: Spawn
                 model, note = await _model(wish, loading.tell, spawn)
                 loading.begin(model.names[0])
                 home = server.furnish(settings, Catalogue([model]), store=store)
-                told = logs.json_teller() if style == "json" else partial(banner.tell, screen)
-                await server.run(home, listener, ready=partial(_ready, loading, home, note), told=told)
+                journal = Journal(for_machines if style == "json" else for_people(screen), loading.write)
+                try:
+                    await server.run(home, listener, ready=partial(_ready, loading, home, note), told=journal.tell)
+                finally:
+                    journal.flush()
         finally:
             await store.close()
 

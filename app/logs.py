@@ -6,14 +6,11 @@ Requests appear by method, path, status, time and id. No prompt, no answer, no h
 import json
 import logging
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
 import structlog
 from structlog.typing import Processor
-
-from app.gate import Line
 
 Style = Literal["console", "json"]
 
@@ -37,23 +34,6 @@ def configure(style: Style) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-
-
-def json_teller() -> Callable[[Line], None]:
-    """Tells of requests, an object a line."""
-    log = structlog.get_logger("antiphon.request")
-
-    def tell(line: Line) -> None:
-        log.info(
-            "request",
-            method=line.method,
-            path=line.path,
-            status=line.status,
-            seconds=round(line.seconds, 6),
-            request_id=line.request_id,
-        )
-
-    return tell
 
 
 class _JsonFormatter(logging.Formatter):

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from app import banner
 from app.cli import _store_file, main
-from app.gate import Line
 from app.launch import ENGINE_OPTIONS
 from app.settings import Settings, admits, digest
 from app.wish import Wish
@@ -132,11 +131,13 @@ def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
         loading.done()
         for news in ("restarting: try 1 in 0.1 s", "loading: weights", "ready"):
             loading.tell(news)
+        loading.write("200 GET [bold]\n")
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert said.splitlines() == [
         "Loading tiny[bold] …",
         "Loading tiny[bold]: weights",
         "The engine is back.",
+        "200 GET [bold]",
     ]
 
 
@@ -153,13 +154,6 @@ def test_what_only_the_engines_process_finds_out_is_one_line_too() -> None:
     assert result.exit_code == 2
     last = result.output.strip().splitlines()[-1]
     assert last.startswith("Error: ") and "abacus" in last
-
-
-def test_one_line_a_request() -> None:
-    screen = Console(file=io.StringIO(), width=40, force_terminal=False)
-    banner.tell(screen, Line("POST", "/v1/responses[bold]", 200, 0.0123, "req_1"))
-    said = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert said == "200 POST /v1/responses[bold] 12 ms req_1\n"
 
 
 def test_keys_are_kept_as_digests() -> None:

@@ -4,6 +4,7 @@ The server says words of a small vocabulary, with the blank before each word in 
 """
 
 import asyncio
+import io
 import json
 import select
 import socket
@@ -16,8 +17,10 @@ from itertools import cycle, islice
 from typing import Any
 
 import uvloop
+from rich.console import Console
 
 from app.catalogue import Catalogue, ServedModel
+from app.journal import Journal, for_people
 from app.server import bind, furnish, run
 from app.settings import Settings
 from engine.protocol import EngineInfo
@@ -180,7 +183,10 @@ async def _serve(cases: Any, places: Any) -> None:
     settings = Settings(port=0, drain=0.1)
     with bind(settings) as listener:
         home = furnish(settings, catalogue([(length, step) for length, step in cases], **places))
-        await run(home, listener, ready=lambda port: print(port, flush=True), told=lambda _: None)
+        # What is said of requests is a part of what they cost; nobody reads it.
+        journal = Journal(for_people(Console(file=io.StringIO())), len)
+        await run(home, listener, ready=lambda port: print(port, flush=True), told=journal.tell)
+        journal.flush()
 
 
 if __name__ == "__main__":
