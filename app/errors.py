@@ -4,6 +4,8 @@ Whoever is to blame decides the shape: the client's faults are an `ApiError` wit
 translated here once. Every body is `{"error": {"message", "type", "param", "code"}}`, all four keys always there.
 """
 
+from functools import cached_property
+
 import msgspec
 
 from engine.protocol import EngineError
@@ -37,14 +39,16 @@ class ApiError(Exception):
         self.type = kind or (INVALID if status < 500 else SERVER)
         self.headers = headers
 
+    @cached_property
     def body(self) -> bytes:
         """The error as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
-    def pairs(self, body: bytes) -> list[tuple[bytes, bytes]]:
-        """The headers of an answer with this body."""
-        said = [("content-type", "application/json"), ("content-length", str(len(body))), *self.headers]
+    @cached_property
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer."""
+        said = [("content-type", "application/json"), ("content-length", str(len(self.body))), *self.headers]
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in said]
 
 

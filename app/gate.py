@@ -10,12 +10,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 import structlog
 from msgspec import Struct
 
 from app.asgi import App, Message, Receive, Scope, Send
 from app.bodies import capped, check_encoding, too_large
+from app.crowd import KNOWN, Head
 from app.errors import SERVER, ApiError, clip
 from app.settings import ANYWHERE, LOOPBACK, Settings, admits
 
@@ -59,6 +61,7 @@ class Gate:
         self._socket = socket if settings.websocket else None
         self._names = LOOPBACK | {settings.host.lower()} | {name.lower() for name in settings.hosts}
         self._any_host = settings.host in ANYWHERE
+        self._looked_at = lru_cache(KNOWN)(self._look)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event: the life of the server, or a request."""
@@ -93,16 +96,22 @@ class Gate:
             path = clip(scope["path"].encode("unicode_escape").decode())
             self._told(Line(scope.get("method", "GET"), path, answer.status, seconds, answer.request_id))
 
-    def turn_away(self, scope: Scope, error: ApiError) -> tuple[ApiError, str]:
+    def turn_away(self, head: Head, error: ApiError) -> tuple[ApiError, str]:
         """What a request is answered that nobody will read, and its id: what is wrong with it, else `error`."""
-        headers = _headers(scope)
-        try:
-            self._admit(scope, headers)
-        except ApiError as wrong:
-            error = wrong
+        headers, wrong = self._looked_at(head)
+        error = wrong or error
         request_id = _request_id(headers)
-        self._told(Line(scope["method"], scope["path"], error.status, 0.0, request_id))
+        self._told(Line(head.scope["method"], head.scope["path"], error.status, 0.0, request_id))
         return error, request_id
+
+    def _look(self, head: Head) -> tuple[dict[str, str], ApiError | None]:
+        """Its headers, and what is wrong with them."""
+        headers = _headers(head.scope)
+        try:
+            self._admit(head.scope, headers)
+        except ApiError as wrong:
+            return headers, wrong
+        return headers, None
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> str:
         """Everything that can be said before the body. Returns the owner; raises `ApiError`."""
@@ -192,8 +201,8 @@ class _Answer:
         """Answer with an error; too late for that, the connection is cut by leaving the answer unfinished."""
         if self._begun:
             return
-        body = error.body()
-        pairs = error.pairs(body)
+        body = error.body
+        pairs = [*error.pairs]
         if error.status == 413 or error.code == "ambiguous_length":
             pairs.append((b"connection", b"close"))
         said = "http.response" if self._kind == "http" else "websocket.http.response"

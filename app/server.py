@@ -243,7 +243,7 @@ async def _close(models: Iterable[ServedModel]) -> None:
 
 
 def _api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
-    reply = json_reply(error.body(), error.status)
+    reply = json_reply(error.body, error.status)
     reply.headers.update(dict(error.headers))
     return reply
 

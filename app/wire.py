@@ -188,7 +188,7 @@ class PatientSocket(_Reader, WebSocketsSansIOProtocol):
     def _refuse(self, status: int, text: str) -> Response:
         """What is no handshake, in the shape of every other error."""
         refusal = self._reject(status, text)
-        refusal.body = ApiError(status, "invalid_handshake", text.strip()).body()
+        refusal.body = ApiError(status, "invalid_handshake", text.strip()).body
         del refusal.headers["Content-Length"], refusal.headers["Content-Type"]
         refusal.headers.update({"Content-Length": str(len(refusal.body)), "Content-Type": "application/json"})
         return refusal
@@ -243,8 +243,8 @@ def _in_chunks(start: Message) -> bool:
 
 def answer(error: ApiError, more: Iterable[tuple[bytes, bytes]]) -> bytes:
     """An error as HTTP/1.1 says it, with more headers than its own."""
-    body = error.body()
-    lines = b"".join([b"%b: %b\r\n" % pair for pair in (*error.pairs(body), *more)])
+    body = error.body
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in (*error.pairs, *more)])
     return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, STATUS_PHRASES[error.status], lines, body)
 
 

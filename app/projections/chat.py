@@ -56,7 +56,7 @@ class ChatStream:
 
     def end(self) -> bytes:
         """Usage, or the error that ended the stream, and the end mark."""
-        told = sse.data_frame(self._failed.body()) if self._failed else self._chunker.usage(self._folds)
+        told = sse.data_frame(self._failed.body) if self._failed else self._chunker.usage(self._folds)
         return told + sse.DONE
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.asgi import Scope
-from app.crowd import Crowd, Ticket, whole
+from app.crowd import LONGEST, Crowd, Head, Ticket, whole
 from app.errors import ApiError
 from app.wire import answer
 from tests.app.test_wire import Reader, connected
@@ -31,7 +30,8 @@ def asked(*headers: str, path: str = "/v1/responses", body: bytes = BODY, length
 def test_a_whole_request_is_known_by_its_bytes(path: str) -> None:
     found = whole(asked("X-Request-Id: a b", "Connection: keep-alive", path=path))
     assert found is not None and found.scope["path"] == path
-    assert (b"x-request-id", b"a b") in found.headers and (b"host", b"localhost") in found.headers
+    headers = found.scope["headers"]
+    assert (b"x-request-id", b"a b") in headers and (b"host", b"localhost") in headers
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,8 @@ def test_a_whole_request_is_known_by_its_bytes(path: str) -> None:
         asked() + b"G",
         asked() * 2,
         asked(length=-1),
+        asked(length=-5).replace(b"\r\n\r\n", b"\r\nContent-Length: +%d\r\n\r\n" % len(BODY)),
+        asked(length=-5).replace(b"\r\n\r\n", b"\r\nContent-Length: 0%d\r\n\r\n" % len(BODY)),
         asked(f"Content-Length: {len(BODY)}"),
         asked("Transfer-Encoding: chunked"),
         asked("Expect: 100-continue"),
@@ -63,6 +65,15 @@ def test_what_is_not_one_whole_turn_with_nothing_odd_about_it_goes_the_usual_way
     assert whole(data) is None
 
 
+def test_a_head_that_was_seen_before_is_known_and_its_body_measured_anew() -> None:
+    first = whole(asked("X: 1"))
+    assert whole(asked("X: 1", body=BODY.swapcase())) is first
+    assert whole(asked("X: 1") + b"x") is None
+    assert whole(asked("X: 2")) is not first
+    long = f"X: {'x' * LONGEST}"
+    assert whole(asked(long)) is not None and whole(asked(long)) is not whole(asked(long))
+
+
 class Guest:
     """A connection that writes down what becomes of it."""
 
@@ -77,7 +88,7 @@ class Guest:
         self.told = f"turned away with {error.status} {request_id}"
 
 
-def refuse(_: Scope) -> tuple[ApiError, str]:
+def refuse(_: Head) -> tuple[ApiError, str]:
     return ApiError(429, None, "too many"), "req_1"
 
 
@@ -90,7 +101,7 @@ async def test_as_many_are_let_in_as_there_are_places_one_a_turn_of_the_loop() -
     let_in, away = f"let in with {len(asked())}", "turned away with 429 req_1"
     assert later.told.startswith("let in") and later.ticket is None
     assert [guest.told for guest in guests] == [let_in, "", "", away, away, away]
-    for count in (2, 3):
+    for count in (1, 2, 3):  # behind those who were refused
         await asyncio.sleep(0)
         assert [guest.told for guest in guests[:3]] == [let_in] * count + [""] * (3 - count)
     assert crowd.coming == 3
@@ -102,6 +113,25 @@ async def test_as_many_are_let_in_as_there_are_places_one_a_turn_of_the_loop() -
     await asyncio.sleep(0)
     crowd.come(guests[5], asked())
     assert guests[5].told == let_in, "whoever comes alone does not wait"
+
+
+async def test_while_some_are_refused_the_others_wait_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd, guests = Crowd(lambda: 3, refuse), [Guest() for _ in range(3)]
+    for guest in guests:
+        crowd.come(guest, asked())
+
+    async def told(count: int) -> int:
+        """How many were let in after so many turns, in each of which one more is refused."""
+        for _ in range(count):
+            crowd.come(Guest(), asked())
+            await asyncio.sleep(0)
+        return sum(guest.told != "" for guest in guests)
+
+    assert await told(20) == 1
+    await asyncio.sleep(0)
+    assert await told(0) == 2, "nobody was refused since"
+    monkeypatch.setattr(crowd, "_until", 0.0)
+    assert await told(2) == 3
 
 
 def test_an_error_is_written_with_its_headers() -> None:

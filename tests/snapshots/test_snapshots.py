@@ -67,7 +67,7 @@ def _story(case: Case, first: Reading, second: Reading) -> str:
 def _error(reading: Reading) -> list[str]:
     if not isinstance(reading.whole, ApiError):
         return []
-    return [f"HTTP {reading.whole.status} {reading.whole.body().decode()}"] if not reading.frames else []
+    return [f"HTTP {reading.whole.status} {reading.whole.body.decode()}"] if not reading.frames else []
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
@@ -83,7 +83,7 @@ async def test_a_whole_chat_reply_is_the_sum_of_its_chunks(case: Case) -> None:
     reading = await read_chat(case)
     chunks = reading.data
     if isinstance(reading.whole, ApiError):
-        assert chunks[-1] == json.loads(reading.whole.body())
+        assert chunks[-1] == json.loads(reading.whole.body)
         return
     whole = json.loads(reading.whole)
     (choice,) = whole["choices"]

@@ -115,7 +115,7 @@ def status_of(reader: Any, body: dict[str, Any]) -> int:
     try:
         reader(**body)
     except ApiError as error:
-        told = msgspec.json.decode(error.body())["error"]["message"]
+        told = msgspec.json.decode(error.body)["error"]["message"]
         return error.status if 0 < len(told) < 2000 else 0
     return 200
 
