@@ -11,9 +11,13 @@ Pure but for the lock: rendering happens in threads.
 import threading
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from hashlib import blake2b
+from heapq import nlargest
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -62,13 +66,19 @@ class _Passage(Struct, frozen=True):
     spoken: bytes
 
 
+_Start = tuple[str, int, bytes]
+"""Whose text it is, for which format, and a digest of it. Formats that are remembered live: no id is another one's."""
+
+
 class Recall:
     """The latest turns, of all owners together at most `bound` tokens, or the memory of so many."""
 
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
         self._size = 0
+        self._count = 0
         self._turns: deque[_Kept] = deque()
+        self._by_start: dict[_Start, deque[_Kept]] = {}
         self._lock = threading.Lock()
 
     def read(self, form: Format, owner: str, conversation: Conversation, now: datetime) -> Layout:
@@ -89,19 +99,30 @@ class Recall:
     def remember(self, turn: Spoken) -> None:
         """Keep a turn; the oldest ones are forgotten."""
         layout = turn.layout
-        before = _packed(layout.laid[: _end(layout.format, layout.laid) + 1])
-        if not turn.spoken or not before:
+        starts = _starts(layout.format, layout.owner, layout.laid)
+        if not turn.spoken or not starts:
             return
         with self._lock:
-            self._turns.append(_Kept(turn, before))
+            self._count += 1
+            kept = _Kept(turn, starts[-1], self._count)
+            self._turns.append(kept)
+            self._by_start.setdefault(kept.start, deque()).append(kept)
             self._size += _weight(turn)
             while self._size > self._bound:
-                self._size -= _weight(self._turns.popleft().turn)
+                self._forget()
+
+    def _forget(self) -> None:
+        oldest = self._turns.popleft()
+        self._size -= _weight(oldest.turn)
+        alike = self._by_start[oldest.start]
+        alike.popleft()
+        if not alike:
+            del self._by_start[oldest.start]
 
     def _spoken(self, form: Format, owner: str, prompt: Prompt) -> Prompt:
         whole = _packed(prompt.tokens)
         best: _Passage | None = None
-        for kept in self._candidates(form, owner, whole):
+        for kept in self._candidates(_starts(form, owner, prompt.tokens)):
             passage = kept.passage
             if passage and whole.startswith(passage.laid) and (best is None or len(best.laid) < len(passage.laid)):
                 best = passage
@@ -109,21 +130,19 @@ class Recall:
             return prompt
         return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.spoken + whole[len(best.laid) :])))
 
-    def _candidates(self, form: Format, owner: str, whole: bytes) -> list["_Kept"]:
-        """Turns whose prompt this one begins with, but for what stands behind its last message; the latest first."""
+    def _candidates(self, starts: "list[_Start]") -> list["_Kept"]:
+        """Turns whose prompt began so, but for what stood behind its last message; the latest first."""
         with self._lock:
-            return [
-                kept
-                for kept in reversed(self._turns)
-                if kept.turn.layout.owner == owner and kept.turn.layout.format is form and whole.startswith(kept.before)
-            ][:COMPARED]
+            begun = (self._by_start.get(start, ()) for start in starts)
+            latest = [kept for alike in begun for kept in islice(reversed(alike), COMPARED)]
+        return nlargest(COMPARED, latest, key=lambda kept: kept.number)
 
 
 class _Kept:
-    """A turn that is remembered. Who holds one may go on using it while others forget it."""
+    """The `number`-th turn that is remembered. Who holds one may go on using it while others forget it."""
 
-    def __init__(self, turn: Spoken, before: bytes) -> None:
-        self.turn, self.before = turn, before
+    def __init__(self, turn: Spoken, start: "_Start", number: int) -> None:
+        self.turn, self.start, self.number = turn, start, number
 
     @cached_property
     def passage(self) -> "_Passage | None":
@@ -149,6 +168,25 @@ def _compared(turn: Spoken) -> _Passage | None:
         return None
     # The end is history's: a final answer may have ended otherwise, a turn that was stopped has none.
     return _Passage(_packed(laid[: end + 1]), _packed((*layout.prompt.tokens, *spoken, laid[end])))
+
+
+def _starts(form: Format, owner: str, tokens: Sequence[int]) -> "list[_Start]":
+    """A text up to the end of each of its messages, which are few: so turns are found, however many are remembered."""
+    packed, digest, done = memoryview(array("I", tokens)), blake2b(digest_size=16), 0
+    starts = []
+    for end in sorted(place for token in form.end_ids for place in _places(tokens, token)):
+        digest.update(packed[done : end + 1])
+        done = end + 1
+        starts.append((owner, id(form), digest.digest()))
+    return starts
+
+
+def _places(tokens: Sequence[int], token: int) -> Iterator[int]:
+    place = -1
+    with suppress(ValueError):
+        while True:
+            place = tokens.index(token, place + 1)
+            yield place
 
 
 def _squeezed(form: Format, tokens: Sequence[int]) -> str:

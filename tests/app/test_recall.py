@@ -1,10 +1,11 @@
 """What the model spoke comes back as its own token ids, and only where it came back unchanged."""
 
 from datetime import UTC, datetime
+from random import Random
 
 import pytest
 
-from app.recall import OWN, Layout, Recall, Spoken
+from app.recall import COMPARED, OWN, Layout, Recall, Spoken, _end, _starts
 from events.inputs import AnyInput, FunctionTool, InputFunctionCall, InputFunctionOutput, InputMessage, InputReasoning
 from events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from harmony.choose import bytes_format
@@ -126,3 +127,26 @@ def test_many_turns_of_few_tokens_take_a_bounded_place() -> None:
     for _ in range(20):
         told(recall, form, "Two.<|im_end|>")
     assert 0 < len(recall._turns) < 10
+
+
+def test_turns_are_found_as_if_all_were_looked_through() -> None:
+    chance, recall, forms = Random(7), Recall(bound=60 * OWN), [bytes_format("hermes"), bytes_format("hermes")]
+    words = [InputMessage(role="user", content=text) for text in ("a", "b", "ab")]
+
+    def some() -> Layout:
+        items = [chance.choice(words) for _ in range(chance.randint(1, 4))]
+        return read(recall, chance.choice(forms), *items, owner=chance.choice(["me", "you"]))
+
+    for _ in range(200):
+        asked = some()
+        begun = [
+            kept.number
+            for kept in reversed(recall._turns)
+            if (kept.turn.layout.owner, kept.turn.layout.format) == (asked.owner, asked.format)
+            and asked.laid[: (end := _end(asked.format, kept.turn.layout.laid) + 1)] == kept.turn.layout.laid[:end]
+        ]
+        found = recall._candidates(_starts(asked.format, asked.owner, asked.laid))
+        assert [kept.number for kept in found] == begun[:COMPARED]
+        recall.remember(Spoken(some(), (1,), TOLD))
+    assert sum(map(len, recall._by_start.values())) == len(recall._turns) < 60, "what is forgotten is found no more"
+    assert all(recall._by_start.values())
