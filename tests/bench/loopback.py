@@ -21,6 +21,7 @@ from rich.console import Console
 
 from app.catalogue import Catalogue, ServedModel
 from app.journal import Journal, for_people
+from app.launch import settle
 from app.server import bind, furnish, run
 from app.settings import Settings
 from engine.protocol import EngineInfo
@@ -179,13 +180,18 @@ async def write(port: int, streams: int, piece: bytes, count: int) -> float:
     return spent
 
 
+def _listening(port: int) -> None:
+    settle()
+    print(port, flush=True)
+
+
 async def _serve(cases: Any, places: Any) -> None:
     settings = Settings(port=0, drain=0.1)
     with bind(settings) as listener:
         home = furnish(settings, catalogue([(length, step) for length, step in cases], **places))
         # What is said of requests is a part of what they cost; nobody reads it.
         journal = Journal(for_people(Console(file=io.StringIO())), len)
-        await run(home, listener, ready=lambda port: print(port, flush=True), told=journal.tell)
+        await run(home, listener, ready=_listening, told=journal.tell)
         journal.flush()
 
 
