@@ -86,11 +86,14 @@ class _Pump:
     def _tell(self) -> None:
         telling = self._telling
         for number, reading in enumerate(self._readings):
-            while not self._waits() and reading.more and not telling.over:
+            while reading.more and not telling.over and not self._waits():
                 self._write(telling.told(number, reading.take()))
-        done = telling.over or all(reading.done for reading in self._readings)
-        if done and not self._waits():
-            self._write(self._telling.end())
+        if not telling.over:
+            for reading in self._readings:
+                if not reading.done:
+                    return
+        if not self._waits():
+            self._write(telling.end())
             self.over.set_result(None)
 
     def _write(self, piece: bytes) -> None:

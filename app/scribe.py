@@ -91,17 +91,18 @@ class Scribe:
 
     def take(self, chunk: Chunk) -> None:
         """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
-        if self.machine.ended:
+        machine = self.machine
+        if machine.state is State.ENDED:
             return
         if self._spec.warm:
             self._warmed(chunk)
             return
         self.spoken += chunk.tokens
-        self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk)))
-        if self.ended:
+        self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk) if self._spec.logprobs else ()))
+        if machine.ended:
             return
         if self._reader.broken:
-            self._said += self.machine.stop()
+            self._said += machine.stop()
         elif chunk.finish:
             self._finish(chunk)
 
@@ -178,7 +179,7 @@ class Scribe:
         )
 
     def _logprobs(self, chunk: Chunk) -> list[Logprob]:
-        return [self._logprob(entry) for entry in chunk.logprobs] if self._spec.logprobs else []
+        return [self._logprob(entry) for entry in chunk.logprobs]
 
     def _logprob(self, entry: TokenLogprob) -> Logprob:
         token, raw = self._format.token(entry.id)

@@ -137,6 +137,7 @@ class Turn:
             self._scribe.take(chunk)
             if not self._scribe.ended:
                 self._write(chunk)
+                return
         if self._scribe.ended and chunk.finish is None and self._work is not None:
             self._work.cancel()
 

@@ -26,7 +26,7 @@ def in_one_line(data: bytes) -> bytes:
     Server-sent events end theirs with CR and LF only, but some clients cut at whatever Unicode calls a line (Python's
     `splitlines`, and with it `iter_lines` of httpx), so a model's U+2028 would tear a frame in two.
     """
-    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+    if not data.isascii() and (b"\xe2\x80" in data or b"\xc2\x85" in data):
         for raw, escaped in _LINES:
             data = data.replace(raw, escaped)
     return data

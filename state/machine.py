@@ -32,7 +32,7 @@ from state.blanks import EMPTY, Piece, split
 from state.drafts import CustomDraft, Draft, FunctionDraft, MessageDraft, PartKind, ReasoningAs, ReasoningDraft, Seal
 from state.mint import Ids, Mint
 from state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Segment, Think, Whole
-from state.table import BLANK, GUARDS, Guard, IllegalInput, Letter, State, Verb, find
+from state.table import BLANK, GUARDS, TABLE, Guard, IllegalInput, Letter, State, Verb
 from state.voice import Place, Voice
 
 CutReason = Literal["max_output_tokens", "content_filter"]
@@ -89,11 +89,16 @@ class Machine:
     def feed(self, segment: Segment) -> list[Event]:
         """Read one segment; empty text is no letter. Raises `IllegalInput`, and is as before, where it may not come."""
         self._segment = segment
+        if type(segment) is Say:  # nearly all are; each pattern that does not match costs as much as saying it
+            self._text(Letter.SAY, segment.text, segment.logprobs)
+        else:
+            self._other(segment)
+        return self._voice.collect()
+
+    def _other(self, segment: Segment) -> None:
         match segment:
             case Think(text):
                 self._text(Letter.THINK, text)
-            case Say(text):
-                self._text(Letter.SAY, text, segment.logprobs)
             case Refuse(text):
                 self._text(Letter.REFUSE, text)
             case Cite():
@@ -107,7 +112,6 @@ class Machine:
                 self._step(Letter.CLOSE)
             case Whole():
                 self._step(Letter.WHOLE)
-        return self._voice.collect()
 
     def queue(self) -> list[Event]:
         """It waits for the engine."""
@@ -157,13 +161,16 @@ class Machine:
 
     def _step(self, letter: Letter) -> None:
         at = self.state, letter
-        cell = find(*at)
-        if (guard := GUARDS.get(at)) and not self._holds(guard):
+        try:
+            state, verbs, guard = _CELLS[at]
+        except KeyError:
+            raise IllegalInput(*at) from None
+        if guard and not self._holds(guard):
             raise IllegalInput(*at, guard)
         self.trace.append(at)
-        for verb in cell.verbs:
-            _VERBS[verb](self)
-        self.state = cell.next
+        for verb in verbs:
+            verb(self)
+        self.state = state
 
     @property
     def _continued(self) -> Letter | None:
@@ -210,11 +217,11 @@ class Machine:
     def _grow(self) -> None:
         draft, piece = self._draft, self._piece
         if isinstance(draft, MessageDraft):
-            kind: PartKind = "refusal" if isinstance(self._segment, Refuse) else "text"
+            kind: PartKind = "refusal" if type(self._segment) is Refuse else "text"
             if draft.kind != kind:
                 self._flush()
                 draft.turn(kind)
-            whole = self._take() + piece
+            whole = piece if self._held is EMPTY else self._take() + piece
             draft.grow(whole.text, whole.logprobs)
         elif isinstance(draft, _OF_PLAIN_TEXT):
             draft.grow((self._take() + piece).text)
@@ -312,3 +319,5 @@ class Machine:
 
 
 _VERBS: dict[Verb, Callable[[Machine], None]] = {verb: getattr(Machine, f"_{verb}") for verb in get_args(Verb)}
+_CELLS = {at: (cell.next, tuple(_VERBS[verb] for verb in cell.verbs), GUARDS.get(at)) for at, cell in TABLE.items()}
+"""The table as the machine goes by it: the next state, the verbs as functions, the guard."""

@@ -160,14 +160,6 @@ class IllegalInput(Exception):  # noqa: N818  # the name DESIGN and h11 readers 
         super().__init__(f"{letter.name} is illegal in {state.name}" + (f" unless {guard}" if guard else ""))
 
 
-def find(state: State, letter: Letter) -> Cell:
-    """The cell for `letter` in `state`, its guard unchecked. Raises `IllegalInput` where there is none."""
-    try:
-        return TABLE[state, letter]
-    except KeyError:
-        raise IllegalInput(state, letter) from None
-
-
 def markdown() -> str:
     """The table as Markdown: a row a letter, a column a state."""
     columns = [state for state in State if state is not State.ENDED]
