@@ -17,6 +17,7 @@ BATCH_HINT = 64
 COUNTS = (1, 2, 5, 16, 33)
 """Numbers of rows that a packed weight is tried with."""
 
+TINIEST = torch.finfo(torch.float32).tiny
 MOST = 0.05
 """The relative error up to which an int8 weight counts as computed as meant; random weights give 0.01."""
 
@@ -74,8 +75,9 @@ class Int8:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
-        largest = x.abs().amax(-1, keepdim=True)  # the same as the norm of that order, which takes five times as long
-        unit = x / largest.clamp_min(torch.finfo(torch.float32).tiny)
+        # The same as the norm of that order, which takes five times as long.
+        largest = x.abs().amax(-1, keepdim=True).clamp_min_(TINIEST)
+        unit = x / largest
         levels = self._levels
         product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             unit, 1 / levels, levels + 1, self._packed
@@ -139,7 +141,7 @@ class Sibling(nn.Module):
 
 def _prepack(weight: Tensor) -> Any:
     """Quantized and packed by fbgemm, whose kernel takes activations in fp32; the other engines have none."""
-    scales = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny).double()
+    scales = (weight.abs().amax(1) / 127).clamp_min(TINIEST).double()
     zeros = torch.zeros(len(weight), dtype=torch.long)
     before = torch.backends.quantized.engine
     try:
@@ -161,7 +163,7 @@ def _rows(count: int, weight: Tensor) -> Tensor:
 def _prove(kernel: Kernel, x: Tensor, truth: Tensor, most: float) -> None:
     """Raises :class:`UnusableError` unless the kernel is right, and bit-identical for any number of rows."""
     together = kernel(x)
-    error = float((together - truth).norm() / truth.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    error = float((together - truth).norm() / truth.norm().clamp_min(TINIEST))
     if not error <= most:
         raise UnusableError(f"its result is off by {error:.2g}")
     if not all(torch.equal(kernel(x[:count]), together[:count]) for count in COUNTS):

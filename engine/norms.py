@@ -1,24 +1,33 @@
-"""RMS norms in one call instead of six, where that is proved to give the same numbers."""
+"""RMS norms in four of torch's operations instead of eight, where that is proved to give the same numbers."""
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 SAME = 1e-5
 """Difference up to which results count as equal; the inputs they are compared on have results near 1."""
 
 
 class RMSNorm(nn.Module):
-    """In the place of a model's own RMS norm over the last dimension."""
+    """In the place of a model's own RMS norm over the last dimension.
+
+    x · w / √(mean(x²) + ε) is x · w√n / √(|x|² + nε), of which torch has the length and the last root in one call each.
+    """
+
+    _scale: Tensor
+    _least: Tensor
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight = weight
         self.variance_epsilon = self.eps = eps
+        count = len(weight)
+        self.register_buffer("_scale", weight.detach() * count**0.5, persistent=False)
+        self.register_buffer("_least", weight.new_tensor((count * eps) ** 0.5), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, n) → (…, n)."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.div(x, torch.hypot(length, self._least)).mul_(self._scale)
 
 
 @torch.inference_mode()
@@ -35,7 +44,7 @@ def replace_norms(model: nn.Module) -> int:
 
 
 def _twin(norm: nn.Module) -> RMSNorm | None:
-    """The same norm as one call; None if it is no plain RMS norm."""
+    """The same norm in fewer calls; None if it is no plain RMS norm."""
     weight = norm._parameters.get("weight")
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     lone = list(norm._parameters) == ["weight"] and not norm._modules and not norm._buffers

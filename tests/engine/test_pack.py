@@ -243,6 +243,20 @@ def test_int8_says_what_it_costs_and_leaves_experts_and_routers_alone(caplog: py
     assert run(core, job_of(prompts(4)[0], max_tokens=3))
 
 
+@pytest.mark.parametrize("size", [64, 896, 2880, 5120, 16384])
+def test_a_norm_is_what_torch_computes_and_bit_identical_among_any_rows(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(1, 130, size, generator=generator) * torch.logspace(-6, 4, 130).view(1, -1, 1)
+    norm = RMSNorm(torch.nn.Parameter(torch.rand(size, generator=generator)), 1e-6)
+    with torch.inference_mode():
+        together = norm(rows)
+        truth = torch.nn.functional.rms_norm(rows, (size,), norm.weight, 1e-6)
+        assert torch.allclose(together, truth, rtol=1e-5, atol=1e-7)
+        for count in (1, 2, 7, 33):
+            for first in (0, 60, 97):
+                assert torch.equal(norm(rows[:, first : first + count]), together[:, first : first + count])
+
+
 def test_norms_that_are_not_plain_stay() -> None:
     model = fresh("gemma2")
     assert replace_norms(model) == 0
