@@ -78,12 +78,13 @@ def test_what_a_prompt_alone_took_is_the_first_guess() -> None:
     assert pace.budget(8, 1) == int((SLOWDOWN - 1) * 0.1 / 0.005)
 
 
-def test_when_more_wait_than_decode_the_step_may_grow_in_proportion() -> None:
+def test_who_waits_for_a_first_token_counts_as_much_as_who_waits_for_the_next() -> None:
     pace = Pace(512)
     decoded(pace, 4, 0.1)
-    settle(pace, 4, 1, 0.1, 0.001, steps=20)
-    assert pace.budget(4, 1) == pace.budget(4, 4) == pytest.approx((SLOWDOWN - 1) * 100, abs=1)
-    assert pace.budget(4, 8) == pytest.approx((SLOWDOWN - 1) * 200, abs=3)
+    settle(pace, 4, 4, 0.1, 0.001, steps=20)
+    few = pytest.approx((SLOWDOWN - 1) * 100, abs=1)
+    assert [pace.budget(4, waiting) for waiting in (1, 2, 4)] == [few, few, pytest.approx(100, abs=1)]
+    assert pace.budget(4, 8) == pytest.approx(200, abs=3)
 
 
 def test_decoding_is_measured_again_now_and_then() -> None:
