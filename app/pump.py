@@ -86,7 +86,8 @@ class _Pump:
     def _tell(self) -> None:
         telling = self._telling
         for number, reading in enumerate(self._readings):
-            while reading.more and not telling.over and not self._waits():
+            # Asked behind the last piece, too: a pipe that it has filled empties in a task.
+            while not self._waits() and reading.more and not telling.over:
                 self._write(telling.told(number, reading.take()))
         if not telling.over:
             for reading in self._readings:

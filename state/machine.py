@@ -37,6 +37,7 @@ from state.voice import Place, Voice
 
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
+_SIGNS = {Cite: Letter.CITE, Call: Letter.CALL, Close: Letter.CLOSE, Whole: Letter.WHOLE}
 _OF_PLAIN_TEXT = (ReasoningDraft, FunctionDraft, CustomDraft)
 
 
@@ -101,17 +102,12 @@ class Machine:
                 self._text(Letter.THINK, text)
             case Refuse(text):
                 self._text(Letter.REFUSE, text)
-            case Cite():
-                self._step(Letter.CITE)
-            case Call():
-                self._step(Letter.CALL)
-            case Arguments(text) if text:
-                self._piece = Piece(text)
-                self._step(Letter.ARGUMENTS)
-            case Close():
-                self._step(Letter.CLOSE)
-            case Whole():
-                self._step(Letter.WHOLE)
+            case Arguments(text):
+                if text:
+                    self._piece = Piece(text)
+                    self._step(Letter.ARGUMENTS)
+            case _:
+                self._step(_SIGNS[type(segment)])
 
     def queue(self) -> list[Event]:
         """It waits for the engine."""
