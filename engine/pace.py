@@ -10,6 +10,9 @@ from statistics import median
 SLOWDOWN = 1.6
 """A step with prompts may take so many times what decoding alone takes, if few wait."""
 
+FIRST = 2
+"""Who waits for a first token counts as so many who wait for the next one: those have something to read."""
+
 FLOOR = 8
 """Tokens of prompts that a step may carry however slow it is, so that a prompt is done in the end."""
 
@@ -33,9 +36,9 @@ class Pace:
     def budget(self, decoding: int, waiting: int) -> int:
         """Tokens of prompts for the next step, while so many sequences decode and so many wait for their first token.
 
-        Where many wait, prompts take as much time for each of them as decoding takes for each that decodes: who waits
-        for a first token counts as much as who waits for the next. 0: measure decoding first, or save up for a block of
-        ``grain``, which would make this step too long; what is not 0 is enough for one.
+        Where many wait, prompts take :data:`FIRST` times as much for each of them as decoding takes for each that
+        decodes. 0: measure decoding first, or save up for a block of ``grain``, which would make this step too long;
+        what is not 0 is enough for one.
         """
         if not decoding:
             return max(self._chunk, self.grain)
@@ -43,7 +46,7 @@ class Pace:
         plain = self.plain(decoding)
         if plain is None or self._mixed >= REFRESH:
             return 0
-        allowed = max(SLOWDOWN - 1, waiting / decoding) * plain
+        allowed = max(SLOWDOWN - 1, FIRST * waiting / decoding) * plain
         cost = median(self._costs) if self._costs else self._alone
         if cost is None:
             wanted = FLOOR
