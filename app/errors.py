@@ -46,10 +46,10 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     @cached_property
-    def pairs(self) -> list[tuple[bytes, bytes]]:
+    def pairs(self) -> tuple[tuple[bytes, bytes], ...]:
         """The headers of the answer."""
         said = [("content-type", "application/json"), ("content-length", str(len(self.body))), *self.headers]
-        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in said]
+        return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in said)
 
 
 _ENGINE: dict[str, tuple[int, str | None, str | None, str | None]] = {

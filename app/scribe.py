@@ -91,18 +91,17 @@ class Scribe:
 
     def take(self, chunk: Chunk) -> None:
         """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
-        machine = self.machine
-        if machine.state is State.ENDED:
+        if self.machine.ended:
             return
         if self._spec.warm:
             self._warmed(chunk)
             return
         self.spoken += chunk.tokens
         self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk) if self._spec.logprobs else ()))
-        if machine.ended:
+        if self.ended:
             return
         if self._reader.broken:
-            self._said += machine.stop()
+            self._said += self.machine.stop()
         elif chunk.finish:
             self._finish(chunk)
 

@@ -243,9 +243,8 @@ def _in_chunks(start: Message) -> bool:
 
 def answer(error: ApiError, more: Iterable[tuple[bytes, bytes]]) -> bytes:
     """An error as HTTP/1.1 says it, with more headers than its own."""
-    body = error.body
     lines = b"".join([b"%b: %b\r\n" % pair for pair in (*error.pairs, *more)])
-    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, STATUS_PHRASES[error.status], lines, body)
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, STATUS_PHRASES[error.status], lines, error.body)
 
 
 def socket_protocol(settings: Settings) -> type[PatientSocket]:

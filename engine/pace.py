@@ -54,12 +54,12 @@ class Pace:
             wanted = int(allowed / cost)
         else:
             wanted = 2 * self._last
-        allowed = min(max(wanted, FLOOR), most)
-        self._saved += allowed
+        wanted = min(max(wanted, FLOOR), most)
+        self._saved += wanted
         if self._saved < self.grain:
             return 0
         self._saved = 0
-        return max(allowed, self.grain)
+        return max(wanted, self.grain)
 
     def plain(self, decoding: int) -> float | None:
         """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet."""
