@@ -1,10 +1,12 @@
 """Attention over a pack: the tokens of several sequences in one row, each looking only at its own past.
 
 transformers calls :func:`attend` through its attention interface, once per layer; the pack travels there as a keyword
-of the forward call. Nothing is padded: the linear layers see all tokens of all sequences at once, attention sees one
-sequence at a time. A sequence's attention therefore does not depend on its neighbours.
+of the forward call. The linear layers see all tokens of all sequences at once, without padding. Attention sees one
+sequence at a time, which therefore does not depend on its neighbours; where caches are paged, sequences that say one
+token each are seen together, and filled up to the longest.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from engine.batch import Batch
 from engine.kv import KV, causal_mask
 
 NAME = "antiphon"
@@ -30,15 +33,18 @@ class Span(NamedTuple):
 
 
 class Pack:
-    """Which tokens of the row belong to whom, in row order.
+    """Which tokens of the row belong to whom, in row order: first those of ``batches``, then those of ``spans``.
 
     ``windows`` maps a layer to its sliding window in tokens; a layer that is not in it looks back without limit.
     Attention of what stands in one span is computed at once: where the spans of a text begin and end decides about
     the last bits.
     """
 
-    def __init__(self, spans: list[Span], windows: dict[int, int]) -> None:
+    def __init__(
+        self, spans: list[Span], windows: dict[int, int], batches: Sequence[tuple[Batch, int, int]] = ()
+    ) -> None:
         self.spans = spans
+        self.batches = batches
         self.windows = windows
         self._masks: dict[tuple[int, int, int | None, int], Tensor] = {}
 
@@ -74,6 +80,11 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[Tensor] = []
+    for batch, first, end in pack.batches:
+        view = batch.view(window)
+        seen = batch.extend(layer, key[:, :, first:end], value[:, :, first:end], view)
+        rows = query[0, :, :, first:end].permute(2, 0, 1, 3)
+        results.append(_together(rows, *seen, view.mask, scale, softcap, s_aux)[None])
     for kv, cuts in pack.spans:
         first, end = cuts[0][0], cuts[-1][1]
         keys, values = kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
@@ -85,9 +96,24 @@ def attend(  # noqa: PLR0913  the signature is transformers'
             if softcap is None and s_aux is None:
                 results.append(_fused(rows, *seen, window, scale, pack))
             else:
-                results.append(_plain(rows, *seen, window, scale, pack, softcap, s_aux))
+                results.append(_single(rows, *seen, window, scale, pack, softcap, s_aux))
     output = results[0] if len(results) == 1 else torch.cat(results, 1)
     return output.flatten(2, 3), None
+
+
+def _together(
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """One query of each of b sequences, (b, kv_heads, groups, d), over as many keys of each → the same shape."""
+    if softcap is None and sinks is None:
+        return functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+    return _plain(rows, keys, values, mask, scale, softcap, _column(sinks, rows.shape[1], 1))
 
 
 def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float, pack: Pack) -> Tensor:
@@ -113,7 +139,7 @@ def _by_token(result: Tensor, groups: int, length: int) -> Tensor:
     return result.reshape(1, -1, groups, length, result.shape[-1]).permute(0, 3, 1, 2, 4)
 
 
-def _plain(
+def _single(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -123,19 +149,43 @@ def _plain(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The same written out, for scores that torch's kernels do not know."""
+    """As :func:`_fused`, for scores that torch's kernels do not know."""
     groups, length = query.shape[2], query.shape[3]
-    scores = torch.matmul(query.flatten(2, 3), keys.transpose(2, 3)).mul_(scale)
+    mask = pack.mask(length, keys.shape[2], window, groups, query) if length > 1 else None
+    column = _column(sinks, keys.shape[1], length)
+    return _by_token(_plain(query.flatten(2, 3), keys, values, mask, scale, softcap, column), groups, length)
+
+
+def _column(sinks: Tensor | None, kv_heads: int, length: int) -> Tensor | None:
+    """The sinks of all heads (heads,) as one column of scores for ``length`` queries: (1, kv_heads, rows, 1)."""
+    if sinks is None:
+        return None
+    return sinks.reshape(1, kv_heads, -1, 1, 1).expand(-1, -1, -1, length, 1).flatten(2, 3)
+
+
+def _plain(
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    column: Tensor | None,
+) -> Tensor:
+    """Attention written out: (b, kv_heads, rows, d) over (b, kv_heads, m, …) → (b, kv_heads, rows, value_dim).
+
+    ``column`` holds scores that take their share of the weight and give nothing.
+    """
+    scores = torch.matmul(rows, keys.transpose(2, 3)).mul_(scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
-    if length > 1:
-        scores += pack.mask(length, keys.shape[2], window, groups, scores)
+    if mask is not None:
+        scores += mask
     scores = scores.float()
-    if sinks is not None:
-        column = sinks.reshape(1, keys.shape[1], groups, 1, 1).expand(1, -1, -1, length, 1).flatten(2, 3)
-        scores = torch.cat([scores, column.to(scores.dtype)], dim=-1)
+    if column is not None:
+        scores = torch.cat([scores, column.to(scores.dtype).expand(len(scores), -1, -1, -1)], dim=-1)
     weights = torch.softmax(scores, dim=-1).to(values.dtype)
-    return _by_token(torch.matmul(weights[..., : keys.shape[2]], values), groups, length)
+    return torch.matmul(weights[..., : keys.shape[2]], values)
 
 
 AttentionInterface.register(NAME, attend)

@@ -12,12 +12,14 @@ from transformers import PreTrainedModel
 
 from engine.core import Core
 from engine.folder import Folder, LoadError
-from engine.forward import Forward, PackedForward, choose_forward, sample
+from engine.forward import Forward
 from engine.guide import opener
 from engine.hardware import cpu, threads
 from engine.loader import describe, free_memory, load_model
 from engine.norms import replace_norms
 from engine.pack import Packing, Quantize, pack
+from engine.packed import PackedForward
+from engine.trial import choose_forward, sample
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that wait for a slot."""
     chunk: int = 512
     """Tokens per step, so that a long prompt does not hold up the others."""
+    paged: bool | None = None
+    """Keys and values in pages that all jobs share; None: on a GPU. On a CPU, copying out of them takes longest."""
     kv_gib: float | None = None
     """Memory for keys and values, those that are kept for later among them."""
     reuse: bool = True
@@ -76,7 +80,8 @@ def core_of(
     """
     options = options or Options()
     log.info("trying the model")
-    forward = choose_forward(model)
+    cuda = model.device.type == "cuda"
+    forward = choose_forward(model, paged=cuda if options.paged is None else options.paged)
     info = describe(model, folder)
     context = min(options.context or info.context, info.context)
     packing = _tune(model, forward, options) if tune else Packing()
@@ -92,6 +97,10 @@ def core_of(
             raise LoadError("no memory is left for keys and values; free some, or choose a smaller model")
         log.warning("memory for %d tokens of context; the model could take %d", room, context)
         context = room
+    if isinstance(forward, PackedForward) and forward.paged:
+        forward.provide(room or options.slots * context, options.slots)
+        if cuda and not options.deterministic:
+            forward.record()
     words = [info.description, packing.line, _machine(model), "deterministic" if options.deterministic else ""]
     info = msgspec.structs.replace(info, context=context, description="; ".join(word for word in words if word))
     # Where attention goes token by token, a draft costs what it saves.

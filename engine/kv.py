@@ -1,8 +1,10 @@
-"""The keys and values of one sequence, contiguous in memory.
+"""The keys and values of one sequence: what a cache promises, and one that is contiguous in memory.
 
-It knows nothing of models or schedules: layers announce themselves by writing. Tokens written in a forward pass count
-only once the pass has succeeded (:meth:`KV.commit`), so that a pass that fails leaves nothing behind.
+It knows nothing of models or schedules. Tokens written in a forward pass count only once the pass has succeeded
+(:meth:`KV.commit`), so that a pass that fails leaves nothing behind.
 """
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -11,16 +13,15 @@ GRAIN = 16
 """Capacities that nobody reserved are multiples of this many tokens."""
 
 
-class KV:
-    """Per layer two buffers of shape (1, kv_heads, capacity, head_dim); the first ``length`` tokens are valid.
+class KV(ABC):
+    """The first ``length`` tokens are valid; there is memory for ``capacity``, in tokens.
 
-    ``expected``: how many tokens the sequence will probably hold; it saves copying when the buffers grow.
+    ``expected``: how many tokens the sequence will probably hold.
     """
 
     def __init__(self, expected: int = 0) -> None:
         self.length = 0
         self._capacity = expected
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def capacity(self) -> int:
@@ -28,11 +29,47 @@ class KV:
         return self._capacity
 
     def reserve(self, tokens: int) -> None:
-        """Grow to room for ``tokens`` tokens; the copying is done by the next pass that needs the room."""
+        """Grow to room for ``tokens`` tokens; the memory is taken by the next pass that needs it."""
         self._capacity = max(self._capacity, tokens)
 
+    def commit(self, tokens: int) -> None:
+        """The pass succeeded: the last ``tokens`` written are valid from now on."""
+        self.length += tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens; the memory stays."""
+        self.length = min(self.length, length)
+
+    @abstractmethod
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (1, kv_heads, n, head_dim) after the valid tokens; views of all keys and values, these included."""
+        """Write (1, kv_heads, n, head_dim) after the valid tokens; all keys and values, these included."""
+
+    @abstractmethod
+    def copy(self, length: int, capacity: int) -> "KV":
+        """The first ``length`` tokens once more, with room for ``capacity``; neither sees what the other writes."""
+
+    @abstractmethod
+    def shrink(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens and give the rest of the memory back."""
+
+    @property
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes over all layers; 0 before the first pass."""
+
+
+class Contiguous(KV):
+    """Per layer two buffers of shape (1, kv_heads, capacity, head_dim); layers announce themselves by writing.
+
+    What is ``expected`` saves copying when the buffers grow.
+    """
+
+    def __init__(self, expected: int = 0) -> None:
+        super().__init__(expected)
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`KV.extend`; what it gives are views."""
         end = self.length + keys.shape[2]
         if end > self._capacity:
             self._capacity = rounded(end)
@@ -45,18 +82,10 @@ class KV:
         held[1][:, :, self.length : end] = values
         return held[0][:, :, :end], held[1][:, :, :end]
 
-    def commit(self, tokens: int) -> None:
-        """The pass succeeded: the last ``tokens`` written are valid from now on."""
-        self.length += tokens
-
-    def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens; the memory stays."""
-        self.length = min(self.length, length)
-
     @torch.inference_mode()
-    def copy(self, length: int, capacity: int) -> "KV":
-        """The first ``length`` tokens once more, with room for ``capacity``."""
-        twin = KV(max(length, capacity))
+    def copy(self, length: int, capacity: int) -> "Contiguous":
+        """As :meth:`KV.copy`."""
+        twin = Contiguous(max(length, capacity))
         twin.length = min(self.length, length)
         for layer, held in self._layers.items():
             twin._layers[layer] = self._moved(held, twin.length, twin._capacity)
@@ -64,7 +93,7 @@ class KV:
 
     @torch.inference_mode()
     def shrink(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens and give the rest of the memory back, layer by layer."""
+        """As :meth:`KV.shrink`, layer by layer."""
         self.truncate(length)
         self._capacity = rounded(self.length)
         for layer, held in self._layers.items():
@@ -72,7 +101,7 @@ class KV:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes over all layers; 0 before the first pass."""
+        """As :attr:`KV.bytes_per_token`."""
         return sum(
             buffer.shape[1] * buffer.shape[3] * buffer.element_size()
             for layer in self._layers.values()

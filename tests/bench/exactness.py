@@ -16,10 +16,11 @@ import torch
 
 from engine.build import Options, core_of
 from engine.core import Core
-from engine.forward import PackedForward, Work
+from engine.forward import Work
 from engine.hardware import threads
 from engine.loader import load_model
 from engine.pack import Quantize
+from engine.packed import PackedForward
 from engine.protocol import Job, Sampling
 from tests.bench.figures import NONE, median, table
 from tests.bench.models import build

@@ -5,13 +5,15 @@ A cache that holds a wrong token, one too many or one too few therefore changes 
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.core import Core
 from engine.forward import Work
-from engine.kv import KV
+from engine.kv import KV, Contiguous
+from engine.pages import PAGE, PagedKV, Pages
 from engine.protocol import EngineInfo
 
 VOCAB = 50
@@ -28,14 +30,15 @@ def scattered(history: list[int]) -> int:
 class Rigged:
     """Logits: one favourite token, the rest noise that depends on the history. ``now`` is a clock that it winds.
 
-    ``feeds`` holds of each pass the number of tokens and of rows of each sequence.
+    ``feeds`` holds of each pass the number of tokens and of rows of each sequence. With ``pages``, caches are paged.
     """
 
     chunked = True
     grain = 1
 
-    def __init__(self, following: Next = scattered) -> None:
+    def __init__(self, following: Next = scattered, pages: Pages | None = None) -> None:
         self.following = following
+        self.pages = pages
         self.feeds: list[list[tuple[int, int]]] = []
         self.now = 0.0
         self.base = 1.0
@@ -43,7 +46,7 @@ class Rigged:
         self.broken = False
 
     def new_state(self, expected: int) -> KV:
-        return KV(expected)
+        return Contiguous(expected) if self.pages is None else PagedKV(self.pages, expected)
 
     def run(self, work: list[Work]) -> Tensor:
         self.feeds.append([(len(item.ids), item.rows) for item in work])
@@ -69,8 +72,12 @@ class Rigged:
         return row
 
 
-def rigged(following: Next = scattered, *, context: int = 1000, **options: object) -> tuple[Core, Rigged]:
-    """A core on such a model, and the model; options are the core's own."""
-    forward = Rigged(following)
+def rigged(
+    following: Next = scattered, *, context: int = 1000, paged: bool = False, **options: Any
+) -> tuple[Core, Rigged]:
+    """A core on such a model, and the model; options are the core's own. ``paged``: with no page too many."""
+    slots = options.get("slots", 32)
+    count = -(-options.get("room", slots * context) // PAGE) + slots + 1
+    forward = Rigged(following, Pages(1, count) if paged else None)
     info = EngineInfo(context=context, vocab=VOCAB, eos_ids=(2,))
-    return Core(forward, info, clock=lambda: forward.now, **options), forward  # type: ignore[arg-type]
+    return Core(forward, info, clock=lambda: forward.now, **options), forward

@@ -4,7 +4,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from engine.forward import NativeForward, PackedForward, choose_forward
+from engine.forward import NativeForward
+from engine.packed import PackedForward
+from engine.trial import choose_forward
 from tests.engine.tiny import FAMILIES, core_for, drain, fresh, generate, job_of, prompts, run, tokens_of
 
 COUNT = 24

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from engine.kv import GRAIN, KV, rounded
+from engine.kv import GRAIN, KV, Contiguous, rounded
 
 
 @torch.inference_mode()
@@ -26,7 +26,7 @@ def committed(kv: KV, *values: int) -> list[float]:
 
 
 def test_what_was_not_committed_is_written_over() -> None:
-    kv = KV()
+    kv = Contiguous()
     committed(kv, 1, 2, 3)
     write(kv, 8, 9)
     assert kv.length == 3
@@ -34,7 +34,7 @@ def test_what_was_not_committed_is_written_over() -> None:
 
 
 def test_it_grows_by_what_is_reserved_and_keeps_what_it_holds() -> None:
-    kv = KV(4)
+    kv = Contiguous(4)
     committed(kv, 1, 2, 3, 4)
     assert kv.capacity == 4
     kv.reserve(7)
@@ -47,7 +47,7 @@ def test_it_grows_by_what_is_reserved_and_keeps_what_it_holds() -> None:
 
 
 def test_a_cut_forgets_the_end_and_keeps_the_memory() -> None:
-    kv = KV(6)
+    kv = Contiguous(6)
     committed(kv, 1, 2, 3, 4)
     kv.truncate(2)
     kv.truncate(3)
@@ -56,7 +56,7 @@ def test_a_cut_forgets_the_end_and_keeps_the_memory() -> None:
 
 
 def test_a_copy_shares_nothing_with_its_source() -> None:
-    kv = KV(6)
+    kv = Contiguous(6)
     committed(kv, 1, 2, 3, 4)
     twin = kv.copy(3, 10)
     assert (twin.length, twin.capacity) == (3, 10)
@@ -66,7 +66,7 @@ def test_a_copy_shares_nothing_with_its_source() -> None:
 
 
 def test_shrinking_gives_memory_back() -> None:
-    kv = KV(1000)
+    kv = Contiguous(1000)
     committed(kv, *range(40))
     assert kv._layers[0][1].shape[2] == 1000
     kv.shrink(20)
@@ -76,7 +76,7 @@ def test_shrinking_gives_memory_back() -> None:
 
 
 def test_bytes_count_all_layers_and_both_halves() -> None:
-    kv = KV()
+    kv = Contiguous()
     assert kv.bytes_per_token == 0
     write(kv, 1, layers=3)
     assert kv.bytes_per_token == 3 * 2 * 2 * 4 * 4

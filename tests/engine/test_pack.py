@@ -15,10 +15,12 @@ from torch import nn
 from engine.build import BLOCK, Options, core_of
 from engine.core import Core
 from engine.folder import LoadError
-from engine.forward import PackedForward, Work, choose_forward, sample
+from engine.forward import Work
 from engine.linears import Linear, Sibling
 from engine.norms import RMSNorm, replace_norms
 from engine.pack import pack
+from engine.packed import PackedForward
+from engine.trial import choose_forward, sample
 from tests.engine.tiny import VOCAB, drain, fresh, generate, job_of, prompts, run, tokens_of
 
 POSITIONS = 10_000 if os.environ.get("ANTIPHON_PROVE") else 500

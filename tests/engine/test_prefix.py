@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from engine.core import Core
-from engine.kv import KV
+from engine.kv import KV, Contiguous
 from engine.prefix import LEAST, Prefixes
 from engine.protocol import Chunk, Job
 from engine.sequence import shared
@@ -26,7 +26,7 @@ def ids(count: int, start: int = 0) -> list[int]:
 
 
 def entry(pool: Prefixes, tokens: list[int], key: tuple[str, str] = ME, capacity: int = 0) -> KV:
-    kv = KV(capacity or len(tokens))
+    kv = Contiguous(capacity or len(tokens))
     kv.commit(len(tokens))
     pool.keep(key, array("i", tokens), kv)
     return kv

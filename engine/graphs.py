@@ -1,0 +1,117 @@
+"""Steps in which everybody says one token, recorded once for each size and played again.
+
+A GPU computes a small kernel in less time than it takes to ask for it, and a step is hundreds of them. A recording is
+a fixed sequence of kernels on fixed memory. So batches are filled up to a few sizes, and what differs from step to step
+is copied into tables that the recording reads. It is compared with the pass that it recorded before it is trusted;
+where a model cannot be recorded, its steps run as they would without.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import MOST, NARROWEST, columns_of, size, tables
+from engine.pages import PAGE, PagedKV
+
+log = logging.getLogger(__name__)
+
+SAME = 1e-2
+"""Relative error of the logits up to which a recording counts as what it recorded."""
+
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Ids and positions (1, rows) and a table of pages (rows, columns) → logits (rows, vocabulary)."""
+
+
+class Recorder(Protocol):
+    """Runs a step and keeps it: the tensor that holds its result, and what computes it anew."""
+
+    def __call__(self, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...  # noqa: D102
+
+
+class _Recording(NamedTuple):
+    """Inputs and result of a step, and what computes the one from the others."""
+
+    ids: Tensor
+    positions: Tensor
+    table: Tensor
+    logits: Tensor
+    play: Callable[[], None]
+
+
+class Graphs:
+    """Recordings of ``step`` on a device, made when a size is first wanted."""
+
+    def __init__(self, step: Step, record: Recorder, device: torch.device) -> None:
+        self._step = step
+        self._record = record
+        self._device = device
+        self._known: dict[tuple[int, int], _Recording] = {}
+        self._usable = True
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def run(self, ids: list[int], kvs: Sequence[PagedKV]) -> Tensor | None:
+        """Logits (n, vocabulary) after one more token of each, valid until the next call; None: it is not recorded."""
+        rows, columns = size(len(ids)), size(max(map(columns_of, kvs)), NARROWEST)
+        if not self._usable or rows * columns * PAGE > MOST:
+            return None
+        table, positions = tables(kvs, rows, columns)
+        inputs = [
+            torch.tensor([ids + [0] * (rows - len(ids))]),
+            torch.from_numpy(positions)[None],
+            torch.from_numpy(table),
+        ]
+        recording = self._known.get((rows, columns))
+        if recording is None:
+            recording = self._recorded([entry.to(self._device) for entry in inputs])
+            if recording is None:
+                return None
+            self._known[rows, columns] = recording
+        for kept, entry in zip(recording[:3], inputs, strict=True):
+            kept.copy_(entry)
+        recording.play()
+        return recording.logits[: len(ids)]
+
+    def _recorded(self, inputs: list[Tensor]) -> _Recording | None:
+        """A recording that does what the step does; None, and never another, if there cannot be one."""
+        ids, positions, table = inputs
+        truth = self._step(ids, positions, table).clone()
+        try:
+            logits, play = self._record(lambda: self._step(ids, positions, table))
+            play()
+            error = float((logits - truth).float().norm() / truth.float().norm().clamp_min(1e-12))
+            reason = None if error <= SAME else f"what it plays differs by {error:.2g}"
+        except Exception as failure:  # noqa: BLE001  whatever happens here, steps run without recordings
+            reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        if reason is None:
+            log.debug("recorded a step of %d rows and %d pages", *table.shape)
+            return _Recording(ids, positions, table, logits, play)
+        self._usable = False
+        self._known.clear()
+        log.warning("steps are not recorded as CUDA graphs: %s", reason)
+        return None
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share their memory: only one of them is played at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """As torch asks for: first on a stream aside, where kernels are chosen and their workspaces made."""
+        with torch.cuda.device(self._device):
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                step()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                logits = step()
+        return logits, graph.replay
