@@ -49,6 +49,7 @@ bench: $(TEST)  ## compare with the peers that are installed, every part: about 
 	$(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(OSS) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
 
 bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in an environment of its own
 	$(BIN)/python -m tests.bench.install $(ARGS)
@@ -65,6 +66,7 @@ SLOW = --model small --servers antiphon,transformers,transformers-cb --streams 1
 AGENT = --model small --servers antiphon,antiphon-int8 --rounds 0 --scenarios next,long --repeat 1 $(call RESULTS,agent)
 OSS = --model oss --servers antiphon --rounds 0 --scenarios next $(call RESULTS,oss)
 EMBEDDED = --model embedded --servers antiphon --streams 1,16 --rounds 3 --limit-minutes 3 $(call RESULTS,embedded)
+GPU = --model small --servers antiphon-gpu,transformers-gpu --streams 1,16,128 --rounds 3 $(call RESULTS,gpu)
 
 # The environment, once for each change of the two files that describe it.
 $(VENV)/bin/python:

@@ -78,6 +78,8 @@ class Run:
             return None
         told |= {"versions": peer.versions(), "words": server.words, "started": server.started, "idle": server.idle}
         told |= {"peak": server.process.peak()}
+        if peer.gpu:
+            told |= {"bandwidth": read_rate("cuda")}
         told |= {"bytes_per_step": self.record["model"]["parameters"] * peer.bytes_per_weight}
         say(
             f"{name}: first token after {server.started:.1f} s; {server.idle:.2f} cores while idle; {' '.join(server.words)}"
@@ -144,11 +146,16 @@ def say(line: str) -> None:
 
 def machine() -> dict[str, Any]:
     """What it runs on; the rate of its memory is measured now, while nothing else runs."""
-    done = subprocess.run([sys.executable, "-m", "tests.bench.memory"], capture_output=True, text=True, check=True)
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": name, "cores": os.cpu_count(), "memory": memory, "bandwidth": float(done.stdout)}
+    return {"cpu": name, "cores": os.cpu_count(), "memory": memory, "bandwidth": read_rate("cpu")}
+
+
+def read_rate(device: str) -> float:
+    """GB/s at which a device's memory is read."""
+    words = [sys.executable, "-m", "tests.bench.memory", device]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
 def parameters(folder: Path) -> int:
@@ -166,7 +173,9 @@ def arguments() -> argparse.Namespace:
     """The words of the command line."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--model", choices=[*SHAPES, "oss", "embedded"], default="tiny")
-    words.add_argument("--servers", type=_listed, default=list(PEERS), help=f"of {','.join(PEERS)}")
+    words.add_argument(
+        "--servers", type=_listed, default=[name for name in PEERS if not PEERS[name].gpu], help=f"of {','.join(PEERS)}"
+    )
     words.add_argument("--streams", type=lambda text: [int(word) for word in _listed(text)], default=[1, 4, 16])
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--tokens", type=int, default=OUTPUT, help="tokens of output")

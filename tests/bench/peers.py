@@ -10,6 +10,9 @@ from tests.bench.drive import Api
 from tests.bench.install import COMPILED, DONE, ENVS, HOME, ROOT
 from tests.bench.models import MODELS, build
 
+CROWD = 128
+"""Streams that a GPU is asked for at once."""
+
 SLOT = 512
 """Tokens of context for each stream, where a server has to be told."""
 
@@ -39,6 +42,8 @@ class Peer:
     models: tuple[str, ...] = ("small", "tiny")
     by_path: bool = False
     """Whether requests name the model by its folder's path."""
+    gpu: bool = False
+    """Whether it runs on a GPU."""
 
     @property
     def ours(self) -> bool:
@@ -56,7 +61,13 @@ class Peer:
             return f"is not run on {model}"
         if self.env is not None and not (ENVS / self.env / DONE).exists():
             return f"{ENVS / self.env} is not there; make bench-peers installs it"
+        if self.gpu and not self._sees_gpu():
+            return "its torch sees no GPU"
         return None
+
+    def _sees_gpu(self) -> bool:
+        code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+        return subprocess.run([self.python, "-c", code], capture_output=True, check=False).returncode == 0
 
     def versions(self) -> str:
         """What was compiled, or its packages and their versions."""
@@ -81,10 +92,10 @@ def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
     ]
 
 
-def _transformers(*more: str) -> Callable[[Path, int], list[str]]:
+def _transformers(*more: str, on: tuple[str, str] = ("cpu", "float32")) -> Callable[[Path, int], list[str]]:
     return lambda model, port: [
         *(str(ENVS / "transformers" / "bin" / "transformers"), "serve", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--device", "cpu", *more),
+        *("--host", "127.0.0.1", "--port", str(port), "--device", on[0], "--dtype", on[1], *more),
     ]
 
 
@@ -149,6 +160,26 @@ PEERS: dict[str, Peer] = {
             "transformers",
             environ=OFFLINE,
             by_path=True,
+        ),
+        Peer(
+            "antiphon-gpu",
+            _antiphon("--device", "cuda", "--slots", str(CROWD)),
+            _OURS,
+            most=CROWD,
+            bytes_per_weight=2.0,
+            models=_ALL,
+            gpu=True,
+        ),
+        Peer(
+            "transformers-gpu",
+            _transformers("--continuous-batching", on=("cuda", "bfloat16")),
+            ("transformers", "torch"),
+            "transformers",
+            most=CROWD,
+            bytes_per_weight=2.0,
+            environ=OFFLINE,
+            by_path=True,
+            gpu=True,
         ),
     )
 }

@@ -91,8 +91,7 @@ def costs(run: Run) -> str:
     rows = []
     for name in servers:
         told = run["servers"][name]
-        shortest = told["bytes_per_step"] / (run["machine"]["bandwidth"] * 1e9)
-        gap = typical(run, name, loads[0], "gap")
+        shortest = told["bytes_per_step"] / (told.get("bandwidth", run["machine"]["bandwidth"]) * 1e9)
         rows.append(
             [
                 name,
@@ -101,13 +100,18 @@ def costs(run: Run) -> str:
                 figure(typical(run, name, loads[0], "cpu") * 1e3),
                 figure(typical(run, name, most, "cpu") * 1e3),
                 figure(typical(run, name, most, "gap99") * 1e3),
-                f"{shortest / gap:.0%}" if gap and not math.isnan(gap) else NONE,
+                *(_share(shortest, typical(run, name, streams, "gap")) for streams in (loads[0], most)),
                 f"{told['idle']:.2f}",
             ]
         )
     head = ["server", "start to first token, s", "peak memory, MiB", f"CPU ms per token at {loads[0]}", f"at {most}"]
-    head += [f"99 % of gaps at {most} under, ms", f"roofline at {loads[0]}", "cores used idle"]
-    return table(head, rows)
+    head += [f"99 % of gaps at {most} under, ms", f"roofline at {loads[0]}", f"at {most}"]
+    return table([*head, "cores used idle"], rows)
+
+
+def _share(shortest: float, gap: float) -> str:
+    """What part of a gap the weights alone take to be read."""
+    return f"{shortest / gap:.0%}" if gap and not math.isnan(gap) else NONE
 
 
 def scenario(found: list[dict[str, Any]]) -> str:
@@ -123,7 +127,7 @@ def markdown(run: Run) -> str:
     title = f"## {model['name']}: {model['parameters'] / 1e6:.0f} M parameters, "
     title += f"prompts of {run['prompt']} tokens, {run['output']} tokens out"
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / 2**30:.0f} GiB; memory is read at "
-    where += f"{machine['bandwidth']:.1f} GB/s. {run['date']}. {HOW}"
+    where += f"{machine['bandwidth']:.1f} GB/s. {_gpus(run)}{run['date']}. {HOW}"
     parts = [title, where]
     if run["samples"]:
         parts.append(speeds(run))
@@ -136,6 +140,11 @@ def markdown(run: Run) -> str:
     lines += [f"- {name}: left out: {told['absent']}" for name, told in run["servers"].items() if "absent" in told]
     lines += [f"- {text}" for text in _errors(run)]
     return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
+
+
+def _gpus(run: Run) -> str:
+    rate = max((told.get("bandwidth", 0.0) for told in run["servers"].values()), default=0.0)
+    return f"The GPU's is read at {rate:.0f} GB/s. " if rate else ""
 
 
 def _errors(run: Run) -> list[str]:

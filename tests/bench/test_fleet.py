@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.fleet import Fleet, NotStartedError, prompt
-from tests.bench.peers import Peer
+from tests.bench.peers import PEERS, Peer
 from tests.bench.scenarios import growth, long_prompt, next_turn
 
 WORDS = ", ".join(['"x", {pause = 0.01}'] * 100)
@@ -50,6 +50,13 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(NotStartedError, match="no such model"):
             await fleet.start(broken, 1)
         assert fleet.servers == []
+
+
+async def test_a_peer_that_needs_a_gpu_is_left_out_without_one(tmp_path: Path) -> None:
+    if pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    with Fleet("small", tmp_path) as fleet, pytest.raises(NotStartedError, match="sees no GPU"):
+        await fleet.start(PEERS["antiphon-gpu"], 1)
 
 
 async def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path) -> None:

@@ -50,7 +50,14 @@ def test_the_page_tells_everything(run: dict[str, Any]) -> None:
     assert "| antiphon | 30.0, 33.3, 200 |" in page
     assert "- gone: left out: not installed" in page
     assert "### A scenario\n\n| server | ratio |" in page
-    assert "30%" in page  # 1e8 bytes at 10 GB/s are 10 ms of a gap of 33 ms
+    assert "30% | 30% |" in page  # 1e8 bytes at 10 GB/s are 10 ms of a gap of 33 ms
+
+
+def test_what_a_gpu_reads_is_told_beside_what_its_memory_allows(run: dict[str, Any]) -> None:
+    run["servers"] = run["servers"] | {"antiphon": run["servers"]["antiphon"] | {"bandwidth": 100.0}}
+    page = markdown(run)
+    assert "3% | 3% |" in page and "30% | 30% |" not in page.split("| slow |")[0]
+    assert "The GPU's is read at 100 GB/s." in page
 
 
 def test_a_run_without_samples_has_a_page(run: dict[str, Any]) -> None:
