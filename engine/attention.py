@@ -126,12 +126,24 @@ def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scal
     whole = seen == length and (window is None or window >= length)
     if length > GROUPED or (whole and length > 1):
         mask = None if whole else pack.mask(length, seen, window, 1, query)
+        if mask is not None and query.is_cuda:
+            return _by_group(query, keys, values, mask, scale)
         rows = query.flatten(1, 2)
         result = attention(rows, keys, values, attn_mask=mask, scale=scale, is_causal=whole, enable_gqa=groups > 1)
     else:
         mask = None if length == 1 else pack.mask(length, seen, window, groups, query)
         result = attention(query.flatten(2, 3), keys, values, attn_mask=mask, scale=scale)
     return _by_token(result, groups, length)
+
+
+def _by_group(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """As :func:`_fused`, of each group on its own.
+
+    On a GPU, none of torch's kernels that save memory takes both a mask and heads that share keys.
+    """
+    attention = functional.scaled_dot_product_attention
+    results = [attention(rows, keys, values, attn_mask=mask, scale=scale) for rows in query.unbind(2)]
+    return torch.stack(results, 2).permute(0, 3, 1, 2, 4)
 
 
 def _by_token(result: Tensor, groups: int, length: int) -> Tensor:

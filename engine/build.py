@@ -19,6 +19,7 @@ from engine.loader import describe, free_memory, load_model
 from engine.norms import replace_norms
 from engine.pack import Packing, Quantize, pack
 from engine.packed import PackedForward
+from engine.pages import PAGE
 from engine.trial import choose_forward, sample
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ def core_of(
     options = options or Options()
     log.info("trying the model")
     cuda = model.device.type == "cuda"
+    if cuda:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, for up to half a second, for each shape it meets
     forward = choose_forward(model, paged=cuda if options.paged is None else options.paged)
     info = describe(model, folder)
     context = min(options.context or info.context, info.context)
@@ -92,6 +95,8 @@ def core_of(
     elif options.quantize and packing.whole and isinstance(forward, PackedForward):
         forward.determine(independent=True, grain=BLOCK)
     room = _room(forward.bytes_per_token, str(model.device), options) if isinstance(forward, PackedForward) else None
+    if room is not None and isinstance(forward, PackedForward) and forward.paged:
+        room -= room % PAGE
     if room is not None and room < context:
         if room < 2:
             raise LoadError("no memory is left for keys and values; free some, or choose a smaller model")
@@ -100,7 +105,8 @@ def core_of(
     if isinstance(forward, PackedForward) and forward.paged:
         forward.provide(room or options.slots * context, options.slots)
         if cuda and not options.deterministic:
-            forward.record()
+            log.info("recording steps")
+            forward.record(options.slots)
     words = [info.description, packing.line, _machine(model), "deterministic" if options.deterministic else ""]
     info = msgspec.structs.replace(info, context=context, description="; ".join(word for word in words if word))
     # Where attention goes token by token, a draft costs what it saves.

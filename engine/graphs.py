@@ -13,10 +13,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.batch import MOST, NARROWEST, columns_of, size, tables
-from engine.pages import PAGE, PagedKV
+from engine.batch import MOST, NARROWEST, columns_of, grouped, size, tables
+from engine.pages import NOBODYS, PAGE, PagedKV
 
 log = logging.getLogger(__name__)
+
+WASTE = 3
+"""A recording may read so many times what would be read of sequences of about one length each on their own."""
 
 SAME = 1e-2
 """Relative error of the logits up to which a recording counts as what it recorded."""
@@ -54,10 +57,23 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._known)
 
+    def begin(self, sequences: int) -> None:
+        """Record a step that reads as much as any: smaller ones find room in its memory, but no larger one would."""
+        rows = size(sequences)
+        columns = max(MOST // (rows * PAGE), NARROWEST)
+        table, positions = torch.full((rows, columns), NOBODYS), torch.zeros(1, rows, dtype=torch.long)
+        recording = self._recorded([entry.to(self._device) for entry in (positions, positions, table)])
+        if recording is not None:
+            self._known[rows, columns] = recording
+
     def run(self, ids: list[int], kvs: Sequence[PagedKV]) -> Tensor | None:
-        """Logits (n, vocabulary) after one more token of each, valid until the next call; None: it is not recorded."""
+        """Logits (n, vocabulary) after one more token of each, valid until the next call; None: it is not recorded.
+
+        One long sequence among short ones is not: all of them would be filled up to its length.
+        """
         rows, columns = size(len(ids)), size(max(map(columns_of, kvs)), NARROWEST)
-        if not self._usable or rows * columns * PAGE > MOST:
+        apart = sum(len(members) * width for members, width in grouped(kvs))
+        if not self._usable or rows * columns * PAGE > MOST or rows * columns > WASTE * apart:
             return None
         table, positions = tables(kvs, rows, columns)
         inputs = [
@@ -102,16 +118,20 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """As torch asks for: first on a stream aside, where kernels are chosen and their workspaces made."""
+        """As torch asks for: first on the stream aside, where kernels are chosen and their workspaces made."""
         with torch.cuda.device(self._device):
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
+            before = torch.cuda.current_stream()
+            self._stream.wait_stream(before)
+            with torch.cuda.stream(self._stream):
                 step()
-            torch.cuda.current_stream().wait_stream(aside)
+            before.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                logits = step()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                    logits = step()
+            finally:
+                torch.cuda.set_stream(before)  # a recording that fails leaves its own behind
         return logits, graph.replay

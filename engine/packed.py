@@ -59,13 +59,15 @@ class PackedForward:
         if self._pages is not None:
             self._pages = self._pages.enlarged(-(-tokens // PAGE) + sequences + 1)
 
-    def record(self, recorder: Recorder | None = None) -> None:
+    @torch.inference_mode()
+    def record(self, sequences: int, recorder: Recorder | None = None) -> None:
         """From now on steps in which everybody says one token are recorded and played again; pages must be there.
 
-        They are recorded as CUDA graphs, unless a test records otherwise.
+        They are recorded as CUDA graphs, unless a test records otherwise. At most so many ``sequences`` run at once.
         """
         device = self._model.device
         self._graphs = Graphs(self._each, recorder or CudaRecorder(device), device)
+        self._graphs.begin(sequences)
 
     def run(self, work: list[Work]) -> Tensor:
         """One pass for all; a sequence's cache grows only if the pass succeeds."""

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.attention import NAME
+from engine.attention import NAME, Pack, _by_group, _fused
 from engine.batch import MOST, NARROWEST
 from engine.build import Options, core_of
 from engine.core import Core
 from engine.kv import Contiguous
 from engine.packed import PackedForward
-from engine.pages import PAGE, Pages
+from engine.pages import PAGE, PagedKV, Pages
 from engine.protocol import Chunk
 from engine.trial import _windows, choose_forward
 from tests.engine.rigged import rigged
@@ -56,7 +56,7 @@ class Tape:
 def paged(family: str, tape: Tape | None = None, **options: Any) -> Core:
     core = core_for(family, **{"paged": True, "kv_gib": GIB, "speculate": 0} | options)
     if tape is not None:
-        forward_of(core).record(tape)
+        forward_of(core).record(options.get("slots", 4), tape)
     return core
 
 
@@ -82,7 +82,7 @@ def test_paged_greedy_equals_generate(family: str, recorded: bool) -> None:
     assert [run(core, job_of(prompt, max_tokens=COUNT)) for prompt in asked] == truth
     together = drain(core, *(job_of(prompt, str(n), max_tokens=COUNT) for n, prompt in enumerate(asked)))
     assert [tokens_of(together[str(n)]) for n in range(len(asked))] == truth
-    assert (tape.recorded, tape.played > 50) == ((3, True) if recorded else (0, False))
+    assert (tape.recorded, tape.played > 50) == ((4, True) if recorded else (0, False)), "1 to 3 rows, and the largest"
     core._memory.prefixes.clear()
     assert free(core) == empty
 
@@ -135,11 +135,28 @@ def test_a_beginning_is_read_without_a_copy() -> None:
 
 
 def test_there_is_always_a_page_for_what_the_scheduler_lets_run() -> None:
-    core, _ = rigged(room=700, slots=6, chunk=64, paged=True)
+    core, _ = rigged(room=704, slots=6, chunk=64, paged=True)
     jobs = [job_of(ids(60 + 17 * n, n % 5), str(n), max_tokens=20 + 7 * n, ignore_eos=True) for n in range(20)]
     chunks: dict[str, list[Chunk]] = drain(core, *jobs)
     assert all(tokens_of(chunks[job.id]) == alone(job) for job in jobs)
     assert core.stats().faults == 0 and len(core._memory.prefixes) > 1
+
+
+def test_the_room_is_whole_pages() -> None:
+    """Else a sequence that just fits is rounded up, gives way at once, and is let in again, step after step."""
+    per_token = forward_of(paged("llama")).bytes_per_token
+    core = paged("llama", kv_gib=700 * per_token / 2**30)
+    assert core._scheduler._room == 700 // PAGE * PAGE
+    assert core_for("llama", kv_gib=700 * per_token / 2**30)._scheduler._room == 700
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_heads_that_share_keys_can_be_taken_one_by_one(window: int | None) -> None:
+    torch.manual_seed(1)
+    query, keys, values = (torch.randn(shape) for shape in [(1, 2, 3, 70, 8), (1, 2, 200, 8), (1, 2, 200, 8)])
+    pack = Pack([], {})
+    mask = pack.mask(70, 200, window, 1, query)
+    assert torch.equal(_by_group(query, keys, values, mask, 0.3), _fused(query, keys, values, window, 0.3, pack))
 
 
 # Recordings.
@@ -167,7 +184,25 @@ def test_a_batch_that_would_read_too_much_is_not_recorded(monkeypatch: pytest.Mo
     for n, prompt in enumerate(asked):
         assert tokens_of(chunks[str(n)]) == generate("llama", prompt, 8 + 4 * n)
     graphs = forward_of(core)._graphs
-    assert graphs is not None and {rows for rows, _ in graphs._known} == {1, 2, 3}, "of six there is none"
+    assert graphs is not None and {rows for rows, _ in graphs._known} == {1, 2, 3, 8}, "of six there is none"
+
+
+def test_short_sequences_are_not_filled_up_to_a_long_one() -> None:
+    tape = Tape()
+    core = paged("llama", tape, kv_gib=0.02)
+    graphs = forward_of(core)._graphs
+    pages = forward_of(core)._pages
+    assert graphs is not None and pages is not None
+
+    def run_of(*lengths: int) -> bool:
+        kvs = [PagedKV(pages, length) for length in lengths]
+        for kv, length in zip(kvs, lengths, strict=True):
+            kv.length = length
+        return graphs.run([5] * len(kvs), kvs) is not None
+
+    with torch.inference_mode():
+        assert run_of(10, 20, 30, 40) and run_of(900, 900, 700, 800)
+        assert not run_of(10_000, 20, 30, 40)
 
 
 class Watch(TorchDispatchMode):
@@ -213,4 +248,5 @@ def test_on_a_gpu_greedy_equals_generate_and_steps_are_recorded(family: str) -> 
     chunks = drain(core, *(job_of(prompt, str(n), max_tokens=COUNT) for n, prompt in enumerate(asked)))
     assert [tokens_of(chunks[str(n)]) for n in range(5)] == [generate(family, prompt, COUNT) for prompt in asked]
     graphs = forward_of(core)._graphs
-    assert graphs is not None and len(graphs) > 0
+    experts = family in ("mixtral", "gpt_oss")  # which in fp32 ask the device how many tokens each one gets
+    assert graphs is not None and (len(graphs) > 1 or experts)
