@@ -61,8 +61,8 @@ class Graphs:
         """Record a step that reads as much as any: smaller ones find room in its memory, but no larger one would."""
         rows = size(sequences)
         columns = max(MOST // (rows * PAGE), NARROWEST)
-        table, positions = torch.full((rows, columns), NOBODYS), torch.zeros(1, rows, dtype=torch.long)
-        recording = self._recorded([entry.to(self._device) for entry in (positions, positions, table)])
+        ids, positions = torch.zeros(2, 1, rows, dtype=torch.long, device=self._device)
+        recording = self._recorded([ids, positions, torch.full((rows, columns), NOBODYS, device=self._device)])
         if recording is not None:
             self._known[rows, columns] = recording
 
@@ -95,8 +95,8 @@ class Graphs:
     def _recorded(self, inputs: list[Tensor]) -> _Recording | None:
         """A recording that does what the step does; None, and never another, if there cannot be one."""
         ids, positions, table = inputs
-        truth = self._step(ids, positions, table).clone()
         try:
+            truth = self._step(ids, positions, table).clone()
             logits, play = self._record(lambda: self._step(ids, positions, table))
             play()
             error = float((logits - truth).float().norm() / truth.float().norm().clamp_min(1e-12))

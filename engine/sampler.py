@@ -58,6 +58,7 @@ class Dice:
         self._random = random.Random(seed)  # noqa: S311  dice, not keys
         self._prompt = set(prompt) if sampling.repetition_penalty != 1.0 else set()
         self._said: Counter[int] = Counter()
+        self._count = 0
         self._stops = stops
 
     @property
@@ -69,7 +70,7 @@ class Dice:
 
     @property
     def _early(self) -> bool:
-        return self._said.total() < self.sampling.min_tokens
+        return self._count < self.sampling.min_tokens
 
     def uniform(self) -> float:
         """The next of this request's random numbers, in [0, 1)."""
@@ -78,6 +79,7 @@ class Dice:
     def say(self, token: int) -> None:
         """The token was chosen and counts for the penalties from now on."""
         self._said[token] += 1
+        self._count += 1
         if self.guide is not None:
             self.guide.advance(token)
 
@@ -148,7 +150,7 @@ def _pick(logits: Tensor, dice: list[Dice], kind: int) -> list[int | None]:
         return [token if sound else None for token, sound in found]
     chances = torch.tensor([die.uniform() for die in dice], dtype=torch.float64, device=logits.device)[:, None]
     if kind == EVERYTHING:
-        return _from_all((logits / _column(dice, "temperature", logits)).softmax(-1), chances)
+        return _from_all(_scaled(logits, dice).softmax(-1), chances)
     return _from_head(logits, dice, chances, kind)
 
 
@@ -185,13 +187,12 @@ def _place(weights: Tensor, chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _from_head(logits: Tensor, dice: list[Dice], chances: Tensor, size: int) -> list[int | None]:
     """Inverse CDF over the tokens that pass top_k, top_p and min_p, looked for among the ``size`` likeliest."""
-    temperature = _column(dice, "temperature", logits)
     values, ids = likeliest(logits, size)
-    scaled = values / temperature
+    scaled = _scaled(values, dice)
     limited = torch.tensor([0 < die.sampling.top_k < logits.shape[1] for die in dice], device=logits.device)[:, None]
     over = scaled.logsumexp(-1, keepdim=True)
     if not bool(limited.all()):
-        over = torch.where(limited, over, (logits / temperature).logsumexp(-1, keepdim=True))
+        over = torch.where(limited, over, _scaled(logits, dice).logsumexp(-1, keepdim=True))
     weights = (scaled - over).exp()
     kept, held = _kept(weights, dice)
     sound = (values[:, 0].isfinite() & over[:, 0].isfinite()).tolist()
@@ -254,6 +255,13 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLo
         TokenLogprob(token, value, tuple(zip(*row, strict=True)))
         for token, value, row in zip(tokens, chosen, ranked, strict=True)
     ]
+
+
+def _scaled(logits: Tensor, dice: list[Dice]) -> Tensor:
+    """(rows, n), each divided by its temperature; where that is 1 for all, as they are."""
+    if all(die.sampling.temperature == 1.0 for die in dice):
+        return logits
+    return logits / _column(dice, "temperature", logits)
 
 
 def _column(dice: list[Dice], name: str, like: Tensor) -> Tensor:
