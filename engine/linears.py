@@ -61,8 +61,8 @@ class Int8:
     """Weights with one scale per output, activations with one per row: its own largest magnitude.
 
     torch's dynamic kernel takes one scale for the whole batch, and so lets a row depend on its neighbours. Here each
-    row is brought to [-1, 1] first, and the kernel's scale is a constant. A row of zeros stays one; a row that holds
-    infinities or no numbers gives no usable number either.
+    row is brought to [-1, 1] first, and the kernel's scale is a constant. A row of zeros stays one, since the kernel
+    makes some number of none, and 0 of it is 0; a row that holds infinities or no numbers gives no usable number.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -76,7 +76,7 @@ class Int8:
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
         # The same as the norm of that order, which takes five times as long.
-        largest = x.abs().amax(-1, keepdim=True).clamp_min_(TINIEST)
+        largest = x.abs().amax(-1, keepdim=True)
         unit = x / largest
         levels = self._levels
         product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
