@@ -3,6 +3,7 @@
 What a CUDA graph needs of a step is proved here without a GPU: on torch's ``meta`` device nothing can be asked for.
 """
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from engine.core import Core
 from engine.kv import Contiguous
 from engine.packed import PackedForward
 from engine.pages import PAGE, PagedKV, Pages
-from engine.protocol import Chunk
+from engine.protocol import Chunk, Job
 from engine.trial import _windows, choose_forward
 from tests.engine.rigged import rigged
 from tests.engine.test_greedy import COUNT, NATIVE
@@ -140,6 +141,36 @@ def test_there_is_always_a_page_for_what_the_scheduler_lets_run() -> None:
     chunks: dict[str, list[Chunk]] = drain(core, *jobs)
     assert all(tokens_of(chunks[job.id]) == alone(job) for job in jobs)
     assert core.stats().faults == 0 and len(core._memory.prefixes) > 1
+
+
+@pytest.mark.parametrize(("family", "slots", "drafts"), [("llama", 4, 2), ("gpt_oss", 8, 0), ("mistral", 16, 2)])
+def test_whoever_comes_and_goes_in_a_full_cache_nobody_fails_and_all_pages_come_back(
+    family: str, slots: int, drafts: int
+) -> None:
+    dice = random.Random(slots)
+    core = paged(family, Tape(), slots=slots, chunk=32, speculate=drafts, kv_gib=0.0001)
+    core._memory.prefixes.clear()
+    empty = free(core)
+    common = [ids(100, place) for place in range(3)]
+    jobs: dict[str, Job] = {}
+    chunks: dict[str, list[Chunk]] = {}
+    while core.busy or len(jobs) < 60:
+        if len(jobs) < 60 and dice.random() < 0.3:
+            prompt = [*dice.choice(common)[: dice.randrange(1, 100)], *ids(dice.randrange(1, 20), dice.randrange(90))]
+            job = job_of(prompt, str(len(jobs)), max_tokens=dice.randrange(1, 50), ignore_eos=True)
+            jobs[job.id] = job
+            core.add(job)
+        if jobs and dice.random() < 0.05:
+            core.cancel(dice.choice(list(jobs)))
+        for name, chunk in core.step() if core.busy else ():
+            chunks.setdefault(name, []).append(chunk)
+    ends = [told[-1].finish for told in chunks.values()]
+    assert len(ends) == 60 and set(ends) == {"length", "cancelled"}
+    plain = core_for(family)
+    for name in dice.sample([name for name in chunks if chunks[name][-1].finish == "length"], 8):
+        assert tokens_of(chunks[name]) == run(plain, jobs[name])
+    core._memory.prefixes.clear()
+    assert free(core) == empty
 
 
 def test_the_room_is_whole_pages() -> None:
