@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.batch import Batch
-from engine.kv import KV, causal_mask
+from engine.kv import KV, additive, causal_mask
 
 NAME = "antiphon"
 """How transformers calls this attention. It is no mask function's name, so that no mask is built outside."""
@@ -53,8 +53,7 @@ class Pack:
         known = (queries, keys, window, repeat)
         if known not in self._masks:
             allowed = causal_mask(queries, keys, window, like.device)
-            mask = like.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
-            self._masks[known] = mask.repeat(repeat, 1)
+            self._masks[known] = additive(allowed, like.dtype).repeat(repeat, 1)
         return self._masks[known]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kv import additive
 from engine.pages import NOBODYS, PAGE, PagedKV, Pages
 
 NARROWEST = 16
@@ -63,8 +64,7 @@ class Batch:
         allowed = places <= last
         if window is not None:
             allowed &= places > last - window
-        mask = torch.zeros(allowed.shape, dtype=self._dtype, device=last.device)
-        return View(table, mask.masked_fill_(~allowed, float("-inf"))[:, None, None])
+        return View(table, additive(allowed, self._dtype)[:, None, None])
 
 
 def _spanned(window: int) -> int:

@@ -94,9 +94,7 @@ def core_of(
             log.warning("deterministic: one token at a time, since not all linear layers are packed")
     elif options.quantize and packing.whole and isinstance(forward, PackedForward):
         forward.determine(independent=True, grain=BLOCK)
-    room = _room(forward.bytes_per_token, str(model.device), options) if isinstance(forward, PackedForward) else None
-    if room is not None and isinstance(forward, PackedForward) and forward.paged:
-        room -= room % PAGE
+    room = _room(forward, str(model.device), options) if isinstance(forward, PackedForward) else None
     if room is not None and room < context:
         if room < 2:
             raise LoadError("no memory is left for keys and values; free some, or choose a smaller model")
@@ -142,8 +140,11 @@ def _machine(model: PreTrainedModel) -> str:
     return f"{count} thread{'s' if count > 1 else ''} ({cpu()})" if model.device.type == "cpu" else ""
 
 
-def _room(bytes_per_token: int, device: str, options: Options) -> int | None:
-    """How many tokens the cache may hold; None: nobody knows how much memory there is."""
+def _room(forward: PackedForward, device: str, options: Options) -> int | None:
+    """How many tokens the cache may hold, in whole pages if it is paged; None: nobody knows what memory there is."""
     free = free_memory(device)
     budget = options.kv_gib * 2**30 if options.kv_gib is not None else None if free is None else free * KV_SHARE
-    return None if budget is None or not bytes_per_token else int(budget / bytes_per_token)
+    if budget is None or not forward.bytes_per_token:
+        return None
+    room = int(budget / forward.bytes_per_token)
+    return room - room % PAGE if forward.paged else room

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import MOST, NARROWEST, columns_of, grouped, size, tables
+from engine.failure import first_line
 from engine.pages import NOBODYS, PAGE, PagedKV
 
 log = logging.getLogger(__name__)
@@ -62,18 +63,18 @@ class Graphs:
         rows = size(sequences)
         columns = max(MOST // (rows * PAGE), NARROWEST)
         ids, positions = torch.zeros(2, 1, rows, dtype=torch.long, device=self._device)
-        recording = self._recorded([ids, positions, torch.full((rows, columns), NOBODYS, device=self._device)])
-        if recording is not None:
-            self._known[rows, columns] = recording
+        self._recorded([ids, positions, torch.full((rows, columns), NOBODYS, device=self._device)])
 
     def run(self, ids: list[int], kvs: Sequence[PagedKV]) -> Tensor | None:
         """Logits (n, vocabulary) after one more token of each, valid until the next call; None: it is not recorded.
 
         One long sequence among short ones is not: all of them would be filled up to its length.
         """
+        if not self._usable:
+            return None
         rows, columns = size(len(ids)), size(max(map(columns_of, kvs)), NARROWEST)
         apart = sum(len(members) * width for members, width in grouped(kvs))
-        if not self._usable or rows * columns * PAGE > MOST or rows * columns > WASTE * apart:
+        if rows * columns > min(MOST // PAGE, WASTE * apart):
             return None
         table, positions = tables(kvs, rows, columns)
         inputs = [
@@ -81,19 +82,16 @@ class Graphs:
             torch.from_numpy(positions)[None],
             torch.from_numpy(table),
         ]
-        recording = self._known.get((rows, columns))
+        recording = self._known.get((rows, columns)) or self._recorded([entry.to(self._device) for entry in inputs])
         if recording is None:
-            recording = self._recorded([entry.to(self._device) for entry in inputs])
-            if recording is None:
-                return None
-            self._known[rows, columns] = recording
+            return None
         for kept, entry in zip(recording[:3], inputs, strict=True):
             kept.copy_(entry)
         recording.play()
         return recording.logits[: len(ids)]
 
     def _recorded(self, inputs: list[Tensor]) -> _Recording | None:
-        """A recording that does what the step does; None, and never another, if there cannot be one."""
+        """Keep a recording that does what the step does; None, and never another, if there cannot be one."""
         ids, positions, table = inputs
         try:
             truth = self._step(ids, positions, table).clone()
@@ -102,10 +100,11 @@ class Graphs:
             error = float((logits - truth).float().norm() / truth.float().norm().clamp_min(1e-12))
             reason = None if error <= SAME else f"what it plays differs by {error:.2g}"
         except Exception as failure:  # noqa: BLE001  whatever happens here, steps run without recordings
-            reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            reason = first_line(failure)
         if reason is None:
             log.debug("recorded a step of %d rows and %d pages", *table.shape)
-            return _Recording(ids, positions, table, logits, play)
+            recording = self._known[len(table), table.shape[1]] = _Recording(ids, positions, table, logits, play)
+            return recording
         self._usable = False
         self._known.clear()
         log.warning("steps are not recorded as CUDA graphs: %s", reason)

@@ -126,6 +126,11 @@ def _empty(like: Tensor, capacity: int) -> Tensor:
     return like.new_empty((1, like.shape[1], capacity, like.shape[3]))
 
 
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: 0 where attention may look, else -inf."""
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf"))
+
+
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     """A (queries, keys) mask, True where attention may look; the last query stands on the last key."""
     place = torch.arange(keys - queries, keys, device=device)[:, None]

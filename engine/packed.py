@@ -89,7 +89,7 @@ class PackedForward:
             logits = self._row(work, single)
         for item in work:
             item.state.commit(len(item.ids))
-        self.bytes_per_token = work[0].state.bytes_per_token
+        self.bytes_per_token = self.bytes_per_token or work[0].state.bytes_per_token
         return logits.float()
 
     def _row(self, work: list[Work], single: list[Work]) -> Tensor:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from engine.attention import NAME
+from engine.failure import first_line
 from engine.forward import Forward, NativeForward, Work
 from engine.packed import PackedForward
 from engine.pages import Pages
@@ -46,7 +47,7 @@ def choose_forward(model: PreTrainedModel, *, paged: bool = False) -> Forward:
                 if pages is not None:
                     log.warning("%s has no paged cache: %s", type(model).__name__, reason)
         except Exception as failure:  # noqa: BLE001  whatever happens here, the native pass still serves the model
-            reason = _one_line(failure)
+            reason = first_line(failure)
         model.set_attn_implementation(original)
     log.warning("%s runs one sequence at a time: %s", type(model).__name__, reason)
     return native
@@ -64,12 +65,8 @@ def _difference(packed: PackedForward, model: PreTrainedModel, truth: Tensor) ->
     try:
         error = _distance(_probe(packed, model, pieces=True), truth)
     except Exception as failure:  # noqa: BLE001  there are others
-        return _one_line(failure)
+        return first_line(failure)
     return None if error <= (0.01 if model.dtype == torch.float32 else 0.1) else f"its logits differ by {error:.2g}"
-
-
-def _one_line(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {failure}".splitlines()[0]
 
 
 def _obstacle(model: PreTrainedModel) -> str | None:
