@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.failure import first_line
 from engine.linears import Fp32, Int8, Kernel, Linear, Sibling, Siblings, UnusableError
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def pack(model: nn.Module, run: Run, quantize: Quantize | None = None) -> Packin
         try:
             groups = rehearse(model, found, run, truth)
         except Exception as failure:  # noqa: BLE001  whatever happens here, the model's own layers still serve it
-            reason = str(failure).splitlines()[0]
+            reason = first_line(failure)
     if truth is None or reason is not None:
         log.warning("linear layers are not packed%s: %s", " and not quantized" if quantize else "", reason)
         return Packing()
@@ -166,7 +167,7 @@ def _pack(
         try:
             kernel = _kernel(layers, exact=exact)
         except (UnusableError, RuntimeError, AttributeError, NotImplementedError) as failure:
-            stayed[names[0]] = str(failure).splitlines()[0]
+            stayed[names[0]] = first_line(failure)
             continue
         _replace(model, names, layers, kernel)
     if stayed:

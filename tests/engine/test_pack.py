@@ -141,6 +141,22 @@ def test_layers_are_replaced_exactly_as_far_as_the_model_allows(use: Any, kind: 
     assert bool(done.line) == (kind is not nn.Linear)
 
 
+@pytest.mark.parametrize("place", ["rehearse", "_kernel"])
+def test_a_failure_without_a_word_leaves_the_model_as_it_is(
+    place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(f"engine.pack.{place}", fail)
+    model = fresh("llama")
+    forward = choose_forward(model)
+    before = sample(forward, model)
+    pack(model, lambda: sample(forward, model))
+    assert torch.equal(sample(forward, model), before)
+    assert "RuntimeError" in caplog.text
+
+
 def test_a_model_in_bf16_is_left_alone_and_cannot_be_quantized(caplog: pytest.LogCaptureFixture) -> None:
     model = fresh("llama").to(torch.bfloat16)
     core_of(model, tune=True)
