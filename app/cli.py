@@ -43,6 +43,7 @@ def main() -> None:
 @click.option("--device", help="cpu, cuda, cuda:1, …; chosen if left out.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of context; at most the model's own.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine; chosen if left out.")
+@click.option("--compile/--no-compile", default=True, show_default=True, help="Kernels by this machine's C compiler.")
 @click.option("--slots", type=click.IntRange(1), help="Requests that run at once; the others wait.")
 @click.option("--kv-gib", type=click.FloatRange(0, min_open=True), help="Memory for keys and values, in GiB.")
 @click.option("--quantize", type=click.Choice(["int8"]), help="8-bit linear layers, on a CPU; left out: as they are.")

@@ -36,7 +36,7 @@ from harmony.choose import DialectError, Loaded
 
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
-ENGINE_OPTIONS = ("device", "context", "threads", "slots", "kv_gib", "quantize", "deterministic")
+ENGINE_OPTIONS = ("device", "context", "threads", "compile", "slots", "kv_gib", "quantize", "deterministic")
 """What of a wish goes to the engine, under the names of `engine.build.Options`."""
 YOUNG = 20_000
 """New objects after which garbage is looked for among them: a millisecond's work."""
@@ -121,7 +121,7 @@ async def _torch(wish: Wish, told: Callable[[str], None], spawn: Spawn) -> tuple
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise Refusal(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
-    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option))}
+    options = {option: value for option in ENGINE_OPTIONS if (value := getattr(wish, option)) is not None}
     return TorchEngine(folder, options, spawn=spawn, told=told), loaded, name
 
 

@@ -23,6 +23,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     device: str | None
     context: int | None
     threads: int | None
+    compile: bool
     slots: int | None
     kv_gib: float | None
     quantize: str | None

@@ -2,8 +2,9 @@
 
 transformers calls :func:`attend` through its attention interface, once per layer; the pack travels there as a keyword
 of the forward call. The linear layers see all tokens of all sequences at once, without padding. Attention sees one
-sequence at a time, which therefore does not depend on its neighbours; where caches are paged, sequences that say one
-token each are seen together, and filled up to the longest.
+sequence at a time, which therefore does not depend on its neighbours; compiled kernels take the tokens that stand
+alone, each with its own past, in one call. Where caches are paged, sequences that say one token each are seen together,
+and filled up to the longest.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.batch import Batch
-from engine.kv import KV, additive, causal_mask
+from engine.kernels import Kernels
+from engine.kv import KV, Contiguous, additive, causal_mask
 
 NAME = "antiphon"
 """How transformers calls this attention. It is no mask function's name, so that no mask is built outside."""
@@ -37,12 +39,17 @@ class Pack:
 
     ``windows`` maps a layer to its sliding window in tokens; a layer that is not in it looks back without limit.
     Attention of what stands in one span is computed at once: where the spans of a text begin and end decides about
-    the last bits.
+    the last bits. ``kernels`` attend to those that are one token long; their caches are contiguous.
     """
 
     def __init__(
-        self, spans: list[Span], windows: dict[int, int], batches: Sequence[tuple[Batch, int, int]] = ()
+        self,
+        spans: list[Span],
+        windows: dict[int, int],
+        batches: Sequence[tuple[Batch, int, int]] = (),
+        kernels: Kernels | None = None,
     ) -> None:
+        self.kernels = kernels
         self.spans = spans
         self.batches = batches
         self.windows = windows
@@ -55,6 +62,20 @@ class Pack:
             allowed = causal_mask(queries, keys, window, like.device)
             self._masks[known] = additive(allowed, like.dtype).repeat(repeat, 1)
         return self._masks[known]
+
+
+class Ask(NamedTuple):
+    """What a layer asks for; see :func:`attend`."""
+
+    window: int | None
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's own kernels know such scores."""
+        return self.softcap is None and self.sinks is None
 
 
 def attend(  # noqa: PLR0913  the signature is transformers'
@@ -75,52 +96,78 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     ``softcap`` bounds the scores (Gemma 2), ``s_aux`` holds one sink score per head (gpt-oss).
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    window = pack.windows.get(layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query = query.view(1, key.shape[1], -1, *query.shape[2:])
-    results: list[Tensor] = []
+    ask = Ask(pack.windows.get(layer), scale, softcap, s_aux)
+    kernels = pack.kernels
+    if kernels is not None and not (softcap is None and kernels.attendable(query, key, value)):
+        kernels = None
+    heads = query.view(1, key.shape[1], -1, *query.shape[2:])
+    results: list[tuple[int, int, Tensor]] = []
     for batch, first, end in pack.batches:
-        view = batch.view(window)
+        view = batch.view(ask.window)
         seen = batch.extend(layer, key[:, :, first:end], value[:, :, first:end], view)
-        rows = query[0, :, :, first:end].permute(2, 0, 1, 3)
-        results.append(_together(rows, *seen, view.mask, scale, softcap, s_aux)[None])
+        rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
+        results.append((first, end, _together(rows, *seen, view.mask, ask)[None]))
+    alone = _one_by_one(layer, heads, key, value, ask, pack, kernels, results)
+    if kernels is None or not alone:
+        output = results[0][2] if len(results) == 1 else torch.cat([result for _, _, result in results], 1)
+        return output.flatten(2, 3), None
+    output = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+    kernels.attend(query, key, value, alone, output, scale, s_aux)
+    for start, stop, result in results:
+        output[:, start:stop] = result.flatten(2, 3)
+    return output, None
+
+
+def _one_by_one(
+    layer: int,
+    heads: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ask: Ask,
+    pack: Pack,
+    kernels: Kernels | None,
+    results: list[tuple[int, int, Tensor]],
+) -> list[int]:
+    """Attention of the spans' cuts, into ``results``; of those left to ``kernels``, what they want to know."""
+    alone: list[int] = []
     for kv, cuts in pack.spans:
         first, end = cuts[0][0], cuts[-1][1]
-        keys, values = kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
+        new = (key[:, :, first:end], value[:, :, first:end])
+        written = kernels is None or end - first > 1
+        seen = kv.extend(layer, *new) if written else new
         for start, stop in cuts:
-            last = keys.shape[2] - (end - stop)
-            oldest = 0 if window is None else max(0, last - (stop - start) + 1 - window)
-            seen = (keys[:, :, oldest:last], values[:, :, oldest:last])
-            rows = query[:, :, :, start:stop]
-            if softcap is None and s_aux is None:
-                results.append(_fused(rows, *seen, window, scale, pack))
+            last = kv.length + stop - first
+            oldest = 0 if ask.window is None else max(0, last - (stop - start) + 1 - ask.window)
+            if kernels is not None and stop - start == 1:
+                assert isinstance(kv, Contiguous)
+                alone += (start, *kv.place(layer, *new), oldest, last, not written)
             else:
-                results.append(_single(rows, *seen, window, scale, pack, softcap, s_aux))
-    output = results[0] if len(results) == 1 else torch.cat(results, 1)
-    return output.flatten(2, 3), None
+                past = (seen[0][:, :, oldest:last], seen[1][:, :, oldest:last])
+                results.append((start, stop, _cut(heads[:, :, :, start:stop], *past, ask, pack)))
+    return alone
 
 
-def _together(
-    rows: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _together(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: Ask) -> Tensor:
     """One query of each of b sequences, (b, kv_heads, groups, d), over as many keys of each → the same shape."""
-    if softcap is None and sinks is None:
-        return functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
-    return _plain(rows, keys, values, mask, scale, softcap, _column(sinks, rows.shape[1], 1))
+    if ask.plain:
+        return functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=ask.scale)
+    return _written_out(rows, keys, values, mask, ask, 1)
 
 
-def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float, pack: Pack) -> Tensor:
-    """Query (1, kv_heads, groups, n, d), keys and values (1, kv_heads, m, …) → (1, n, kv_heads, groups, value_dim).
+def _cut(query: Tensor, keys: Tensor, values: Tensor, ask: Ask, pack: Pack) -> Tensor:
+    """Query (1, kv_heads, groups, n, d), keys and values (1, kv_heads, m, …) → (1, n, kv_heads, groups, value_dim)."""
+    if ask.plain:
+        return _fused(query, keys, values, ask, pack)
+    groups, length = query.shape[2], query.shape[3]
+    mask = pack.mask(length, keys.shape[2], ask.window, groups, query) if length > 1 else None
+    return _by_token(_written_out(query.flatten(2, 3), keys, values, mask, ask, length), groups, length)
 
-    Scaled dot-product attention by torch's kernels.
-    """
+
+def _fused(query: Tensor, keys: Tensor, values: Tensor, ask: Ask, pack: Pack) -> Tensor:
+    """As :func:`_cut`, by torch's kernels."""
     attention = functional.scaled_dot_product_attention
+    window, scale = ask.window, ask.scale
     groups, length, seen = query.shape[2], query.shape[3], keys.shape[2]
     whole = seen == length and (window is None or window >= length)
     if length > GROUPED or (whole and length > 1):
@@ -136,7 +183,7 @@ def _fused(query: Tensor, keys: Tensor, values: Tensor, window: int | None, scal
 
 
 def _by_group(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """As :func:`_fused`, of each group on its own.
+    """As :func:`_fused` does, each group on its own.
 
     On a GPU, none of torch's kernels that save memory takes both a mask and heads that share keys.
     """
@@ -150,51 +197,21 @@ def _by_token(result: Tensor, groups: int, length: int) -> Tensor:
     return result.reshape(1, -1, groups, length, result.shape[-1]).permute(0, 3, 1, 2, 4)
 
 
-def _single(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    window: int | None,
-    scale: float,
-    pack: Pack,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """As :func:`_fused`, for scores that torch's kernels do not know."""
-    groups, length = query.shape[2], query.shape[3]
-    mask = pack.mask(length, keys.shape[2], window, groups, query) if length > 1 else None
-    column = _column(sinks, keys.shape[1], length)
-    return _by_token(_plain(query.flatten(2, 3), keys, values, mask, scale, softcap, column), groups, length)
+def _written_out(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ask: Ask, length: int) -> Tensor:
+    """Attention with scores that torch's kernels do not know, ``length`` queries of each head.
 
-
-def _column(sinks: Tensor | None, kv_heads: int, length: int) -> Tensor | None:
-    """The sinks of all heads (heads,) as one column of scores for ``length`` queries: (1, kv_heads, rows, 1)."""
-    if sinks is None:
-        return None
-    return sinks.reshape(1, kv_heads, -1, 1, 1).expand(-1, -1, -1, length, 1).flatten(2, 3)
-
-
-def _plain(
-    rows: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    column: Tensor | None,
-) -> Tensor:
-    """Attention written out: (b, kv_heads, rows, d) over (b, kv_heads, m, …) → (b, kv_heads, rows, value_dim).
-
-    ``column`` holds scores that take their share of the weight and give nothing.
+    (b, kv_heads, rows, d) over (b, kv_heads, m, …) → (b, kv_heads, rows, value_dim).
     """
-    scores = torch.matmul(rows, keys.transpose(2, 3)).mul_(scale)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores = torch.matmul(rows, keys.transpose(2, 3)).mul_(ask.scale)
+    if ask.softcap is not None:
+        scores = scores.div_(ask.softcap).tanh_().mul_(ask.softcap)
     if mask is not None:
         scores += mask
     scores = scores.float()
-    if column is not None:
-        scores = torch.cat([scores, column.to(scores.dtype).expand(len(scores), -1, -1, -1)], dim=-1)
+    if ask.sinks is not None:  # one more column: scores that take their share of the weight and give nothing
+        column = ask.sinks.to(scores.dtype).reshape(1, keys.shape[1], -1, 1, 1)
+        column = column.expand(len(scores), -1, -1, length, 1).flatten(2, 3)
+        scores = torch.cat([scores, column], dim=-1)
     weights = torch.softmax(scores, dim=-1).to(values.dtype)
     return torch.matmul(weights[..., : keys.shape[2]], values)
 

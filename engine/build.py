@@ -15,6 +15,7 @@ from engine.folder import Folder, LoadError
 from engine.forward import Forward
 from engine.guide import opener
 from engine.hardware import cpu, threads
+from engine.kernels import Kernels, kernels
 from engine.loader import describe, free_memory, load_model
 from engine.norms import replace_norms
 from engine.pack import Packing, Quantize, pack
@@ -43,6 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads of torch; None: the physical cores that this process may use."""
     pack: bool = True
     """Lay the weights of linear layers out for the CPU's kernels; fp32 on a CPU only."""
+    compile: bool = True
+    """Compile kernels with the machine's C compiler, if it has one; fp32 on a CPU only."""
     quantize: Quantize | None = None
     """``int8``: linear layers with 8 bits for each weight and activation; fp32 on a CPU only."""
     deterministic: bool = False
@@ -84,10 +87,11 @@ def core_of(
     cuda = model.device.type == "cuda"
     if cuda:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, for up to half a second, for each shape it meets
-    forward = choose_forward(model, paged=cuda if options.paged is None else options.paged)
+    compiled = kernels() if options.compile and tune and model.device.type == "cpu" else None
+    forward = choose_forward(model, paged=cuda if options.paged is None else options.paged, kernels=compiled)
     info = describe(model, folder)
     context = min(options.context or info.context, info.context)
-    packing = _tune(model, forward, options) if tune else Packing()
+    packing = _tune(model, forward, options, compiled) if tune else Packing()
     if options.deterministic and isinstance(forward, PackedForward):
         forward.determine(independent=packing.whole)
         if not packing.whole:
@@ -122,13 +126,13 @@ def core_of(
     )
 
 
-def _tune(model: PreTrainedModel, forward: Forward, options: Options) -> Packing:
+def _tune(model: PreTrainedModel, forward: Forward, options: Options, compiled: Kernels | None) -> Packing:
     """Faster norms and linear layers, where they are proved right."""
-    replace_norms(model)
+    replace_norms(model, compiled)
     if not options.pack and options.quantize is None:
         return Packing()
     log.info("packing weights")
-    packing = pack(model, lambda: sample(forward, model), options.quantize)
+    packing = pack(model, lambda: sample(forward, model), options.quantize, compiled)
     if options.quantize is not None and not packing.line:
         raise LoadError("this model cannot be quantized here (see the log); leave quantize out")
     return packing

@@ -70,6 +70,21 @@ class Contiguous(KV):
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`KV.extend`; what it gives are views."""
+        held, end = self._room(layer, keys, values)
+        held[0][:, :, self.length : end] = keys
+        held[1][:, :, self.length : end] = values
+        return held[0][:, :, :end], held[1][:, :, :end]
+
+    def place(self, layer: int, keys: Tensor, values: Tensor) -> tuple[int, int, int, int]:
+        """Make room for these after the valid tokens, as :meth:`extend` does, but write nothing.
+
+        The addresses of all keys and all values, and their steps from head to head, counted in numbers.
+        """
+        held, _ = self._room(layer, keys, values)
+        return held[0].data_ptr(), held[1].data_ptr(), held[0].stride(1), held[1].stride(1)
+
+    def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
+        """Buffers in which these have room after the valid tokens, and where they end."""
         end = self.length + keys.shape[2]
         if end > self._capacity:
             self._capacity = rounded(end)
@@ -78,9 +93,7 @@ class Contiguous(KV):
             held = self._layers[layer] = (_empty(keys, self._capacity), _empty(values, self._capacity))
         elif held[0].shape[2] < end:
             held = self._layers[layer] = self._moved(held, self.length, self._capacity)
-        held[0][:, :, self.length : end] = keys
-        held[1][:, :, self.length : end] = values
-        return held[0][:, :, :end], held[1][:, :, :end]
+        return held, end
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "Contiguous":

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.kernels import Kernels
+
 BATCH_HINT = 64
 """For how many rows oneDNN is asked to lay a weight out. A layout for one row is another kernel for one row."""
 
@@ -61,27 +63,34 @@ class Int8:
     """Weights with one scale per output, activations with one per row: its own largest magnitude.
 
     torch's dynamic kernel takes one scale for the whole batch, and so lets a row depend on its neighbours. Here each
-    row is brought to [-1, 1] first, and the kernel's scale is a constant. A row of zeros stays one, since the kernel
-    makes some number of none, and 0 of it is 0; a row that holds infinities or no numbers gives no usable number.
+    row is brought to [-1, 1] first (by ``kernels``, if there are any), and the kernel's scale is a constant. A row of
+    zeros stays one, since the kernel makes some number of none, and 0 of it is 0; a row that holds infinities or no
+    numbers gives no usable number.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels | None = None) -> None:
         # Without VNNI the kernel adds pairs of products in 16 bits, which 8 x 8 bits overflow.
         self._levels = 127 if torch.cpu._is_vnni_supported() else 63
         self._packed = _prepack(weight)
+        # As torch.ops calls it after a look at each argument, which takes as long as a small layer.
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
         self._bias = bias
+        self._kernels = kernels if kernels is not None and all(map(kernels.fit, weight.shape)) else None
         x = _rows(COUNTS[-1], weight)
         _prove(self, x, functional.linear(x, weight, bias), MOST)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
-        # The same as the norm of that order, which takes five times as long.
-        largest = x.abs().amax(-1, keepdim=True)
-        unit = x / largest
+        kernels = self._kernels
+        if kernels is None:
+            # The same as the norm of that order, which takes five times as long.
+            largest = x.abs().amax(-1, keepdim=True)
+            unit = x / largest
+        else:
+            unit, largest = kernels.unit(x)
+            largest = largest.view(*x.shape[:-1], 1)
         levels = self._levels
-        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            unit, 1 / levels, levels + 1, self._packed
-        )
+        product: Tensor = self._multiply(unit, 1 / levels, levels + 1, self._packed)
         product.mul_(largest)
         return product if self._bias is None else product.add_(self._bias)
 

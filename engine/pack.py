@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.failure import first_line
+from engine.kernels import Kernels
 from engine.linears import Fp32, Int8, Kernel, Linear, Sibling, Siblings, UnusableError
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Packing(NamedTuple):
 
 
 @torch.inference_mode()
-def pack(model: nn.Module, run: Run, quantize: Quantize | None = None) -> Packing:
+def pack(model: nn.Module, run: Run, quantize: Quantize | None = None, kernels: Kernels | None = None) -> Packing:
     """Replace the model's linear layers. ``run`` must work before and after.
 
     A model that cannot be packed is left as it was, with a line in the log.
@@ -63,7 +64,7 @@ def pack(model: nn.Module, run: Run, quantize: Quantize | None = None) -> Packin
     if truth is None or reason is not None:
         log.warning("linear layers are not packed%s: %s", " and not quantized" if quantize else "", reason)
         return Packing()
-    whole = _pack(model, found, groups, quantize)
+    whole = _pack(model, found, groups, quantize, kernels)
     if quantize is None:
         return Packing("packed", whole)
     return Packing(f"int8, cosine of the logits with fp32 {cosine(run(), truth):.5f}", whole)
@@ -157,6 +158,7 @@ def _pack(
     found: dict[str, nn.Linear],
     groups: list[list[str]],
     quantize: Quantize | None,
+    kernels: Kernels | None,
 ) -> bool:
     """Pack group by group; where a weight cannot be, its layers stay. Whether no matrix was left."""
     grouped = {name for names in groups for name in names}
@@ -165,7 +167,7 @@ def _pack(
         layers = [found.pop(name) for name in names]
         exact = quantize is None or names[0].rpartition(".")[2] in ROUTERS
         try:
-            kernel = _kernel(layers, exact=exact)
+            kernel = _kernel(layers, kernels, exact=exact)
         except (UnusableError, RuntimeError, AttributeError, NotImplementedError) as failure:
             stayed[names[0]] = first_line(failure)
             continue
@@ -183,13 +185,13 @@ def _looked_up(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)
 
 
-def _kernel(layers: list[nn.Linear], *, exact: bool) -> Kernel:
+def _kernel(layers: list[nn.Linear], kernels: Kernels | None, *, exact: bool) -> Kernel:
     weights = [layer.weight.detach() for layer in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
     held = [bias.detach() for bias in biases if bias is not None]
     bias = torch.cat(held) if held else None
-    return Fp32(weight, bias) if exact else Int8(weight, bias)
+    return Fp32(weight, bias) if exact else Int8(weight, bias, kernels)
 
 
 def _replace(model: nn.Module, names: list[str], layers: list[nn.Linear], kernel: Kernel) -> None:

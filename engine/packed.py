@@ -11,6 +11,7 @@ from engine.attention import Pack, Span
 from engine.batch import Batch, grouped, tables
 from engine.forward import Work
 from engine.graphs import CudaRecorder, Graphs, Recorder
+from engine.kernels import Kernels
 from engine.kv import KV, Contiguous
 from engine.pages import PAGE, PagedKV, Pages
 
@@ -23,15 +24,23 @@ class PackedForward:
     depend on each other give it the same numbers always; slow. :meth:`determine` chooses what is needed.
 
     With ``pages`` caches are paged, and who says one token in a step is attended to together with the others who do.
+    Without, ``kernels`` attend to single tokens, if there are any.
     """
 
     chunked = True
     grain = 1
 
-    def __init__(self, model: PreTrainedModel, windows: dict[int, int], pages: Pages | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        windows: dict[int, int],
+        pages: Pages | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
         self._model = model
         self._windows = windows
         self._pages = pages
+        self._kernels = kernels if pages is None else None
         self._graphs: Graphs | None = None
         self.exact = self.lonely = False
         self.bytes_per_token = 0
@@ -113,7 +122,7 @@ class PackedForward:
         return self._logits(
             torch.tensor([row.ids], device=device),
             torch.tensor([row.positions], device=device),
-            Pack(spans, self._windows, batches),
+            Pack(spans, self._windows, batches, self._kernels),
             torch.tensor(kept, dtype=torch.long, device=device),
         )
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from engine.attention import NAME
 from engine.failure import first_line
 from engine.forward import Forward, NativeForward, Work
+from engine.kernels import Kernels
 from engine.packed import PackedForward
 from engine.pages import Pages
 
@@ -27,10 +28,10 @@ TRIAL = 64
 """Pages that are enough for trials."""
 
 
-def choose_forward(model: PreTrainedModel, *, paged: bool = False) -> Forward:
+def choose_forward(model: PreTrainedModel, *, paged: bool = False, kernels: Kernels | None = None) -> Forward:
     """The packed pass if it can serve this model and its logits equal the native ones, else the native pass.
 
-    ``paged``: its caches in pages, if that gives the same logits, too.
+    ``paged``: its caches in pages, if that gives the same logits, too. ``kernels`` are those it may use.
     """
     native = NativeForward(model)
     reason = _obstacle(model)
@@ -40,7 +41,7 @@ def choose_forward(model: PreTrainedModel, *, paged: bool = False) -> Forward:
             truth = _probe(native, model, pieces=False)
             model.set_attn_implementation(NAME)
             for pages in _pages(model, paged=paged):
-                packed = PackedForward(model, _windows(model), pages)
+                packed = PackedForward(model, _windows(model), pages, kernels)
                 reason = _difference(packed, model, truth)
                 if reason is None:
                     return packed

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.attention import NAME, Pack, _by_group, _fused
+from engine.attention import NAME, Ask, Pack, _by_group, _fused
 from engine.batch import MOST, NARROWEST
 from engine.build import Options, core_of
 from engine.core import Core
@@ -187,7 +187,9 @@ def test_heads_that_share_keys_can_be_taken_one_by_one(window: int | None) -> No
     query, keys, values = (torch.randn(shape) for shape in [(1, 2, 3, 70, 8), (1, 2, 200, 8), (1, 2, 200, 8)])
     pack = Pack([], {})
     mask = pack.mask(70, 200, window, 1, query)
-    assert torch.equal(_by_group(query, keys, values, mask, 0.3), _fused(query, keys, values, window, 0.3, pack))
+    assert torch.equal(
+        _by_group(query, keys, values, mask, 0.3), _fused(query, keys, values, Ask(window, 0.3, None, None), pack)
+    )
 
 
 # Recordings.

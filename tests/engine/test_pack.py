@@ -16,6 +16,7 @@ from engine.build import BLOCK, Options, core_of
 from engine.core import Core
 from engine.folder import LoadError
 from engine.forward import Work
+from engine.kernels import kernels
 from engine.linears import Linear, Sibling
 from engine.norms import RMSNorm, replace_norms
 from engine.pack import pack
@@ -36,9 +37,9 @@ def tuned(family: str, **options: Any) -> Core:
 
 def packed(family: str, quantize: Any = None, *, deterministic: bool = False) -> PackedForward:
     model = fresh(family)
-    forward = choose_forward(model)
+    forward = choose_forward(model, kernels=kernels())
     assert isinstance(forward, PackedForward)
-    done = pack(model, lambda: sample(forward, model), quantize)
+    done = pack(model, lambda: sample(forward, model), quantize, kernels())
     if deterministic:
         forward.determine(independent=done.whole)
     return forward

@@ -1,0 +1,110 @@
+"""From a C file to a library in this process, by the compiler that the machine has, once for each kind of CPU.
+
+What was compiled is kept in the user's cache folder, under a name that says from what, how, and for which CPU.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from engine.failure import first_line
+
+COMPILERS = ("cc", "gcc", "clang")
+PLAIN = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")
+NATIVE = (("-march=native",), ("-mcpu=native",), ())
+"""How a compiler is asked for this very CPU; not every one understands each."""
+
+PATIENCE = 60
+"""Seconds that a compiler may take; it needs one."""
+
+
+class CompilationError(Exception):
+    """There is no library; the message says why."""
+
+
+def library(source: Path) -> ctypes.CDLL:
+    """The C file compiled and loaded. Raises :class:`CompilationError`."""
+    try:
+        code = source.read_bytes()
+        kept = folder() / f"{source.stem}-{_kind(code)}.so"
+        with suppress(OSError):  # none yet, or one that is of no use
+            return ctypes.CDLL(str(kept))
+        return _fresh(source, kept)
+    except (OSError, subprocess.SubprocessError) as failure:
+        raise CompilationError(first_line(failure)) from failure
+
+
+def folder() -> Path:
+    """Where compiled libraries are kept: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
+
+
+def _fresh(source: Path, kept: Path) -> ctypes.CDLL:
+    """Compile it next to where it is kept, so that nobody ever sees half of it; or only for now."""
+    with tempfile.TemporaryDirectory(dir=_writable(kept.parent)) as place:
+        built = Path(place) / kept.name
+        _compile(source, built)
+        loaded = ctypes.CDLL(str(built))
+        if built.parent.parent == kept.parent:
+            built.replace(kept)
+        return loaded
+
+
+def _writable(wanted: Path) -> Path | None:
+    """This folder if files can be made in it; else None, which means the system's own for such things."""
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return wanted if os.access(wanted, os.W_OK) else None
+
+
+def _compile(source: Path, built: Path) -> None:
+    compiler = _compiler()
+    said = ""
+    for native in NATIVE:
+        words = [*compiler, *PLAIN, *native, str(source), "-o", str(built), "-lm"]
+        done = subprocess.run(  # noqa: S603  the words are ours and the machine's owner's
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+            env=os.environ | {"LC_ALL": "C"},
+        )
+        if done.returncode == 0:
+            return
+        said = said or next((line for line in done.stderr.splitlines() if " error: " in line), "it failed")
+    raise CompilationError(f"{compiler[0]}: {said}")
+
+
+def _compiler() -> list[str]:
+    """``$CC``, which may be several words, or the first that is there."""
+    wanted = os.environ.get("CC", "").split()
+    for words in [wanted] if wanted else [[name] for name in COMPILERS]:
+        if shutil.which(words[0]):
+            return words
+    raise CompilationError(f"no C compiler was found ({' '.join(wanted) or ', '.join(COMPILERS)})")
+
+
+def _kind(code: bytes) -> str:
+    """What the result depends on, as a few letters."""
+    parts = [code, repr(PLAIN).encode(), platform.platform().encode(), _cpu()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _cpu() -> bytes:
+    """What this CPU can do, as the system says it; a home folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return platform.processor().encode()
+    named = (b"model name", b"flags", b"Features", b"CPU part")
+    return b"\n".join(dict.fromkeys(line for line in lines if line.startswith(named)))

@@ -1,0 +1,298 @@
+/* What a CPU does for every token of every layer besides multiplying by weights, in single passes over memory.
+ *
+ * Compiled by engine/compiler.py, called by engine/kernels.py, which checks shapes before. Numbers are fp32; rows lie
+ * one number after the other and are multiples of LANES long. Addresses come as integers, steps count numbers. Each
+ * result is computed by one thread in one order, so that its bits depend neither on threads nor on neighbours.
+ */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+int64_t antiphon_lanes(void) { return LANES; }
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec value) { *(vec *)to = value; }
+INLINE vec all(float value) { return value - (vec){0}; }
+INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
+
+INLINE float sum(vec v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+/* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
+INLINE vec exponential(vec x) {
+    ivec nothing = x < -87.0f;
+    vec n = choose(nothing, all(0), (x * 1.44269504f + 12582912.0f) - 12582912.0f); /* 1.5 * 2^23: to the nearest */
+    vec f = x - n * 0.693145752f - n * 1.42860677e-6f;
+    vec p = all(1.9875691500e-4f);
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return choose(nothing, all(0), p * (vec)power);
+}
+
+/* Threads: the team that torch computes with, by the one call of its OpenMP; a team of their own would fight it. */
+
+#ifdef __linux__
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+#else
+static void (*const GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned) = 0;
+#endif
+
+struct team {
+    void (*work)(const void *, int64_t);
+    const void *what;
+    int64_t count, next;
+};
+
+static void member(void *given) {
+    struct team *team = given;
+    for (;;) {
+        int64_t i = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
+        if (i >= team->count) return;
+        team->work(team->what, i);
+    }
+}
+
+/* Whoever is free takes the next piece. Always all threads: another number of them would make a new team. */
+static void share(void (*work)(const void *, int64_t), const void *what, int64_t count, int64_t threads) {
+    struct team team = {work, what, count, 0};
+    if (GOMP_parallel && threads > 1 && count > 1) GOMP_parallel(member, &team, (unsigned)threads, 0);
+    else member(&team);
+}
+
+#define SMALL (1 << 16) /* So few numbers are not worth waking anybody. */
+
+/* Attention of single queries, each over the keys of its own sequence. */
+
+#define TILE 64       /* Keys between two looks at the largest score. */
+#define MOST_GROUPS 64
+
+struct row {
+    int64_t token;                    /* its place among the queries */
+    int64_t keys, values;             /* where the sequence's (kv_heads, capacity, dim) begin */
+    int64_t key_step, value_step;     /* from one head to the next */
+    int64_t first, end;               /* the keys it looks at; its own is the last */
+    int64_t write;                    /* whether its key and value are still to be put there */
+};
+
+struct attention {
+    int64_t rows, kv_heads, groups, dim, value_dim, threads;
+    int64_t query, query_token, query_head;
+    int64_t key, key_token, key_head;
+    int64_t value, value_token, value_head;
+    int64_t sinks, out, table;
+};
+
+struct scaled { const struct attention *a; float scale; };
+
+/* While one of keys and values is computed with, the other is fetched: alone, a core waits half of its time. */
+INLINE void fetch(const float *from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(from + i, 0, 2);
+}
+
+INLINE void multiply(const int heads, float (*s)[TILE], const float *const *q, const float *keys, const float *later,
+                     int64_t dim, int64_t n, float scale) {
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+        vec acc[2][4] = {{{0}}};
+        const float *k = keys + j * dim;
+        fetch(later + j * dim, 4 * dim);
+        for (int64_t d = 0; d < dim; d += LANES)
+            for (int i = 0; i < 4; i++) {
+                vec key = load(k + i * dim + d);
+                for (int g = 0; g < heads; g++) acc[g][i] += load(q[g] + d) * key;
+            }
+        for (int g = 0; g < heads; g++)
+            for (int i = 0; i < 4; i++) s[g][j + i] = sum(acc[g][i]) * scale;
+    }
+    for (; j < n; j++)
+        for (int g = 0; g < heads; g++) {
+            vec acc = {0};
+            for (int64_t d = 0; d < dim; d += LANES) acc += load(q[g] + d) * load(keys + j * dim + d);
+            s[g][j] = sum(acc) * scale;
+        }
+}
+
+INLINE void add(const int heads, float *const *out, float (*p)[TILE], const float *values, const float *later,
+                int64_t dim, int64_t n) {
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+        vec weight[2][4];
+        const float *v = values + j * dim;
+        fetch(later + j * dim, 4 * dim);
+        for (int g = 0; g < heads; g++)
+            for (int i = 0; i < 4; i++) weight[g][i] = all(p[g][j + i]);
+        for (int64_t d = 0; d < dim; d += LANES) {
+            vec acc[2];
+            for (int g = 0; g < heads; g++) acc[g] = load(out[g] + d);
+            for (int i = 0; i < 4; i++) {
+                vec value = load(v + i * dim + d);
+                for (int g = 0; g < heads; g++) acc[g] += weight[g][i] * value;
+            }
+            for (int g = 0; g < heads; g++) store(out[g] + d, acc[g]);
+        }
+    }
+    for (; j < n; j++)
+        for (int g = 0; g < heads; g++)
+            for (int64_t d = 0; d < dim; d += LANES)
+                store(out[g] + d, load(out[g] + d) + all(p[g][j]) * load(values + j * dim + d));
+}
+
+/* Scores to weights. What was added up before shrinks when a larger score comes. */
+static void soften(float *s, int64_t n, float *out, int64_t dim, float *top, float *total) {
+    for (int64_t j = n; j % LANES; j++) s[j] = -INFINITY;
+    float high = *top;
+    for (int64_t j = 0; j < n; j++) high = s[j] > high ? s[j] : high;
+    if (high > *top) {
+        vec shrink = exponential(all(*top - high));
+        *total *= shrink[0];
+        for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(out + d) * shrink);
+        *top = high;
+    }
+    vec added = {0};
+    for (int64_t j = 0; j < n; j += LANES) {
+        vec p = exponential(load(s + j) - high);
+        store(s + j, p);
+        added += p;
+    }
+    *total += sum(added);
+}
+
+static void attend_head(const void *given, int64_t unit) {
+    const struct attention *a = ((const struct scaled *)given)->a;
+    const float scale = ((const struct scaled *)given)->scale;
+    const struct row *row = (const struct row *)a->table + unit / a->kv_heads;
+    const int64_t head = unit % a->kv_heads, groups = a->groups, dim = a->dim, value_dim = a->value_dim;
+    float *keys = (float *)row->keys + head * row->key_step, *values = (float *)row->values + head * row->value_step;
+    if (row->write) {
+        const float *key = (const float *)a->key + row->token * a->key_token + head * a->key_head;
+        const float *value = (const float *)a->value + row->token * a->value_token + head * a->value_head;
+        memcpy(keys + (row->end - 1) * dim, key, dim * sizeof(float));
+        memcpy(values + (row->end - 1) * value_dim, value, value_dim * sizeof(float));
+    }
+    const float *query = (const float *)a->query + row->token * a->query_token + head * groups * a->query_head;
+    float *out = (float *)a->out + (row->token * a->kv_heads + head) * groups * value_dim;
+    float top[MOST_GROUPS], total[MOST_GROUPS], s[2][TILE];
+    for (int64_t g = 0; g < groups; g++) {
+        top[g] = a->sinks ? ((const float *)a->sinks)[head * groups + g] : -INFINITY;
+        total[g] = a->sinks ? 1 : 0;
+    }
+    memset(out, 0, groups * value_dim * sizeof(float));
+    for (int64_t j = row->first; j < row->end; j += TILE) {
+        const int64_t n = row->end - j < TILE ? row->end - j : TILE;
+        const float *k = keys + j * dim, *v = values + j * value_dim;
+        for (int64_t g = 0; g < groups; g += 2) {
+            const int heads = groups - g < 2 ? 1 : 2;
+            const float *q[2] = {query + g * a->query_head, query + (g + heads - 1) * a->query_head};
+            float *o[2] = {out + g * value_dim, out + (g + heads - 1) * value_dim};
+            if (heads == 2) multiply(2, s, q, k, v, dim, n, scale);
+            else multiply(1, s, q, k, v, dim, n, scale);
+            for (int i = 0; i < heads; i++) soften(s[i], n, o[i], value_dim, &top[g + i], &total[g + i]);
+            if (heads == 2) add(2, o, s, v, k + TILE * dim, value_dim, n);
+            else add(1, o, s, v, k + TILE * dim, value_dim, n);
+        }
+    }
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t d = 0; d < value_dim; d += LANES)
+            store(out + g * value_dim + d, load(out + g * value_dim + d) / total[g]);
+}
+
+void antiphon_attend(const struct attention *a, float scale) {
+    const struct row *table = (const struct row *)a->table;
+    int64_t seen = 0;
+    for (int64_t i = 0; i < a->rows; i++) seen += table[i].end - table[i].first;
+    const int64_t threads = seen * a->kv_heads * (a->dim + a->value_dim) > SMALL ? a->threads : 1;
+    const struct scaled scaled = {a, scale};
+    share(attend_head, &scaled, a->rows * a->kv_heads, threads);
+}
+
+/* What is done with each of many rows: a table (count, size), which may lie as (…, inner, size) with its own steps. */
+
+struct rows {
+    int64_t x, count, size;
+    int64_t inner, outer_step, inner_step; /* row r begins at r / inner outer steps and r % inner inner ones */
+    int64_t out;                           /* rows of the same size, one after the other */
+    int64_t by;                            /* what numbers are multiplied by, or where a row's number goes */
+    int64_t threads;
+};
+
+struct piece { const struct rows *t; int64_t block; float least; }; /* so many rows are one piece of work */
+
+INLINE const float *nth(const struct rows *t, int64_t r) {
+    return (const float *)t->x + r / t->inner * t->outer_step + r % t->inner * t->inner_step;
+}
+
+static void each(void (*work)(const void *, int64_t), const struct rows *t, float least) {
+    if (!t->count) return;
+    const int64_t block = t->count * t->size <= SMALL ? t->count : (SMALL / 8 + t->size - 1) / t->size;
+    const struct piece piece = {t, block, least};
+    share(work, &piece, (t->count + block - 1) / block, t->threads);
+}
+
+#define EACH_ROW(piece, number) \
+    for (int64_t r = number * piece->block, stop = r + piece->block; r < stop && r < piece->t->count; r++)
+
+/* x / √(mean(x²) + least) · by */
+static void norm(const void *given, int64_t number) {
+    const struct piece *piece = given;
+    const struct rows *t = piece->t;
+    const float *by = (const float *)t->by;
+    EACH_ROW(piece, number) {
+        const float *x = nth(t, r);
+        float *out = (float *)t->out + r * t->size;
+        vec squares[2] = {{0}, {0}};
+        int64_t i = 0;
+        for (; i + 2 * LANES <= t->size; i += 2 * LANES) {
+            squares[0] += load(x + i) * load(x + i);
+            squares[1] += load(x + i + LANES) * load(x + i + LANES);
+        }
+        if (i < t->size) squares[0] += load(x + i) * load(x + i);
+        float share = 1 / sqrtf(sum(squares[0] + squares[1]) / t->size + piece->least);
+        for (i = 0; i < t->size; i += LANES) store(out + i, load(x + i) * share * load(by + i));
+    }
+}
+
+void antiphon_norm(const struct rows *t, float least) { each(norm, t, least); }
+
+/* x / its largest magnitude, which is kept in `by`; it is no number if there is none in x. */
+static void unit(const void *given, int64_t number) {
+    const struct piece *piece = given;
+    const struct rows *t = piece->t;
+    EACH_ROW(piece, number) {
+        const float *x = nth(t, r);
+        float *out = (float *)t->out + r * t->size, lanes[LANES], largest = 0;
+        vec most = {0};
+        for (int64_t i = 0; i < t->size; i += LANES) {
+            vec v = (vec)((ivec)load(x + i) & 0x7fffffff);
+            most = choose((v > most) | (v != v), v, most);
+        }
+        store(lanes, most);
+        for (int i = 0; i < LANES; i++)
+            largest = lanes[i] > largest || lanes[i] != lanes[i] ? lanes[i] : largest;
+        for (int64_t i = 0; i < t->size; i += LANES) store(out + i, load(x + i) / largest);
+        ((float *)t->by)[r] = largest;
+    }
+}
+
+void antiphon_unit(const struct rows *t) { each(unit, t, 0); }

@@ -1,0 +1,182 @@
+"""The kernels of ``kernels.c`` on torch's tensors: proved against torch's own operations before anybody gets them.
+
+Where there is no compiler, or something is not as it should be, there are none, and what they do is done by torch, in
+more steps. They are for fp32 on a CPU. Like there, rows are the last dimension; each is computed in one order, so that
+its bits depend on nothing else.
+"""
+
+import ctypes
+import functools
+import logging
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.compiler import CompilationError, library
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_suffix(".c")
+MOST_GROUPS = 64
+"""Queries that may share a head of keys."""
+
+SAME = 1e-5
+"""Difference from torch's results up to which a kernel counts as right; those it is tried on are near 1."""
+
+
+class Kernels:
+    """The loaded library. Raises :class:`CompilationError` if it computes something else than torch."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        loaded.antiphon_lanes.restype = ctypes.c_int64
+        self._lanes = int(loaded.antiphon_lanes())
+        self._attend, self._norm, self._unit = (
+            _function(loaded, name, *kinds)
+            for name, *kinds in (
+                ("attend", ctypes.c_float),
+                ("norm", ctypes.c_float),
+                ("unit",),
+            )
+        )
+        self._prove()
+
+    def fit(self, size: int) -> bool:
+        """Whether they know rows of so many numbers."""
+        return size % self._lanes == 0
+
+    def attendable(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Whether :meth:`attend` can do this."""
+        dim, value_dim = query.shape[3], value.shape[3]
+        known = query.dtype is torch.float32 and (dim | value_dim) % self._lanes == 0
+        groups = query.shape[1] // key.shape[1]
+        return known and groups <= MOST_GROUPS and query.stride(3) == key.stride(3) == value.stride(3) == 1
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Sequence[int],
+        out: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Single queries of (1, heads, n, dim), each over the keys of its own sequence, into (1, n, heads, value_dim).
+
+        ``table`` has eight numbers for each: its place in the row; the addresses of the sequence's keys and values
+        (kv_heads, capacity, …), and their steps from head to head; the first key it sees, and after the last, which is
+        its own; whether its key and value, in ``key`` and ``value`` (1, kv_heads, n, …), are still to be written there.
+        """
+        numbers = array("q", table)
+        kv_heads = key.shape[1]
+        words = array(
+            "q",
+            (
+                len(numbers) // 8,
+                kv_heads,
+                query.shape[1] // kv_heads,
+                query.shape[3],
+                value.shape[3],
+                torch.get_num_threads(),
+                *_layout(query),
+                *_layout(key),
+                *_layout(value),
+                0 if sinks is None else sinks.data_ptr(),
+                out.data_ptr(),
+                numbers.buffer_info()[0],
+            ),
+        )
+        self._attend(words.buffer_info()[0], scale)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Each row x becomes x / √(mean(x²) + eps) · weight."""
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        x, words = _table(x, out, weight)
+        self._norm(words.buffer_info()[0], eps)
+        return out
+
+    def unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row divided by its largest magnitude, and those, (rows, 1); of a row with no number in it, none."""
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        largest = torch.empty(x.numel() // x.shape[-1], 1)
+        x, words = _table(x, out, largest)
+        self._unit(words.buffer_info()[0])
+        return out, largest
+
+    def _prove(self) -> None:
+        """Raises :class:`CompilationError` unless each agrees with torch."""
+        generator = torch.Generator().manual_seed(1)
+        x, weight = (torch.randn(size, generator=generator) for size in ((3, 5, 64), (64,)))
+        normed = functional.rms_norm(x, (64,), weight, 1e-6)
+        rows, largest = self.unit(x)
+        wrong = [
+            name
+            for name, one, two in (
+                ("norm", self.norm(x, weight, 1e-6), normed),
+                ("unit", rows * largest.view(3, 5, 1), x),
+                ("unit", rows.abs().amax(-1), torch.ones(3, 5)),
+                ("attend", *self._attentions(generator)),
+            )
+            if not torch.allclose(one, two, rtol=SAME, atol=SAME)
+        ]
+        if wrong:
+            raise CompilationError(f"the library computes another {', '.join(wrong)}")
+
+    def _attentions(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A query of each of two sequences by the kernel, and by torch."""
+        query, key, value = (torch.randn((1, heads, 2, 32), generator=generator) for heads in (6, 2, 2))
+        caches = [torch.randn((2, 1, 2, length, 32), generator=generator) for length in (1, 140)]
+        truth, table = [], []
+        for token, (keys, values) in enumerate(caches):
+            table += [token, keys.data_ptr(), values.data_ptr(), *(2 * [keys.stride(1)]), 0, keys.shape[2], 1]
+            k = torch.cat([keys[:, :, :-1], key[:, :, token, None]], 2)
+            v = torch.cat([values[:, :, :-1], value[:, :, token, None]], 2)
+            rows = query[:, :, token].view(1, 2, 3, 32)
+            truth.append(functional.scaled_dot_product_attention(rows, k, v).reshape(1, 1, 6, 32))
+        out = torch.empty((1, 2, 6, 32))
+        self.attend(query, key, value, table, out, 32**-0.5)
+        return out, torch.cat(truth, 1)
+
+
+@functools.cache
+def kernels() -> Kernels | None:
+    """Those of this process; None if there cannot be any, which is said once."""
+    try:
+        return Kernels(library(SOURCE))
+    except CompilationError as failure:
+        log.warning("no compiled kernels, which costs speed: %s", failure)
+    return None
+
+
+def _function(loaded: ctypes.CDLL, name: str, *kinds: Any) -> Any:
+    """One that takes the address of its words, and what else is said."""
+    function = getattr(loaded, f"antiphon_{name}")
+    function.argtypes, function.restype = [ctypes.c_void_p, *kinds], None
+    return function
+
+
+def _layout(x: Tensor) -> tuple[int, int, int]:
+    """Where (1, heads, n, dim) begins, and the steps to the next token and to the next head."""
+    _, head, token, _ = x.stride()
+    return x.data_ptr(), token, head
+
+
+def _table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
+    """``struct rows`` about x, and x, which must live until it was read: two steps must lead from row to row."""
+    size = x.shape[-1]
+    inner, outer_step, inner_step = 1, size, 0
+    if not x.is_contiguous():
+        if x.dim() == 4 and len(x) == 1 and x.stride(3) == 1:
+            inner, (_, outer_step, inner_step, _) = x.shape[2], x.stride()
+        else:
+            x = x.contiguous()
+    count = x.numel() // size
+    threads = torch.get_num_threads()
+    return x, array(
+        "q", (x.data_ptr(), count, size, inner, outer_step, inner_step, out.data_ptr(), by.data_ptr(), threads)
+    )

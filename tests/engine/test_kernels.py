@@ -1,0 +1,321 @@
+"""Compiled kernels: what torch computes, in one step; the same bits alone and in a crowd; and torch where they cannot be."""
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine import compiler
+from engine import kernels as kernels_module
+from engine.attention import Pack, Span, attend
+from engine.build import Options, core_of
+from engine.compiler import CompilationError, library
+from engine.kernels import SOURCE, Kernels, kernels
+from engine.kv import Contiguous
+from tests.engine.tiny import drain, fresh, job_of, prompts, tokens_of
+
+NAN, INF = float("nan"), float("inf")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Kernels:
+    found = kernels()
+    if found is None:
+        pytest.skip("this machine has no C compiler")
+    return found
+
+
+class Layer:
+    """All of an attention module that is asked for."""
+
+    layer_idx = 0
+
+
+class Crowd:
+    """Sequences with a past, and one new token of each."""
+
+    def __init__(self, lengths: list[int], heads: int, kv_heads: int, dim: int, seed: int = 1) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.kvs = []
+        for length in lengths:
+            kv = Contiguous(length + 3)
+            if length:
+                kv.extend(0, *(torch.randn((1, kv_heads, length, dim), generator=generator) for _ in "kv"))
+                kv.commit(length)
+            self.kvs.append(kv)
+        # As a model's projections leave them: tokens outside, heads inside, keys and values in one wide row.
+        self.query = torch.randn((1, len(lengths), heads, dim), generator=generator).transpose(1, 2)
+        wide = torch.randn((1, len(lengths), 2 * kv_heads, dim), generator=generator)
+        self.key, self.value = (part.transpose(1, 2) for part in wide.split(kv_heads, 2))
+
+    def attend(
+        self, which: list[int], with_kernels: Kernels | None, window: int | None = None, **options: Any
+    ) -> Tensor:
+        """(n, heads, dim); of copies, so that it can be asked again."""
+        spans = [Span(self.kvs[n].copy(self.kvs[n].length, 0), [(place, place + 1)]) for place, n in enumerate(which)]
+        windows = {} if window is None else {0: window}
+        given = (tensor[:, :, which] for tensor in (self.query, self.key, self.value))
+        with torch.inference_mode():
+            return attend(Layer(), *given, None, pack=Pack(spans, windows, (), with_kernels), **options)[0][0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (16, 8, 128), (14, 2, 64), (6, 2, 80), (5, 1, 256)])
+def test_attention_of_single_tokens_is_torchs_and_knows_no_neighbours(
+    compiled: Kernels, window: int | None, sinks: bool, heads: int, kv_heads: int, dim: int
+) -> None:
+    crowd = Crowd([0, 1, 5, 63, 64, 65, 200, 3], heads, kv_heads, dim)
+    options = {"s_aux": torch.linspace(-2, 2, heads)} if sinks else {}
+    everybody = list(range(8))
+    together = crowd.attend(everybody, compiled, window, **options)
+    assert torch.allclose(together, crowd.attend(everybody, None, window, **options), atol=1e-5)
+    assert together.shape == (8, heads, dim)
+    for n in everybody:
+        assert torch.equal(crowd.attend([n], compiled, window, **options)[0], together[n])
+    order = random.Random(1).sample(everybody, 8)
+    assert torch.equal(crowd.attend(order, compiled, window, **options), together[order])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(crowd.attend(everybody, compiled, window, **options), together)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_tokens_that_are_said_at_once_are_attended_to_as_if_one_after_the_other(compiled: Kernels) -> None:
+    at_once, step_by_step = (Crowd([70], 8, 2, 32).kvs[0] for _ in range(2))
+    generator = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn((1, heads, 5, 32), generator=generator) for heads in (8, 2, 2))
+    with torch.inference_mode():
+        cuts = [(0, 2), (2, 3), (3, 4), (4, 5)]  # a block of a prompt, then what was said
+        pack = Pack([Span(at_once, cuts)], {}, (), compiled)
+        together, _ = attend(Layer(), query, key, value, None, pack=pack)  # type: ignore[arg-type]
+        for start, end in cuts:
+            pack = Pack([Span(step_by_step, [(0, end - start)])], {}, (), compiled)
+            new = (tensor[:, :, start:end] for tensor in (query, key, value))
+            alone, _ = attend(Layer(), *new, None, pack=pack)  # type: ignore[arg-type]
+            step_by_step.commit(end - start)
+            assert torch.equal(alone, together[:, start:end])
+    at_once.commit(5)
+    for one, two in zip(at_once._layers[0], step_by_step._layers[0], strict=True):
+        assert torch.equal(one[:, :, :75], two[:, :, :75])
+
+
+def test_a_token_is_written_where_it_belongs_and_nowhere_else(compiled: Kernels) -> None:
+    crowd = Crowd([6, 9], 4, 2, 16)
+    for kv in crowd.kvs:
+        for held in kv._layers[0]:
+            held[:, :, kv.length :] = 7.0
+    before = [[held.clone() for held in kv._layers[0]] for kv in crowd.kvs]
+    pack = Pack([Span(kv, [(n, n + 1)]) for n, kv in enumerate(crowd.kvs)], {}, (), compiled)
+    with torch.inference_mode():
+        attend(Layer(), crowd.query, crowd.key, crowd.value, None, pack=pack)  # type: ignore[arg-type]
+    for n, kv in enumerate(crowd.kvs):
+        for held, old, new in zip(kv._layers[0], before[n], (crowd.key, crowd.value), strict=True):
+            old[:, :, kv.length] = new[:, :, n]
+            assert torch.equal(held, old)
+
+
+def test_a_buffer_that_is_too_small_grows_first(compiled: Kernels) -> None:
+    crowd = Crowd([4], 4, 2, 16)
+    kv = crowd.kvs[0]
+    kv.shrink(4)
+    kv.reserve(900)  # promised, and not yet taken
+    full = kv._layers[0][0].shape[2]
+    with torch.inference_mode():
+        for _ in range(full):
+            attend(
+                Layer(), crowd.query, crowd.key, crowd.value, None, pack=Pack([Span(kv, [(0, 1)])], {}, (), compiled)
+            )  # type: ignore[arg-type]
+            kv.commit(1)
+    assert kv._layers[0][0].shape[2] == 900 and kv.length == full + 4
+    assert torch.equal(kv._layers[0][0][:, :, 4 : kv.length], crowd.key.expand(-1, -1, full, -1))
+
+
+@pytest.mark.parametrize("strange", [NAN, INF, -INF])
+def test_what_is_no_number_stays_with_whom_it_concerns(compiled: Kernels, strange: float) -> None:
+    crowd = Crowd([70, 70, 70], 4, 2, 16)
+    sound = crowd.attend([0, 1, 2], compiled)
+    crowd.query[0, 1, 1, 3] = strange  # the second head of the second
+    crowd.value[0, 1, 2, 5] = strange  # a value of the third, seen by its last two heads
+    result = crowd.attend([0, 1, 2], compiled)
+    assert torch.equal(result[0], sound[0]) and torch.equal(result[1, [0, 2, 3]], sound[1, [0, 2, 3]])
+    assert result[1, 1].isnan().all() and not result[2, 2:, 5].isfinite().any()
+    assert torch.equal(result[2, :2], sound[2, :2])
+
+
+def test_scores_beyond_what_can_be_raised_to_a_power(compiled: Kernels) -> None:
+    crowd = Crowd([200], 4, 2, 16)
+    for factor in (1e-20, 1e3, 1e6):
+        crowd.query = torch.randn(1, 4, 1, 16, generator=torch.Generator().manual_seed(3)) * factor
+        one, two = crowd.attend([0], compiled), crowd.attend([0], None)
+        assert torch.allclose(one, two, atol=1e-4, rtol=1e-4), factor
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 12), (65, 1, 16)])
+def test_shapes_they_do_not_know_are_left_to_torch(compiled: Kernels, heads: int, kv_heads: int, dim: int) -> None:
+    crowd = Crowd([0, 5, 30], heads, kv_heads, dim)
+    assert not compiled.attendable(crowd.query, crowd.key, crowd.value)
+    assert torch.equal(crowd.attend([0, 1, 2], compiled), crowd.attend([0, 1, 2], None))
+
+
+@pytest.mark.parametrize("size", [16, 64, 80, 1024, 5120])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_torchs_and_know_no_neighbours(compiled: Kernels, size: int, threads: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn((1, 130, size), generator=generator) * torch.logspace(-6, 4, 130)[None, :, None]
+    weight = torch.rand(size, generator=generator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        normed, (unit, largest) = compiled.norm(rows, weight, 1e-6), compiled.unit(rows)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.allclose(normed, functional.rms_norm(rows, (size,), weight, 1e-6), rtol=1e-5, atol=1e-7)
+    assert torch.equal(largest.view(1, 130, 1), rows.abs().amax(-1, keepdim=True))
+    assert torch.equal(unit, rows / rows.abs().amax(-1, keepdim=True))
+    for first, count in ((0, 1), (60, 2), (97, 33)):
+        part = rows[:, first : first + count]
+        assert torch.equal(compiled.norm(part, weight, 1e-6), normed[:, first : first + count])
+        assert torch.equal(compiled.unit(part)[0], unit[:, first : first + count])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.view(1, 7, 6, 64)[:, :, 1:4],
+        lambda x: x.view(1, 7, 6, 64).transpose(1, 2),
+        lambda x: x.view(7, 6, 64)[::2],
+        lambda x: x.view(7, 384)[:, ::6],
+        lambda x: x.view(7, 3, 2, 64)[1:6, :, 1],
+        lambda x: x.view(7, 6, 64)[3, 2],
+        lambda x: x.view(42, 64)[:0],
+        lambda x: x.view(7, 1, 6, 64)[:, :, :3],
+    ],
+)
+def test_rows_may_lie_anyhow(compiled: Kernels, view: Any) -> None:
+    x = view(torch.randn(7 * 6 * 64, generator=torch.Generator().manual_seed(4)))
+    weight = torch.linspace(0.5, 2, 64)
+    assert torch.allclose(compiled.norm(x, weight, 1e-5), functional.rms_norm(x, (64,), weight, 1e-5), atol=1e-6)
+    unit, largest = compiled.unit(x)
+    assert unit.is_contiguous() and unit.shape == x.shape
+    if x.numel():
+        assert torch.equal(largest.flatten(), x.abs().amax(-1).flatten())
+        assert torch.equal(unit, x / x.abs().amax(-1, keepdim=True))
+
+
+def test_a_row_without_a_number_has_no_largest_one(compiled: Kernels) -> None:
+    rows = torch.ones(4, 32)
+    rows[0, 17], rows[1, 0], rows[2] = NAN, -INF, 0.0
+    _, largest = compiled.unit(rows)
+    assert largest[0].isnan() and largest[1] == INF and largest[2] == 0 and largest[3] == 1
+    assert compiled.norm(rows, torch.ones(32), 1e-6)[0].isnan().all()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral", "gemma2"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_model_says_the_same_with_and_without_them(family: str, quantize: Any) -> None:
+    if kernels() is None:
+        pytest.skip("this machine has no C compiler")
+    said = []
+    for compile_ in (True, False):
+        core = core_of(fresh(family), options=Options(compile=compile_, quantize=quantize, slots=3, chunk=8), tune=True)
+        jobs = [job_of(prompt, str(n), max_tokens=20) for n, prompt in enumerate(prompts(3, 30, 1, 9))]
+        said.append({name: tokens_of(chunks) for name, chunks in drain(core, *jobs).items()})
+    agreeing = sum(one == two for one, two in zip(said[0].values(), said[1].values(), strict=True))
+    # A last bit may move an activation to the next of its few levels.
+    assert agreeing == 4 if quantize is None else agreeing >= 2
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "antiphon"
+
+
+def test_what_was_compiled_is_kept_and_taken_again(
+    compiled: Kernels, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kernels(library(SOURCE))
+    (kept,) = elsewhere.iterdir()
+    assert kept.name.startswith("kernels-") and kept.suffix == ".so"
+    monkeypatch.setattr(compiler, "_compile", None)  # a second time would fail
+    Kernels(library(SOURCE))
+
+
+def test_another_source_is_another_library(compiled: Kernels, elsewhere: Path, tmp_path: Path) -> None:
+    source = tmp_path / "answer.c"
+    for answer in (41, 42):
+        source.write_text(f"int answer(void) {{ return {answer}; }}")
+        assert library(source).answer() == answer
+    assert len(list(elsewhere.iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_to_costs_only_the_second_start(
+    compiled: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    Kernels(library(SOURCE))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no-such-compiler -x", "no C compiler was found (no-such-compiler -x)"), ("false", "false: it failed")],
+)
+def test_without_a_compiler_there_are_none_and_it_is_said(
+    name: str, reason: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", name)
+    with caplog.at_level(logging.WARNING):
+        assert kernels.__wrapped__() is None
+    assert caplog.messages == [f"no compiled kernels, which costs speed: {reason}"]
+    assert not list(elsewhere.iterdir())
+
+
+def test_an_error_in_the_source_is_told_by_its_first_line(compiled: Kernels, elsewhere: Path, tmp_path: Path) -> None:
+    source = tmp_path / "broken.c"
+    source.write_text("int f(void) { return unknown; }")
+    with pytest.raises(CompilationError, match=r"error: .*unknown"):
+        library(source)
+
+
+def test_a_library_that_computes_something_else_is_not_used(
+    compiled: Kernels,
+    elsewhere: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for right, wrong, name in (
+        ("most = choose((v > most)", "most = choose((v < most)", "unit"),
+        ("/ t->size + piece->least", "/ t->size + 1", "norm"),
+        ("load(out + g * value_dim + d) / total[g]", "load(out + g * value_dim + d)", "attend"),
+    ):
+        code = SOURCE.read_text()
+        assert right in code
+        source = tmp_path / "kernels.c"
+        source.write_text(code.replace(right, wrong))
+        monkeypatch.setattr(kernels_module, "SOURCE", source)
+        assert kernels.__wrapped__() is None
+        assert f"the library computes another {name}" in caplog.text
+
+
+def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> None:
+    kept = elsewhere / f"kernels-{compiler._kind(SOURCE.read_bytes())}.so"
+    kept.parent.mkdir()
+    kept.write_bytes(b"half of a file")
+    Kernels(library(SOURCE))
+    assert kept.read_bytes().startswith(b"\x7fELF")
