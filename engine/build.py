@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from engine.core import Core
 from engine.folder import Folder, LoadError
 from engine.forward import Forward
+from engine.fusion import fuse
 from engine.guide import opener
 from engine.hardware import cpu, threads
 from engine.kernels import Kernels, kernels
@@ -133,6 +134,8 @@ def _tune(model: PreTrainedModel, forward: Forward, options: Options, compiled: 
         return Packing()
     log.info("packing weights")
     packing = pack(model, lambda: sample(forward, model), options.quantize, compiled)
+    if compiled is not None:
+        fuse(model, compiled)
     if options.quantize is not None and not packing.line:
         raise LoadError("this model cannot be quantized here (see the log); leave quantize out")
     return packing

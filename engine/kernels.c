@@ -233,7 +233,7 @@ struct rows {
     int64_t x, count, size;
     int64_t inner, outer_step, inner_step; /* row r begins at r / inner outer steps and r % inner inner ones */
     int64_t out;                           /* rows of the same size, one after the other */
-    int64_t by;                            /* what numbers are multiplied by, or where a row's number goes */
+    int64_t by, more;                      /* what numbers are multiplied by, or where a row's number goes */
     int64_t threads;
 };
 
@@ -296,3 +296,40 @@ static void unit(const void *given, int64_t number) {
 }
 
 void antiphon_unit(const struct rows *t) { each(unit, t, 0); }
+
+/* x · sigmoid(x) · what stands behind it in a row of twice the size */
+static void gate(const void *given, int64_t number) {
+    const struct piece *piece = given;
+    const struct rows *t = piece->t;
+    EACH_ROW(piece, number) {
+        const float *x = nth(t, r);
+        float *out = (float *)t->out + r * t->size;
+        for (int64_t i = 0; i < t->size; i += LANES) {
+            vec v = load(x + i), magnitude = (vec)((ivec)v & 0x7fffffff), e = exponential(-magnitude);
+            vec share = choose(v < 0, e, all(1)) / (1 + e); /* so that no power is too large */
+            store(out + i, v * share * load(x + t->size + i));
+        }
+    }
+}
+
+void antiphon_gate(const struct rows *t) { each(gate, t, 0); }
+
+/* Rotary positions: the two halves of a row are turned by the cosines and sines of its token. */
+static void turn(const void *given, int64_t number) {
+    const struct piece *piece = given;
+    const struct rows *t = piece->t;
+    const int64_t half = t->size / 2;
+    EACH_ROW(piece, number) {
+        const float *x = nth(t, r);
+        const float *cosines = (const float *)t->by + r / t->inner * t->size;
+        const float *sines = (const float *)t->more + r / t->inner * t->size;
+        float *out = (float *)t->out + r * t->size;
+        for (int64_t i = 0; i < half; i += LANES) {
+            vec one = load(x + i), two = load(x + half + i);
+            store(out + i, one * load(cosines + i) - two * load(sines + i));
+            store(out + half + i, two * load(cosines + half + i) + one * load(sines + half + i));
+        }
+    }
+}
+
+void antiphon_turn(const struct rows *t) { each(turn, t, 0); }

@@ -35,12 +35,14 @@ class Kernels:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         loaded.antiphon_lanes.restype = ctypes.c_int64
         self._lanes = int(loaded.antiphon_lanes())
-        self._attend, self._norm, self._unit = (
+        self._attend, self._norm, self._unit, self._gate, self._turn = (
             _function(loaded, name, *kinds)
             for name, *kinds in (
                 ("attend", ctypes.c_float),
                 ("norm", ctypes.c_float),
                 ("unit",),
+                ("gate",),
+                ("turn",),
             )
         )
         self._prove()
@@ -82,7 +84,7 @@ class Kernels:
                 query.shape[1] // kv_heads,
                 query.shape[3],
                 value.shape[3],
-                torch.get_num_threads(),
+                _threads(),
                 *_layout(query),
                 *_layout(key),
                 *_layout(value),
@@ -108,6 +110,29 @@ class Kernels:
         self._unit(words.buffer_info()[0])
         return out, largest
 
+    def gate(self, x: Tensor) -> Tensor:
+        """The first half of each row through SiLU, times the second; x (…, 2n) is contiguous."""
+        *shape, double = x.shape
+        size = double // 2
+        out = x.new_empty((*shape, size))
+        words = array("q", (x.data_ptr(), x.numel() // double, size, 1, double, 0, out.data_ptr(), 0, 0, _threads()))
+        self._gate(words.buffer_info()[0])
+        return out
+
+    def turn(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """Rotary positions of (1, heads, n, dim), whose last steps are 1, by two contiguous tables (1, n, dim).
+
+        As transformers does it: each half of a row is turned by the other.
+        """
+        _, heads, length, size = x.shape
+        out = x.new_empty((1, length, heads, size))
+        _, inner_step, outer_step, _ = x.stride()
+        tables = (cosines.data_ptr(), sines.data_ptr())
+        rows = (heads * length, size, heads, outer_step, inner_step)
+        words = array("q", (x.data_ptr(), *rows, out.data_ptr(), *tables, _threads()))
+        self._turn(words.buffer_info()[0])
+        return out.transpose(1, 2)
+
     def _prove(self) -> None:
         """Raises :class:`CompilationError` unless each agrees with torch."""
         generator = torch.Generator().manual_seed(1)
@@ -120,12 +145,20 @@ class Kernels:
                 ("norm", self.norm(x, weight, 1e-6), normed),
                 ("unit", rows * largest.view(3, 5, 1), x),
                 ("unit", rows.abs().amax(-1), torch.ones(3, 5)),
+                ("gate", self.gate(x), functional.silu(x[..., :32]) * x[..., 32:]),
+                ("turn", *self._turned(x)),
                 ("attend", *self._attentions(generator)),
             )
             if not torch.allclose(one, two, rtol=SAME, atol=SAME)
         ]
         if wrong:
             raise CompilationError(f"the library computes another {', '.join(wrong)}")
+
+    def _turned(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Five tokens of three heads turned by the kernel, and by torch."""
+        angles = torch.outer(torch.arange(5.0), torch.arange(64.0))[None]
+        half = torch.cat([-x[..., 32:], x[..., :32]], -1)
+        return self.turn(x[None], angles.cos(), angles.sin()), (x * angles.cos() + half * angles.sin())[None]
 
     def _attentions(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """A query of each of two sequences by the kernel, and by torch."""
@@ -160,6 +193,9 @@ def _function(loaded: ctypes.CDLL, name: str, *kinds: Any) -> Any:
     return function
 
 
+_threads = torch.get_num_threads
+
+
 def _layout(x: Tensor) -> tuple[int, int, int]:
     """Where (1, heads, n, dim) begins, and the steps to the next token and to the next head."""
     _, head, token, _ = x.stride()
@@ -176,7 +212,7 @@ def _table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
         else:
             x = x.contiguous()
     count = x.numel() // size
-    threads = torch.get_num_threads()
+    threads = _threads()
     return x, array(
-        "q", (x.data_ptr(), count, size, inner, outer_step, inner_step, out.data_ptr(), by.data_ptr(), threads)
+        "q", (x.data_ptr(), count, size, inner, outer_step, inner_step, out.data_ptr(), by.data_ptr(), 0, threads)
     )

@@ -118,7 +118,7 @@ class Siblings:
     """
 
     def __init__(self, linear: Linear, sizes: list[int]) -> None:
-        self._linear = linear
+        self.linear = linear
         self._sizes = sizes
         self._input: Tensor | None = None
         self._parts: list[Tensor | None] = []
@@ -126,7 +126,7 @@ class Siblings:
     def take(self, x: Tensor, place: int) -> Tensor:
         """The part of the ``place``-th; a view into the product of all."""
         if x is not self._input or self._parts[place] is None:
-            self._input, self._parts = x, list(self._linear(x).split(self._sizes, -1))
+            self._input, self._parts = x, list(self.linear(x).split(self._sizes, -1))
         part, self._parts[place] = self._parts[place], None
         if not any(other is not None for other in self._parts):
             self._input = None
@@ -140,12 +140,12 @@ class Sibling(nn.Module):
     def __init__(self, group: Siblings, place: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
-        self._group = group
-        self._place = place
+        self.group = group
+        self.place = place
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
-        return self._group.take(x, self._place)
+        return self.group.take(x, self.place)
 
 
 def _prepack(weight: Tensor) -> Any:

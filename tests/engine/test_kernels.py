@@ -302,6 +302,8 @@ def test_a_library_that_computes_something_else_is_not_used(
     for right, wrong, name in (
         ("most = choose((v > most)", "most = choose((v < most)", "unit"),
         ("/ t->size + piece->least", "/ t->size + 1", "norm"),
+        ("v * share * load", "v * load", "gate"),
+        ("- two * load(sines", "+ two * load(sines", "turn"),
         ("load(out + g * value_dim + d) / total[g]", "load(out + g * value_dim + d)", "attend"),
     ):
         code = SOURCE.read_text()
@@ -319,3 +321,30 @@ def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> N
     kept.write_bytes(b"half of a file")
     Kernels(library(SOURCE))
     assert kept.read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("size", [16, 48, 3072])
+def test_a_gate_is_torchs_and_knows_no_neighbours(compiled: Kernels, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn((1, 50, 2 * size), generator=generator) * torch.logspace(-3, 3, 50)[None, :, None]
+    x[0, 0, :4] = torch.tensor([-1000.0, 1000.0, -0.0, 88.5])
+    gated = compiled.gate(x)
+    truth = functional.silu(x[..., :size].double()) * x[..., size:].double()
+    assert torch.allclose(gated.double(), truth, rtol=1e-5, atol=1e-30)
+    assert torch.equal(compiled.gate(x[:, 20:21]), gated[:, 20:21])
+    x[0, 3, 1] = NAN
+    assert compiled.gate(x)[0, 3].isnan().nonzero().flatten().tolist() == [1]
+
+
+def test_queries_and_keys_are_turned_as_transformers_does_it(compiled: Kernels) -> None:
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    generator = torch.Generator().manual_seed(6)
+    wide = torch.randn((1, 9, 10, 64), generator=generator)
+    cos, sin = (torch.randn((1, 9, 64), generator=generator) for _ in "cs")
+    for part in (wide[:, :, :6], wide[:, :, 6:8], wide[:, :, 8:9]):
+        x = part.transpose(1, 2)
+        turned = compiled.turn(x, cos, sin)
+        assert turned.shape == x.shape
+        assert torch.allclose(turned, x * cos[:, None] + rotate_half(x) * sin[:, None], atol=1e-5)  # type: ignore[no-untyped-call]
+        assert torch.equal(compiled.turn(x[:, :, 4:5], cos[:, 4:5], sin[:, 4:5]), turned[:, :, 4:5])
