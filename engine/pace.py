@@ -38,7 +38,7 @@ class Pace:
 
         Where many wait, prompts take :data:`FIRST` times as much for each of them as decoding takes for each that
         decodes. 0: measure decoding first, or save up for a block of ``grain``, which would make this step too long;
-        what is not 0 is enough for one.
+        what is not 0 is enough for one. What is left of whole blocks is kept for the next step.
         """
         if not decoding:
             return max(self._chunk, self.grain)
@@ -55,11 +55,8 @@ class Pace:
         else:
             wanted = 2 * self._last
         wanted = min(max(wanted, FLOOR), most)
-        self._saved += wanted
-        if self._saved < self.grain:
-            return 0
-        self._saved = 0
-        return max(wanted, self.grain)
+        self._saved = min(self._saved + wanted, wanted + self.grain - 1, max(most, self.grain))
+        return self._saved if self._saved >= self.grain else 0
 
     def plain(self, decoding: int) -> float | None:
         """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet."""
@@ -68,6 +65,7 @@ class Pace:
 
     def record(self, decoding: int, prompts: int, seconds: float) -> None:
         """A step with one token of each of ``decoding`` sequences and ``prompts`` tokens of prompts took so long."""
+        self._saved = max(self._saved - prompts, 0)
         if not prompts:
             self._mixed = 0
             self._plain[_size(decoding)].append(seconds)

@@ -21,6 +21,10 @@ main(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
 """
 """The child runs the code that its parent runs, and nothing from the folder that somebody happens to work in."""
 
+SETTINGS = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""The child's environment, where ours says nothing about it. torch asks Linux for huge pages for large tensors: the
+logits of 64 requests are 40 MB, new in each step, and to get them in pages of 4 KiB takes as long as to compute them."""
+
 
 class Host(Protocol):
     """Where the far side of an engine runs."""
@@ -54,6 +58,7 @@ class Process:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-P", "-c", BEGIN, ROOT, str(far.fileno()), str(os.getpid()), *early],
                 pass_fds=(far.fileno(),),
+                env=SETTINGS | os.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the server's
                 start_new_session=True,

@@ -112,3 +112,22 @@ def test_a_clock_that_stands_still_does_no_harm() -> None:
     for _ in range(20):
         pace.record(2, pace.budget(2, 1), 0.0)
     assert pace.budget(2, 1) == 62
+
+
+@pytest.mark.parametrize(("chunk", "cost"), [(512, 0.003), (512, 0.006), (512, 0.0001), (40, 0.0001), (512, 0.02)])
+def test_what_is_left_of_whole_blocks_is_kept_for_the_next_step(chunk: int, cost: float) -> None:
+    grain, base = 16, 0.15
+    fed = {}
+    for size in (1, grain):
+        pace = Pace(chunk, size)
+        decoded(pace, 8, base)
+        counts = []
+        for _ in range(200):
+            budget = pace.budget(8, 1)
+            counts.append(budget // size * size)
+            assert budget == 0 or counts[-1], "what is given is enough for a block"
+            pace.record(8, counts[-1], base + cost * counts[-1])
+        fed[size] = counts[50:]
+    assert max(fed[grain]) <= max(max(fed[1]), FLOOR) + grain - 1
+    assert max(fed[grain]) <= chunk
+    assert sum(fed[grain]) >= 0.9 * min(sum(fed[1]), (chunk - 8) // grain * grain * 150)

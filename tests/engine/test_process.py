@@ -447,6 +447,19 @@ async def test_a_terminals_signals_are_the_parents() -> None:
         assert len(text(await collect(engine, job("a")))) == 5
 
 
+@pytest.mark.parametrize("said", [None, "0"])
+async def test_large_tensors_are_asked_for_in_huge_pages_unless_the_environment_says_otherwise(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said is None:
+        monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    else:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", said)
+    async with running() as engine:
+        told = Path(f"/proc/{engine.pid}/environ").read_bytes().split(b"\0")
+    assert f"THP_MEM_ALLOC_ENABLE={said or 1}".encode() in told
+
+
 async def test_the_process_holds_nothing_of_its_parents() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
