@@ -123,6 +123,7 @@ def core_of(
         room=room,
         speculate=0 if lonely else options.speculate,
         reuse=options.reuse,
+        kernels=compiled,
         guides=opener(folder.path, info.vocab, info.eos_ids) if folder else lambda: None,
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from engine.forward import Forward
 from engine.guide import Guide, Opener, prepare
+from engine.kernels import Kernels
 from engine.memory import Memory
 from engine.messages import Said
 from engine.pace import Pace
@@ -32,7 +33,8 @@ class Core:
 
     ``room``: how many tokens the cache may hold for all jobs, ended ones included; None: as many as the slots can fill,
     and of ended jobs one context. ``speculate``: up to how many sequences running at once get drafts; 0: none.
-    ``reuse``: keep the caches of ended jobs for those that begin alike. ``guides`` opens what a grammar's masks need.
+    ``reuse``: keep the caches of ended jobs for those that begin alike. ``guides`` opens what a grammar's masks need;
+    ``kernels`` help drawing, on a CPU.
 
     A job's first chunk marks its admission. A job that ends before (cancelled, displaced, or out of time, while it
     waited) has no such chunk: its only one has ``finish`` set.
@@ -50,11 +52,13 @@ class Core:
         speculate: int = 1,
         reuse: bool = True,
         guides: Opener = lambda: None,
+        kernels: Kernels | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._forward = forward
         self._guides = guides
+        self._kernels = kernels
         self._clock = clock
         most = room or slots * info.context
         self._pace = Pace(chunk, forward.grain) if forward.chunked else None
@@ -167,7 +171,7 @@ class Core:
             prepare(feed.sequence.dice.guide for feed in feeds if feed.count == feed.sequence.pending)
             with torch.inference_mode():
                 logits = self._forward.run([feed.work for feed in feeds])
-                news = read(feeds, logits)
+                news = read(feeds, logits, self._kernels)
         except Exception as failure:
             log.exception("a step of %d sequences failed", len(feeds))
             for feed in feeds:

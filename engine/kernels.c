@@ -333,3 +333,42 @@ static void turn(const void *given, int64_t number) {
 }
 
 void antiphon_turn(const struct rows *t) { each(turn, t, 0); }
+
+#define BLOCK 128
+
+/* How much weight lies in each block of a row of scores: sums of e^((x - the row's largest) · by), (count, blocks).
+ *
+ * In the last place of each row of `out` stands the largest score itself; no number, if the row holds one that is none.
+ */
+static void weigh(const void *given, int64_t number) {
+    const struct piece *piece = given;
+    const struct rows *t = piece->t;
+    const int64_t blocks = (t->size + BLOCK - 1) / BLOCK;
+    EACH_ROW(piece, number) {
+        const float *x = nth(t, r);
+        float *out = (float *)t->out + r * (blocks + 1), lanes[LANES];
+        const float by = ((const float *)t->by)[r];
+        vec most = all(-INFINITY);
+        int64_t i = 0;
+        for (; i + LANES <= t->size; i += LANES) {
+            vec v = load(x + i);
+            most = choose((v > most) | (v != v), v, most);
+        }
+        store(lanes, most);
+        float high = -INFINITY;
+        for (int lane = 0; lane < LANES; lane++)
+            high = lanes[lane] > high || lanes[lane] != lanes[lane] ? lanes[lane] : high;
+        for (; i < t->size; i++) high = x[i] > high || x[i] != x[i] ? x[i] : high;
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t first = block * BLOCK, end = first + BLOCK < t->size ? first + BLOCK : t->size;
+            vec total = {0};
+            for (i = first; i + LANES <= end; i += LANES) total += exponential((load(x + i) - high) * by);
+            float rest = 0;
+            for (; i < end; i++) rest += exponential(all((x[i] - high) * by))[0];
+            out[block] = sum(total) + rest;
+        }
+        out[blocks] = high;
+    }
+}
+
+void antiphon_weigh(const struct rows *t) { each(weigh, t, 0); }

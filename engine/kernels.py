@@ -25,6 +25,9 @@ SOURCE = Path(__file__).with_suffix(".c")
 MOST_GROUPS = 64
 """Queries that may share a head of keys."""
 
+BLOCK = 128
+"""Scores of which :meth:`Kernels.weigh` tells the sum of weights."""
+
 SAME = 1e-5
 """Difference from torch's results up to which a kernel counts as right; those it is tried on are near 1."""
 
@@ -35,7 +38,7 @@ class Kernels:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         loaded.antiphon_lanes.restype = ctypes.c_int64
         self._lanes = int(loaded.antiphon_lanes())
-        self._attend, self._norm, self._unit, self._gate, self._turn = (
+        self._attend, self._norm, self._unit, self._gate, self._turn, self._weigh = (
             _function(loaded, name, *kinds)
             for name, *kinds in (
                 ("attend", ctypes.c_float),
@@ -43,6 +46,7 @@ class Kernels:
                 ("unit",),
                 ("gate",),
                 ("turn",),
+                ("weigh",),
             )
         )
         self._prove()
@@ -133,12 +137,24 @@ class Kernels:
         self._turn(words.buffer_info()[0])
         return out.transpose(1, 2)
 
+    def weigh(self, x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights e^((x - the row's largest) · by) of (rows, n), added up in blocks of :data:`BLOCK`, and the largest.
+
+        (rows, blocks), (rows, 1). ``by`` has a number for each row. Of a row that holds no number the largest is none.
+        """
+        count, size = x.shape
+        out = torch.empty(count, -(-size // BLOCK) + 1)
+        x, words = _table(x, out, by)
+        self._weigh(words.buffer_info()[0])
+        return out[:, :-1], out[:, -1:]
+
     def _prove(self) -> None:
         """Raises :class:`CompilationError` unless each agrees with torch."""
         generator = torch.Generator().manual_seed(1)
         x, weight = (torch.randn(size, generator=generator) for size in ((3, 5, 64), (64,)))
         normed = functional.rms_norm(x, (64,), weight, 1e-6)
         rows, largest = self.unit(x)
+        scores = x.view(3, 320)[:, :317]
         wrong = [
             name
             for name, one, two in (
@@ -147,6 +163,7 @@ class Kernels:
                 ("unit", rows.abs().amax(-1), torch.ones(3, 5)),
                 ("gate", self.gate(x), functional.silu(x[..., :32]) * x[..., 32:]),
                 ("turn", *self._turned(x)),
+                ("weigh", self.weigh(scores, torch.ones(3))[0], _weights(scores)),
                 ("attend", *self._attentions(generator)),
             )
             if not torch.allclose(one, two, rtol=SAME, atol=SAME)
@@ -216,3 +233,9 @@ def _table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
     return x, array(
         "q", (x.data_ptr(), count, size, inner, outer_step, inner_step, out.data_ptr(), by.data_ptr(), 0, threads)
     )
+
+
+def _weights(x: Tensor) -> Tensor:
+    """What :meth:`Kernels.weigh` is to say, by torch."""
+    weights = (x - x.amax(-1, keepdim=True)).exp()
+    return torch.stack([weights[:, first : first + BLOCK].sum(-1) for first in range(0, x.shape[1], BLOCK)], -1)

@@ -23,7 +23,7 @@ main(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
 
 SETTINGS = {"THP_MEM_ALLOC_ENABLE": "1"}
 """The child's environment, where ours says nothing about it. torch asks Linux for huge pages for large tensors: the
-logits of 64 requests are 40 MB, new in each step, and to get them in pages of 4 KiB takes as long as to compute them."""
+logits of 64 requests are 40 MB, new in each step; to get them in pages of 4 KiB takes as long as to compute them."""
 
 
 class Host(Protocol):

@@ -7,6 +7,7 @@ import msgspec
 from torch import Tensor
 
 from engine.forward import Work
+from engine.kernels import Kernels
 from engine.protocol import Finish, TokenLogprob
 from engine.sampler import choose, logprobs_of
 from engine.sequence import Sequence
@@ -45,7 +46,7 @@ class News(msgspec.Struct):
     sound: bool = True
 
 
-def read(feeds: list[Feed], logits: Tensor) -> list[News]:
+def read(feeds: list[Feed], logits: Tensor, kernels: Kernels | None = None) -> list[News]:
     """Take each sequence's rows of (rows, vocabulary); the news of those that are all fed."""
     news: list[News] = []
     plain: list[Sequence] = []
@@ -69,14 +70,14 @@ def read(feeds: list[Feed], logits: Tensor) -> list[News]:
             plain.append(sequence)
             lines.append(line - 1)
     if plain:
-        news += _choose(plain, logits if len(lines) == len(logits) else logits[lines])
-    return news + [_accept(feed, rows) for feed, rows in drafted]
+        news += _choose(plain, logits if len(lines) == len(logits) else logits[lines], kernels)
+    return news + [_accept(feed, rows, kernels) for feed, rows in drafted]
 
 
-def _choose(ready: list[Sequence], logits: Tensor) -> list[News]:
+def _choose(ready: list[Sequence], logits: Tensor, kernels: Kernels | None) -> list[News]:
     """One row of each sequence, one token for each."""
     news = []
-    tokens = choose(logits, [sequence.dice for sequence in ready])
+    tokens = choose(logits, [sequence.dice for sequence in ready], kernels)
     for row, (sequence, token) in enumerate(zip(ready, tokens, strict=True)):
         if token is None:
             news.append(News(sequence, sound=False))
@@ -86,7 +87,7 @@ def _choose(ready: list[Sequence], logits: Tensor) -> list[News]:
     return news
 
 
-def _accept(feed: Feed, rows: Tensor) -> News:
+def _accept(feed: Feed, rows: Tensor, kernels: Kernels | None) -> News:
     """Draw row after row, as steps without a draft would have; go on while the tokens are those of the draft.
 
     The cache, which holds the draft already, then keeps what turned out to be true of it.
@@ -95,7 +96,7 @@ def _accept(feed: Feed, rows: Tensor) -> News:
     tokens: list[int] = []
     finish: Finish | None = None
     for place in range(len(rows)):
-        token = choose(rows[place : place + 1], [sequence.dice])[0]
+        token = choose(rows[place : place + 1], [sequence.dice], kernels)[0]
         if token is None:
             break
         finish = sequence.take(token)

@@ -8,19 +8,17 @@ temperature, top_k, top_p, min_p.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engine.kernels import BLOCK, Kernels
 from engine.protocol import Sampling, TokenLogprob
 
 HEAD = 1024
 """top_p first looks only at this many of the likeliest tokens; if they do not hold enough mass, at all of them."""
-
-BLOCK = 128
-"""Tokens that are summed up, or of which the largest is found, before single ones are looked at."""
 
 CHUNK = 8
 """Rows that are drawn from at once on a CPU: more would leave its caches between one operation and the next."""
@@ -104,8 +102,11 @@ class Dice:
         return logits if allowed is None else logits.masked_fill_(~allowed.to(logits.device), float("-inf"))
 
 
-def choose(logits: Tensor, dice: Sequence[Dice]) -> list[int | None]:
-    """One token per row of (rows, vocabulary); None where the row holds no usable number."""
+def choose(logits: Tensor, dice: Sequence[Dice], kernels: Kernels | None = None) -> list[int | None]:
+    """One token per row of (rows, vocabulary); None where the row holds no usable number.
+
+    ``kernels`` draw from the whole vocabulary in one pass over it.
+    """
     tokens: list[int | None] = [None] * len(dice)
     groups: dict[int, list[int]] = {}
     for row, die in enumerate(dice):
@@ -114,7 +115,7 @@ def choose(logits: Tensor, dice: Sequence[Dice]) -> list[int | None]:
     for kind, members in groups.items():
         for begin in range(0, len(members), at_once):
             rows = members[begin : begin + at_once]
-            chosen = _pick(_adjusted(logits, dice, rows), [dice[row] for row in rows], kind)
+            chosen = _pick(_adjusted(logits, dice, rows), [dice[row] for row in rows], kind, kernels)
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
     for die, token in zip(dice, tokens, strict=True):
@@ -142,16 +143,25 @@ def _adjusted(logits: Tensor, dice: Sequence[Dice], rows: list[int]) -> Tensor:
     return logits[rows[0] : rows[-1] + 1] if rows[-1] - rows[0] == len(rows) - 1 else logits[rows]
 
 
-def _pick(logits: Tensor, dice: list[Dice], kind: int) -> list[int | None]:
+def _pick(logits: Tensor, dice: list[Dice], kind: int, kernels: Kernels | None) -> list[int | None]:
     """One token for each of the rows, all of one kind."""
     if kind == GREEDY:
         values, ids = likeliest(logits, 1)
         found = zip(ids[:, 0].tolist(), values[:, 0].isfinite().tolist(), strict=True)
         return [token if sound else None for token, sound in found]
     chances = torch.tensor([die.uniform() for die in dice], dtype=torch.float64, device=logits.device)[:, None]
+    if kind == EVERYTHING and kernels is not None:
+        return _in_one_pass(logits, dice, chances, kernels)
     if kind == EVERYTHING:
         return _from_all(_scaled(logits, dice).softmax(-1), chances)
     return _from_head(logits, dice, chances, kind)
+
+
+def _in_one_pass(logits: Tensor, dice: list[Dice], chances: Tensor, kernels: Kernels) -> list[int | None]:
+    """As :func:`_from_all`, of logits; what does not lie in the block is weighed once and never written down."""
+    by = 1 / _column(dice, "temperature", logits)
+    sums, largest = kernels.weigh(logits, by)
+    return _within(sums, chances, logits, lambda scores: ((scores - largest) * by).exp())
 
 
 def _from_all(weights: Tensor, chances: Tensor) -> list[int | None]:
@@ -161,9 +171,15 @@ def _from_all(weights: Tensor, chances: Tensor) -> list[int | None]:
     sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(-1)
     if whole < size:
         sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], 1)
+    return _within(sums, chances, weights, lambda found: found)
+
+
+def _within(sums: Tensor, chances: Tensor, values: Tensor, weigh: Callable[[Tensor], Tensor]) -> list[int | None]:
+    """The block in which the chance falls, by ``sums``, then the place in it, by what ``weigh`` makes of its values."""
+    size = values.shape[1]
     block, rest, total = _place(sums, chances)
-    ids = block * BLOCK + torch.arange(BLOCK, device=weights.device)
-    within = weights.gather(1, ids.clamp_max(size - 1)).masked_fill_(ids >= size, 0.0)
+    ids = block * BLOCK + torch.arange(BLOCK, device=values.device)
+    within = weigh(values.gather(1, ids.clamp_max(size - 1))).masked_fill_(ids >= size, 0.0)
     place, _, inner = _place(within, rest)
     sound = (total.isfinite() & (total > 0) & (inner > 0))[:, 0].tolist()
     found = (block * BLOCK + place)[:, 0].tolist()

@@ -303,6 +303,7 @@ def test_a_library_that_computes_something_else_is_not_used(
         ("most = choose((v > most)", "most = choose((v < most)", "unit"),
         ("/ t->size + piece->least", "/ t->size + 1", "norm"),
         ("v * share * load", "v * load", "gate"),
+        ("out[block] = sum(total) + rest", "out[block] = sum(total)", "weigh"),
         ("- two * load(sines", "+ two * load(sines", "turn"),
         ("load(out + g * value_dim + d) / total[g]", "load(out + g * value_dim + d)", "attend"),
     ):
@@ -348,3 +349,22 @@ def test_queries_and_keys_are_turned_as_transformers_does_it(compiled: Kernels) 
         assert turned.shape == x.shape
         assert torch.allclose(turned, x * cos[:, None] + rotate_half(x) * sin[:, None], atol=1e-5)  # type: ignore[no-untyped-call]
         assert torch.equal(compiled.turn(x[:, :, 4:5], cos[:, 4:5], sin[:, 4:5]), turned[:, :, 4:5])
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 131, 20_011])
+def test_weights_are_torchs_and_know_no_neighbours(compiled: Kernels, size: int) -> None:
+    scores = torch.randn((40, size), generator=torch.Generator().manual_seed(size)) * 8
+    scores[3, size // 2 + 1 :] = -INF
+    by = torch.linspace(0.2, 5, 40)[:, None]
+    sums, largest = compiled.weigh(scores, by)
+    assert torch.equal(largest, scores.amax(-1, keepdim=True))
+    weights = ((scores.double() - largest) * by).exp()
+    truth = torch.stack([part.sum(-1) for part in weights.split(128, -1)], -1)
+    assert sums.shape == truth.shape and torch.allclose(sums.double(), truth, rtol=1e-5, atol=1e-30)
+    assert torch.equal(compiled.weigh(scores[17:18], by[17:18])[0], sums[17:18])
+    for strange in (NAN, INF):
+        scores[5, size - 1] = strange
+        sums, largest = compiled.weigh(scores, by)
+        assert not largest[5].isfinite() and not sums[5].sum().isfinite() and sums[4].isfinite().all()
+    scores[6] = -INF
+    assert not compiled.weigh(scores, by)[0][6].isfinite().any()

@@ -128,6 +128,6 @@ def test_what_is_left_of_whole_blocks_is_kept_for_the_next_step(chunk: int, cost
             assert budget == 0 or counts[-1], "what is given is enough for a block"
             pace.record(8, counts[-1], base + cost * counts[-1])
         fed[size] = counts[50:]
-    assert max(fed[grain]) <= max(max(fed[1]), FLOOR) + grain - 1
+    assert max(fed[grain]) <= max(*fed[1], FLOOR) + grain - 1
     assert max(fed[grain]) <= chunk
     assert sum(fed[grain]) >= 0.9 * min(sum(fed[1]), (chunk - 8) // grain * grain * 150)

@@ -456,8 +456,8 @@ async def test_large_tensors_are_asked_for_in_huge_pages_unless_the_environment_
     else:
         monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", said)
     async with running() as engine:
-        told = Path(f"/proc/{engine.pid}/environ").read_bytes().split(b"\0")
-    assert f"THP_MEM_ALLOC_ENABLE={said or 1}".encode() in told
+        told = await asyncio.to_thread(Path(f"/proc/{engine.pid}/environ").read_bytes)
+    assert f"THP_MEM_ALLOC_ENABLE={said or 1}".encode() in told.split(b"\0")
 
 
 async def test_the_process_holds_nothing_of_its_parents() -> None:
