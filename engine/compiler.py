@@ -31,38 +31,39 @@ class CompilationError(Exception):
 def library(source: Path) -> ctypes.CDLL:
     """The C file compiled and loaded. Raises :class:`CompilationError`."""
     try:
-        code = source.read_bytes()
-        kept = folder() / f"{source.stem}-{_kind(code)}.so"
-        with suppress(OSError):  # none yet, or one that is of no use
-            return ctypes.CDLL(str(kept))
-        return _fresh(source, kept)
+        name = f"{source.stem}-{_kind(source.read_bytes())}.so"
+        place = folder()
+        if place is not None:
+            with suppress(OSError):  # none yet, or one that is of no use
+                return ctypes.CDLL(str(place / name))
+        return _fresh(source, place, name)
     except (OSError, subprocess.SubprocessError) as failure:
         raise CompilationError(first_line(failure)) from failure
 
 
-def folder() -> Path:
-    """Where compiled libraries are kept: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
+def folder() -> Path | None:
+    """Where compiled libraries are kept: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None: nowhere.
+
+    Never where others may write: whoever can put a library there is let into the process.
+    """
+    try:
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mine = place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o022
+    except (OSError, RuntimeError):  # the latter where nobody knows a home
+        return None
+    return place if mine and os.access(place, os.W_OK) else None
 
 
-def _fresh(source: Path, kept: Path) -> ctypes.CDLL:
+def _fresh(source: Path, place: Path | None, name: str) -> ctypes.CDLL:
     """Compile it next to where it is kept, so that nobody ever sees half of it; or only for now."""
-    with tempfile.TemporaryDirectory(dir=_writable(kept.parent)) as place:
-        built = Path(place) / kept.name
+    with tempfile.TemporaryDirectory(dir=place) as rooms:
+        built = Path(rooms) / name
         _compile(source, built)
         loaded = ctypes.CDLL(str(built))
-        if built.parent.parent == kept.parent:
-            built.replace(kept)
+        if place is not None:
+            built.replace(place / name)
         return loaded
-
-
-def _writable(wanted: Path) -> Path | None:
-    """This folder if files can be made in it; else None, which means the system's own for such things."""
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return wanted if os.access(wanted, os.W_OK) else None
 
 
 def _compile(source: Path, built: Path) -> None:

@@ -263,12 +263,22 @@ def test_another_source_is_another_library(compiled: Kernels, elsewhere: Path, t
     assert len(list(elsewhere.iterdir())) == 2
 
 
-def test_a_folder_that_cannot_be_written_to_costs_only_the_second_start(
-    compiled: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trouble", ["a file", "others may write", "no home"])
+def test_where_nothing_can_be_kept_it_is_compiled_for_now(
+    compiled: Kernels, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if trouble == "a file":
+        (tmp_path / "antiphon").write_text("no folder")
+    elif trouble == "others may write":
+        (tmp_path / "antiphon").mkdir()
+        (tmp_path / "antiphon").chmod(0o777)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert compiler.folder() is None
     Kernels(library(SOURCE))
+    assert trouble == "a file" or not list(tmp_path.glob("antiphon/*"))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +328,7 @@ def test_a_library_that_computes_something_else_is_not_used(
 
 def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> None:
     kept = elsewhere / f"kernels-{compiler._kind(SOURCE.read_bytes())}.so"
-    kept.parent.mkdir()
+    kept.parent.mkdir(mode=0o700)
     kept.write_bytes(b"half of a file")
     Kernels(library(SOURCE))
     assert kept.read_bytes().startswith(b"\x7fELF")
