@@ -107,7 +107,7 @@ class Kernels:
         return out
 
     def unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row divided by its largest magnitude, and those, (rows, 1); of a row with no number in it, none."""
+        """Each row divided by its largest magnitude, and those, (rows, 1); of a row that holds no number, none."""
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         largest = torch.empty(x.numel() // x.shape[-1], 1)
         x, words = _table(x, out, largest)
@@ -198,7 +198,7 @@ def kernels() -> Kernels | None:
     """Those of this process; None if there cannot be any, which is said once."""
     try:
         return Kernels(library(SOURCE))
-    except CompilationError as failure:
+    except (CompilationError, AttributeError) as failure:  # the latter if it lacks one of them
         log.warning("no compiled kernels, which costs speed: %s", failure)
     return None
 

@@ -326,6 +326,20 @@ def test_a_library_that_computes_something_else_is_not_used(
         assert f"the library computes another {name}" in caplog.text
 
 
+def test_a_library_that_lacks_one_is_not_used(
+    compiled: Kernels,
+    elsewhere: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = tmp_path / "kernels.c"
+    source.write_text(SOURCE.read_text().replace("antiphon_gate", "antiphon_bait"))
+    monkeypatch.setattr(kernels_module, "SOURCE", source)
+    assert kernels.__wrapped__() is None
+    assert "antiphon_gate" in caplog.text
+
+
 def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> None:
     kept = elsewhere / f"kernels-{compiler._kind(SOURCE.read_bytes())}.so"
     kept.parent.mkdir(mode=0o700)
