@@ -76,6 +76,7 @@ def test_a_block_that_is_more_than_a_step_may_carry_is_saved_up_for() -> None:
         assert counts["a"] == 1
         seen.append(counts.get("b", 0))
         two.fed += seen[-1]
+        pace.record(1, seen[-1], 0.1)
     assert seen == [0, 0, 16, 0, 0, 16, 0, 0, 8]
 
 
