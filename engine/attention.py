@@ -99,8 +99,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     ask = Ask(pack.windows.get(layer), scale, softcap, s_aux)
     kernels = pack.kernels
-    odd = softcap is not None or (s_aux is not None and s_aux.dtype is not torch.float32)
-    if kernels is not None and (odd or not kernels.attendable(query, key, value)):
+    if kernels is not None and not (softcap is None and kernels.attendable(query, key, value, s_aux)):
         kernels = None
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[tuple[int, int, Tensor]] = []

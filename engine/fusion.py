@@ -60,7 +60,8 @@ def fuse(model: nn.Module, kernels: Kernels) -> tuple[int, int]:
 
 def _gated(mlp: Any, kernels: Kernels) -> Gated | None:
     """The same in fewer steps; None if it is something else."""
-    if dict(mlp.named_children()).keys() != GATED or mlp._parameters or mlp._buffers or mlp._forward_hooks:
+    watched = mlp._forward_hooks or mlp._forward_pre_hooks
+    if dict(mlp.named_children()).keys() != GATED or mlp._parameters or mlp._buffers or watched:
         return None
     gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
     if not (isinstance(gate, Sibling) and isinstance(up, Sibling) and gate.group is up.group):
@@ -70,8 +71,11 @@ def _gated(mlp: Any, kernels: Kernels) -> Gated | None:
         return None
     twin = Gated(gate.group.linear, down, kernels)
     x = torch.linspace(-3.0, 4.0, 3 * gate.in_features).sin().view(1, 3, -1)
-    inner = _distance(twin.gated(x), mlp.act_fn(gate(x)) * up(x))
-    return twin if inner <= SAME and _distance(twin(x), mlp(x)) <= COARSE else None
+    try:
+        inner = _distance(twin.gated(x), mlp.act_fn(gate(x)) * up(x))
+        return twin if inner <= SAME and _distance(twin(x), mlp(x)) <= COARSE else None
+    except Exception:  # noqa: BLE001  one that wants more than its input stays as it is
+        return None
 
 
 def _replace_rotary(module: Any, kernels: Kernels) -> bool:
@@ -108,10 +112,7 @@ class Rotary:
     ) -> tuple[Tensor, Tensor]:
         """As transformers' own."""
         kernels = self._kernels
-        plain = not more and not named and q.dtype is torch.float32 and q.is_cpu
-        shape = (1, q.shape[2], q.shape[3]) if q.dim() == 4 and len(q) == 1 else None
-        known = plain and cos.shape == sin.shape == shape and kernels.fit(q.shape[3] // 2) and q.shape[3] % 2 == 0
-        if not known or not (q.stride(3) == k.stride(3) == 1 and cos.is_contiguous() and sin.is_contiguous()):
+        if more or named or not (kernels.turnable(q, cos, sin) and kernels.turnable(k, cos, sin)):
             return self._original(q, k, cos, sin, *more, **named)
         return kernels.turn(q, cos, sin), kernels.turn(k, cos, sin)
 

@@ -55,10 +55,12 @@ class Kernels:
         """Whether they know rows of so many numbers."""
         return size % self._lanes == 0
 
-    def attendable(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    def attendable(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
         """Whether :meth:`attend` can do this."""
-        dim, value_dim = query.shape[3], value.shape[3]
-        known = query.dtype is torch.float32 and (dim | value_dim) % self._lanes == 0
+        plain = query.dtype is key.dtype is value.dtype is torch.float32
+        known = plain and self.fit(query.shape[3]) and self.fit(value.shape[3])
+        if sinks is not None and not (sinks.dtype is torch.float32 and sinks.is_contiguous()):
+            return False
         groups = query.shape[1] // key.shape[1]
         return known and groups <= MOST_GROUPS and query.stride(3) == key.stride(3) == value.stride(3) == 1
 
@@ -122,6 +124,14 @@ class Kernels:
         words = array("q", (x.data_ptr(), x.numel() // double, size, 1, double, 0, out.data_ptr(), 0, 0, _threads()))
         self._gate(words.buffer_info()[0])
         return out
+
+    def turnable(self, x: Tensor, cosines: Tensor, sines: Tensor) -> bool:
+        """Whether :meth:`turn` can do this."""
+        if x.dim() != 4 or len(x) != 1 or x.shape[3] % 2 or x.stride(3) != 1 or not self.fit(x.shape[3] // 2):
+            return False
+        plain = x.dtype is cosines.dtype is sines.dtype is torch.float32 and x.is_cpu
+        alike = cosines.shape == sines.shape == (1, *x.shape[2:])
+        return plain and alike and cosines.is_contiguous() and sines.is_contiguous()
 
     def turn(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         """Rotary positions of (1, heads, n, dim), whose last steps are 1, by two contiguous tables (1, n, dim).

@@ -77,8 +77,8 @@ class Watched:
         self.turns = 0
         self._kernels = kernels
 
-    def fit(self, size: int) -> bool:
-        return self._kernels.fit(size)
+    def turnable(self, *given: Any) -> bool:
+        return self._kernels.turnable(*given)
 
     def turn(self, *given: Any) -> Any:
         self.turns += 1
@@ -101,12 +101,18 @@ def test_shapes_that_the_kernel_does_not_know_are_turned_as_before(compiled: Ker
     expanded[2] = expanded[2][:, :1].expand(1, 3, 32)
     across = given()
     across[0] = torch.randn((1, 4, 32, 3)).transpose(2, 3)
-    odd = [given(batch=2), given(dim=6), given(kind=torch.bfloat16), expanded, across]
+    coarse = given()
+    coarse[2], coarse[3] = coarse[2].double(), coarse[3].bfloat16()
+    odd = [given(batch=2), given(dim=6), given(kind=torch.bfloat16), expanded, across, coarse]
     for inputs in odd:
         assert all(map(torch.equal, rotary(*inputs), modeling_llama.apply_rotary_pos_emb(*inputs)))
     inputs = given()
     turned = rotary(*inputs, unsqueeze_dim=1)
     assert all(map(torch.equal, turned, modeling_llama.apply_rotary_pos_emb(*inputs)))
+    wider = given()
+    wider[1] = torch.randn((1, 2, 3, 64), generator=generator)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        rotary(*wider)
     assert watched.turns == 4
 
 
@@ -123,6 +129,8 @@ def test_a_function_that_turns_otherwise_stays(compiled: Kernels, monkeypatch: p
 class Louder(nn.Module):
     """As a gated layer, but not the same."""
 
+    more = False
+
     def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj, self.act_fn = (
@@ -132,11 +140,14 @@ class Louder(nn.Module):
             mlp.act_fn,
         )
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, *also: torch.Tensor) -> Any:
+        assert also or not self.more
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * 1.05
 
 
-@pytest.mark.parametrize("change", ["formula", "activation", "hook", "own weight", "not packed"])
+@pytest.mark.parametrize(
+    "change", ["formula", "more inputs", "activation", "hook", "early hook", "own weight", "not packed"]
+)
 def test_layers_that_are_not_plainly_gated_stay(compiled: Kernels, change: str) -> None:
     model: Any
     model, _ = packed("llama", compiled) if change != "not packed" else (fresh("llama"), None)
@@ -144,10 +155,15 @@ def test_layers_that_are_not_plainly_gated_stay(compiled: Kernels, change: str) 
     assert change == "not packed" or isinstance(mlp.gate_proj, Sibling)
     if change == "formula":
         model.model.layers[0].mlp = Louder(mlp)
+    elif change == "more inputs":
+        model.model.layers[0].mlp = Louder(mlp)
+        model.model.layers[0].mlp.more = True
     elif change == "activation":
         mlp.act_fn = nn.GELU()
     elif change == "hook":
         mlp.register_forward_hook(lambda *_: None)
+    elif change == "early hook":
+        mlp.register_forward_pre_hook(lambda *_: None)
     elif change == "own weight":
         mlp.scale = nn.Parameter(torch.ones(1))
     assert fuse(model, compiled)[0] == (0 if change == "not packed" else 1)

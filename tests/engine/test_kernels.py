@@ -166,7 +166,7 @@ def test_scores_beyond_what_can_be_raised_to_a_power(compiled: Kernels) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 12), (65, 1, 16)])
 def test_shapes_they_do_not_know_are_left_to_torch(compiled: Kernels, heads: int, kv_heads: int, dim: int) -> None:
     crowd = Crowd([0, 5, 30], heads, kv_heads, dim)
-    assert not compiled.attendable(crowd.query, crowd.key, crowd.value)
+    assert not compiled.attendable(crowd.query, crowd.key, crowd.value, None)
     assert torch.equal(crowd.attend([0, 1, 2], compiled), crowd.attend([0, 1, 2], None))
 
 
