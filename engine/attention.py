@@ -108,7 +108,8 @@ def attend(  # noqa: PLR0913  the signature is transformers'
         seen = batch.extend(layer, key[:, :, first:end], value[:, :, first:end], view)
         rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
         results.append((first, end, _together(rows, *seen, view.mask, ask)[None]))
-    alone = _one_by_one(layer, heads, key, value, ask, pack, kernels, results)
+    cuts, alone = _one_by_one(layer, heads, key, value, ask, pack, kernels)
+    results += cuts
     if kernels is None or not alone:
         output = results[0][2] if len(results) == 1 else torch.cat([result for _, _, result in results], 1)
         return output.flatten(2, 3), None
@@ -127,9 +128,9 @@ def _one_by_one(
     ask: Ask,
     pack: Pack,
     kernels: Kernels | None,
-    results: list[tuple[int, int, Tensor]],
-) -> list[int]:
-    """Attention of the spans' cuts, into ``results``; of those left to ``kernels``, what they want to know."""
+) -> tuple[list[tuple[int, int, Tensor]], list[int]]:
+    """Attention of the spans' cuts, each with its place; of those left to ``kernels``, what they want to know."""
+    results: list[tuple[int, int, Tensor]] = []
     alone: list[int] = []
     for kv, cuts in pack.spans:
         first, end = cuts[0][0], cuts[-1][1]
@@ -145,7 +146,7 @@ def _one_by_one(
             else:
                 past = (seen[0][:, :, oldest:last], seen[1][:, :, oldest:last])
                 results.append((start, stop, _cut(heads[:, :, :, start:stop], *past, ask, pack)))
-    return alone
+    return results, alone
 
 
 def _together(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: Ask) -> Tensor:

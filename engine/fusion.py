@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.kernels import Kernels
 from engine.linears import Linear, Sibling
+from engine.swap import error, replace
 
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 SILU = {"SiLU", "SiLUActivation"}
@@ -47,13 +48,7 @@ class Gated(nn.Module):
 @torch.inference_mode()
 def fuse(model: nn.Module, kernels: Kernels) -> tuple[int, int]:
     """Replace what can be; how many gated layers, and in how many of transformers' modules the rotary function."""
-    gates = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            twin = _gated(child, kernels)
-            if twin is not None:
-                setattr(parent, name, twin)
-                gates += 1
+    gates = replace(model, lambda mlp: _gated(mlp, kernels))
     sources = {type(module).__module__ for module in model.modules()}
     return gates, sum(_replace_rotary(sys.modules[source], kernels) for source in sorted(sources))
 
@@ -72,8 +67,8 @@ def _gated(mlp: Any, kernels: Kernels) -> Gated | None:
     twin = Gated(gate.group.linear, down, kernels)
     x = torch.linspace(-3.0, 4.0, 3 * gate.in_features).sin().view(1, 3, -1)
     try:
-        inner = _distance(twin.gated(x), mlp.act_fn(gate(x)) * up(x))
-        return twin if inner <= SAME and _distance(twin(x), mlp(x)) <= COARSE else None
+        inner = error(twin.gated(x), mlp.act_fn(gate(x)) * up(x))
+        return twin if inner <= SAME and error(twin(x), mlp(x)) <= COARSE else None
     except Exception:  # noqa: BLE001  one that wants more than its input stays as it is
         return None
 
@@ -90,9 +85,7 @@ def _replace_rotary(module: Any, kernels: Kernels) -> bool:
     q, k = (torch.randn((1, 5, heads, 64), generator=generator).transpose(1, 2) for heads in (4, 2))
     cos, sin = (torch.randn((1, 5, 64), generator=generator) for _ in "cs")
     try:
-        alike = all(
-            _distance(*pair) <= SAME for pair in zip(twin(q, k, cos, sin), original(q, k, cos, sin), strict=True)
-        )
+        alike = all(error(*pair) <= SAME for pair in zip(twin(q, k, cos, sin), original(q, k, cos, sin), strict=True))
     except Exception:  # noqa: BLE001  one that wants other inputs stays as it is
         return False
     if alike:
@@ -115,8 +108,3 @@ class Rotary:
         if more or named or not (kernels.turnable(q, cos, sin) and kernels.turnable(k, cos, sin)):
             return self._original(q, k, cos, sin, *more, **named)
         return kernels.turn(q, cos, sin), kernels.turn(k, cos, sin)
-
-
-def _distance(one: Tensor, two: Tensor) -> float:
-    """The relative error of the first."""
-    return float((one - two).norm() / two.norm().clamp_min(1e-12))

@@ -25,6 +25,7 @@ int64_t antiphon_lanes(void) { return LANES; }
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
 INLINE vec all(float value) { return value - (vec){0}; }
+INLINE vec magnitude(vec v) { return (vec)((ivec)v & 0x7fffffff); }
 INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
 
 INLINE float sum(vec v) {
@@ -33,6 +34,14 @@ INLINE float sum(vec v) {
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
     return lanes[0];
+}
+
+/* The larger of each two, and the largest of all; no number, once there is one that is none. */
+INLINE vec larger(vec one, vec two) { return choose((one > two) | (one != one), one, two); }
+INLINE float largest(vec v) {
+    float most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most || v[i] != v[i] ? v[i] : most;
+    return most;
 }
 
 /* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
@@ -281,17 +290,12 @@ static void unit(const void *given, int64_t number) {
     const struct rows *t = piece->t;
     EACH_ROW(piece, number) {
         const float *x = nth(t, r);
-        float *out = (float *)t->out + r * t->size, lanes[LANES], largest = 0;
+        float *out = (float *)t->out + r * t->size;
         vec most = {0};
-        for (int64_t i = 0; i < t->size; i += LANES) {
-            vec v = (vec)((ivec)load(x + i) & 0x7fffffff);
-            most = choose((v > most) | (v != v), v, most);
-        }
-        store(lanes, most);
-        for (int i = 0; i < LANES; i++)
-            largest = lanes[i] > largest || lanes[i] != lanes[i] ? lanes[i] : largest;
-        for (int64_t i = 0; i < t->size; i += LANES) store(out + i, load(x + i) / largest);
-        ((float *)t->by)[r] = largest;
+        for (int64_t i = 0; i < t->size; i += LANES) most = larger(magnitude(load(x + i)), most);
+        const float high = largest(most);
+        for (int64_t i = 0; i < t->size; i += LANES) store(out + i, load(x + i) / high);
+        ((float *)t->by)[r] = high;
     }
 }
 
@@ -305,7 +309,7 @@ static void gate(const void *given, int64_t number) {
         const float *x = nth(t, r);
         float *out = (float *)t->out + r * t->size;
         for (int64_t i = 0; i < t->size; i += LANES) {
-            vec v = load(x + i), magnitude = (vec)((ivec)v & 0x7fffffff), e = exponential(-magnitude);
+            vec v = load(x + i), e = exponential(-magnitude(v));
             vec share = choose(v < 0, e, all(1)) / (1 + e); /* so that no power is too large */
             store(out + i, v * share * load(x + t->size + i));
         }
@@ -346,19 +350,13 @@ static void weigh(const void *given, int64_t number) {
     const int64_t blocks = (t->size + BLOCK - 1) / BLOCK;
     EACH_ROW(piece, number) {
         const float *x = nth(t, r);
-        float *out = (float *)t->out + r * (blocks + 1), lanes[LANES];
+        float *out = (float *)t->out + r * (blocks + 1);
         const float by = ((const float *)t->by)[r];
         vec most = all(-INFINITY);
         int64_t i = 0;
-        for (; i + LANES <= t->size; i += LANES) {
-            vec v = load(x + i);
-            most = choose((v > most) | (v != v), v, most);
-        }
-        store(lanes, most);
-        float high = -INFINITY;
-        for (int lane = 0; lane < LANES; lane++)
-            high = lanes[lane] > high || lanes[lane] != lanes[lane] ? lanes[lane] : high;
-        for (; i < t->size; i++) high = x[i] > high || x[i] != x[i] ? x[i] : high;
+        for (; i + LANES <= t->size; i += LANES) most = larger(load(x + i), most);
+        for (; i < t->size; i++) most = larger(all(x[i]), most);
+        const float high = largest(most);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = block * BLOCK, end = first + BLOCK < t->size ? first + BLOCK : t->size;
             vec total = {0};

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels import Kernels
+from engine.swap import replace
 
 SAME = 1e-5
 """Difference up to which results count as equal; the inputs they are compared on have results near 1."""
@@ -39,14 +40,7 @@ class RMSNorm(nn.Module):
 @torch.inference_mode()
 def replace_norms(model: nn.Module, kernels: Kernels | None = None) -> int:
     """Replace the norms whose results stay what they are; how many that were."""
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            twin = _twin(child, kernels)
-            if twin is not None:
-                setattr(parent, name, twin)
-                count += 1
-    return count
+    return replace(model, lambda norm: _twin(norm, kernels))
 
 
 def _twin(norm: nn.Module, kernels: Kernels | None) -> RMSNorm | None:

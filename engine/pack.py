@@ -16,6 +16,7 @@ from torch.nn import functional
 from engine.failure import first_line
 from engine.kernels import Kernels
 from engine.linears import Fp32, Int8, Kernel, Linear, Sibling, Siblings, UnusableError
+from engine.swap import error
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +91,9 @@ def rehearse(model: nn.Module, found: dict[str, nn.Linear], run: Run, truth: Ten
     finally:
         for name, layer in found.items():
             _put(model, name, layer)
-    error = float((logits - truth).norm() / truth.norm().clamp_min(1e-12))
-    if not error <= SAME:
-        raise UnusableError(f"without them its logits differ by {error:.2g}")
+    off = error(logits, truth)
+    if not off <= SAME:
+        raise UnusableError(f"without them its logits differ by {off:.2g}")
     return [names for names in groups if (group := stand_ins[names[0]].group) is not None and group.shared]
 
 

@@ -1,6 +1,5 @@
 """Drawing from rows of a real vocabulary's size: exact distributions, and no row that knows of another."""
 
-import functools
 import os
 import random
 from typing import Any
@@ -11,7 +10,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from engine.kernels import kernels
 from engine.protocol import Sampling
 from engine.sampler import BLOCK, HEAD, Dice, choose, likeliest, logprobs_of
 
@@ -22,13 +20,7 @@ LARGE = 20_011
 """Not a multiple of any block."""
 
 
-@pytest.fixture(params=["torch", "kernels"], autouse=True)
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is shown here holds with compiled kernels and without."""
-    if request.param == "kernels":
-        if kernels() is None:
-            pytest.skip("this machine has no C compiler")
-        monkeypatch.setitem(globals(), "choose", functools.partial(choose, kernels=kernels()))
+pytestmark = pytest.mark.usefixtures("chosen_either_way")
 
 
 class Masked:

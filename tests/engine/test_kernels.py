@@ -302,6 +302,16 @@ def test_an_error_in_the_source_is_told_by_its_first_line(compiled: Kernels, els
         library(source)
 
 
+def of_source(folder: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> Kernels | None:
+    """What there is if something else stands in the source."""
+    code = SOURCE.read_text()
+    assert right in code
+    source = folder / "kernels.c"
+    source.write_text(code.replace(right, wrong))
+    monkeypatch.setattr(kernels_module, "SOURCE", source)
+    return kernels.__wrapped__()
+
+
 def test_a_library_that_computes_something_else_is_not_used(
     compiled: Kernels,
     elsewhere: Path,
@@ -310,19 +320,14 @@ def test_a_library_that_computes_something_else_is_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for right, wrong, name in (
-        ("most = choose((v > most)", "most = choose((v < most)", "unit"),
+        ("= larger(magnitude", "= larger(-magnitude", "unit"),
         ("/ t->size + piece->least", "/ t->size + 1", "norm"),
         ("v * share * load", "v * load", "gate"),
         ("out[block] = sum(total) + rest", "out[block] = sum(total)", "weigh"),
         ("- two * load(sines", "+ two * load(sines", "turn"),
         ("load(out + g * value_dim + d) / total[g]", "load(out + g * value_dim + d)", "attend"),
     ):
-        code = SOURCE.read_text()
-        assert right in code
-        source = tmp_path / "kernels.c"
-        source.write_text(code.replace(right, wrong))
-        monkeypatch.setattr(kernels_module, "SOURCE", source)
-        assert kernels.__wrapped__() is None
+        assert of_source(tmp_path, monkeypatch, right, wrong) is None
         assert f"the library computes another {name}" in caplog.text
 
 
@@ -333,10 +338,7 @@ def test_a_library_that_lacks_one_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source = tmp_path / "kernels.c"
-    source.write_text(SOURCE.read_text().replace("antiphon_gate", "antiphon_bait"))
-    monkeypatch.setattr(kernels_module, "SOURCE", source)
-    assert kernels.__wrapped__() is None
+    assert of_source(tmp_path, monkeypatch, "antiphon_gate", "antiphon_bait") is None
     assert "antiphon_gate" in caplog.text
 
 

@@ -1,6 +1,5 @@
 """How tokens are chosen from logits: filters, penalties, bias, masks, seeds, log-probabilities."""
 
-import functools
 from collections import Counter
 from typing import Any
 
@@ -10,7 +9,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from engine.kernels import kernels
 from engine.protocol import Sampling
 from engine.sampler import HEAD, Dice, choose, logprobs_of
 
@@ -27,13 +25,7 @@ class Masked:
         pass
 
 
-@pytest.fixture(params=["torch", "kernels"], autouse=True)
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is shown here holds with compiled kernels and without."""
-    if request.param == "kernels":
-        if kernels() is None:
-            pytest.skip("this machine has no C compiler")
-        monkeypatch.setitem(globals(), "choose", functools.partial(choose, kernels=kernels()))
+pytestmark = pytest.mark.usefixtures("chosen_either_way")
 
 
 def dice(prompt: tuple[int, ...] = (), stops: tuple[int, ...] = (), mask: Any = None, **sampling: Any) -> Dice:
