@@ -1,4 +1,4 @@
-"""From a C file to a library in this process, by the compiler that the machine has, once for each kind of CPU.
+"""From C files to a library in this process, by the compiler that the machine has, once for each kind of CPU.
 
 What was compiled is kept in the user's cache folder, under a name that says from what, how, and for which CPU.
 """
@@ -20,6 +20,9 @@ PLAIN = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How a compiler is asked for this very CPU; not every one understands each."""
 
+HEADERS = Path(__file__).parent
+"""Where what the files share lies."""
+
 PATIENCE = 60
 """Seconds that a compiler may take; it needs one."""
 
@@ -28,15 +31,16 @@ class CompilationError(Exception):
     """There is no library; the message says why."""
 
 
-def library(source: Path) -> ctypes.CDLL:
-    """The C file compiled and loaded. Raises :class:`CompilationError`."""
+def library(*sources: Path) -> ctypes.CDLL:
+    """The C files, compiled with :data:`HEADERS` and loaded. Raises :class:`CompilationError`."""
     try:
-        name = f"{source.stem}-{_kind(source.read_bytes())}.so"
+        code = [path.read_bytes() for path in (*sources, *sorted(HEADERS.glob("*.h")))]
+        name = f"{sources[0].stem}-{_kind(code)}.so"
         place = folder()
         if place is not None:
             with suppress(OSError):  # none yet, or one that is of no use
                 return ctypes.CDLL(str(place / name))
-        return _fresh(source, place, name)
+        return _fresh(sources, place, name)
     except (OSError, subprocess.SubprocessError) as failure:
         raise CompilationError(first_line(failure)) from failure
 
@@ -55,22 +59,22 @@ def folder() -> Path | None:
     return place if mine and os.access(place, os.W_OK) else None
 
 
-def _fresh(source: Path, place: Path | None, name: str) -> ctypes.CDLL:
+def _fresh(sources: tuple[Path, ...], place: Path | None, name: str) -> ctypes.CDLL:
     """Compile it next to where it is kept, so that nobody ever sees half of it; or only for now."""
     with tempfile.TemporaryDirectory(dir=place) as rooms:
         built = Path(rooms) / name
-        _compile(source, built)
+        _compile(sources, built)
         loaded = ctypes.CDLL(str(built))
         if place is not None:
             built.replace(place / name)
         return loaded
 
 
-def _compile(source: Path, built: Path) -> None:
+def _compile(sources: tuple[Path, ...], built: Path) -> None:
     compiler = _compiler()
     said = ""
     for native in NATIVE:
-        words = [*compiler, *PLAIN, *native, str(source), "-o", str(built), "-lm"]
+        words = [*compiler, *PLAIN, *native, "-I", str(HEADERS), *map(str, sources), "-o", str(built), "-lm"]
         done = subprocess.run(  # noqa: S603  the words are ours and the machine's owner's
             words,
             capture_output=True,
@@ -95,9 +99,9 @@ def _compiler() -> list[str]:
     raise CompilationError(f"no C compiler was found ({' '.join(wanted) or ', '.join(COMPILERS)})")
 
 
-def _kind(code: bytes) -> str:
+def _kind(code: list[bytes]) -> str:
     """What the result depends on, as a few letters."""
-    parts = [code, repr(PLAIN).encode(), platform.platform().encode(), _cpu()]
+    parts = [*code, repr(PLAIN).encode(), platform.platform().encode(), _cpu()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

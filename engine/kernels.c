@@ -5,44 +5,9 @@
  * result is computed by one thread in one order, so that its bits depend neither on threads nor on neighbours.
  */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#ifdef __AVX512F__
-#define LANES 16
-#else
-#define LANES 8
-#endif
-
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
+#include "vectors.h"
 
 int64_t antiphon_lanes(void) { return LANES; }
-
-INLINE vec load(const float *from) { return *(const vec *)from; }
-INLINE void store(float *to, vec value) { *(vec *)to = value; }
-INLINE vec all(float value) { return value - (vec){0}; }
-INLINE vec magnitude(vec v) { return (vec)((ivec)v & 0x7fffffff); }
-INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
-
-INLINE float sum(vec v) {
-    float lanes[LANES];
-    store(lanes, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    return lanes[0];
-}
-
-/* The larger of each two, and the largest of all; no number, once there is one that is none. */
-INLINE vec larger(vec one, vec two) { return choose((one > two) | (one != one), one, two); }
-INLINE float largest(vec v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most || v[i] != v[i] ? v[i] : most;
-    return most;
-}
 
 /* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
 INLINE vec exponential(vec x) {
@@ -59,38 +24,6 @@ INLINE vec exponential(vec x) {
     ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
     return choose(nothing, all(0), p * (vec)power);
 }
-
-/* Threads: the team that torch computes with, by the one call of its OpenMP; a team of their own would fight it. */
-
-#ifdef __linux__
-extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
-#else
-static void (*const GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned) = 0;
-#endif
-
-struct team {
-    void (*work)(const void *, int64_t);
-    const void *what;
-    int64_t count, next;
-};
-
-static void member(void *given) {
-    struct team *team = given;
-    for (;;) {
-        int64_t i = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
-        if (i >= team->count) return;
-        team->work(team->what, i);
-    }
-}
-
-/* Whoever is free takes the next piece. Always all threads: another number of them would make a new team. */
-static void share(void (*work)(const void *, int64_t), const void *what, int64_t count, int64_t threads) {
-    struct team team = {work, what, count, 0};
-    if (GOMP_parallel && threads > 1 && count > 1) GOMP_parallel(member, &team, (unsigned)threads, 0);
-    else member(&team);
-}
-
-#define SMALL (1 << 16) /* So few numbers are not worth waking anybody. */
 
 /* Attention of single queries, each over the keys of its own sequence. */
 
@@ -283,23 +216,6 @@ static void norm(const void *given, int64_t number) {
 }
 
 void antiphon_norm(const struct rows *t, float least) { each(norm, t, least); }
-
-/* x / its largest magnitude, which is kept in `by`; it is no number if there is none in x. */
-static void unit(const void *given, int64_t number) {
-    const struct piece *piece = given;
-    const struct rows *t = piece->t;
-    EACH_ROW(piece, number) {
-        const float *x = nth(t, r);
-        float *out = (float *)t->out + r * t->size;
-        vec most = {0};
-        for (int64_t i = 0; i < t->size; i += LANES) most = larger(magnitude(load(x + i)), most);
-        const float high = largest(most);
-        for (int64_t i = 0; i < t->size; i += LANES) store(out + i, load(x + i) / high);
-        ((float *)t->by)[r] = high;
-    }
-}
-
-void antiphon_unit(const struct rows *t) { each(unit, t, 0); }
 
 /* x · sigmoid(x) · what stands behind it in a row of twice the size */
 static void gate(const void *given, int64_t number) {

@@ -1,4 +1,4 @@
-"""The kernels of ``kernels.c`` on torch's tensors: proved against torch's own operations before anybody gets them.
+"""The kernels of ``kernels.c`` and ``products.c`` on torch's tensors: proved against torch before anybody gets them.
 
 Where there is no compiler, or something is not as it should be, there are none, and what they do is done by torch, in
 more steps. They are for fp32 on a CPU. Like there, rows are the last dimension; each is computed in one order, so that
@@ -18,15 +18,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.compiler import CompilationError, library
+from engine.panels import MOST_INPUTS, Panels, panels
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_suffix(".c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "products.c"))
 MOST_GROUPS = 64
 """Queries that may share a head of keys."""
 
 BLOCK = 128
 """Scores of which :meth:`Kernels.weigh` tells the sum of weights."""
+
+HEIGHT = 16
+"""Rows of a tile in ``products.c``."""
+
+PIECES = ((0, 1), (1, 3), (3, 10), (10, 53))
+"""Rows that a product is tried with: each way that there is for few of them, and for many."""
 
 SAME = 1e-5
 """Difference from torch's results up to which a kernel counts as right; those it is tried on are near 1."""
@@ -36,17 +43,17 @@ class Kernels:
     """The loaded library. Raises :class:`CompilationError` if it computes something else than torch."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
-        loaded.antiphon_lanes.restype = ctypes.c_int64
-        self._lanes = int(loaded.antiphon_lanes())
-        self._attend, self._norm, self._unit, self._gate, self._turn, self._weigh = (
+        loaded.antiphon_lanes.restype = loaded.antiphon_levels.restype = ctypes.c_int64
+        self._lanes, self._levels = int(loaded.antiphon_lanes()), int(loaded.antiphon_levels())
+        self._attend, self._norm, self._gate, self._turn, self._weigh, self._multiply = (
             _function(loaded, name, *kinds)
             for name, *kinds in (
                 ("attend", ctypes.c_float),
                 ("norm", ctypes.c_float),
-                ("unit",),
                 ("gate",),
                 ("turn",),
                 ("weigh",),
+                ("multiply",),
             )
         )
         self._prove()
@@ -108,14 +115,6 @@ class Kernels:
         self._norm(words.buffer_info()[0], eps)
         return out
 
-    def unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row divided by its largest magnitude, and those, (rows, 1); of a row that holds no number, none."""
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        largest = torch.empty(x.numel() // x.shape[-1], 1)
-        x, words = _table(x, out, largest)
-        self._unit(words.buffer_info()[0])
-        return out, largest
-
     def gate(self, x: Tensor) -> Tensor:
         """The first half of each row through SiLU, times the second; x (…, 2n) is contiguous."""
         *shape, double = x.shape
@@ -158,23 +157,60 @@ class Kernels:
         self._weigh(words.buffer_info()[0])
         return out[:, :-1], out[:, -1:]
 
+    def multipliable(self, weight: Tensor) -> bool:
+        """Whether :meth:`multiply` can do this; it knows not every CPU."""
+        return self._levels > 0 and weight.dtype is torch.float32 and 0 < weight.shape[1] <= MOST_INPUTS
+
+    def panels(self, weight: Tensor) -> Panels:
+        """A weight (outputs, inputs) in int8, laid out for :meth:`multiply`."""
+        return panels(weight, self._lanes, self._levels + 1)
+
+    def multiply(self, x: Tensor, matrix: Panels, bias: Tensor | None = None) -> Tensor:
+        """(…, inputs) → (…, outputs). Each row is rounded to levels of its own largest magnitude.
+
+        A row of zeros gives the bias; one that holds what is no finite number gives none.
+        """
+        x = x.contiguous()
+        count = x.numel() // matrix.inputs
+        out = x.new_empty((*x.shape[:-1], matrix.outputs))
+        tiles = -(-count // HEIGHT) + 1  # read two at a time
+        rows = torch.empty(tiles * HEIGHT * matrix.weights.shape[1] * 4, dtype=torch.uint8)
+        magnitudes = torch.empty(count)
+        words = array(
+            "q",
+            (
+                x.data_ptr(),
+                count,
+                matrix.inputs,
+                matrix.outputs,
+                matrix.weights.data_ptr(),
+                matrix.scales.data_ptr(),
+                matrix.zeros.data_ptr(),
+                0 if bias is None else bias.data_ptr(),
+                out.data_ptr(),
+                rows.data_ptr(),
+                magnitudes.data_ptr(),
+                _threads(),
+            ),
+        )
+        self._multiply(words.buffer_info()[0])
+        return out
+
     def _prove(self) -> None:
         """Raises :class:`CompilationError` unless each agrees with torch."""
         generator = torch.Generator().manual_seed(1)
         x, weight = (torch.randn(size, generator=generator) for size in ((3, 5, 64), (64,)))
         normed = functional.rms_norm(x, (64,), weight, 1e-6)
-        rows, largest = self.unit(x)
         scores = x.view(3, 320)[:, :317]
         wrong = [
             name
             for name, one, two in (
                 ("norm", self.norm(x, weight, 1e-6), normed),
-                ("unit", rows * largest.view(3, 5, 1), x),
-                ("unit", rows.abs().amax(-1), torch.ones(3, 5)),
                 ("gate", self.gate(x), functional.silu(x[..., :32]) * x[..., 32:]),
                 ("turn", *self._turned(x)),
                 ("weigh", self.weigh(scores, torch.ones(3))[0], _weights(scores)),
                 ("attend", *self._attentions(generator)),
+                ("multiply", *self._multiplied(generator)),
             )
             if not torch.allclose(one, two, rtol=SAME, atol=SAME)
         ]
@@ -186,6 +222,18 @@ class Kernels:
         angles = torch.outer(torch.arange(5.0), torch.arange(64.0))[None]
         half = torch.cat([-x[..., 32:], x[..., :32]], -1)
         return self.turn(x[None], angles.cos(), angles.sin()), (x * angles.cos() + half * angles.sin())[None]
+
+    def _multiplied(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Whole numbers, which 8 bits hold, by the kernel and by torch."""
+        x = torch.randint(-self._levels, self._levels + 1, (53, 100), generator=generator).float()
+        weight = torch.randint(-127, 128, (40, 100), generator=generator).float()
+        x[:, 0], weight[:, 1] = self._levels, 127
+        x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
+        truth = functional.linear(x, weight)
+        if not self._levels:
+            return truth, truth
+        matrix = self.panels(weight)
+        return torch.cat([self.multiply(x[first:end], matrix) for first, end in PIECES]), truth
 
     def _attentions(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """A query of each of two sequences by the kernel, and by torch."""
@@ -207,7 +255,7 @@ class Kernels:
 def kernels() -> Kernels | None:
     """Those of this process; None if there cannot be any, which is said once."""
     try:
-        return Kernels(library(SOURCE))
+        return Kernels(library(*SOURCES))
     except (CompilationError, AttributeError) as failure:  # the latter if it lacks one of them
         log.warning("no compiled kernels, which costs speed: %s", failure)
     return None

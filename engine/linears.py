@@ -4,6 +4,7 @@ Both give every row the same bits whether it comes alone or among others. It kno
 these modules in the places of a model's own.
 """
 
+import logging
 import warnings
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.kernels import Kernels
+
+log = logging.getLogger(__name__)
 
 BATCH_HINT = 64
 """For how many rows oneDNN is asked to lay a weight out. A layout for one row is another kernel for one row."""
@@ -63,36 +66,52 @@ class Int8:
     """Weights with one scale per output, activations with one per row: its own largest magnitude.
 
     torch's dynamic kernel takes one scale for the whole batch, and so lets a row depend on its neighbours. Here each
-    row is brought to [-1, 1] first (by ``kernels``, if there are any), and the kernel's scale is a constant. A row of
-    zeros stays one, since the kernel makes some number of none, and 0 of it is 0; a row that holds infinities or no
-    numbers gives no usable number.
+    row is brought to [-1, 1] first, and the kernel's scale is a constant. A row of zeros stays one, since the kernel
+    makes some number of none, and 0 of it is 0; a row that holds infinities or no numbers gives no usable number.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         # Without VNNI the kernel adds pairs of products in 16 bits, which 8 x 8 bits overflow.
         self._levels = 127 if torch.cpu._is_vnni_supported() else 63
         self._packed = _prepack(weight)
         # As torch.ops calls it after a look at each argument, which takes as long as a small layer.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
         self._bias = bias
-        self._kernels = kernels if kernels is not None and kernels.fit(weight.shape[1]) else None
         x = _rows(COUNTS[-1], weight)
         _prove(self, x, functional.linear(x, weight, bias), MOST)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
-        kernels = self._kernels
-        if kernels is None:
-            # The same as the norm of that order, which takes five times as long.
-            largest = x.abs().amax(-1, keepdim=True)
-            unit = x / largest
-        else:
-            unit, largest = kernels.unit(x)
-            largest = largest.view(*x.shape[:-1], 1)
+        # The same as the norm of that order, which takes five times as long.
+        largest = x.abs().amax(-1, keepdim=True)
         levels = self._levels
-        product: Tensor = self._multiply(unit, 1 / levels, levels + 1, self._packed)
+        product: Tensor = self._multiply(x / largest, 1 / levels, levels + 1, self._packed)
         product.mul_(largest)
         return product if self._bias is None else product.add_(self._bias)
+
+
+class CompiledInt8:
+    """The same by compiled kernels, in one call; ``kernels`` know this weight."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+        self._matrix, self._kernels = kernels.panels(weight), kernels
+        self._bias = None if bias is None else bias.contiguous()
+        x = _rows(COUNTS[-1], weight)
+        _prove(self, x, functional.linear(x, weight, bias), MOST)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See :class:`Kernel`."""
+        return self._kernels.multiply(x, self._matrix, self._bias)
+
+
+def int8(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> Kernel:
+    """The better of both. Raises :class:`UnusableError`, or what torch raises."""
+    if kernels is not None and kernels.multipliable(weight):
+        try:
+            return CompiledInt8(weight, bias, kernels)
+        except UnusableError as failure:
+            log.warning("the compiled product is not used: %s", failure)
+    return Int8(weight, bias)
 
 
 class Linear(nn.Module):

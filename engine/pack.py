@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from engine.failure import first_line
 from engine.kernels import Kernels
-from engine.linears import Fp32, Int8, Kernel, Linear, Sibling, Siblings, UnusableError
+from engine.linears import Fp32, Kernel, Linear, Sibling, Siblings, UnusableError, int8
 from engine.swap import error
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ def _kernel(layers: list[nn.Linear], kernels: Kernels | None, *, exact: bool) ->
     biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
     held = [bias.detach() for bias in biases if bias is not None]
     bias = torch.cat(held) if held else None
-    return Fp32(weight, bias) if exact else Int8(weight, bias, kernels)
+    return Fp32(weight, bias) if exact else int8(weight, bias, kernels)
 
 
 def _replace(model: nn.Module, names: list[str], layers: list[nn.Linear], kernel: Kernel) -> None:

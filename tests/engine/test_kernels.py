@@ -18,7 +18,7 @@ from engine import kernels as kernels_module
 from engine.attention import Pack, Span, attend
 from engine.build import Options, core_of
 from engine.compiler import CompilationError, library
-from engine.kernels import SOURCE, Kernels, kernels
+from engine.kernels import SOURCES, Kernels, kernels
 from engine.kv import Contiguous
 from tests.engine.tiny import drain, fresh, job_of, prompts, tokens_of
 
@@ -179,16 +179,13 @@ def test_rows_are_torchs_and_know_no_neighbours(compiled: Kernels, size: int, th
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        normed, (unit, largest) = compiled.norm(rows, weight, 1e-6), compiled.unit(rows)
+        normed = compiled.norm(rows, weight, 1e-6)
     finally:
         torch.set_num_threads(before)
     assert torch.allclose(normed, functional.rms_norm(rows, (size,), weight, 1e-6), rtol=1e-5, atol=1e-7)
-    assert torch.equal(largest.view(1, 130, 1), rows.abs().amax(-1, keepdim=True))
-    assert torch.equal(unit, rows / rows.abs().amax(-1, keepdim=True))
     for first, count in ((0, 1), (60, 2), (97, 33)):
         part = rows[:, first : first + count]
         assert torch.equal(compiled.norm(part, weight, 1e-6), normed[:, first : first + count])
-        assert torch.equal(compiled.unit(part)[0], unit[:, first : first + count])
 
 
 @pytest.mark.parametrize(
@@ -208,19 +205,13 @@ def test_rows_may_lie_anyhow(compiled: Kernels, view: Any) -> None:
     x = view(torch.randn(7 * 6 * 64, generator=torch.Generator().manual_seed(4)))
     weight = torch.linspace(0.5, 2, 64)
     assert torch.allclose(compiled.norm(x, weight, 1e-5), functional.rms_norm(x, (64,), weight, 1e-5), atol=1e-6)
-    unit, largest = compiled.unit(x)
-    assert unit.is_contiguous() and unit.shape == x.shape
-    if x.numel():
-        assert torch.equal(largest.flatten(), x.abs().amax(-1).flatten())
-        assert torch.equal(unit, x / x.abs().amax(-1, keepdim=True))
 
 
-def test_a_row_without_a_number_has_no_largest_one(compiled: Kernels) -> None:
+def test_the_norm_of_what_is_no_number_is_none(compiled: Kernels) -> None:
     rows = torch.ones(4, 32)
-    rows[0, 17], rows[1, 0], rows[2] = NAN, -INF, 0.0
-    _, largest = compiled.unit(rows)
-    assert largest[0].isnan() and largest[1] == INF and largest[2] == 0 and largest[3] == 1
-    assert compiled.norm(rows, torch.ones(32), 1e-6)[0].isnan().all()
+    rows[0, 17] = NAN
+    normed = compiled.norm(rows, torch.ones(32), 1e-6)
+    assert normed[0].isnan().all() and normed[1:].isfinite().all()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral", "gemma2"])
@@ -248,11 +239,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_compiled_is_kept_and_taken_again(
     compiled: Kernels, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Kernels(library(SOURCE))
+    Kernels(library(*SOURCES))
     (kept,) = elsewhere.iterdir()
     assert kept.name.startswith("kernels-") and kept.suffix == ".so"
     monkeypatch.setattr(compiler, "_compile", None)  # a second time would fail
-    Kernels(library(SOURCE))
+    Kernels(library(*SOURCES))
 
 
 def test_another_source_is_another_library(compiled: Kernels, elsewhere: Path, tmp_path: Path) -> None:
@@ -277,7 +268,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_for_now(
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     assert compiler.folder() is None
-    Kernels(library(SOURCE))
+    Kernels(library(*SOURCES))
     assert trouble == "a file" or not list(tmp_path.glob("antiphon/*"))
 
 
@@ -304,11 +295,13 @@ def test_an_error_in_the_source_is_told_by_its_first_line(compiled: Kernels, els
 
 def of_source(folder: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> Kernels | None:
     """What there is if something else stands in the source."""
-    code = SOURCE.read_text()
-    assert right in code
-    source = folder / "kernels.c"
-    source.write_text(code.replace(right, wrong))
-    monkeypatch.setattr(kernels_module, "SOURCE", source)
+    found = []
+    for source in SOURCES:
+        code = source.read_text()
+        found += [source.name] * (right in code)
+        (folder / source.name).write_text(code.replace(right, wrong))
+    assert len(found) == 1
+    monkeypatch.setattr(kernels_module, "SOURCES", [folder / source.name for source in SOURCES])
     return kernels.__wrapped__()
 
 
@@ -320,7 +313,8 @@ def test_a_library_that_computes_something_else_is_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for right, wrong, name in (
-        ("= larger(magnitude", "= larger(-magnitude", "unit"),
+        ("/ high", "/ (high + 1)", "multiply"),
+        ("[row] * m->scale", "[0] * m->scale", "multiply"),
         ("/ t->size + piece->least", "/ t->size + 1", "norm"),
         ("v * share * load", "v * load", "gate"),
         ("out[block] = sum(total) + rest", "out[block] = sum(total)", "weigh"),
@@ -343,10 +337,11 @@ def test_a_library_that_lacks_one_is_not_used(
 
 
 def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> None:
-    kept = elsewhere / f"kernels-{compiler._kind(SOURCE.read_bytes())}.so"
-    kept.parent.mkdir(mode=0o700)
+    library(*SOURCES)
+    (kept,) = elsewhere.iterdir()
+    kept.unlink()  # what is in use is not written to
     kept.write_bytes(b"half of a file")
-    Kernels(library(SOURCE))
+    Kernels(library(*SOURCES))
     assert kept.read_bytes().startswith(b"\x7fELF")
 
 

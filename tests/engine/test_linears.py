@@ -9,12 +9,23 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from engine.linears import Fp32, Int8, Linear, Sibling, Siblings, UnusableError
+from engine.kernels import Kernels, kernels
+from engine.linears import CompiledInt8, Fp32, Int8, Linear, Sibling, Siblings, UnusableError, int8
 
 torch.set_num_threads(1)
 
 SHAPES = [(16, 8), (37, 50), (256, 256), (100, 1024), (96, 1025), (64, 3072)]
 COUNTS = [1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 100]
+
+
+def compiled(weight: Any, bias: Any) -> CompiledInt8:
+    found = kernels()
+    if found is None or not found.multipliable(torch.ones(1, 1)):
+        pytest.skip("no compiled kernel for int8")
+    return CompiledInt8(weight, bias, found)
+
+
+KINDS = [Fp32, Int8, compiled]
 
 
 def weights(outputs: int, inputs: int, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -23,7 +34,7 @@ def weights(outputs: int, inputs: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize(("kind", "most"), [(Fp32, 1e-6), (Int8, 0.02)])
+@pytest.mark.parametrize(("kind", "most"), [(Fp32, 1e-6), (Int8, 0.02), (compiled, 0.02)])
 def test_rows_are_right_and_bit_identical_alone_and_among_others(
     kind: Any, most: float, outputs: int, inputs: int
 ) -> None:
@@ -40,9 +51,10 @@ def test_rows_are_right_and_bit_identical_alone_and_among_others(
             assert torch.equal(kernel(x[None, :count])[0], together[:count])
 
 
-def test_one_large_row_does_not_make_the_others_coarse() -> None:
+@pytest.mark.parametrize("kind", [Int8, compiled])
+def test_one_large_row_does_not_make_the_others_coarse(kind: Any) -> None:
     weight, _, x = weights(64, 128)
-    kernel = Int8(weight, None)
+    kernel = kind(weight, None)
     quiet = kernel(x)
     x[3] *= 1000
     loud = kernel(x)
@@ -50,7 +62,7 @@ def test_one_large_row_does_not_make_the_others_coarse() -> None:
     assert torch.equal(loud[others], quiet[others])
 
 
-@pytest.mark.parametrize("kind", [Fp32, Int8])
+@pytest.mark.parametrize("kind", KINDS)
 def test_zeros_stay_zeros_and_what_is_no_number_stays_none(kind: Any) -> None:
     weight, bias, x = weights(20, 64)
     kernel = kind(weight, bias)
@@ -61,15 +73,15 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none(kind: Any) -> None:
     assert y[3:].isfinite().all()
 
 
-def test_a_weight_of_zeros_can_be_packed() -> None:
-    for kind in (Fp32, Int8):
-        assert not kind(torch.zeros(4, 8), None)(torch.randn(3, 8)).any()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_of_zeros_can_be_packed(kind: Any) -> None:
+    assert not kind(torch.zeros(4, 8), None)(torch.randn(3, 8)).any()
 
 
-def test_no_rows_give_no_rows() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_give_no_rows(kind: Any) -> None:
     weight, bias, _ = weights(16, 8)
-    for kind in (Fp32, Int8):
-        assert Linear(kind(weight, bias), 8, 16)(torch.empty(1, 0, 8)).shape == (1, 0, 16)
+    assert Linear(kind(weight, bias), 8, 16)(torch.empty(1, 0, 8)).shape == (1, 0, 16)
 
 
 def test_siblings_compute_once_for_one_input_and_hold_nothing_afterwards() -> None:
@@ -100,3 +112,20 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.M
     monkeypatch.setattr(Fp32, "__call__", lambda self, x: nn.functional.linear(x, weight) + 1e-7 * len(x))
     with pytest.raises(UnusableError, match="depends on the other rows"):
         Fp32(weight, None)
+
+
+def test_int8_is_compiled_where_there_are_kernels_and_torchs_where_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight, bias, x = weights(16, 8)
+    assert isinstance(int8(weight, bias, None), Int8)
+    made = compiled(weight, bias)
+    assert isinstance(int8(weight, bias, kernels()), CompiledInt8)
+    assert torch.allclose(made(x), Int8(weight, bias)(x), rtol=0.05, atol=0.1)
+    monkeypatch.setattr(Kernels, "multipliable", lambda self, weight: False)
+    assert isinstance(int8(weight, bias, kernels()), Int8)
+    assert not caplog.messages
+    monkeypatch.undo()
+    monkeypatch.setattr(CompiledInt8, "__call__", lambda self, x: torch.zeros(len(x), 16))
+    assert isinstance(int8(weight, bias, kernels()), Int8)
+    assert "off by" in caplog.text

@@ -1,0 +1,75 @@
+/* Vectors of this CPU, and torch's own team of threads: what the compiled kernels are made of. */
+
+#ifndef ANTIPHON_VECTORS_H
+#define ANTIPHON_VECTORS_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec value) { *(vec *)to = value; }
+INLINE vec all(float value) { return value - (vec){0}; }
+INLINE vec magnitude(vec v) { return (vec)((ivec)v & 0x7fffffff); }
+INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
+
+INLINE float sum(vec v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+/* The larger of each two, and the largest of all; no number, once there is one that is none. */
+INLINE vec larger(vec one, vec two) { return choose((one > two) | (one != one), one, two); }
+INLINE float largest(vec v) {
+    float most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most || v[i] != v[i] ? v[i] : most;
+    return most;
+}
+
+/* Threads: the team that torch computes with, by the one call of its OpenMP; a team of their own would fight it. */
+
+#ifdef __linux__
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+#else
+static void (*const GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned) = 0;
+#endif
+
+struct team {
+    void (*work)(const void *, int64_t);
+    const void *what;
+    int64_t count, next;
+};
+
+static void member(void *given) {
+    struct team *team = given;
+    for (;;) {
+        int64_t i = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
+        if (i >= team->count) return;
+        team->work(team->what, i);
+    }
+}
+
+/* Whoever is free takes the next piece. Always all threads: another number of them would make a new team. */
+static void share(void (*work)(const void *, int64_t), const void *what, int64_t count, int64_t threads) {
+    struct team team = {work, what, count, 0};
+    if (GOMP_parallel && threads > 1 && count > 1) GOMP_parallel(member, &team, (unsigned)threads, 0);
+    else member(&team);
+}
+
+#define SMALL (1 << 16) /* So few numbers are not worth waking anybody. */
+
+#endif
