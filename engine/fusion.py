@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels import Kernels
-from engine.linears import Linear, Sibling
+from engine.linears import CompiledInt8, Kernel, Linear, Sibling
 from engine.swap import error, replace
 
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -35,6 +35,9 @@ class Gated(nn.Module):
         self._gate_up = gate_up
         self._kernels = kernels
         self.down_proj = down
+        self._at_once: Kernel | None = None
+        if isinstance(down, Linear) and isinstance(down.kernel, CompiledInt8):
+            self._at_once = down.kernel.gated
 
     def gated(self, x: Tensor) -> Tensor:
         """What is given to the last layer."""
@@ -42,6 +45,8 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
+        if self._at_once is not None and x.numel():
+            return self._at_once(self._gate_up(x))
         return self.down_proj(self.gated(x))  # type: ignore[no-any-return]
 
 

@@ -9,26 +9,11 @@
 
 int64_t antiphon_lanes(void) { return LANES; }
 
-/* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
-INLINE vec exponential(vec x) {
-    ivec nothing = x < -87.0f;
-    vec n = choose(nothing, all(0), (x * 1.44269504f + 12582912.0f) - 12582912.0f); /* 1.5 * 2^23: to the nearest */
-    vec f = x - n * 0.693145752f - n * 1.42860677e-6f;
-    vec p = all(1.9875691500e-4f);
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    p = p * f * f + f + 1.0f;
-    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return choose(nothing, all(0), p * (vec)power);
-}
-
 /* Attention of single queries, each over the keys of its own sequence. */
 
-#define TILE 64       /* Keys between two looks at the largest score. */
+#define TILE 16       /* Keys between two looks at the largest score; of those after them as many are fetched. */
 #define MOST_GROUPS 64
+#define PIECE 16      /* Heads of one piece of work, at most. */
 
 struct row {
     int64_t token;                    /* its place among the queries */
@@ -45,8 +30,6 @@ struct attention {
     int64_t value, value_token, value_head;
     int64_t sinks, out, table;
 };
-
-struct scaled { const struct attention *a; float scale; };
 
 /* While one of keys and values is computed with, the other is fetched: alone, a core waits half of its time. */
 INLINE void fetch(const float *from, int64_t count) {
@@ -121,9 +104,13 @@ static void soften(float *s, int64_t n, float *out, int64_t dim, float *top, flo
     *total += sum(added);
 }
 
-static void attend_head(const void *given, int64_t unit) {
-    const struct attention *a = ((const struct scaled *)given)->a;
-    const float scale = ((const struct scaled *)given)->scale;
+/* Where the keys that a head of a row looks at begin. */
+INLINE const float *keys_of(const struct attention *a, int64_t unit) {
+    const struct row *row = (const struct row *)a->table + unit / a->kv_heads;
+    return (const float *)row->keys + unit % a->kv_heads * row->key_step + row->first * a->dim;
+}
+
+static void attend_head(const struct attention *a, float scale, int64_t unit, const float *next) {
     const struct row *row = (const struct row *)a->table + unit / a->kv_heads;
     const int64_t head = unit % a->kv_heads, groups = a->groups, dim = a->dim, value_dim = a->value_dim;
     float *keys = (float *)row->keys + head * row->key_step, *values = (float *)row->values + head * row->value_step;
@@ -144,6 +131,7 @@ static void attend_head(const void *given, int64_t unit) {
     for (int64_t j = row->first; j < row->end; j += TILE) {
         const int64_t n = row->end - j < TILE ? row->end - j : TILE;
         const float *k = keys + j * dim, *v = values + j * value_dim;
+        const float *later = j + TILE < row->end ? k + TILE * dim : next;
         for (int64_t g = 0; g < groups; g += 2) {
             const int heads = groups - g < 2 ? 1 : 2;
             const float *q[2] = {query + g * a->query_head, query + (g + heads - 1) * a->query_head};
@@ -151,22 +139,36 @@ static void attend_head(const void *given, int64_t unit) {
             if (heads == 2) multiply(2, s, q, k, v, dim, n, scale);
             else multiply(1, s, q, k, v, dim, n, scale);
             for (int i = 0; i < heads; i++) soften(s[i], n, o[i], value_dim, &top[g + i], &total[g + i]);
-            if (heads == 2) add(2, o, s, v, k + TILE * dim, value_dim, n);
-            else add(1, o, s, v, k + TILE * dim, value_dim, n);
+            if (heads == 2) add(2, o, s, v, later, value_dim, n);
+            else add(1, o, s, v, later, value_dim, n);
         }
+        if (later == next) fetch(next + n * dim, (TILE - n) * dim);
     }
     for (int64_t g = 0; g < groups; g++)
         for (int64_t d = 0; d < value_dim; d += LANES)
             store(out + g * value_dim + d, load(out + g * value_dim + d) / total[g]);
 }
 
+/* So many heads, one after the other: while one is finished, the next one's first keys are fetched. */
+struct heads { const struct attention *a; float scale; int64_t together; };
+
+static void attend_heads(const void *given, int64_t piece) {
+    const struct heads *heads = given;
+    const struct attention *a = heads->a;
+    const int64_t all = a->rows * a->kv_heads, first = piece * heads->together;
+    const int64_t end = first + heads->together < all ? first + heads->together : all;
+    for (int64_t unit = first; unit < end; unit++)
+        attend_head(a, heads->scale, unit, keys_of(a, unit + 1 < end ? unit + 1 : unit));
+}
+
 void antiphon_attend(const struct attention *a, float scale) {
     const struct row *table = (const struct row *)a->table;
     int64_t seen = 0;
     for (int64_t i = 0; i < a->rows; i++) seen += table[i].end - table[i].first;
+    const int64_t all = a->rows * a->kv_heads, fair = all / (4 * a->threads);
     const int64_t threads = seen * a->kv_heads * (a->dim + a->value_dim) > SMALL ? a->threads : 1;
-    const struct scaled scaled = {a, scale};
-    share(attend_head, &scaled, a->rows * a->kv_heads, threads);
+    const struct heads heads = {a, scale, fair > 1 ? fair < PIECE ? fair : PIECE : 1};
+    share(attend_heads, &heads, (all + heads.together - 1) / heads.together, threads);
 }
 
 /* What is done with each of many rows: a table (count, size), which may lie as (…, inner, size) with its own steps. */
@@ -224,11 +226,7 @@ static void gate(const void *given, int64_t number) {
     EACH_ROW(piece, number) {
         const float *x = nth(t, r);
         float *out = (float *)t->out + r * t->size;
-        for (int64_t i = 0; i < t->size; i += LANES) {
-            vec v = load(x + i), e = exponential(-magnitude(v));
-            vec share = choose(v < 0, e, all(1)) / (1 + e); /* so that no power is too large */
-            store(out + i, v * share * load(x + t->size + i));
-        }
+        gated(x, out, t->size);
     }
 }
 

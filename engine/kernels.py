@@ -165,13 +165,14 @@ class Kernels:
         """A weight (outputs, inputs) in int8, laid out for :meth:`multiply`."""
         return panels(weight, self._lanes, self._levels + 1)
 
-    def multiply(self, x: Tensor, matrix: Panels, bias: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, matrix: Panels, bias: Tensor | None = None, *, gated: bool = False) -> Tensor:
         """(…, inputs) → (…, outputs). Each row is rounded to levels of its own largest magnitude.
 
-        A row of zeros gives the bias; one that holds what is no finite number gives none.
+        A row of zeros gives the bias; one that holds what is no finite number gives none. ``gated``: x (…, 2 inputs)
+        goes through :meth:`gate` first, and is written to; inputs :meth:`fit`.
         """
         x = x.contiguous()
-        count = x.numel() // matrix.inputs
+        count = x.numel() // x.shape[-1]
         out = x.new_empty((*x.shape[:-1], matrix.outputs))
         tiles = -(-count // HEIGHT) + 1  # read two at a time
         rows = torch.empty(tiles * HEIGHT * matrix.weights.shape[1] * 4, dtype=torch.uint8)
@@ -190,6 +191,7 @@ class Kernels:
                 out.data_ptr(),
                 rows.data_ptr(),
                 magnitudes.data_ptr(),
+                gated,
                 _threads(),
             ),
         )
@@ -211,6 +213,7 @@ class Kernels:
                 ("weigh", self.weigh(scores, torch.ones(3))[0], _weights(scores)),
                 ("attend", *self._attentions(generator)),
                 ("multiply", *self._multiplied(generator)),
+                ("multiply", *self._gated(x)),
             )
             if not torch.allclose(one, two, rtol=SAME, atol=SAME)
         ]
@@ -233,7 +236,15 @@ class Kernels:
         if not self._levels:
             return truth, truth
         matrix = self.panels(weight)
-        return torch.cat([self.multiply(x[first:end], matrix) for first, end in PIECES]), truth
+        pieces = [self.multiply(x[first:end], matrix) for first, end in PIECES]
+        return torch.cat(pieces), truth
+
+    def _gated(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The product of what comes through a gate, by both at once and one after the other."""
+        if not self._levels:
+            return x, x
+        matrix, inner = self.panels(x[0, :, :32]), self.gate(x)
+        return self.multiply(x.clone(), matrix, gated=True), self.multiply(inner, matrix)
 
     def _attentions(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """A query of each of two sequences by the kernel, and by torch."""

@@ -5,6 +5,7 @@ It knows nothing of models or schedules. Tokens written in a forward pass count 
 """
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +59,24 @@ class KV(ABC):
         """Bytes that one token takes over all layers; 0 before the first pass."""
 
 
+class Place(NamedTuple):
+    """The addresses of all keys and of all values, and their steps from head to head, counted in numbers."""
+
+    keys: int
+    values: int
+    key_step: int
+    value_step: int
+
+
+class _Held(NamedTuple):
+    """A layer's buffers, and what is asked about them for each token."""
+
+    keys: Tensor
+    values: Tensor
+    capacity: int
+    place: Place
+
+
 class Contiguous(KV):
     """Per layer two buffers of shape (1, kv_heads, capacity, head_dim); layers announce themselves by writing.
 
@@ -66,34 +85,33 @@ class Contiguous(KV):
 
     def __init__(self, expected: int = 0) -> None:
         super().__init__(expected)
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, _Held] = {}
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`KV.extend`; what it gives are views."""
-        held, end = self._room(layer, keys, values)
-        held[0][:, :, self.length : end] = keys
-        held[1][:, :, self.length : end] = values
-        return held[0][:, :, :end], held[1][:, :, :end]
-
-    def place(self, layer: int, keys: Tensor, values: Tensor) -> tuple[int, int, int, int]:
-        """Make room for these after the valid tokens, as :meth:`extend` does, but write nothing.
-
-        The addresses of all keys and all values, and their steps from head to head, counted in numbers.
-        """
-        held, _ = self._room(layer, keys, values)
-        return held[0].data_ptr(), held[1].data_ptr(), held[0].stride(1), held[1].stride(1)
-
-    def _room(self, layer: int, keys: Tensor, values: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
-        """Buffers in which these have room after the valid tokens, and where they end."""
         end = self.length + keys.shape[2]
+        held = self._room(layer, keys, values, end)
+        held.keys[:, :, self.length : end] = keys
+        held.values[:, :, self.length : end] = values
+        return held.keys[:, :, :end], held.values[:, :, :end]
+
+    def place(self, layer: int, keys: Tensor, values: Tensor, tokens: int) -> Place:
+        """Make room for so many after the valid ones, as :meth:`extend` does, but write nothing.
+
+        ``keys`` and ``values`` only show what they will look like.
+        """
+        return self._room(layer, keys, values, self.length + tokens).place
+
+    def _room(self, layer: int, keys: Tensor, values: Tensor, end: int) -> _Held:
+        """Buffers with room up to ``end``."""
+        held = self._layers.get(layer)
+        if held is not None and end <= held.capacity:
+            return held
         if end > self._capacity:
             self._capacity = rounded(end)
-        held = self._layers.get(layer)
-        if held is None:
-            held = self._layers[layer] = (_empty(keys, self._capacity), _empty(values, self._capacity))
-        elif held[0].shape[2] < end:
-            held = self._layers[layer] = self._moved(held, self.length, self._capacity)
-        return held, end
+        held = _held(keys, values, self._capacity) if held is None else _moved(held, self.length, self._capacity)
+        self._layers[layer] = held
+        return held
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "Contiguous":
@@ -101,7 +119,7 @@ class Contiguous(KV):
         twin = Contiguous(max(length, capacity))
         twin.length = min(self.length, length)
         for layer, held in self._layers.items():
-            twin._layers[layer] = self._moved(held, twin.length, twin._capacity)
+            twin._layers[layer] = _moved(held, twin.length, twin._capacity)
         return twin
 
     @torch.inference_mode()
@@ -110,24 +128,16 @@ class Contiguous(KV):
         self.truncate(length)
         self._capacity = rounded(self.length)
         for layer, held in self._layers.items():
-            self._layers[layer] = self._moved(held, self.length, self._capacity)
+            self._layers[layer] = _moved(held, self.length, self._capacity)
 
     @property
     def bytes_per_token(self) -> int:
         """As :attr:`KV.bytes_per_token`."""
         return sum(
             buffer.shape[1] * buffer.shape[3] * buffer.element_size()
-            for layer in self._layers.values()
-            for buffer in layer
+            for held in self._layers.values()
+            for buffer in (held.keys, held.values)
         )
-
-    @staticmethod
-    def _moved(held: tuple[Tensor, Tensor], length: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """New buffers with the first ``length`` tokens of the old ones."""
-        keys, values = (_empty(old, capacity) for old in held)
-        keys[:, :, :length] = held[0][:, :, :length]
-        values[:, :, :length] = held[1][:, :, :length]
-        return keys, values
 
 
 def rounded(tokens: int) -> int:
@@ -135,8 +145,18 @@ def rounded(tokens: int) -> int:
     return -(-tokens // GRAIN) * GRAIN
 
 
-def _empty(like: Tensor, capacity: int) -> Tensor:
-    return like.new_empty((1, like.shape[1], capacity, like.shape[3]))
+def _held(keys: Tensor, values: Tensor, capacity: int) -> _Held:
+    """New buffers for what looks like these."""
+    one, two = (like.new_empty((1, like.shape[1], capacity, like.shape[3])) for like in (keys, values))
+    return _Held(one, two, capacity, Place(one.data_ptr(), two.data_ptr(), one.stride(1), two.stride(1)))
+
+
+def _moved(held: _Held, length: int, capacity: int) -> _Held:
+    """New buffers with the first ``length`` tokens of the old ones."""
+    new = _held(held.keys, held.values, capacity)
+    new.keys[:, :, :length] = held.keys[:, :, :length]
+    new.values[:, :, :length] = held.values[:, :, :length]
+    return new
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:

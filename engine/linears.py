@@ -103,6 +103,10 @@ class CompiledInt8:
         """See :class:`Kernel`."""
         return self._kernels.multiply(x, self._matrix, self._bias)
 
+    def gated(self, x: Tensor) -> Tensor:
+        """The product of what :meth:`engine.kernels.Kernels.gate` makes of x (…, 2 inputs), which is written to."""
+        return self._kernels.multiply(x, self._matrix, self._bias, gated=True)
+
 
 def int8(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> Kernel:
     """The better of both. Raises :class:`UnusableError`, or what torch raises."""
@@ -120,13 +124,13 @@ class Linear(nn.Module):
     def __init__(self, kernel: Kernel, inputs: int, outputs: int) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
-        self._kernel = kernel
+        self.kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
         if not x.numel():
             return x.new_empty((*x.shape[:-1], self.out_features))
-        return self._kernel(x)
+        return self.kernel(x)
 
 
 class Siblings:

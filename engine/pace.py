@@ -30,7 +30,7 @@ class Pace:
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=5))
         self._costs: deque[float] = deque(maxlen=8)
         self._alone: float | None = None
-        self._last = FLOOR
+        self._tried: deque[int] = deque([FLOOR], maxlen=8)
         self._mixed = 0
 
     def budget(self, decoding: int, waiting: int) -> int:
@@ -50,10 +50,9 @@ class Pace:
         cost = median(self._costs) if self._costs else self._alone
         if cost is None:
             wanted = FLOOR
-        elif allowed < cost * 2 * self._last:
-            wanted = int(allowed / cost)
-        else:
-            wanted = 2 * self._last
+        else:  # what was measured lately says something about twice as much
+            further = 2 * max(self._tried)
+            wanted = int(allowed / cost) if allowed < cost * further else further
         wanted = min(max(wanted, FLOOR), most)
         self._saved = min(self._saved + wanted, wanted + self.grain - 1, max(most, self.grain))
         return self._saved if self._saved >= self.grain else 0
@@ -73,9 +72,10 @@ class Pace:
         if not decoding:
             self._mixed = 0
             self._alone = seconds / prompts
+            self._tried.append(max(prompts, FLOOR))
             return
         self._mixed += 1
-        self._last = max(prompts, FLOOR)
+        self._tried.append(max(prompts, FLOOR))
         plain = self.plain(decoding)
         if plain is not None:
             self._costs.append(max(seconds - plain, 0.0) / prompts)

@@ -56,6 +56,7 @@ struct product {
     int64_t weights, scales, zeros;    /* panels; for each output its scale, and what ZERO adds to its sum */
     int64_t bias, out;                 /* (outputs), or 0; (count, outputs) */
     int64_t rows, magnitudes;          /* room for the rows in 8 bits, and for what their largest level is worth */
+    int64_t gated;                     /* whether rows are twice as long, and to be gated where they lie */
     int64_t threads;
 };
 
@@ -89,7 +90,8 @@ static void quantize(const void *given, int64_t number) {
     const struct product *p = given;
     const int64_t size = p->inputs, steps = up(size, STEP);
     for (int64_t r = number * HEIGHT, end = r + HEIGHT; r < end && r < p->count; r++) {
-        const float *x = (const float *)p->x + r * size;
+        float *x = (float *)p->x + r * (p->gated ? 2 * size : size);
+        if (p->gated) gated(x, x, size);
         uint8_t *to = (uint8_t *)p->rows + r / HEIGHT * steps * TILE + r % HEIGHT * STEP;
         const float high = highest(x, size), by = LEVELS / high;
         int64_t i = 0;
@@ -209,6 +211,11 @@ INLINE void square(const int tall, const struct product *p, int64_t row, int64_t
         _tile_loadd(4, x, STEP);
         _tile_loadd(6, w, STEP);
         _tile_loadd(7, w + steps * TILE, STEP);
+        if (!tall) /* Few rows wait for weights: the next ones are fetched meanwhile. */
+            for (int i = 0; i < TILE; i += 64) {
+                __builtin_prefetch(w + TILE + i, 0, 3);
+                __builtin_prefetch(w + (steps + 1) * TILE + i, 0, 3);
+            }
         _tile_dpbusd(0, 4, 6);
         _tile_dpbusd(1, 4, 7);
         if (tall) {

@@ -40,6 +40,31 @@ INLINE float largest(vec v) {
     return most;
 }
 
+/* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
+INLINE vec exponential(vec x) {
+    ivec nothing = x < -87.0f;
+    vec n = choose(nothing, all(0), (x * 1.44269504f + 12582912.0f) - 12582912.0f); /* 1.5 * 2^23: to the nearest */
+    vec f = x - n * 0.693145752f - n * 1.42860677e-6f;
+    vec p = all(1.9875691500e-4f);
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return choose(nothing, all(0), p * (vec)power);
+}
+
+/* x · sigmoid(x) · what stands so many numbers behind it; it may be written where it was read. */
+INLINE void gated(const float *x, float *out, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        vec v = load(x + i), e = exponential(-magnitude(v));
+        vec share = choose(v < 0, e, all(1)) / (1 + e); /* so that no power is too large */
+        store(out + i, v * share * load(x + size + i));
+    }
+}
+
 /* Threads: the team that torch computes with, by the one call of its OpenMP; a team of their own would fight it. */
 
 #ifdef __linux__

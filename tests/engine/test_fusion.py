@@ -70,6 +70,26 @@ def test_a_model_gives_the_same_logits_in_fewer_steps(compiled: Kernels, family:
     assert fuse(model, compiled) == (0, rotary)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_in_int8_a_gate_is_part_of_the_product_after_it(
+    compiled: Kernels, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled.multipliable(torch.ones(1, 1)):
+        pytest.skip("there is no such kernel for this CPU")
+    model = fresh(family)
+    forward = choose_forward(model, kernels=compiled)
+    pack(model, lambda: sample(forward, model), "int8", compiled)
+    assert fuse(model, compiled)[0] == 2
+    apart = [module for module in model.modules() if isinstance(module, Gated)]
+    at_once = sample(forward, model)
+    monkeypatch.setattr(Kernels, "gate", None)
+    assert torch.equal(sample(forward, model), at_once), "no gate of its own"
+    monkeypatch.undo()
+    for module in apart:
+        module._at_once = None
+    assert torch.equal(sample(forward, model), at_once)
+
+
 class Watched:
     """Counts the calls of kernels."""
 

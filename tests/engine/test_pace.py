@@ -78,6 +78,22 @@ def test_what_a_prompt_alone_took_is_the_first_guess() -> None:
     assert pace.budget(8, 1) == int((SLOWDOWN - 1) * 0.1 / 0.005)
 
 
+def test_a_prompt_alone_says_what_others_will_take_beside_those_who_decode() -> None:
+    pace = Pace(512)
+    pace.record(0, 130, 130 * 0.001)
+    decoded(pace, 1, 0.04, times=1)
+    assert pace.budget(1, 3) == pytest.approx(3 * FIRST * 40, abs=1)
+
+
+def test_the_rest_of_a_prompt_does_not_make_it_forget_what_was_tried() -> None:
+    pace = Pace(512)
+    decoded(pace, 4, 0.1)
+    settle(pace, 4, 4, 0.1, 0.001, steps=20)
+    usual = pace.budget(4, 4)
+    pace.record(4, 3, 0.1 + 3 * 0.001)
+    assert pace.budget(4, 4) == pytest.approx(usual, abs=1) and usual > 100
+
+
 def test_who_waits_for_a_first_token_counts_more_than_who_waits_for_the_next() -> None:
     pace = Pace(512)
     decoded(pace, 4, 0.1)

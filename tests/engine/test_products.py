@@ -74,6 +74,13 @@ def test_products_are_those_of_rounded_numbers_and_know_no_neighbours(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_a_gate_before_it_changes_nothing_but_its_input(compiled: Kernels, count: int) -> None:
+    x, matrix, bias = table(2, count, 160), compiled.panels(table(40, 80, seed=2)), table(40, seed=3)
+    truth = compiled.multiply(compiled.gate(x), matrix, bias)
+    assert torch.equal(compiled.multiply(x, matrix, bias, gated=True), truth)
+
+
 def test_the_largest_sums_there_are(compiled: Kernels) -> None:
     """Pairs of products fill 16 bits, and all of them 32: nothing is cut off."""
     signs = table(3, 65536).sign()
