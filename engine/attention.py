@@ -110,13 +110,14 @@ def attend(  # noqa: PLR0913  the signature is transformers'
         results.append((first, end, _together(rows, *seen, view.mask, ask)[None]))
     cuts, alone = _one_by_one(layer, heads, key, value, ask, pack, kernels)
     results += cuts
-    if kernels is None or not alone:
-        output = results[0][2] if len(results) == 1 else torch.cat([result for _, _, result in results], 1)
-        return output.flatten(2, 3), None
-    output = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
-    kernels.attend(query, key, value, alone, output, scale, s_aux)
+    if len(results) == 1 and not alone:
+        return results[0][2].flatten(2, 3), None
+    output = query.new_empty((1, query.shape[2], *heads.shape[1:3], value.shape[3]))
     for start, stop, result in results:
-        output[:, start:stop] = result.flatten(2, 3)
+        output[:, start:stop] = result
+    output = output.flatten(2, 3)
+    if kernels is not None and alone:
+        kernels.attend(query, key, value, alone, output, scale, s_aux)
     return output, None
 
 

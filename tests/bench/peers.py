@@ -126,6 +126,9 @@ def _llama(model: Path, port: int) -> list[str]:
     ]
 
 
+KEPT = ("--kv-gib", "2")
+"""Memory for keys and values, as much as vLLM gets: what is kept for later turns would fill the machine otherwise."""
+
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
 VLLM = OFFLINE | {
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -139,8 +142,8 @@ _OURS = ("antiphon", "torch", "transformers")
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer("antiphon", _antiphon(), _OURS, models=_ALL),
-        Peer("antiphon-int8", _antiphon("--quantize", "int8"), _OURS, bytes_per_weight=1.0, models=_ALL),
+        Peer("antiphon", _antiphon(*KEPT), _OURS, models=_ALL),
+        Peer("antiphon-int8", _antiphon("--quantize", "int8", *KEPT), _OURS, bytes_per_weight=1.0, models=_ALL),
         Peer("vllm-fp32", _vllm("float32"), ("vllm", "torch"), "vllm", environ=VLLM),
         Peer("vllm-bf16", _vllm("bfloat16"), ("vllm", "torch"), "vllm", bytes_per_weight=2.0, environ=VLLM),
         Peer("llama.cpp", _llama, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
