@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from engine.performance import Encode, perform
 from engine.protocol import Chunk, EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
 from engine.script import Piece, Reply, ScriptError, load_script, parse_script
+from engine.steps import Steps
 
 __all__ = ["Piece", "Reply", "ScriptError", "ScriptedEngine", "load_script", "parse_script"]
 
@@ -57,6 +58,7 @@ class ScriptedEngine:
         self._slots, self._queue = slots, queue
         self._runs: dict[str, _Run] = {}
         self._waiting: deque[_Run] = deque()
+        self._steps = Steps()
         self._served = 0
         self._open = True
         self._prompt_tokens = self._generated = self._finished = self._faults = 0
@@ -111,12 +113,18 @@ class ScriptedEngine:
         try:
             await self._admit(run)
             hear(Chunk(cached=min(reply.cached, len(job.tokens))))
-            for wait, chunk in perform(reply, job, self.info, self._encode, self._delay):
-                ended = await run.pause(wait)
-                said = ended or chunk
+
+            def take(chunk: Chunk) -> bool:
+                said = run.outcome() or chunk
                 self._count(run, said)
                 hear(said)
-                if ended:
+                return said.finish is None
+
+            chunks = perform(reply, job, self.info, self._encode, self._delay)
+            while late := await self._steps.play(chunks, take):
+                wait, chunk = late
+                await run.pause(wait)
+                if not take(chunk):
                     return
         finally:
             self._release(run)
@@ -206,32 +214,30 @@ class _Run:
 
     async def admission(self) -> None:
         """Wait for a slot. Raises :class:`EngineError` if the job is ended first."""
-        await self._sleep(math.inf)
+        await self.pause(math.inf)
         if not self.admitted:
             fault = self._fault()
             raise EngineError(fault.code, fault.message, fault.retryable)
         if self.ended is None:
             self.wake.clear()
 
-    async def pause(self, seconds: float) -> Chunk | None:
-        """Wait; the chunk that ends the job, if its end came first."""
-        if seconds <= 0 and self.expires == math.inf:
-            await asyncio.sleep(0)  # most chunks: nothing to wait for but the others' turn
-        else:
-            await self._sleep(seconds)
+    def outcome(self) -> Chunk | None:
+        """The chunk that ends the job, if its end has come."""
+        self._expire()
         if self.ended == "cancelled":
             return Chunk(finish="cancelled")
         return Chunk(finish="error", fault=self._fault()) if self.ended else None
 
-    async def _sleep(self, seconds: float) -> None:
-        left = self.expires - asyncio.get_running_loop().time()
-        wait = min(seconds, left)
-        if wait <= 0:
-            await asyncio.sleep(0)
-        else:
+    async def pause(self, seconds: float) -> None:
+        """Wait, at most until the job's end."""
+        wait = min(seconds, self.expires - asyncio.get_running_loop().time())
+        if wait > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), None if wait == math.inf else wait)
-        if self.ended is None and asyncio.get_running_loop().time() >= self.expires:
+        self._expire()
+
+    def _expire(self) -> None:
+        if self.ended is None and self.expires < math.inf and asyncio.get_running_loop().time() >= self.expires:
             self.ended = "deadline"
 
     def _fault(self) -> Fault:

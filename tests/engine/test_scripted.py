@@ -239,6 +239,40 @@ async def test_sixty_four_jobs_interleave() -> None:
     assert {said(chunks) for chunks in results} == {"hello\0"} and idle(engine)
 
 
+async def test_a_step_is_one_callback_for_all_jobs() -> None:
+    engine = engine_of(Reply(name="r", speak=("abc",)))
+    heard: list[tuple[str, Any]] = []
+
+    def hear_as(name: str) -> Any:
+        return lambda chunk: heard.append((name, asyncio.current_task())) if chunk.tokens else None
+
+    await asyncio.gather(*(engine.generate(job_of(name=name), hear_as(name)) for name in "abc"))
+    assert [name for name, _ in heard] == list("abcabcabcabc")  # the stop token is the fourth
+    assert {task for _, task in heard} == {None}
+
+
+async def test_who_hears_may_break_or_leave_and_the_others_go_on() -> None:
+    engine = engine_of(Reply(name="r", speak=("abcdef",)))
+    works: dict[str, asyncio.Task[None]] = {}
+    heard: dict[str, int] = {"breaks": 0, "leaves": 0, "stays": 0}
+
+    def hear_as(name: str) -> Any:
+        def hear(chunk: Chunk) -> None:
+            heard[name] += len(chunk.tokens)
+            if heard[name] == 2 and name == "breaks":
+                raise ValueError("enough")
+            if heard[name] == 2 and name == "leaves":
+                works[name].cancel()
+
+        return hear
+
+    for name in heard:
+        works[name] = asyncio.create_task(engine.generate(job_of(name=name), hear_as(name)))
+    broken, left, _ = await asyncio.gather(*works.values(), return_exceptions=True)
+    assert isinstance(broken, ValueError) and isinstance(left, asyncio.CancelledError)
+    assert heard == {"breaks": 2, "leaves": 2, "stays": 7} and idle(engine)
+
+
 def test_a_file_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "script.toml"
     path.write_text(
