@@ -174,7 +174,7 @@ class Kernels:
         x = x.contiguous()
         count = x.numel() // x.shape[-1]
         out = x.new_empty((*x.shape[:-1], matrix.outputs))
-        tiles = -(-count // HEIGHT) + 1  # read two at a time
+        tiles = -(-count // HEIGHT)
         rows = torch.empty(tiles * HEIGHT * matrix.weights.shape[1] * 4, dtype=torch.uint8)
         magnitudes = torch.empty(count)
         words = array(

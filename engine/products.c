@@ -9,7 +9,7 @@
 
 #include "vectors.h"
 
-#if defined(__AVX512VNNI__) || defined(__AVX2__)
+#if (LANES == 16 && defined(__AVX512BW__)) || (LANES == 8 && defined(__AVX2__))
 #include <immintrin.h>
 
 #define STEP 64 /* inputs of a tile */
@@ -18,34 +18,36 @@
 #define PAIR (2 * LANES) /* outputs that are computed together */
 #define FEW 1 /* rows for which tiles do not pay */
 
-#if defined(__AVX512VNNI__)
-#define LEVELS 127
+#if LANES == 16
 #define MOST_ROWS 12 /* so many rows with two panels are summed in registers */
+#define OF(name) _mm512_##name
 typedef __m512i bytes;
-#define GREATER _mm512_max_epi32
 INLINE void shrink(uint8_t *to, bytes v) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(v)); }
-INLINE bytes dot(bytes sums, bytes x, bytes w) { return _mm512_dpbusd_epi32(sums, x, w); }
-INLINE bytes four(const uint8_t *x) { int32_t word; memcpy(&word, x, 4); return _mm512_set1_epi32(word); }
 #else
+#define MOST_ROWS 4
+#define OF(name) _mm256_##name
 typedef __m256i bytes;
-#define GREATER _mm256_max_epi32
 INLINE void shrink(uint8_t *to, bytes v) {
     v = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
     const int32_t words[2] = {_mm256_extract_epi32(v, 0), _mm256_extract_epi32(v, 4)};
     memcpy(to, words, 8);
 }
-INLINE bytes four(const uint8_t *x) { int32_t word; memcpy(&word, x, 4); return _mm256_set1_epi32(word); }
-#define MOST_ROWS 4
-#if defined(__AVXVNNI__)
+#endif
+
+INLINE bytes four(const uint8_t *x) { int32_t word; memcpy(&word, x, 4); return OF(set1_epi32)(word); }
+
+/* Four products of unsigned levels with signed weights are added to each sum. */
+#if LANES == 16 && defined(__AVX512VNNI__)
+#define LEVELS 127
+INLINE bytes dot(bytes sums, bytes x, bytes w) { return _mm512_dpbusd_epi32(sums, x, w); }
+#elif LANES == 8 && defined(__AVXVNNI__)
 #define LEVELS 127
 INLINE bytes dot(bytes sums, bytes x, bytes w) { return _mm256_dpbusd_avx_epi32(sums, x, w); }
 #else
 #define LEVELS 63 /* Pairs of products are added in 16 bits: 2 · 127 · 127 is the most they hold. */
 INLINE bytes dot(bytes sums, bytes x, bytes w) {
-    const bytes pairs = _mm256_maddubs_epi16(x, w);
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return OF(add_epi32)(sums, OF(madd_epi16)(OF(maddubs_epi16)(x, w), OF(set1_epi16)(1)));
 }
-#endif
 #endif
 #define ZERO (LEVELS + 1)
 
@@ -69,7 +71,7 @@ static float highest(const float *x, int64_t size) {
     for (; i + 4 * LANES <= size; i += 4 * LANES)
         for (int n = 0; n < 4; n++) {
             const ivec bits = (ivec)magnitude(load(x + i + n * LANES));
-            most[n] = (ivec)GREATER((bytes)most[n], (bytes)bits);
+            most[n] = (ivec)OF(max_epi32)((bytes)most[n], (bytes)bits);
         }
     for (; i < size; i++) {
         int32_t bits;
@@ -77,7 +79,7 @@ static float highest(const float *x, int64_t size) {
         bits &= 0x7fffffff;
         if (bits > most[0][0]) most[0][0] = bits;
     }
-    for (int n = 1; n < 4; n++) most[0] = (ivec)GREATER((bytes)most[0], (bytes)most[n]);
+    for (int n = 1; n < 4; n++) most[0] = (ivec)OF(max_epi32)((bytes)most[0], (bytes)most[n]);
     int32_t all = most[0][0];
     for (int n = 1; n < LANES; n++) if (most[0][n] > all) all = most[0][n];
     float high;
@@ -170,7 +172,8 @@ static void strips(const struct product *p, int64_t row, int64_t end, int64_t pa
     }
 }
 
-#ifdef __AMX_INT8__
+#if defined(__AMX_INT8__) && LANES == 16 && defined(__linux__)
+#define AMX
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -257,7 +260,7 @@ static void multiply(const void *given, int64_t piece) {
     const struct product *p = given;
     const int64_t pairs = together(p), pair = piece * pairs, all = up(p->outputs, PAIR);
     const int64_t end = pair + pairs < all ? pair + pairs : all;
-#ifdef __AMX_INT8__
+#ifdef AMX
     if (p->count > FEW && tiles()) {
         squares(p, pair, end);
         return;

@@ -15,7 +15,13 @@ from engine.compiler import CompilationError, library
 from engine.kernels import SOURCES, Kernels
 from engine.panels import CHUNK, panels
 
-LESS = ["", "-mno-amx-int8", "-mno-amx-int8 -mno-avx512f", "-mno-amx-int8 -mno-avx512f -mno-avxvnni"]
+LESS = [
+    "",
+    "-mno-amx-int8",
+    "-mno-amx-int8 -mno-avx512vnni",
+    "-mno-amx-int8 -mno-avx512f",
+    "-mno-amx-int8 -mno-avx512f -mno-avxvnni",
+]
 """What is taken from the CPU, step by step; where it never had it, two of them are the same."""
 
 NAN, INF = float("nan"), float("inf")
