@@ -10,6 +10,9 @@ from statistics import median
 SLOWDOWN = 1.6
 """A step with prompts may take so many times what decoding alone takes, if few wait."""
 
+NEARLY = 0.8
+"""A block of a prompt that takes so much of a step's time may double it."""
+
 FIRST = 2
 """Who waits for a first token counts as so many who wait for the next one: those have something to read."""
 
@@ -17,7 +20,7 @@ FLOOR = 8
 """Tokens of prompts that a step may carry however slow it is, so that a prompt is done in the end."""
 
 REFRESH = 32
-"""After so many steps with prompts in a row one without them measures decoding again."""
+"""After so many steps with prompts, two in a row without them measure decoding again."""
 
 
 class Pace:
@@ -32,6 +35,7 @@ class Pace:
         self._alone: float | None = None
         self._tried: deque[int] = deque([FLOOR], maxlen=8)
         self._mixed = 0
+        self._was_plain = True
 
     def budget(self, decoding: int, waiting: int) -> int:
         """Tokens of prompts for the next step, while so many sequences decode and so many wait for their first token.
@@ -54,6 +58,8 @@ class Pace:
             further = 2 * max(self._tried)
             wanted = int(allowed / cost) if allowed < cost * further else further
         wanted = min(max(wanted, FLOOR), most)
+        if self.grain > FLOOR and cost is not None and allowed < plain and cost * self.grain > NEARLY * plain:
+            wanted = min(wanted, (self.grain - 1) // 2)  # so that most steps have no block
         self._saved = min(self._saved + wanted, wanted + self.grain - 1, max(most, self.grain))
         return self._saved if self._saved >= self.grain else 0
 
@@ -65,9 +71,12 @@ class Pace:
     def record(self, decoding: int, prompts: int, seconds: float) -> None:
         """A step with one token of each of ``decoding`` sequences and ``prompts`` tokens of prompts took so long."""
         self._saved = max(self._saved - prompts, 0)
+        clean, self._was_plain = self._was_plain, not prompts
         if not prompts:
-            self._mixed = 0
-            self._plain[_size(decoding)].append(seconds)
+            measured = self._plain[_size(decoding)]
+            if clean or not measured:  # right after a prompt caches are cold, which is the prompt's doing
+                self._mixed = 0
+                measured.append(seconds)
             return
         if not decoding:
             self._mixed = 0

@@ -107,10 +107,24 @@ def test_decoding_is_measured_again_now_and_then() -> None:
     pace = Pace(512)
     decoded(pace, 8, 0.1)
     budgets = []
-    for _ in range(2 * REFRESH + 2):
+    for _ in range(2 * REFRESH + 4):
         budgets.append(pace.budget(8, 1))
         pace.record(8, budgets[-1], 0.1 + 0.005 * budgets[-1])
-    assert [place for place, count in enumerate(budgets) if count == 0] == [REFRESH, 2 * REFRESH + 1]
+    assert [place for place, count in enumerate(budgets) if count == 0] == [
+        *(REFRESH, REFRESH + 1),
+        *(2 * REFRESH + 2, 2 * REFRESH + 3),
+    ]
+
+
+def test_a_step_right_after_a_prompt_does_not_count_as_plain() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.1)
+    for _ in range(20):
+        pace.record(8, 10, 0.15)
+        pace.record(8, 0, 0.13)
+    assert pace.plain(8) == 0.1
+    decoded(pace, 8, 0.12)
+    assert pace.plain(8) == 0.12
 
 
 def test_one_slow_step_changes_nothing() -> None:
@@ -146,4 +160,18 @@ def test_what_is_left_of_whole_blocks_is_kept_for_the_next_step(chunk: int, cost
         fed[size] = counts[50:]
     assert max(fed[grain]) <= max(*fed[1], FLOOR) + grain - 1
     assert max(fed[grain]) <= chunk
-    assert sum(fed[grain]) >= 0.9 * min(sum(fed[1]), (chunk - 8) // grain * grain * 150)
+    assert sum(fed[grain]) >= 0.85 * min(sum(fed[1]), (chunk - 8) // grain * grain * 150)
+
+
+@pytest.mark.parametrize("cost", [0.0001, 0.00020, 0.00024, 0.00027, 0.0004, 0.001])
+def test_where_a_block_doubles_a_step_most_steps_have_none(cost: float) -> None:
+    base = 0.004
+    pace = Pace(512, 16)
+    decoded(pace, 8, base)
+    took = []
+    for _ in range(200):
+        count = pace.budget(8, 1) // 16 * 16
+        took.append(base + cost * count)
+        pace.record(8, count, took[-1])
+    assert sorted(took)[100] < 2 * base
+    assert max(took) > base, "the prompt goes on"
