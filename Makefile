@@ -47,7 +47,7 @@ bench: $(TEST)  ## compare with the peers that are installed, every part: about 
 	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EXACT) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SLOW) $(ARGS)
-	$(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
+	KV_GIB=8 $(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(OSS) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)

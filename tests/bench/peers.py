@@ -1,5 +1,6 @@
 """The servers that are compared: where each lives, how it is started, what it is called."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -126,7 +127,7 @@ def _llama(model: Path, port: int) -> list[str]:
     ]
 
 
-KEPT = ("--kv-gib", "2")
+KEPT = ("--kv-gib", os.environ.get("KV_GIB", "2"))
 """Memory for keys and values, as much as vLLM gets: what is kept for later turns would fill the machine otherwise."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
