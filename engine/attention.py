@@ -135,19 +135,14 @@ def _one_by_one(
     alone: list[int] = []
     for kv, cuts in pack.spans:
         first, end = cuts[0][0], cuts[-1][1]
-        if kernels is not None and end - first == 1:
-            assert isinstance(kv, Contiguous)
-            last = kv.length + 1
-            oldest = 0 if ask.window is None else max(0, last - ask.window)
-            alone += (first, *kv.place(layer, key, value, 1), oldest, last, 1)
-            continue
-        seen = kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
+        lone = kernels is not None and end - first == 1  # its key and value are written by the kernel
+        seen = (key, value) if lone else kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
         for start, stop in cuts:
             last = kv.length + stop - first
             oldest = 0 if ask.window is None else max(0, last - (stop - start) + 1 - ask.window)
             if kernels is not None and stop - start == 1:
                 assert isinstance(kv, Contiguous)
-                alone += (start, *kv.place(layer, key, value, end - first), oldest, last, 0)
+                alone += (start, *kv.place(layer, key, value, end - first), oldest, last, lone)
             else:
                 past = (seen[0][:, :, oldest:last], seen[1][:, :, oldest:last])
                 results.append((start, stop, _cut(heads[:, :, :, start:stop], *past, ask, pack)))

@@ -45,7 +45,7 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
-        if self._at_once is not None and x.numel():
+        if self._at_once is not None:
             return self._at_once(self._gate_up(x))
         return self.down_proj(self.gated(x))  # type: ignore[no-any-return]
 

@@ -254,6 +254,14 @@ void antiphon_turn(const struct rows *t) { each(turn, t, 0); }
 
 #define BLOCK 128
 
+/* The larger of each two, and the largest of all; no number, once there is one that is none. */
+INLINE vec larger(vec one, vec two) { return choose((one > two) | (one != one), one, two); }
+INLINE float largest(vec v) {
+    float most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most || v[i] != v[i] ? v[i] : most;
+    return most;
+}
+
 /* How much weight lies in each block of a row of scores: sums of e^((x - the row's largest) · by), (count, blocks).
  *
  * In the last place of each row of `out` stands the largest score itself; no number, if the row holds one that is none.

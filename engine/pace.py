@@ -29,7 +29,7 @@ class Pace:
     def __init__(self, chunk: int, grain: int = 1) -> None:
         self.grain = grain
         self._chunk = chunk
-        self._saved = 0
+        self._saved = 0.0
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=5))
         self._costs: deque[float] = deque(maxlen=8)
         self._alone: float | None = None
@@ -52,16 +52,15 @@ class Pace:
             return 0
         allowed = max(SLOWDOWN - 1, FIRST * waiting / decoding) * plain
         cost = median(self._costs) if self._costs else self._alone
-        if cost is None:
-            wanted = FLOOR
-        else:  # what was measured lately says something about twice as much
+        wanted: float = FLOOR
+        if cost is not None:  # what was measured lately says something about twice as much
             further = 2 * max(self._tried)
             wanted = int(allowed / cost) if allowed < cost * further else further
         wanted = min(max(wanted, FLOOR), most)
         if self.grain > FLOOR and cost is not None and allowed < plain and cost * self.grain > NEARLY * plain:
-            wanted = min(wanted, (self.grain - 1) // 2)  # so that most steps have no block
+            wanted = min(wanted, (self.grain - 1) / 2)  # so that most steps have no block
         self._saved = min(self._saved + wanted, wanted + self.grain - 1, max(most, self.grain))
-        return self._saved if self._saved >= self.grain else 0
+        return int(self._saved) if self._saved >= self.grain else 0
 
     def plain(self, decoding: int) -> float | None:
         """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet."""

@@ -32,14 +32,6 @@ INLINE float sum(vec v) {
     return lanes[0];
 }
 
-/* The larger of each two, and the largest of all; no number, once there is one that is none. */
-INLINE vec larger(vec one, vec two) { return choose((one > two) | (one != one), one, two); }
-INLINE float largest(vec v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most || v[i] != v[i] ? v[i] : most;
-    return most;
-}
-
 /* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
 INLINE vec exponential(vec x) {
     ivec nothing = x < -87.0f;

@@ -1,16 +1,28 @@
 """What several tests of the engine share."""
 
 import functools
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from engine.kernels import Kernels
+
+
+@pytest.fixture(scope="session")
+def compiled() -> "Kernels":
+    """The kernels of this machine."""
+    from engine.kernels import kernels
+
+    found = kernels()
+    if found is None:
+        pytest.skip("this machine has no C compiler")
+    return found
 
 
 @pytest.fixture(params=["torch", "kernels"])
 def chosen_either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module's ``choose`` with compiled kernels and without."""
-    from engine.kernels import kernels
-
     if request.param == "kernels":
-        if kernels() is None:
-            pytest.skip("this machine has no C compiler")
-        monkeypatch.setattr(request.module, "choose", functools.partial(request.module.choose, kernels=kernels()))
+        found = request.getfixturevalue("compiled")
+        monkeypatch.setattr(request.module, "choose", functools.partial(request.module.choose, kernels=found))

@@ -13,21 +13,13 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 
 from engine.fusion import ROTARY, Gated, Rotary, fuse
-from engine.kernels import Kernels, kernels
+from engine.kernels import Kernels
 from engine.linears import Sibling
 from engine.pack import pack
 from engine.trial import choose_forward, sample
 from tests.engine.tiny import fresh
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture
-def compiled() -> Kernels:
-    found = kernels()
-    if found is None or not found.fit(16):
-        pytest.skip("this machine has no C compiler")
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -160,7 +160,7 @@ def test_what_is_left_of_whole_blocks_is_kept_for_the_next_step(chunk: int, cost
         fed[size] = counts[50:]
     assert max(fed[grain]) <= max(*fed[1], FLOOR) + grain - 1
     assert max(fed[grain]) <= chunk
-    assert sum(fed[grain]) >= 0.85 * min(sum(fed[1]), (chunk - 8) // grain * grain * 150)
+    assert sum(fed[grain]) >= 0.9 * min(sum(fed[1]), (chunk - 8) // grain * grain * 150)
 
 
 @pytest.mark.parametrize("cost", [0.0001, 0.00020, 0.00024, 0.00027, 0.0004, 0.001])
