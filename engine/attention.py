@@ -38,8 +38,9 @@ class Pack:
     """Which tokens of the row belong to whom, in row order: first those of ``batches``, then those of ``spans``.
 
     ``windows`` maps a layer to its sliding window in tokens; a layer that is not in it looks back without limit.
-    Attention of what stands in one span is computed at once: where the spans of a text begin and end decides about
-    the last bits. ``kernels`` attend to those that are one token long; their caches are contiguous.
+    ``kernels`` attend to spans whose caches are contiguous, each token on its own. Without, or where a layer asks for
+    what they do not know, what stands between two cuts is computed at once, which decides about the last bits, and
+    ``compiled`` is False from then on.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Pack:
         kernels: Kernels | None = None,
     ) -> None:
         self.kernels = kernels
+        self.compiled = kernels is not None
         self.spans = spans
         self.batches = batches
         self.windows = windows
@@ -99,54 +101,37 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     ask = Ask(pack.windows.get(layer), scale, softcap, s_aux)
     kernels = pack.kernels
-    if kernels is not None and not (softcap is None and kernels.attendable(query, key, value, s_aux)):
-        kernels = None
+    if kernels is not None and softcap is None and kernels.attendable(query, key, value, s_aux):
+        return _compiled(kernels, layer, query, key, value, ask, pack), None
+    pack.compiled = False
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
-    results: list[tuple[int, int, Tensor]] = []
+    results: list[Tensor] = []
     for batch, first, end in pack.batches:
         view = batch.view(ask.window)
         seen = batch.extend(layer, key[:, :, first:end], value[:, :, first:end], view)
         rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
-        results.append((first, end, _together(rows, *seen, view.mask, ask)[None]))
-    cuts, alone = _one_by_one(layer, heads, key, value, ask, pack, kernels)
-    results += cuts
-    if len(results) == 1 and not alone:
-        return results[0][2].flatten(2, 3), None
-    output = query.new_empty((1, query.shape[2], *heads.shape[1:3], value.shape[3]))
-    for start, stop, result in results:
-        output[:, start:stop] = result
-    output = output.flatten(2, 3)
-    if kernels is not None and alone:
-        kernels.attend(query, key, value, alone, output, scale, s_aux)
-    return output, None
-
-
-def _one_by_one(
-    layer: int,
-    heads: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ask: Ask,
-    pack: Pack,
-    kernels: Kernels | None,
-) -> tuple[list[tuple[int, int, Tensor]], list[int]]:
-    """Attention of the spans' cuts, each with its place; of those left to ``kernels``, what they want to know."""
-    results: list[tuple[int, int, Tensor]] = []
-    alone: list[int] = []
+        results.append(_together(rows, *seen, view.mask, ask)[None])
     for kv, cuts in pack.spans:
         first, end = cuts[0][0], cuts[-1][1]
-        lone = kernels is not None and end - first == 1  # its key and value are written by the kernel
-        seen = (key, value) if lone else kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
+        keys, values = kv.extend(layer, key[:, :, first:end], value[:, :, first:end])
         for start, stop in cuts:
             last = kv.length + stop - first
             oldest = 0 if ask.window is None else max(0, last - (stop - start) + 1 - ask.window)
-            if kernels is not None and stop - start == 1:
-                assert isinstance(kv, Contiguous)
-                alone += (start, *kv.place(layer, key, value, end - first), oldest, last, lone)
-            else:
-                past = (seen[0][:, :, oldest:last], seen[1][:, :, oldest:last])
-                results.append((start, stop, _cut(heads[:, :, :, start:stop], *past, ask, pack)))
-    return results, alone
+            past = (keys[:, :, oldest:last], values[:, :, oldest:last])
+            results.append(_cut(heads[:, :, :, start:stop], *past, ask, pack))
+    return (results[0] if len(results) == 1 else torch.cat(results, 1)).flatten(2, 3), None
+
+
+def _compiled(kernels: Kernels, layer: int, query: Tensor, key: Tensor, value: Tensor, ask: Ask, pack: Pack) -> Tensor:
+    """Attention of all spans by kernels, (1, n, heads, value_dim)."""
+    table: list[int] = []
+    halves = False
+    for kv, cuts in pack.spans:
+        assert isinstance(kv, Contiguous)
+        first, end = cuts[0][0], cuts[-1][1]
+        table += (first, end - first, *kv.place(layer, key, value, end - first), kv.length + end - first, 0)
+        halves = kv.halves
+    return kernels.attend(query, key, value, table, ask.scale, window=ask.window, sinks=ask.sinks, halves=halves)
 
 
 def _together(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: Ask) -> Tensor:

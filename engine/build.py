@@ -5,21 +5,23 @@ The options are one message, so that a process can be told by it what to build.
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
 from transformers import PreTrainedModel
 
+from engine.compiled import kernels
 from engine.core import Core
 from engine.folder import Folder, LoadError
 from engine.forward import Forward
 from engine.fusion import fuse
 from engine.guide import opener
 from engine.hardware import cpu, threads
-from engine.kernels import Kernels, kernels
+from engine.kernels import Kernels
 from engine.loader import describe, free_memory, load_model
 from engine.norms import replace_norms
-from engine.pack import Packing, Quantize, pack
+from engine.pack import Packing, Quantize, cosine, pack
 from engine.packed import PackedForward
 from engine.pages import PAGE
 from engine.trial import choose_forward, sample
@@ -31,8 +33,11 @@ KV_SHARE = 0.7
 
 
 BLOCK = 16
-"""Tokens of a prompt whose attention is computed at once in int8: its last bits depend on how many there are, and may
-move an activation to the next of its few levels. Of fp32 they stay the last bits. More would make long steps."""
+"""Tokens of a prompt whose attention torch computes at once in int8. How many decides about the last bits, which may
+move an activation to the next of its few levels. Of fp32 they stay the last bits. More make long steps."""
+
+
+KVType = Literal["float32", "float16"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +66,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per step, so that a long prompt does not hold up the others."""
     paged: bool | None = None
     """Keys and values in pages that all jobs share; None: on a GPU. On a CPU, copying out of them takes longest."""
+    kv_dtype: KVType | None = None
+    """What keys and values are kept in; None: float16 beside int8 layers where compiled kernels read it, else as the
+    model computes."""
     kv_gib: float | None = None
     """Memory for keys and values, those that are kept for later among them."""
     reuse: bool = True
@@ -98,7 +106,7 @@ def core_of(
         if not packing.whole:
             log.warning("deterministic: one token at a time, since not all linear layers are packed")
     elif options.quantize and packing.whole and isinstance(forward, PackedForward):
-        forward.determine(independent=True, grain=BLOCK)
+        forward.determine(independent=True, grain=1 if forward.compiled else BLOCK)
     room = _room(forward, str(model.device), options) if isinstance(forward, PackedForward) else None
     if room is not None and room < context:
         if room < 2:
@@ -129,17 +137,32 @@ def core_of(
 
 
 def _tune(model: PreTrainedModel, forward: Forward, options: Options, compiled: Kernels | None) -> Packing:
-    """Faster norms and linear layers, where they are proved right."""
+    """Faster norms and linear layers, where they are proved right, and caches in fp16 where they are wanted."""
     replace_norms(model, compiled)
-    if not options.pack and options.quantize is None:
-        return Packing()
-    log.info("packing weights")
-    packing = pack(model, lambda: sample(forward, model), options.quantize, compiled)
-    if compiled is not None:
-        fuse(model, compiled)
+    packing = Packing()
+    if options.pack or options.quantize is not None:
+        log.info("packing weights")
+        packing = pack(model, lambda: sample(forward, model), options.quantize, compiled)
+        if compiled is not None:
+            fuse(model, compiled)
     if options.quantize is not None and not packing.line:
         raise LoadError("this model cannot be quantized here (see the log); leave quantize out")
-    return packing
+    words = [packing.line, *_halve(forward, options)]
+    if options.quantize is not None and packing.truth is not None:
+        words.append(f"cosine of the logits with fp32 {cosine(sample(forward, model), packing.truth):.5f}")
+    return packing._replace(line=", ".join(word for word in words if word))
+
+
+def _halve(forward: Forward, options: Options) -> list[str]:
+    """Keep keys and values in fp16, if that is wanted or stands to reason; what was done, in a few words."""
+    wanted = options.kv_dtype or ("float16" if options.quantize else "float32")
+    if wanted == "float32":
+        return []
+    if isinstance(forward, PackedForward) and forward.halve():
+        return ["keys and values in float16"]
+    if options.kv_dtype:
+        raise LoadError("keys and values cannot be kept in float16 here, without compiled kernels; leave kv_dtype out")
+    return []
 
 
 def _machine(model: PreTrainedModel) -> str:

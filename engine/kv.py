@@ -14,6 +14,9 @@ GRAIN = 16
 """Capacities that nobody reserved are multiples of this many tokens."""
 
 
+MOST_HALF = torch.finfo(torch.float16).max
+
+
 class KV(ABC):
     """The first ``length`` tokens are valid; there is memory for ``capacity``, in tokens.
 
@@ -80,20 +83,22 @@ class _Held(NamedTuple):
 class Contiguous(KV):
     """Per layer two buffers of shape (1, kv_heads, capacity, head_dim); layers announce themselves by writing.
 
-    What is ``expected`` saves copying when the buffers grow.
+    What is ``expected`` saves copying when the buffers grow. ``halves``: they hold fp16, numbers beyond which become
+    its largest.
     """
 
-    def __init__(self, expected: int = 0) -> None:
+    def __init__(self, expected: int = 0, *, halves: bool = False) -> None:
         super().__init__(expected)
+        self.halves = halves
         self._layers: dict[int, _Held] = {}
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As :meth:`KV.extend`; what it gives are views."""
+        """As :meth:`KV.extend`; what it gives are views, or copies of what the buffers hold in fp16."""
         end = self.length + keys.shape[2]
         held = self._room(layer, keys, values, end)
-        held.keys[:, :, self.length : end] = keys
-        held.values[:, :, self.length : end] = values
-        return held.keys[:, :, :end], held.values[:, :, :end]
+        for buffer, new in ((held.keys, keys), (held.values, values)):
+            buffer[:, :, self.length : end] = new.clamp(-MOST_HALF, MOST_HALF) if self.halves else new
+        return held.keys[:, :, :end].to(keys.dtype), held.values[:, :, :end].to(values.dtype)
 
     def place(self, layer: int, keys: Tensor, values: Tensor, tokens: int) -> Place:
         """Make room for so many after the valid ones, as :meth:`extend` does, but write nothing.
@@ -109,14 +114,17 @@ class Contiguous(KV):
             return held
         if end > self._capacity:
             self._capacity = rounded(end)
-        held = _held(keys, values, self._capacity) if held is None else _moved(held, self.length, self._capacity)
+        if held is None:
+            held = _held(keys, values, self._capacity, torch.float16 if self.halves else keys.dtype)
+        else:
+            held = _moved(held, self.length, self._capacity)
         self._layers[layer] = held
         return held
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "Contiguous":
         """As :meth:`KV.copy`."""
-        twin = Contiguous(max(length, capacity))
+        twin = Contiguous(max(length, capacity), halves=self.halves)
         twin.length = min(self.length, length)
         for layer, held in self._layers.items():
             twin._layers[layer] = _moved(held, twin.length, twin._capacity)
@@ -145,15 +153,15 @@ def rounded(tokens: int) -> int:
     return -(-tokens // GRAIN) * GRAIN
 
 
-def _held(keys: Tensor, values: Tensor, capacity: int) -> _Held:
+def _held(keys: Tensor, values: Tensor, capacity: int, dtype: torch.dtype) -> _Held:
     """New buffers for what looks like these."""
-    one, two = (like.new_empty((1, like.shape[1], capacity, like.shape[3])) for like in (keys, values))
+    one, two = (like.new_empty((1, like.shape[1], capacity, like.shape[3]), dtype=dtype) for like in (keys, values))
     return _Held(one, two, capacity, Place(one.data_ptr(), two.data_ptr(), one.stride(1), two.stride(1)))
 
 
 def _moved(held: _Held, length: int, capacity: int) -> _Held:
     """New buffers with the first ``length`` tokens of the old ones."""
-    new = _held(held.keys, held.values, capacity)
+    new = _held(held.keys, held.values, capacity, held.keys.dtype)
     new.keys[:, :, :length] = held.keys[:, :, :length]
     new.values[:, :, :length] = held.values[:, :, :length]
     return new

@@ -20,11 +20,12 @@ class PackedForward:
     """All sequences in one row of tokens, without padding.
 
     ``exact``: attention is computed over blocks of ``grain`` tokens of a prompt, wherever a step cuts it, and over one
-    token at a time of what was said. ``lonely``: each token is run on its own, so that even linear layers whose rows
-    depend on each other give it the same numbers always; slow. :meth:`determine` chooses what is needed.
+    token at a time of what was said; by ``kernels`` always over one. ``lonely``: each token is run on its own, so that
+    even linear layers whose rows depend on each other give it the same numbers always; slow. :meth:`determine` chooses
+    what is needed.
 
     With ``pages`` caches are paged, and who says one token in a step is attended to together with the others who do.
-    Without, ``kernels`` attend to single tokens, if there are any.
+    Without, ``kernels`` attend to everything, if there are any; ``compiled`` says whether they did so far.
     """
 
     chunked = True
@@ -41,7 +42,9 @@ class PackedForward:
         self._windows = windows
         self._pages = pages
         self._kernels = kernels if pages is None else None
+        self._halves = False
         self._graphs: Graphs | None = None
+        self.compiled = self._kernels is not None
         self.exact = self.lonely = False
         self.bytes_per_token = 0
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -53,7 +56,15 @@ class PackedForward:
 
     def new_state(self, expected: int) -> KV:
         """An empty cache."""
-        return Contiguous(expected) if self._pages is None else PagedKV(self._pages, expected)
+        if self._pages is not None:
+            return PagedKV(self._pages, expected)
+        return Contiguous(expected, halves=self._halves)
+
+    def halve(self) -> bool:
+        """From now on new caches hold fp16, if the kernels that read them can; whether they do."""
+        self._halves = self.compiled and self._kernels is not None and self._kernels.halves
+        self.bytes_per_token = 0  # until the next pass
+        return self._halves
 
     def determine(self, *, independent: bool, grain: int = 1) -> None:
         """From now on a token's logits depend on its own text only, not on how it was cut or who else runs.
@@ -114,17 +125,24 @@ class PackedForward:
         for item in work:
             if id(item) not in row.first:
                 first = row.add(item)
-                bounds = cuts(item.state.length, len(item.ids), item.said, self.grain) if self.exact else None
+                bounds = (
+                    cuts(item.state.length, len(item.ids), item.said, self.grain)
+                    if self.exact and not self.compiled
+                    else None
+                )
                 spans.append(Span(item.state, [*pairwise(first + n for n in bounds or [0, len(item.ids)])]))
         ends = [(row.first[id(item)] + len(item.ids), item.rows) for item in work]
         kept = [place for end, rows in ends for place in range(end - rows, end)]
         device = self._model.device
-        return self._logits(
+        pack = Pack(spans, self._windows, batches, self._kernels)
+        logits = self._logits(
             torch.tensor([row.ids], device=device),
             torch.tensor([row.positions], device=device),
-            Pack(spans, self._windows, batches, self._kernels),
+            pack,
             torch.tensor(kept, dtype=torch.long, device=device),
         )
+        self.compiled &= pack.compiled
+        return logits
 
     def _batch(self, kvs: list[PagedKV], columns: int) -> Batch:
         assert self._pages is not None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def compiled() -> "Kernels":
     """The kernels of this machine."""
-    from engine.kernels import kernels
+    from engine.compiled import kernels
 
     found = kernels()
     if found is None:

@@ -148,7 +148,7 @@ def test_whoever_comes_and_goes_in_a_full_cache_nobody_fails_and_all_pages_come_
     family: str, slots: int, drafts: int
 ) -> None:
     dice = random.Random(slots)
-    core = paged(family, Tape(), slots=slots, chunk=32, speculate=drafts, kv_gib=0.0001)
+    core = paged(family, Tape(), slots=slots, chunk=32, speculate=drafts, kv_gib=0.0004)
     core._memory.prefixes.clear()
     empty = free(core)
     common = [ids(100, place) for place in range(3)]
@@ -217,12 +217,12 @@ def test_a_batch_that_would_read_too_much_is_not_recorded(monkeypatch: pytest.Mo
     for n, prompt in enumerate(asked):
         assert tokens_of(chunks[str(n)]) == generate("llama", prompt, 8 + 4 * n)
     graphs = forward_of(core)._graphs
-    assert graphs is not None and {rows for rows, _ in graphs._known} == {1, 2, 3, 8}, "of six there is none"
+    assert graphs is not None and {rows for rows, _ in graphs._known} == {1, 2, 3, 4, 8}, "of six there is none"
 
 
 def test_short_sequences_are_not_filled_up_to_a_long_one() -> None:
     tape = Tape()
-    core = paged("llama", tape, kv_gib=0.02)
+    core = paged("llama", tape, kv_gib=0.08)
     graphs = forward_of(core)._graphs
     pages = forward_of(core)._pages
     assert graphs is not None and pages is not None

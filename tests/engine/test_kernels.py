@@ -1,7 +1,6 @@
 """Compiled kernels: what torch computes, in one step; the same bits alone and in a crowd; and torch where they cannot be."""
 
 import logging
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
+from engine import compiled as compiled_module
 from engine import compiler
-from engine import kernels as kernels_module
-from engine.attention import Pack, Span, attend
 from engine.build import Options, core_of
+from engine.compiled import SOURCES, kernels, proved
 from engine.compiler import CompilationError, library
-from engine.kernels import SOURCES, Kernels, kernels
-from engine.kv import Contiguous
+from engine.kernels import Kernels
 from tests.engine.tiny import drain, fresh, job_of, prompts, tokens_of
 
 NAN, INF = float("nan"), float("inf")
@@ -29,141 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 Altered = Callable[[str, str], Kernels | None]
-
-
-class Layer:
-    """All of an attention module that is asked for."""
-
-    layer_idx = 0
-
-
-class Crowd:
-    """Sequences with a past, and one new token of each."""
-
-    def __init__(self, lengths: list[int], heads: int, kv_heads: int, dim: int, seed: int = 1) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.kvs = []
-        for length in lengths:
-            kv = Contiguous(length + 3)
-            if length:
-                kv.extend(0, *(torch.randn((1, kv_heads, length, dim), generator=generator) for _ in "kv"))
-                kv.commit(length)
-            self.kvs.append(kv)
-        # As a model's projections leave them: tokens outside, heads inside, keys and values in one wide row.
-        self.query = torch.randn((1, len(lengths), heads, dim), generator=generator).transpose(1, 2)
-        wide = torch.randn((1, len(lengths), 2 * kv_heads, dim), generator=generator)
-        self.key, self.value = (part.transpose(1, 2) for part in wide.split(kv_heads, 2))
-
-    def attend(
-        self, which: list[int], with_kernels: Kernels | None, window: int | None = None, **options: Any
-    ) -> Tensor:
-        """(n, heads, dim); of copies, so that it can be asked again."""
-        spans = [Span(self.kvs[n].copy(self.kvs[n].length, 0), [(place, place + 1)]) for place, n in enumerate(which)]
-        windows = {} if window is None else {0: window}
-        given = (tensor[:, :, which] for tensor in (self.query, self.key, self.value))
-        with torch.inference_mode():
-            return attend(Layer(), *given, None, pack=Pack(spans, windows, (), with_kernels), **options)[0][0]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("window", [None, 1, 40])
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (16, 8, 128), (14, 2, 64), (6, 2, 80), (5, 1, 256)])
-def test_attention_of_single_tokens_is_torchs_and_knows_no_neighbours(
-    compiled: Kernels, window: int | None, sinks: bool, heads: int, kv_heads: int, dim: int
-) -> None:
-    crowd = Crowd([0, 1, 5, 63, 64, 65, 200, 3], heads, kv_heads, dim)
-    options = {"s_aux": torch.linspace(-2, 2, heads)} if sinks else {}
-    everybody = list(range(8))
-    together = crowd.attend(everybody, compiled, window, **options)
-    assert torch.allclose(together, crowd.attend(everybody, None, window, **options), atol=1e-5)
-    assert together.shape == (8, heads, dim)
-    for n in everybody:
-        assert torch.equal(crowd.attend([n], compiled, window, **options)[0], together[n])
-    order = random.Random(1).sample(everybody, 8)
-    assert torch.equal(crowd.attend(order, compiled, window, **options), together[order])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert torch.equal(crowd.attend(everybody, compiled, window, **options), together)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_tokens_that_are_said_at_once_are_attended_to_as_if_one_after_the_other(compiled: Kernels) -> None:
-    at_once, step_by_step = (Crowd([70], 8, 2, 32).kvs[0] for _ in range(2))
-    generator = torch.Generator().manual_seed(2)
-    query, key, value = (torch.randn((1, heads, 5, 32), generator=generator) for heads in (8, 2, 2))
-    with torch.inference_mode():
-        cuts = [(0, 2), (2, 3), (3, 4), (4, 5)]  # a block of a prompt, then what was said
-        pack = Pack([Span(at_once, cuts)], {}, (), compiled)
-        together, _ = attend(Layer(), query, key, value, None, pack=pack)  # type: ignore[arg-type]
-        for start, end in cuts:
-            pack = Pack([Span(step_by_step, [(0, end - start)])], {}, (), compiled)
-            new = (tensor[:, :, start:end] for tensor in (query, key, value))
-            alone, _ = attend(Layer(), *new, None, pack=pack)  # type: ignore[arg-type]
-            step_by_step.commit(end - start)
-            assert torch.equal(alone, together[:, start:end])
-    at_once.commit(5)
-    for one, two in zip(at_once._layers[0][:2], step_by_step._layers[0][:2], strict=True):
-        assert torch.equal(one[:, :, :75], two[:, :, :75])
-
-
-def test_a_token_is_written_where_it_belongs_and_nowhere_else(compiled: Kernels) -> None:
-    crowd = Crowd([6, 9], 4, 2, 16)
-    for kv in crowd.kvs:
-        for held in kv._layers[0][:2]:
-            held[:, :, kv.length :] = 7.0
-    before = [[held.clone() for held in kv._layers[0][:2]] for kv in crowd.kvs]
-    pack = Pack([Span(kv, [(n, n + 1)]) for n, kv in enumerate(crowd.kvs)], {}, (), compiled)
-    with torch.inference_mode():
-        attend(Layer(), crowd.query, crowd.key, crowd.value, None, pack=pack)  # type: ignore[arg-type]
-    for n, kv in enumerate(crowd.kvs):
-        for held, old, new in zip(kv._layers[0][:2], before[n], (crowd.key, crowd.value), strict=True):
-            old[:, :, kv.length] = new[:, :, n]
-            assert torch.equal(held, old)
-
-
-def test_a_buffer_that_is_too_small_grows_first(compiled: Kernels) -> None:
-    crowd = Crowd([4], 4, 2, 16)
-    kv = crowd.kvs[0]
-    kv.shrink(4)
-    kv.reserve(900)  # promised, and not yet taken
-    full = kv._layers[0][0].shape[2]
-    with torch.inference_mode():
-        for _ in range(full):
-            attend(
-                Layer(), crowd.query, crowd.key, crowd.value, None, pack=Pack([Span(kv, [(0, 1)])], {}, (), compiled)
-            )  # type: ignore[arg-type]
-            kv.commit(1)
-    assert kv._layers[0][0].shape[2] == 900 and kv.length == full + 4
-    assert torch.equal(kv._layers[0][0][:, :, 4 : kv.length], crowd.key.expand(-1, -1, full, -1))
-
-
-@pytest.mark.parametrize("strange", [NAN, INF, -INF])
-def test_what_is_no_number_stays_with_whom_it_concerns(compiled: Kernels, strange: float) -> None:
-    crowd = Crowd([70, 70, 70], 4, 2, 16)
-    sound = crowd.attend([0, 1, 2], compiled)
-    crowd.query[0, 1, 1, 3] = strange  # the second head of the second
-    crowd.value[0, 1, 2, 5] = strange  # a value of the third, seen by its last two heads
-    result = crowd.attend([0, 1, 2], compiled)
-    assert torch.equal(result[0], sound[0]) and torch.equal(result[1, [0, 2, 3]], sound[1, [0, 2, 3]])
-    assert result[1, 1].isnan().all() and not result[2, 2:, 5].isfinite().any()
-    assert torch.equal(result[2, :2], sound[2, :2])
-
-
-def test_scores_beyond_what_can_be_raised_to_a_power(compiled: Kernels) -> None:
-    crowd = Crowd([200], 4, 2, 16)
-    for factor in (1e-20, 1e3, 1e6):
-        crowd.query = torch.randn(1, 4, 1, 16, generator=torch.Generator().manual_seed(3)) * factor
-        one, two = crowd.attend([0], compiled), crowd.attend([0], None)
-        assert torch.allclose(one, two, atol=1e-4, rtol=1e-4), factor
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 12), (65, 1, 16)])
-def test_shapes_they_do_not_know_are_left_to_torch(compiled: Kernels, heads: int, kv_heads: int, dim: int) -> None:
-    crowd = Crowd([0, 5, 30], heads, kv_heads, dim)
-    assert not compiled.attendable(crowd.query, crowd.key, crowd.value, None)
-    assert torch.equal(crowd.attend([0, 1, 2], compiled), crowd.attend([0, 1, 2], None))
 
 
 @pytest.mark.parametrize("size", [16, 64, 80, 1024, 5120])
@@ -235,11 +97,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_compiled_is_kept_and_taken_again(
     compiled: Kernels, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Kernels(library(*SOURCES))
+    proved(library(*SOURCES))
     (kept,) = elsewhere.iterdir()
     assert kept.name.startswith("kernels-") and kept.suffix == ".so"
     monkeypatch.setattr(compiler, "_compile", None)  # a second time would fail
-    Kernels(library(*SOURCES))
+    proved(library(*SOURCES))
 
 
 def test_another_source_is_another_library(compiled: Kernels, elsewhere: Path, tmp_path: Path) -> None:
@@ -264,7 +126,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_for_now(
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     assert compiler.folder() is None
-    Kernels(library(*SOURCES))
+    proved(library(*SOURCES))
     assert trouble == "a file" or not list(tmp_path.glob("antiphon/*"))
 
 
@@ -301,7 +163,7 @@ def altered(compiled: Kernels, elsewhere: Path, tmp_path: Path, monkeypatch: pyt
             (tmp_path / source.name).write_text(code.replace(right, wrong))
         assert len(found) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(kernels_module, "SOURCES", [tmp_path / source.name for source in SOURCES])
+            patch.setattr(compiled_module, "SOURCES", [tmp_path / source.name for source in SOURCES])
             patch.setattr(compiler, "HEADERS", tmp_path)
             return kernels.__wrapped__()
 
@@ -318,7 +180,10 @@ def altered(compiled: Kernels, elsewhere: Path, tmp_path: Path, monkeypatch: pyt
         ("v * share * load", "v * load", "gate"),
         ("out[block] = sum(total) + rest", "out[block] = sum(total)", "weigh"),
         ("- two * load(sines", "+ two * load(sines", "turn"),
-        ("load(out + g * value_dim + d) / total[g]", "load(out + g * value_dim + d)", "attend"),
+        ("load(rows[r].out + d) / total", "load(rows[r].out + d)", "attend"),
+        ("if (p->span->count == 1) put", "if (0) put", "attend"),
+        ("if (longest > 1) share", "if (0) share", "attend"),
+        ("end < TILE) hide", "end < 0) hide", "attend"),
     ],
 )
 def test_a_library_that_computes_something_else_is_not_used(
@@ -340,7 +205,7 @@ def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> N
     (kept,) = elsewhere.iterdir()
     kept.unlink()  # what is in use is not written to
     kept.write_bytes(b"half of a file")
-    Kernels(library(*SOURCES))
+    proved(library(*SOURCES))
     assert kept.read_bytes().startswith(b"\x7fELF")
 
 

@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from engine.kernels import Kernels, kernels
+from engine.compiled import kernels
+from engine.kernels import Kernels
 from engine.linears import CompiledInt8, Fp32, Int8, Linear, Sibling, Siblings, UnusableError, int8
 
 torch.set_num_threads(1)

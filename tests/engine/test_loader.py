@@ -68,7 +68,7 @@ def test_weights_in_another_type_are_computed_in_the_one_that_was_asked_for(tmp_
 
 
 def test_little_memory_for_the_cache_shortens_the_context(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, bytes
+    per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head size, bytes
     core = build_core(folder, Options(kv_gib=100 * per_token / 2**30))
     assert core.info.context == 100 and "memory for 100 tokens" in caplog.text
     assert "no memory is left" in refusal(lambda: build_core(folder, Options(kv_gib=per_token / 2**30)))

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from engine.build import BLOCK, Options, core_of
+from engine.compiled import kernels
 from engine.core import Core
 from engine.folder import LoadError
 from engine.forward import Work
-from engine.kernels import kernels
 from engine.linears import Linear, Sibling
 from engine.norms import RMSNorm, replace_norms
 from engine.pack import pack
@@ -86,7 +86,7 @@ def test_siblings_that_share_their_input_are_one_layer() -> None:
     model: Any = fresh("qwen3")
     forward = choose_forward(model)
     norms = replace_norms(model)
-    assert pack(model, lambda: sample(forward, model)) == ("packed", True)
+    assert pack(model, lambda: sample(forward, model)) [:2] == ("packed", True)
     layer = model.model.layers[1]
     assert all(isinstance(getattr(layer.self_attn, name), Sibling) for name in ("q_proj", "k_proj", "v_proj"))
     assert isinstance(layer.mlp.up_proj, Sibling) and isinstance(layer.mlp.down_proj, Linear)
@@ -204,10 +204,13 @@ def as_scheduled(forward: PackedForward, text: list[int], prompt: int, chance: r
     return torch.cat(rows)
 
 
+@pytest.mark.parametrize("compile_", [True, False])
 @pytest.mark.parametrize("family", DENSE)
-def test_int8_rows_are_bit_identical_however_a_scheduler_cuts_the_prompt(family: str) -> None:
-    forward = tuned(family, quantize="int8")._forward
-    assert isinstance(forward, PackedForward) and forward.grain == BLOCK
+def test_int8_rows_are_bit_identical_however_a_scheduler_cuts_the_prompt(family: str, compile_: bool) -> None:
+    forward = tuned(family, quantize="int8", compile=compile_)._forward
+    assert isinstance(forward, PackedForward) and forward.grain == (1 if forward.compiled else BLOCK)
+    known = family != "gemma2"  # its scores are bent
+    assert forward.compiled == (compile_ and known and kernels() is not None)
     chance = random.Random(3)
     with torch.inference_mode():
         for text in texts_of(POSITIONS, 100):
@@ -224,7 +227,8 @@ def test_int8_jobs_say_the_same_after_a_prompt_that_is_cached(family: str) -> No
     assert {name: tokens_of(said) for name, said in first.items()} == {
         name: tokens_of(said) for name, said in again.items()
     }
-    assert again["0"][0].cached == 32 and again["1"][0].cached == 64
+    grain = core._forward.grain
+    assert again["0"][0].cached == 39 - 39 % grain and again["1"][0].cached == 69 - 69 % grain
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
@@ -256,7 +260,7 @@ def test_deterministic_jobs_get_the_same_tokens_alone_and_in_a_random_crowd(fami
 
 def test_int8_says_what_it_costs_and_leaves_experts_and_routers_alone(caplog: pytest.LogCaptureFixture) -> None:
     core = tuned("mixtral", quantize="int8")
-    told = re.search(r"int8, cosine of the logits with fp32 (0\.\d+)", core.info.description)
+    told = re.search(r"int8, (?:keys and values in float16, )?cosine of the logits with fp32 (0\.\d+)", core.info.description)
     assert told and float(told[1]) > 0.95  # the model is so small that a bit less, without VNNI, can be seen
     assert "6 weights stay fp32" in caplog.text  # two layers: a router and two tables of experts each
     assert run(core, job_of(prompts(4)[0], max_tokens=3))

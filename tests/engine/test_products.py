@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.compiled import SOURCES, proved
 from engine.compiler import CompilationError, library
-from engine.kernels import SOURCES, Kernels
+from engine.kernels import Kernels
 from engine.panels import CHUNK, panels
 
 LESS = [
@@ -32,7 +33,7 @@ def made(less: str, folder: Path) -> Kernels:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("CC", f"cc {less}")
         try:
-            found = Kernels(library(*SOURCES))
+            found = proved(library(*SOURCES))
         except CompilationError as failure:
             pytest.skip(f"not compiled: {failure}")
     if not found.multipliable(torch.ones(1, 1)):
@@ -64,7 +65,7 @@ def test_products_are_those_of_rounded_numbers_and_know_no_neighbours(
 ) -> None:
     weight, x, bias = table(outputs, inputs), table(100, inputs, seed=2), table(outputs, seed=3)
     matrix = compiled.panels(weight)
-    truth = functional.linear(rounded(x, compiled._levels).double(), rounded(weight, 127).double())
+    truth = functional.linear(rounded(x, compiled.levels).double(), rounded(weight, 127).double())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -133,7 +134,7 @@ def test_other_instructions_give_the_same_bits(tmp_path: Path) -> None:
     for less in LESS:
         found = made(less, tmp_path)
         result = found.multiply(x, found.panels(weight), bias)
-        assert torch.equal(result, results.setdefault(found._levels, result))
+        assert torch.equal(result, results.setdefault(found.levels, result))
     assert results.keys() <= {63, 127}
 
 

@@ -29,20 +29,20 @@ BASE = {
     "initializer_range": 0.3,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("Qwen3Config", {"head_dim": 8}),
-    "llama": ("LlamaConfig", {}),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 4}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "llama": ("LlamaConfig", {"head_dim": 32}),
+    "mixtral": ("MixtralConfig", {"head_dim": 32, "num_local_experts": 4}),
     "gpt_oss": (
         "GptOssConfig",
         {
             "num_local_experts": 4,
-            "head_dim": 8,
+            "head_dim": 32,
             "sliding_window": 8,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
-    "mistral": ("MistralConfig", {"sliding_window": 8}),
-    "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 30.0}),
+    "mistral": ("MistralConfig", {"head_dim": 32, "sliding_window": 8}),
+    "gemma2": ("Gemma2Config", {"head_dim": 32, "sliding_window": 8, "final_logit_softcapping": 30.0}),
     "bloom": ("BloomConfig", {}),
     "mamba": ("MambaConfig", {}),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
