@@ -46,6 +46,11 @@ def main() -> None:
 @click.option("--compile/--no-compile", default=True, show_default=True, help="Kernels by this machine's C compiler.")
 @click.option("--slots", type=click.IntRange(1), help="Requests that run at once; the others wait.")
 @click.option("--kv-gib", type=click.FloatRange(0, min_open=True), help="Memory for keys and values, in GiB.")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["float32", "float16"]),
+    help="What keys and values are kept in on a CPU; left out: float16 beside int8, else as they are.",
+)
 @click.option("--quantize", type=click.Choice(["int8"]), help="8-bit linear layers, on a CPU; left out: as they are.")
 @click.option("--deterministic", is_flag=True, help="The same seed gives the same tokens, whatever else is running.")
 @click.option(

@@ -36,7 +36,7 @@ from harmony.choose import DialectError, Loaded
 
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
-ENGINE_OPTIONS = ("device", "context", "threads", "compile", "slots", "kv_gib", "quantize", "deterministic")
+ENGINE_OPTIONS = ("device", "context", "threads", "compile", "slots", "kv_gib", "kv_dtype", "quantize", "deterministic")
 """What of a wish goes to the engine, under the names of `engine.build.Options`."""
 YOUNG = 20_000
 """New objects after which garbage is looked for among them: a millisecond's work."""

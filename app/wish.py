@@ -26,6 +26,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     compile: bool
     slots: int | None
     kv_gib: float | None
+    kv_dtype: str | None
     quantize: str | None
     deterministic: bool
     offline: bool

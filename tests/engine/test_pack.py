@@ -86,7 +86,7 @@ def test_siblings_that_share_their_input_are_one_layer() -> None:
     model: Any = fresh("qwen3")
     forward = choose_forward(model)
     norms = replace_norms(model)
-    assert pack(model, lambda: sample(forward, model)) [:2] == ("packed", True)
+    assert pack(model, lambda: sample(forward, model))[:2] == ("packed", True)
     layer = model.model.layers[1]
     assert all(isinstance(getattr(layer.self_attn, name), Sibling) for name in ("q_proj", "k_proj", "v_proj"))
     assert isinstance(layer.mlp.up_proj, Sibling) and isinstance(layer.mlp.down_proj, Linear)
@@ -260,7 +260,9 @@ def test_deterministic_jobs_get_the_same_tokens_alone_and_in_a_random_crowd(fami
 
 def test_int8_says_what_it_costs_and_leaves_experts_and_routers_alone(caplog: pytest.LogCaptureFixture) -> None:
     core = tuned("mixtral", quantize="int8")
-    told = re.search(r"int8, (?:keys and values in float16, )?cosine of the logits with fp32 (0\.\d+)", core.info.description)
+    told = re.search(
+        r"int8, (?:keys and values in float16, )?cosine of the logits with fp32 (0\.\d+)", core.info.description
+    )
     assert told and float(told[1]) > 0.95  # the model is so small that a bit less, without VNNI, can be seen
     assert "6 weights stay fp32" in caplog.text  # two layers: a router and two tables of experts each
     assert run(core, job_of(prompts(4)[0], max_tokens=3))
