@@ -5,7 +5,7 @@
  * token depends on nothing but its own text, neither on who else is there nor on how the text came here.
  */
 
-#include "vectors.h"
+#include "kernels.h"
 
 #define TILE 16      /* keys between two looks at the largest score */
 #define MOST_DIM 512
@@ -19,24 +19,6 @@
 #endif
 
 int64_t antiphon_halves(void) { return HALVES; }
-
-struct span {
-    int64_t token, count;         /* where its tokens begin in the row, and how many there are */
-    int64_t keys, values;         /* where the sequence's (kv_heads, capacity, dim) begin */
-    int64_t key_step, value_step; /* from one head to the next */
-    int64_t end;                  /* its keys, those of these tokens included */
-    int64_t before;               /* how many pieces of work come before its own; written here */
-};
-
-struct attention {
-    int64_t spans, kv_heads, groups, dim, value_dim, threads;
-    int64_t halves; /* whether caches hold fp16 */
-    int64_t window; /* so many keys, its own included, does a token see; 0: all */
-    int64_t query, query_token, query_head;
-    int64_t key, key_token, key_head;
-    int64_t value, value_token, value_head;
-    int64_t sinks, out, table;
-};
 
 INLINE int64_t size_of(const struct attention *a) { return a->halves ? 2 : 4; }
 

@@ -65,6 +65,20 @@ class Pack:
             self._masks[known] = additive(allowed, like.dtype).repeat(repeat, 1)
         return self._masks[known]
 
+    def table(self, layer: int, key: Tensor, value: Tensor) -> tuple[list[int], bool]:
+        """What kernels are told about the spans (see :meth:`Kernels.attend`), and whether their caches hold fp16.
+
+        ``key`` and ``value`` show what new ones look like; there is room for them then.
+        """
+        table: list[int] = []
+        halves = False
+        for kv, cuts in self.spans:
+            assert isinstance(kv, Contiguous)
+            first, end = cuts[0][0], cuts[-1][1]
+            table += (first, end - first, *kv.place(layer, key, value, end - first), kv.length + end - first, 0)
+            halves = kv.halves
+        return table, halves
+
 
 class Ask(NamedTuple):
     """What a layer asks for; see :func:`attend`."""
@@ -124,13 +138,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
 
 def _compiled(kernels: Kernels, layer: int, query: Tensor, key: Tensor, value: Tensor, ask: Ask, pack: Pack) -> Tensor:
     """Attention of all spans by kernels, (1, n, heads, value_dim)."""
-    table: list[int] = []
-    halves = False
-    for kv, cuts in pack.spans:
-        assert isinstance(kv, Contiguous)
-        first, end = cuts[0][0], cuts[-1][1]
-        table += (first, end - first, *kv.place(layer, key, value, end - first), kv.length + end - first, 0)
-        halves = kv.halves
+    table, halves = pack.table(layer, key, value)
     return kernels.attend(query, key, value, table, ask.scale, window=ask.window, sinks=ask.sinks, halves=halves)
 
 

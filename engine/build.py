@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.compiled import kernels
 from engine.core import Core
+from engine.decoder import fuse_layers
 from engine.folder import Folder, LoadError
 from engine.forward import Forward
 from engine.fusion import fuse
@@ -145,6 +146,7 @@ def _tune(model: PreTrainedModel, forward: Forward, options: Options, compiled: 
         packing = pack(model, lambda: sample(forward, model), options.quantize, compiled)
         if compiled is not None:
             fuse(model, compiled)
+            fuse_layers(model, compiled)
     if options.quantize is not None and not packing.line:
         raise LoadError("this model cannot be quantized here (see the log); leave quantize out")
     words = [packing.line, *_halve(forward, options)]

@@ -18,7 +18,7 @@ from engine.kernels import BLOCK, Kernels
 
 log = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(f"{name}.c") for name in ("kernels", "attention", "products"))
+SOURCES = tuple(Path(__file__).with_name(f"{name}.c") for name in ("kernels", "attention", "products", "layer"))
 
 SAME = 1e-5
 """Difference from torch's results up to which a kernel counts as right; those it is tried on are near 1."""

@@ -32,7 +32,7 @@ class Gated(nn.Module):
 
     def __init__(self, gate_up: Linear, down: nn.Module, kernels: Kernels) -> None:
         super().__init__()
-        self._gate_up = gate_up
+        self.gate_up = gate_up
         self._kernels = kernels
         self.down_proj = down
         self._at_once: Kernel | None = None
@@ -41,12 +41,12 @@ class Gated(nn.Module):
 
     def gated(self, x: Tensor) -> Tensor:
         """What is given to the last layer."""
-        return self._kernels.gate(self._gate_up(x))
+        return self._kernels.gate(self.gate_up(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
         if self._at_once is not None:
-            return self._at_once(self._gate_up(x))
+            return self._at_once(self.gate_up(x))
         return self.down_proj(self.gated(x))  # type: ignore[no-any-return]
 
 

@@ -5,19 +5,9 @@
  * result is computed by one thread in one order, so that its bits depend neither on threads nor on neighbours.
  */
 
-#include "vectors.h"
+#include "kernels.h"
 
 int64_t antiphon_lanes(void) { return LANES; }
-
-/* What is done with each of many rows: a table (count, size), which may lie as (…, inner, size) with its own steps. */
-
-struct rows {
-    int64_t x, count, size;
-    int64_t inner, outer_step, inner_step; /* row r begins at r / inner outer steps and r % inner inner ones */
-    int64_t out;                           /* rows of the same size, one after the other */
-    int64_t by, more;                      /* what numbers are multiplied by, or where a row's number goes */
-    int64_t threads;
-};
 
 struct piece { const struct rows *t; int64_t block; float least; }; /* so many rows are one piece of work */
 

@@ -30,8 +30,9 @@ HEIGHT = 16
 class Kernels:
     """The loaded library. Raises :class:`AttributeError` if it lacks one of them.
 
-    ``levels``: magnitudes that an activation may have in :meth:`multiply`; 0 where there is none. ``halves``: whether
-    :meth:`attend` knows caches in fp16.
+    ``layer`` takes the address of a ``struct layer``, as :mod:`engine.decoder` writes it; ``room`` says for how many
+    numbers it needs room. ``levels``: magnitudes that an activation may have in :meth:`multiply`; 0: there is none.
+    ``halves``: whether :meth:`attend` knows caches in fp16.
     """
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
@@ -39,7 +40,9 @@ class Kernels:
             said.restype = ctypes.c_int64
         self._lanes, self.levels = int(loaded.antiphon_lanes()), int(loaded.antiphon_levels())
         self.halves = bool(loaded.antiphon_halves())
-        self._attend, self._norm, self._gate, self._turn, self._weigh, self._multiply = (
+        self.room = loaded.antiphon_room
+        self.room.argtypes, self.room.restype = [ctypes.c_void_p], ctypes.c_int64
+        self._attend, self._norm, self._gate, self._turn, self._weigh, self._multiply, self.layer = (
             _function(loaded, name, *kinds)
             for name, *kinds in (
                 ("attend", ctypes.c_float),
@@ -48,6 +51,7 @@ class Kernels:
                 ("turn",),
                 ("weigh",),
                 ("multiply",),
+                ("layer",),
             )
         )
 
@@ -188,6 +192,7 @@ class Kernels:
                 matrix.scales.data_ptr(),
                 matrix.zeros.data_ptr(),
                 0 if bias is None else bias.data_ptr(),
+                0,
                 out.data_ptr(),
                 rows.data_ptr(),
                 magnitudes.data_ptr(),

@@ -94,7 +94,8 @@ class CompiledInt8:
     """The same by compiled kernels, in one call; ``kernels`` know this weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
-        self._matrix, self._kernels = kernels.panels(weight), kernels
+        matrix = kernels.panels(weight)
+        self._matrix, self._kernels, self.inputs = matrix, kernels, matrix.inputs
         self._bias = None if bias is None else bias.contiguous()
         x = _rows(COUNTS[-1], weight)
         _prove(self, x, functional.linear(x, weight, bias), MOST)
@@ -102,6 +103,12 @@ class CompiledInt8:
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
         return self._kernels.multiply(x, self._matrix, self._bias)
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Of the weights, their scales, their zeros, and the bias, which is 0 if there is none."""
+        held = (self._matrix.weights, self._matrix.scales, self._matrix.zeros)
+        return (*(tensor.data_ptr() for tensor in held), 0 if self._bias is None else self._bias.data_ptr())  # type: ignore[return-value]
 
     def gated(self, x: Tensor) -> Tensor:
         """The product of what :meth:`engine.kernels.Kernels.gate` makes of x (…, 2 inputs), which is written to."""

@@ -29,6 +29,11 @@ class RMSNorm(nn.Module):
         self.register_buffer("_scale", weight.detach() * count**0.5, persistent=False)
         self.register_buffer("_least", weight.new_tensor((count * eps) ** 0.5), persistent=False)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether kernels compute it."""
+        return self._kernels is not None
+
     def forward(self, x: Tensor) -> Tensor:
         """(…, n) → (…, n)."""
         if self._kernels is not None and x.dtype is torch.float32:

@@ -7,7 +7,7 @@
  * 16, 64). Both are filled up to whole tiles: inputs to 64 with weights of 0, outputs to two panels.
  */
 
-#include "vectors.h"
+#include "kernels.h"
 
 #if (LANES == 16 && defined(__AVX512BW__)) || (LANES == 8 && defined(__AVX2__))
 #include <immintrin.h>
@@ -52,15 +52,6 @@ INLINE bytes dot(bytes sums, bytes x, bytes w) {
 #define ZERO (LEVELS + 1)
 
 int64_t antiphon_levels(void) { return LEVELS; }
-
-struct product {
-    int64_t x, count, inputs, outputs; /* rows (count, inputs), one after the other */
-    int64_t weights, scales, zeros;    /* panels; for each output its scale, and what ZERO adds to its sum */
-    int64_t bias, out;                 /* (outputs), or 0; (count, outputs) */
-    int64_t rows, magnitudes;          /* room for the rows in 8 bits, and for what their largest level is worth */
-    int64_t gated;                     /* whether rows are twice as long, and to be gated where they lie */
-    int64_t threads;
-};
 
 INLINE int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to; }
 
@@ -128,10 +119,13 @@ INLINE struct meaning meaning(const struct product *p, int64_t first) {
 
 INLINE void finish(const struct product *p, const struct meaning *m, int64_t row, int64_t first, ivec sums) {
     float *to = (float *)p->out + row * p->outputs + first;
+    const float *added = p->added ? (const float *)p->added + row * p->outputs + first : 0;
     const vec scale = ((const float *)p->magnitudes)[row] * m->scale;
-    const vec result = __builtin_convertvector(sums - m->zero, vec) * scale + m->bias;
-    if (m->left >= LANES) store(to, result);
-    else for (int64_t i = 0; i < m->left; i++) to[i] = result[i];
+    vec result = __builtin_convertvector(sums - m->zero, vec) * scale + m->bias;
+    if (m->left >= LANES) {
+        if (added) result += load(added);
+        store(to, result);
+    } else for (int64_t i = 0; i < m->left; i++) to[i] = added ? result[i] + added[i] : result[i];
 }
 
 /* So many rows of one tile with two panels. */
@@ -279,6 +273,6 @@ void antiphon_multiply(const struct product *p) {
 
 /* There are no such products on other CPUs. */
 int64_t antiphon_levels(void) { return 0; }
-void antiphon_multiply(const void *p) { (void)p; }
+void antiphon_multiply(const struct product *p) { (void)p; }
 
 #endif

@@ -173,7 +173,7 @@ static void member(void *given) {
 }
 
 /* Whoever is free takes the next piece. Always all threads: another number of them would make a new team. */
-static void share(void (*work)(const void *, int64_t), const void *what, int64_t count, int64_t threads) {
+INLINE void share(void (*work)(const void *, int64_t), const void *what, int64_t count, int64_t threads) {
     struct team team = {work, what, count, 0};
     if (GOMP_parallel && threads > 1 && count > 1) GOMP_parallel(member, &team, (unsigned)threads, 0);
     else member(&team);

@@ -157,7 +157,7 @@ def altered(compiled: Kernels, elsewhere: Path, tmp_path: Path, monkeypatch: pyt
 
     def of_source(right: str, wrong: str) -> Kernels | None:
         found = []
-        for source in (*SOURCES, compiler.HEADERS / "vectors.h"):
+        for source in (*SOURCES, *compiler.HEADERS.glob("*.h")):
             code = source.read_text()
             found += [source.name] * (right in code)
             (tmp_path / source.name).write_text(code.replace(right, wrong))
