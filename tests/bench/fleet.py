@@ -73,12 +73,12 @@ class Server:
         raise NotStartedError(f"{why}: {self.process.tail(3)}")
 
     async def warm(self, streams: int) -> None:
-        """A few requests that are not counted, alone and together; then a look at what it does in silence.
+        """Requests that are not counted, alone and together; then a look at what it does in silence.
 
-        The last are as long as those that count: memory that a server takes only when it needs it is there then.
+        Most are as long as those that count: memory that a server takes only when it needs it is there then.
         """
-        for count, tokens in ((1, 16), (streams, 16), (streams, 128)):
-            await self.run([prompt(f"warm {count} {tokens} {place}", 128) for place in range(count)], tokens)
+        for turn, (count, tokens) in enumerate(((1, 16), (streams, 16), *3 * [(streams, 128)])):
+            await self.run([prompt(f"warm {turn} {place}", 128) for place in range(count)], tokens)
         before = self.process.cpu()
         await asyncio.sleep(2)
         self.idle = (self.process.cpu() - before) / 2

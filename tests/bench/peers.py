@@ -127,8 +127,8 @@ def _llama(model: Path, port: int) -> list[str]:
     ]
 
 
-KEPT = ("--kv-gib", os.environ.get("KV_GIB", "2"))
-"""Memory for keys and values, as much as vLLM gets: what is kept for later turns would fill the machine otherwise."""
+KEPT = ("--kv-gib", os.environ.get("KV_GIB", "1"))
+"""Memory for keys and values, no more than vLLM gets: what is kept for later turns would fill the machine otherwise."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
 VLLM = OFFLINE | {
