@@ -86,7 +86,7 @@ class Recall:
 
         Raises `harmony.format.RenderError`.
         """
-        prompt = form.render(conversation, now=now)
+        prompt = form.render(conversation, now=now, owner=owner)
         return Layout(
             format=form,
             owner=owner,
@@ -157,7 +157,7 @@ def _compared(turn: Spoken) -> _Passage | None:
     try:
         back = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
         after = msgspec.structs.replace(layout.conversation, items=(*layout.conversation.items, *back))
-        laid = form.render(after, now=layout.now).tokens
+        laid = form.render(after, now=layout.now, owner=layout.owner).tokens
     except (ApiError, RenderError):
         return None
     shared, end = _shared(laid, layout.laid), _end(form, laid)

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from harmony import grammar, guard, render
 from harmony.detokenize import Alphabet, Vocabulary
 from harmony.dialect import Dialect, DialectReader
 from harmony.format import Conversation, Prompt, RenderError, asked_of
+from harmony.pieces import Pieces
 from harmony.template import RefusedError, Template
 from harmony.tools import Sent, ToolTable
 
@@ -43,12 +45,18 @@ class ChatFormat:
         self.stop_ids = tuple(dict.fromkeys(vocabulary.added[end] for end in ends if end in vocabulary.added))
         self.end_ids = self.stop_ids
 
-    def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
+    @cached_property
+    def _pieces(self) -> Pieces:
+        vocabulary = self._vocabulary
+        ends = (text for text, token in vocabulary.added.items() if token in self.end_ids)
+        return Pieces(vocabulary.encode, ends, vocabulary.added)
+
+    def render(self, conversation: Conversation, *, now: datetime, owner: str = "") -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
         try:
             shield = guard.Guard(self._dangerous, [*_texts(conversation), self._template.source])
             rendered = self._laid_out(conversation, shield, now)
-            tokens, text = shield.encode(rendered, self._vocabulary.encode)
+            tokens, text = shield.encode(rendered, lambda text: self._pieces.encode(text, owner))
         except RecursionError as error:
             raise RenderError("The conversation holds JSON that is nested too deeply.", "input") from error
         except (TypeError, UnicodeError) as error:  # half a surrogate pair

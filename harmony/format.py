@@ -105,8 +105,11 @@ class Format(Protocol):
     def end_ids(self) -> tuple[int, ...]:
         """Tokens with which a message ends in a prompt: `stop_ids`, and what history shows in their place."""
 
-    def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
-        """Lay the conversation out for the model. Raises `RenderError`."""
+    def render(self, conversation: Conversation, *, now: datetime, owner: str = "") -> Prompt:
+        """Lay the conversation out for the model. Raises `RenderError`.
+
+        What is remembered of it is used for the same owner only.
+        """
 
     def reader(self, prompt: Prompt, conversation: Conversation) -> Reader:
         """A reader for the answer to this prompt."""

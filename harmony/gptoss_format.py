@@ -93,7 +93,7 @@ class GptOssFormat:
         self.stop_ids = tuple(self._vocabulary.added[end] for end in ("<|return|>", "<|call|>"))
         self.end_ids = (*self.stop_ids, self._vocabulary.added["<|end|>"])
 
-    def render(self, conversation: Conversation, *, now: datetime) -> Prompt:
+    def render(self, conversation: Conversation, *, now: datetime, owner: str = "") -> Prompt:  # noqa: ARG002
         """Lay the conversation out for the model. Raises `RenderError`."""
         config = library.RenderConversationConfig(auto_drop_analysis=False)
         try:

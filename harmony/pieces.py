@@ -1,0 +1,81 @@
+"""Encoding a prompt that is mostly the one before it: what a conversation says again is not cut into tokens again.
+
+Texts are cut in front of the tokens that end a message, where that is proved to change nothing. Each piece is
+remembered for its owner alone, so that nobody can tell by the time it takes what others have said.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+
+Encode = Callable[[str], list[int]]
+
+BOUND = 8_000_000
+"""Characters that are remembered of all owners together."""
+
+LEAST = 64
+"""Shorter pieces take as long to be found as to be encoded."""
+
+PROBES = (
+    ("", ""),
+    ("a b", "c d"),
+    (" x ", "\n\n y"),
+    ("1", "23"),
+    ("Zażółć ", " gęślą"),
+    ("e", "\u0301a"),
+    ("\u2581a", "\u2581b"),
+    ("<", ">"),
+    ("word", "s and more words"),
+)
+"""What may stand before a cut and after it: blanks that are stripped, put in front or merged, marks that combine."""
+
+
+class Pieces:
+    """The ids of texts by `encode`, which finds the `added` tokens before all others.
+
+    Any thread may ask: at worst one encodes what another one is encoding.
+    """
+
+    def __init__(self, encode: Encode, ends: Iterable[str], added: Mapping[str, int], bound: int = BOUND) -> None:
+        self._encode = encode
+        cuts = [end for end in dict.fromkeys(ends) if _alone(end, added) and _independent(end, encode)]
+        self._cut = re.compile(f"(?={'|'.join(map(re.escape, cuts))})") if cuts else None
+        self._bound, self._size = bound, 0
+        self._known: dict[tuple[str, str], array[int]] = {}
+        self._older: dict[tuple[str, str], array[int]] = {}
+        """What was known when half of the bound was reached; what is asked for again is known again."""
+
+    def encode(self, text: str, owner: str) -> list[int]:
+        """Text to ids, as `encode` would."""
+        if self._cut is None:
+            return self._encode(text)
+        ids: list[int] = []
+        for piece in self._cut.split(text):
+            ids.extend(self._piece(piece, owner) if len(piece) >= LEAST else self._encode(piece))
+        return ids
+
+    def _piece(self, piece: str, owner: str) -> "array[int]":
+        key = (owner, piece)
+        ids = self._known.get(key)
+        if ids is None:
+            ids = self._older.get(key)
+            if ids is None:
+                ids = array("I", self._encode(piece))
+            self._known[key] = ids
+            self._size += len(piece)
+            if self._size > self._bound // 2:
+                self._older, self._known, self._size = self._known, {}, 0
+        return ids
+
+
+def _alone(end: str, added: Mapping[str, int]) -> bool:
+    """Whether this token is found wherever its text stands: no other one holds it, or ends as it begins."""
+    others = [other for other in added if other != end]
+    return end in added and not any(
+        end in other or any(other.endswith(end[:length]) for length in range(1, len(end))) for other in others
+    )
+
+
+def _independent(end: str, encode: Encode) -> bool:
+    """Whether what stands before this token and what follows it have the same ids without each other."""
+    return all(encode(f"{one}{end}{two}") == encode(one) + encode(f"{end}{two}") for one, two in PROBES)
