@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.attention import Pack, Span
 from engine.fusion import Gated
-from engine.kernels import Kernels
+from engine.kernels import HEIGHT, MOST_DIM, MOST_GROUPS, Kernels
 from engine.kv import Contiguous
 from engine.linears import CompiledInt8, Linear, Sibling
 from engine.norms import RMSNorm
@@ -27,9 +27,6 @@ NORMS = {"q_norm", "k_norm"}
 SAME = 1e-5
 TRIAL = 21
 """Tokens that a replacement is tried with."""
-
-TILE = 16
-"""Rows of a tile in ``products.c``: the kernel has room for whole ones."""
 
 
 class Parts(NamedTuple):
@@ -110,7 +107,7 @@ class Layer(nn.Module):
         return self._at_once(hidden_states, *position_embeddings, pack)
 
     def _known(self, x: Tensor, cosines: Tensor, sines: Tensor, pack: Pack) -> bool:
-        kernels = pack.kernels is not None and not pack.batches
+        kernels = pack.kernels is not None and not pack.batches and len(x) == 1
         plain = x.dtype is cosines.dtype is sines.dtype is torch.float32
         alike = cosines.shape == sines.shape == (1, x.shape[1], self._parts.dim)
         return kernels and plain and alike and x.is_contiguous() and cosines.is_contiguous() and sines.is_contiguous()
@@ -133,7 +130,7 @@ class Layer(nn.Module):
                 table.buffer_info()[0],
                 halves,
                 pack.windows.get(self._layer, 0),
-                self._room.address(-(-count // TILE) * TILE * self._each),
+                self._room.address(-(-count // HEIGHT) * HEIGHT * self._each),
             ),
         )
         self._kernels.layer(words.buffer_info()[0])
@@ -149,11 +146,11 @@ def fuse_layers(model: nn.Module, kernels: Kernels) -> int:
 
 def _twin(layer: Any, kernels: Kernels, room: Room) -> Layer | None:
     """The same in one call; None if it is something else."""
-    parts = _parts(layer, kernels)
-    if parts is None:
-        return None
-    twin = Layer(layer, parts, kernels, room)
     try:
+        parts = _parts(layer, kernels)
+        if parts is None:
+            return None
+        twin = Layer(layer, parts, kernels, room)
         one, two = _tried(twin, parts, kernels), _tried(layer, parts, kernels)
         return twin if error(one, two) <= SAME else None
     except Exception:  # noqa: BLE001  one that wants something else stays as it is
@@ -195,10 +192,12 @@ def _parts(layer: Any, kernels: Kernels) -> Parts | None:
     before, after, query, key = norms
     seen, said, gates, last = (one.kernel for one in linears)
     dim = int(attention.head_dim)
-    sizes = [one.out_features for one in siblings]
-    if sizes[1] != sizes[2] or any(size % dim for size in sizes) or not kernels.fit(dim // 2) or dim % 2:
+    wide, keys, values = (one.out_features for one in siblings)
+    if keys != values or keys % dim or wide % keys or wide // keys > MOST_GROUPS:
         return None
-    return Parts(before, seen, query, key, said, after, gates, last, sizes[0] // dim, sizes[1] // dim, dim)
+    if dim % 2 or dim > MOST_DIM or not kernels.fit(dim // 2):
+        return None
+    return Parts(before, seen, query, key, said, after, gates, last, wide // dim, keys // dim, dim)
 
 
 def _is(module: Any, names: set[str], possible: set[str] = frozenset()) -> bool:  # type: ignore[assignment]

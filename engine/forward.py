@@ -35,6 +35,11 @@ class Forward(Protocol):
     grain: int
     """Which end at multiples of so many tokens, or with the prompt."""
 
+    @property
+    def paged(self) -> bool:
+        """Whether caches are paged."""
+        ...
+
     def new_state(self, expected: int) -> Any:
         """The empty cache of a sequence that will probably hold ``expected`` tokens."""
         ...
@@ -52,6 +57,7 @@ class NativeForward:
 
     chunked = False
     grain = 1
+    paged = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model

@@ -24,7 +24,7 @@ BLOCK = 128
 """Scores of which :meth:`Kernels.weigh` tells the sum of weights."""
 
 HEIGHT = 16
-"""Rows of a tile in ``products.c``."""
+"""Rows of a tile in ``products.c``, which has room for whole ones."""
 
 
 class Kernels:

@@ -15,6 +15,9 @@ from engine.sequence import Sequence, shared
 SLACK = 128
 """A cache grows by this many tokens: each decoded token reads it whole, so that a copy for 128 of them is little."""
 
+AGAIN = 8
+"""A text gets room for so large a part of it more: it may come back with another turn, and is not copied then."""
+
 PATIENCE = 4 * LEAST
 """Waiting for another sequence to compute a common beginning pays if it is longer than known by so many tokens."""
 
@@ -39,11 +42,13 @@ class Memory:
         self._room = room
         self._idle = idle
         self._reuse = reuse and forward.chunked
+        self._spare = self._reuse and not forward.paged
+        """Whether caches get room that only a next turn needs; growing, paged ones are not copied."""
 
     def open(self, sequence: Sequence, running: Several[Sequence]) -> int:
         """Give one of those that run its cache; how many of its tokens are in there already."""
         free = self._room - sum(other.size for other in running if other is not sequence)
-        capacity = _capacity(sequence, free)
+        capacity = self._capacity(sequence, free)
         source = None if sequence.measures or not self._reuse else self._source(sequence, running)
         if source is None:
             sequence.state = self._forward.new_state(capacity)
@@ -67,7 +72,7 @@ class Memory:
         for sequence in running:
             if isinstance(sequence.state, KV) and sequence.state.capacity < len(sequence.tokens):
                 total -= sequence.size
-                sequence.state.reserve(_capacity(sequence, self._room - total))
+                sequence.state.reserve(self._capacity(sequence, self._room - total))
                 total += sequence.size
         self.fit(running)
 
@@ -125,9 +130,11 @@ class Memory:
         kv.reserve(capacity)
         return kv
 
-
-def _capacity(sequence: Sequence, free: int) -> int:
-    """What to allocate for its tokens and some more, at most what is free, and at least what its tokens need."""
-    needed = len(sequence.tokens)
-    slack = min(SLACK, max(sequence.limit - sequence.said, 0), max(free - needed, 0) // 8)
-    return max(min(rounded(needed + slack), free), needed if free >= needed else rounded(needed))
+    def _capacity(self, sequence: Sequence, free: int) -> int:
+        """What to allocate for its tokens and some more, at most what is free, and at least what its tokens need."""
+        needed = len(sequence.tokens)
+        slack = min(SLACK, max(sequence.limit - sequence.said, 0))
+        if self._spare:
+            slack = max(slack, needed // AGAIN)
+        slack = min(slack, max(free - needed, 0) // 8)
+        return max(min(rounded(needed + slack), free), needed if free >= needed else rounded(needed))

@@ -39,6 +39,7 @@ class Rigged:
     def __init__(self, following: Next = scattered, pages: Pages | None = None) -> None:
         self.following = following
         self.pages = pages
+        self.paged = pages is not None
         self.feeds: list[list[tuple[int, int]]] = []
         self.now = 0.0
         self.base = 1.0

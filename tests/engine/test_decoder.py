@@ -134,13 +134,30 @@ def altered(layer: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         layer.register_forward_hook(lambda *_: None)
     elif way == "parameter":
         layer.self_attn.sinks = nn.Parameter(torch.zeros(4))
+    elif way == "nameless":
+        del layer.self_attn.scaling
+    elif way == "wide":
+        monkeypatch.setattr("engine.decoder.MOST_DIM", 16)
+    elif way == "many":
+        monkeypatch.setattr("engine.decoder.MOST_GROUPS", 1)
     elif way == "fault":
         monkeypatch.setattr("engine.decoder.Layer._at_once", lambda *_: 1 / 0)
 
 
 @pytest.mark.parametrize(
     ("way", "stays"),
-    [("forward", 2), ("norm", 1), ("hook", 1), ("parameter", 1), ("fault", 2), ("scale", 0), ("nothing", 0)],
+    [
+        ("forward", 2),
+        ("norm", 1),
+        ("hook", 1),
+        ("parameter", 1),
+        ("nameless", 1),
+        ("wide", 2),
+        ("many", 2),
+        ("fault", 2),
+        ("scale", 0),
+        ("nothing", 0),
+    ],
 )
 def test_a_layer_that_does_something_else_stays(
     compiled: Kernels, way: str, stays: int, monkeypatch: pytest.MonkeyPatch

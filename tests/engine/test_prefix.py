@@ -55,6 +55,19 @@ def held(core: Core) -> int:
     return core._memory.prefixes.held + sum(one.state.capacity for one in core._scheduler.running)
 
 
+@pytest.mark.parametrize("turns", [2, 4])
+def test_a_text_that_comes_back_with_a_little_more_is_not_copied(turns: int) -> None:
+    core, _ = rigged(context=4000)
+    text, places = ids(1500), set()
+    for turn in range(turns):
+        said = drain(core, job_of(text, str(turn), max_tokens=20))[str(turn)]
+        assert cached(said) == (0 if not turn else len(text) - 31)
+        (kept,) = core._memory.prefixes._entries
+        places.add(kept.kv._layers[0].place)  # type: ignore[attr-defined]
+        text = [*text, *tokens_of(said), *ids(30, turn)]
+    assert len(places) == 1 and kept.kv.capacity < 1.2 * len(text)
+
+
 # The pool.
 
 
