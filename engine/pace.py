@@ -13,11 +13,17 @@ SLOWDOWN = 1.6
 NEARLY = 0.8
 """A block of a prompt that takes so much of a step's time may double it."""
 
+SURELY = 0.9
+"""A step with prompts that takes less than such a part of what decoding alone is thought to take proves that wrong."""
+
 FIRST = 2
 """Who waits for a first token counts as so many who wait for the next one: those have something to read."""
 
 FLOOR = 8
 """Tokens of prompts that a step may carry however slow it is, so that a prompt is done in the end."""
+
+LATEST = 12
+"""Steps that decoding alone is measured by."""
 
 REFRESH = 32
 """After so many steps with prompts, two in a row without them measure decoding again."""
@@ -30,7 +36,7 @@ class Pace:
         self.grain = grain
         self._chunk = chunk
         self._saved = 0.0
-        self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=5))
+        self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=LATEST))
         self._costs: deque[float] = deque(maxlen=8)
         self._alone: float | None = None
         self._tried: deque[int] = deque([FLOOR], maxlen=8)
@@ -63,9 +69,12 @@ class Pace:
         return int(self._saved) if self._saved >= self.grain else 0
 
     def plain(self, decoding: int) -> float | None:
-        """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet."""
+        """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet.
+
+        Of the latest steps a quarter was faster: while a long prompt is cut into tokens, all steps are slower.
+        """
         measured = self._plain.get(_size(decoding))
-        return median(measured) if measured else None
+        return sorted(measured)[len(measured) // 4] if measured else None
 
     def record(self, decoding: int, prompts: int, seconds: float) -> None:
         """A step with one token of each of ``decoding`` sequences and ``prompts`` tokens of prompts took so long."""
@@ -85,7 +94,9 @@ class Pace:
         self._mixed += 1
         self._tried.append(max(prompts, FLOOR))
         plain = self.plain(decoding)
-        if plain is not None:
+        if plain is not None and seconds < SURELY * plain:  # then decoding alone does not take so long, or not any more
+            self._plain[_size(decoding)].clear()
+        elif plain is not None:
             self._costs.append(max(seconds - plain, 0.0) / prompts)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.pace import FIRST, FLOOR, REFRESH, SLOWDOWN, Pace
+from engine.pace import FIRST, FLOOR, LATEST, REFRESH, SLOWDOWN, Pace
 
 
 def decoded(pace: Pace, decoding: int, seconds: float, times: int = 5) -> None:
@@ -123,8 +123,27 @@ def test_a_step_right_after_a_prompt_does_not_count_as_plain() -> None:
         pace.record(8, 10, 0.15)
         pace.record(8, 0, 0.13)
     assert pace.plain(8) == 0.1
-    decoded(pace, 8, 0.12)
+    decoded(pace, 8, 0.12, times=LATEST)
     assert pace.plain(8) == 0.12
+
+
+def test_steps_that_were_slowed_while_a_prompt_was_made_do_not_count_as_usual() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.1, times=8)
+    decoded(pace, 8, 0.25, times=7)
+    assert pace.plain(8) == 0.1
+    decoded(pace, 8, 0.25)
+    assert pace.plain(8) == 0.25
+
+
+def test_a_step_with_prompts_that_is_faster_than_decoding_alone_shows_that_this_was_measured_wrongly() -> None:
+    pace = Pace(512)
+    decoded(pace, 8, 0.3)  # while something else was running
+    pace.record(8, 30, 0.15)
+    assert pace.budget(8, 1) == 0 and pace.plain(8) is None
+    decoded(pace, 8, 0.1)
+    settle(pace, 8, 1, 0.1, 0.002)
+    assert pace.budget(8, 1) == pytest.approx((SLOWDOWN - 1) * 50, abs=1)
 
 
 def test_one_slow_step_changes_nothing() -> None:
