@@ -22,6 +22,12 @@ FIRST = 2
 FLOOR = 8
 """Tokens of prompts that a step may carry however slow it is, so that a prompt is done in the end."""
 
+SELDOM = (4 * FLOOR, 2 * FLOOR)
+"""So many tokens come at once where fewer in every step would take too long, ..."""
+
+LONGEST = 4
+"""... if they do not take longer than so many steps."""
+
 LATEST = 12
 """Steps that decoding alone is measured by."""
 
@@ -42,6 +48,7 @@ class Pace:
         self._tried: deque[int] = deque([FLOOR], maxlen=8)
         self._mixed = 0
         self._was_plain = True
+        self._seldom = False
 
     def budget(self, decoding: int, waiting: int) -> int:
         """Tokens of prompts for the next step, while so many sequences decode and so many wait for their first token.
@@ -63,10 +70,23 @@ class Pace:
             further = 2 * max(self._tried)
             wanted = int(allowed / cost) if allowed < cost * further else further
         wanted = min(max(wanted, FLOOR), most)
-        if self.grain > FLOOR and cost is not None and allowed < plain and cost * self.grain > NEARLY * plain:
-            wanted = min(wanted, (self.grain - 1) / 2)  # so that most steps have no block
-        self._saved = min(self._saved + wanted, wanted + self.grain - 1, max(most, self.grain))
-        return int(self._saved) if self._saved >= self.grain else 0
+        block = self.grain
+        if cost is not None and allowed < plain:
+            block = self._block(allowed, cost, plain)
+            if block > self.grain or (block > FLOOR and cost * block > NEARLY * plain):
+                wanted = min(wanted, (block - 1) / 2)  # so that most steps have no block
+        self._saved = min(self._saved + wanted, block if block > self.grain else wanted + block - 1, max(most, block))
+        return int(self._saved) if self._saved >= block else 0
+
+    def _block(self, allowed: float, cost: float, plain: float) -> int:
+        """How many tokens come at once, while a step may take ``allowed`` longer, and a token takes ``cost``.
+
+        Where :data:`FLOOR` of them take longer, it is mostly their past that is read, and it is read for many as for
+        few: more of them come, and seldom, until so many would do no harm in every step.
+        """
+        block = next((size for size in SELDOM if cost * size < LONGEST * plain), 0)
+        self._seldom = self.grain <= FLOOR and allowed < cost * (block if self._seldom else FLOOR)
+        return block if self._seldom and block else self.grain
 
     def plain(self, decoding: int) -> float | None:
         """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet.

@@ -67,7 +67,7 @@ def test_it_grows_by_doubling_and_shrinks_at_once() -> None:
         pace.record(8, seen[-1], 0.1)
     assert seen == [FLOOR * 2**n for n in range(5)]
     for _ in range(8):
-        pace.record(8, 128, 0.1 + 128 * 0.01)
+        pace.record(8, 128, 0.1 + 128 * 0.03)
     assert pace.budget(8, 1) == FLOOR
 
 
@@ -144,6 +144,30 @@ def test_a_step_with_prompts_that_is_faster_than_decoding_alone_shows_that_this_
     decoded(pace, 8, 0.1)
     settle(pace, 8, 1, 0.1, 0.002)
     assert pace.budget(8, 1) == pytest.approx((SLOWDOWN - 1) * 50, abs=1)
+
+
+@pytest.mark.parametrize(("base", "past", "cost"), [(0.04, 0.03, 0.0006), (0.04, 0.06, 0.001), (0.2, 0.1, 0.01)])
+def test_where_a_few_tokens_take_too_long_more_come_in_less_than_half_of_the_steps(
+    base: float, past: float, cost: float
+) -> None:
+    """``past``: what reading a long prompt's own past takes, however many tokens a step adds to it."""
+    pace = Pace(512)
+    decoded(pace, 8, base)
+    steps = []
+    for _ in range(200):
+        count = pace.budget(8, 1)
+        seconds = base + (past + cost * count if count else 0)
+        pace.record(8, count, seconds)
+        steps.append((count, seconds))
+    late = steps[40:]
+    mixed = [count for count, _ in late if count]
+    assert 0.2 * len(late) < len(mixed) < 0.5 * len(late)
+    assert sum(mixed) / sum(seconds for _, seconds in late) >= 0.9 * FLOOR / (base + past + cost * FLOOR)
+    assert max(seconds for _, seconds in late) < 4 * base
+    for _ in range(100):  # a short one comes
+        count = pace.budget(8, 1)
+        pace.record(8, count, base + base / 100 * count)
+    assert pace.budget(8, 1) == pytest.approx((SLOWDOWN - 1) * 100, abs=2)
 
 
 def test_one_slow_step_changes_nothing() -> None:
