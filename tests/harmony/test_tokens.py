@@ -181,3 +181,11 @@ def test_what_can_only_be_a_string_is_said_as_it_comes() -> None:
     assert streams(frozenset(), "1") and streams(frozenset({"string"}), "{")
     assert streams(frozenset({"string", "null"}), "x") and not streams(frozenset({"string", "null"}), "n")
     assert not streams(frozenset({"integer"}), "x")
+
+
+@pytest.mark.parametrize("strange", [[], [10**6], [-1], [2**40], [10**6, 199_999, -1]])
+def test_the_text_of_many_tokens_is_that_of_each(strange: list[int]) -> None:
+    form = kit.tokens_format("gpt-oss")
+    tokens = form.encode("<|start|>user<|message|>Zażółć 😀<|end|>")
+    tokens = [*tokens[:9], *strange, *tokens[9:], tokens[-3]]  # half a character at the end of it, too
+    assert form.decode(tokens) == b"".join(form.token(token)[1] for token in tokens).decode("utf-8", "replace")
