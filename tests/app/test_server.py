@@ -102,7 +102,8 @@ def test_a_reader_that_stops_reading_is_cut_off(server: Serve) -> None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", served.port))
         line.sendall(head.encode() + b"\r\n\r\n" + body)
-        assert within(2, lambda: served.engine.stats().running == 1)
+        # On a busy machine it may be over before anybody looks.
+        assert within(4, lambda: served.engine.stats().running == 1 or served.lines)
         assert within(4, lambda: idle(served))
 
 
