@@ -38,7 +38,10 @@ async def test_a_server_from_its_start_to_its_end(peer: Peer, tmp_path: Path) ->
 async def test_a_long_prompt_among_running_streams(peer: Peer, tmp_path: Path) -> None:
     with Fleet("tiny", tmp_path) as fleet:
         server = await fleet.start(peer, 1)
-        told = await long_prompt(server, 1)
+        for turn in range(5):
+            told = await long_prompt(server, turn)
+            if told["longest during, ms"]:  # on a busy machine nothing may come in between
+                break
     assert told["median gap before, ms"] >= 9
     assert told["ratio"] == pytest.approx(told["during, ms"] / told["median gap before, ms"])
     assert told["longest during, ms"] >= told["during, ms"]

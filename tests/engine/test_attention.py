@@ -103,10 +103,14 @@ def test_it_is_torchs_and_knows_no_neighbours(
     order = random.Random(1).sample(everybody, len(everybody))
     places = [place for n in order for place in crowd.places(n)]
     assert torch.equal(crowd.attend(order, compiled, window, **options), together[places])
-    before = torch.get_num_threads()
+
+
+def test_threads_change_nothing(compiled: Kernels, halves: bool) -> None:
+    crowd, everybody = Crowd(CROWD, 16, 8, 128, halves=halves), list(range(len(CROWD)))
+    together, before = crowd.attend(everybody, compiled), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(crowd.attend(everybody, compiled, window, **options), together)
+        assert torch.equal(crowd.attend(everybody, compiled), together)
     finally:
         torch.set_num_threads(before)
 
