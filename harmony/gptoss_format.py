@@ -7,7 +7,7 @@ model errs. What follows from an answer is not known here.
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from harmony import grammar, render
 from harmony.detokenize import Alphabet
 from harmony.format import Conversation, Prompt, RenderError, asked_of
 from harmony.gptoss import MARKERS, GptOssReader
+from harmony.pieces import Memory
 from harmony.tools import Offered, ToolTable
 
 _ELSEWHERE = "TIKTOKEN_ENCODINGS_BASE"
@@ -100,13 +101,17 @@ class GptOssFormat:
         self._alphabet = Alphabet(self._vocabulary, MARKERS)
         self.stop_ids = tuple(self._vocabulary.added[end] for end in ("<|return|>", "<|call|>"))
         self.end_ids = (*self.stop_ids, self._vocabulary.added["<|end|>"])
+        self._opener = self._vocabulary.encode("<|start|>assistant")
+        self._memory = Memory()
 
-    def render(self, conversation: Conversation, *, now: datetime, owner: str = "") -> Prompt:  # noqa: ARG002
+    def render(self, conversation: Conversation, *, now: datetime, owner: str = "") -> Prompt:
         """Lay the conversation out for the model. Raises `RenderError`."""
-        config = library.RenderConversationConfig(auto_drop_analysis=False)
         try:
-            said = library.Conversation.from_messages(_messages(conversation, now))
-            tokens = encoding().render_conversation_for_completion(said, Role.ASSISTANT, config)
+            head = library.Conversation.from_messages(_head(conversation, now))
+            tokens = [*self._memory.ids(owner, head.to_json(), partial(encoding().render_conversation, head))]
+            for message in _History(conversation).messages():
+                tokens += self._memory.ids(owner, message.to_json(), partial(encoding().render, message))
+            tokens += self._opener
         except (library.HarmonyError, ValueError, RecursionError) as error:
             raise RenderError(f"The conversation cannot be put to this model: {error}"[:300], "input") from error
         return Prompt(tuple(tokens), self.decode(tokens))
@@ -159,7 +164,8 @@ def _offered(conversation: Conversation) -> ToolTable:
     return conversation.tools if conversation.tool_choice != "none" else ToolTable()
 
 
-def _messages(conversation: Conversation, now: datetime) -> list[library.Message]:
+def _head(conversation: Conversation, now: datetime) -> list[library.Message]:
+    """What stands before the history. How its first message is laid out depends on the second."""
     effort = getattr(library.ReasoningEffort, _EFFORTS.get(conversation.effort or "medium", "MEDIUM"))
     system = library.SystemContent.new().with_reasoning_effort(effort)
     messages = [
@@ -171,7 +177,7 @@ def _messages(conversation: Conversation, now: datetime) -> list[library.Message
         developer = developer.with_instructions(instructions) if instructions else developer
         developer = developer.with_function_tools(tools) if tools else developer
         messages.append(library.Message.from_role_and_content(Role.DEVELOPER, developer))
-    return messages + _History(conversation).messages()
+    return messages
 
 
 def _described(offer: Offered) -> library.ToolDescription:

@@ -1,12 +1,12 @@
 """Encoding a prompt that is mostly the one before it: what a conversation says again is not cut into tokens again.
 
-Texts are cut in front of the tokens that end a message, where that is proved to change nothing. Each piece is
-remembered for its owner alone, so that nobody can tell by the time it takes what others have said.
+Texts are cut in front of the tokens that end a message, where that is proved to change nothing.
 """
 
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 Encode = Callable[[str], list[int]]
 
@@ -30,20 +30,42 @@ PROBES = (
 """What may stand before a cut and after it: blanks that are stripped, put in front or merged, marks that combine."""
 
 
-class Pieces:
-    """The ids of texts by `encode`, which finds the `added` tokens before all others.
+class Memory:
+    """The ids of the latest pieces of text, at most `bound` characters of all owners together.
 
-    Any thread may ask: at worst one encodes what another one is encoding.
+    Each is remembered for its owner alone, so that nobody can tell by the time it takes what others have said. Any
+    thread may ask: at worst one encodes what another one is encoding.
     """
+
+    def __init__(self, bound: int = BOUND) -> None:
+        self._bound, self._size = bound, 0
+        self._known: dict[tuple[str, str], array[int]] = {}
+        self._older: dict[tuple[str, str], array[int]] = {}
+        """What was known when half of the bound was reached; what is asked for again is known again."""
+
+    def ids(self, owner: str, piece: str, encode: Callable[[], list[int]]) -> "array[int]":
+        """As `encode` gives them, the same ones whenever it is this piece."""
+        key = (owner, piece)
+        ids = self._known.get(key)
+        if ids is None:
+            ids = self._older.get(key)
+            if ids is None:
+                ids = array("I", encode())
+            self._known[key] = ids
+            self._size += len(piece)
+            if self._size > self._bound // 2:
+                self._older, self._known, self._size = self._known, {}, 0
+        return ids
+
+
+class Pieces:
+    """The ids of texts by `encode`, which finds the `added` tokens before all others."""
 
     def __init__(self, encode: Encode, ends: Iterable[str], added: Mapping[str, int], bound: int = BOUND) -> None:
         self._encode = encode
         cuts = [end for end in dict.fromkeys(ends) if _alone(end, added) and _independent(end, encode)]
         self._cut = re.compile(f"(?={'|'.join(map(re.escape, cuts))})") if cuts else None
-        self._bound, self._size = bound, 0
-        self._known: dict[tuple[str, str], array[int]] = {}
-        self._older: dict[tuple[str, str], array[int]] = {}
-        """What was known when half of the bound was reached; what is asked for again is known again."""
+        self._memory = Memory(bound)
 
     def encode(self, text: str, owner: str) -> list[int]:
         """Text to ids, as `encode` would."""
@@ -51,20 +73,8 @@ class Pieces:
             return self._encode(text)
         ids: list[int] = []
         for piece in self._cut.split(text):
-            ids.extend(self._piece(piece, owner) if len(piece) >= LEAST else self._encode(piece))
-        return ids
-
-    def _piece(self, piece: str, owner: str) -> "array[int]":
-        key = (owner, piece)
-        ids = self._known.get(key)
-        if ids is None:
-            ids = self._older.get(key)
-            if ids is None:
-                ids = array("I", self._encode(piece))
-            self._known[key] = ids
-            self._size += len(piece)
-            if self._size > self._bound // 2:
-                self._older, self._known, self._size = self._known, {}, 0
+            encode = partial(self._encode, piece)
+            ids.extend(self._memory.ids(owner, piece, encode) if len(piece) >= LEAST else encode())
         return ids
 
 

@@ -121,7 +121,7 @@ def test_what_was_not_asked_for_lately_is_forgotten() -> None:
     assert encode.asked == texts
     pieces.encode(texts[1], "me")
     assert encode.asked == [*texts, texts[1]]
-    held = [*pieces._known, *pieces._older]
+    held = [*pieces._memory._known, *pieces._memory._older]
     assert sum(len(piece) for _, piece in held) <= 20 * LEAST + len(texts[0])
 
 

@@ -1,9 +1,12 @@
 """From items to a prompt: what a template is given, and what it may do."""
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openai_harmony as harmony  # type: ignore[import-untyped] # it says nothing of its types to mypy
 import pytest
 
 from events.inputs import (
@@ -22,6 +25,7 @@ from events.inputs import (
     SpokenText,
 )
 from events.items import ReasoningText
+from harmony import gptoss_format
 from harmony.chat import ChatFormat
 from harmony.choose import DIALECTS
 from harmony.format import Conversation, RenderError
@@ -228,6 +232,51 @@ def test_gpt_oss_history(tmp_path: Path) -> None:
         "<|start|>assistant<|channel|>commentary to=functions.agents__script <|constrain|>code<|message|>x<|call|>"
         "<|start|>assistant"
     )
+
+
+def test_gpt_oss_lays_out_what_is_said_again_as_the_library_lays_out_the_whole() -> None:
+    chance, form = random.Random("again"), kit.tokens_format("gpt-oss")
+    texts = ("", "hi", " two\n", "a<|end|>b<|return|>", '{"a": "é"}', "word " * 30)
+    makers: list[Callable[[str], Any]] = [
+        user,
+        think,
+        lambda text: said(text, phase=chance.choice([None, "commentary", "final_answer"])),
+        lambda text: call(1, text),
+        lambda text: output(1, text),
+        lambda text: output(2, text),
+        lambda text: InputCustomCall(call_id="c", name="script", namespace="agents", input=text),
+        lambda text: InputCustomOutput(call_id="c", output=text),
+    ]
+    for _ in range(40):
+        items = tuple(chance.choice(makers)(chance.choice(texts)) for _ in range(chance.randint(0, 12)))
+        tools = {} if chance.random() < 0.5 else {"tool_choice": "none"}
+        talk = kit.conversation(items=items, instructions=chance.choice(["", "Be kind."]), **tools)
+        whole = harmony.Conversation.from_messages(
+            [*gptoss_format._head(talk, kit.NOW), *gptoss_format._History(talk).messages()]
+        )
+        config = harmony.RenderConversationConfig(auto_drop_analysis=False)
+        laid = gptoss_format.encoding().render_conversation_for_completion(whole, harmony.Role.ASSISTANT, config)
+        for owner in ("me", "me", "you"):
+            assert form.render(talk, now=kit.NOW, owner=owner).tokens == tuple(laid)
+
+
+def test_gpt_oss_lays_out_for_each_owner_what_has_not_been_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, laid = gptoss_format.GptOssFormat(), []
+    head, one = harmony.HarmonyEncoding.render_conversation, harmony.HarmonyEncoding.render
+
+    def counted_head(self: Any, talk: Any, *more: Any) -> list[int]:
+        laid.append("head")
+        return head(self, talk, *more)
+
+    def counted(self: Any, message: Any, *more: Any) -> list[int]:
+        laid.append(message.content[0].text)
+        return one(self, message, *more)
+
+    monkeypatch.setattr(harmony.HarmonyEncoding, "render_conversation", counted_head)
+    monkeypatch.setattr(harmony.HarmonyEncoding, "render", counted)
+    for owner, texts in (("me", ["a", "b"]), ("me", ["a", "c", "b"]), ("you", ["a"])):
+        form.render(Conversation(items=tuple(map(user, texts))), now=kit.NOW, owner=owner)
+    assert laid == ["head", "a", "b", "c", "head", "a"]
 
 
 def test_gpt_oss_refuses_what_the_library_cannot_take() -> None:
