@@ -22,7 +22,6 @@ from engine.kv import KV, Contiguous, additive, causal_mask
 NAME = "antiphon"
 """How transformers calls this attention. It is no mask function's name, so that no mask is built outside."""
 
-
 GROUPED = 64
 """Up to so many queries, those of heads that share keys are laid out as rows of one head; the mask grows with them."""
 
@@ -116,7 +115,8 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     ask = Ask(pack.windows.get(layer), scale, softcap, s_aux)
     kernels = pack.kernels
     if kernels is not None and softcap is None and kernels.attendable(query, key, value, s_aux):
-        return _compiled(kernels, layer, query, key, value, ask, pack), None
+        table, halves = pack.table(layer, key, value)
+        return kernels.attend(query, key, value, table, scale, window=ask.window, sinks=s_aux, halves=halves), None
     pack.compiled = False
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[Tensor] = []
@@ -134,12 +134,6 @@ def attend(  # noqa: PLR0913  the signature is transformers'
             past = (keys[:, :, oldest:last], values[:, :, oldest:last])
             results.append(_cut(heads[:, :, :, start:stop], *past, ask, pack))
     return (results[0] if len(results) == 1 else torch.cat(results, 1)).flatten(2, 3), None
-
-
-def _compiled(kernels: Kernels, layer: int, query: Tensor, key: Tensor, value: Tensor, ask: Ask, pack: Pack) -> Tensor:
-    """Attention of all spans by kernels, (1, n, heads, value_dim)."""
-    table, halves = pack.table(layer, key, value)
-    return kernels.attend(query, key, value, table, ask.scale, window=ask.window, sinks=ask.sinks, halves=halves)
 
 
 def _together(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: Ask) -> Tensor:

@@ -32,11 +32,9 @@ log = logging.getLogger(__name__)
 KV_SHARE = 0.7
 """How much of the memory that is free after loading the cache may take, unless ``Options.kv_gib`` says otherwise."""
 
-
 BLOCK = 16
 """Tokens of a prompt whose attention torch computes at once in int8. How many decides about the last bits, which may
 move an activation to the next of its few levels. Of fp32 they stay the last bits. More make long steps."""
-
 
 KVType = Literal["float32", "float16"]
 

@@ -6,6 +6,7 @@ is compared with the original on the loaded model before it stays, and the origi
 """
 
 from array import array
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -68,14 +69,13 @@ class Layer(nn.Module):
         self._parts = parts  # which hold what the addresses below lead to
         self._layer = int(original.self_attn.layer_idx)
         self._like = torch.empty((1, parts.kv_heads, 0, parts.dim))
-        self._hidden = len(parts.before.weight)
         norms = (parts.before, parts.after, parts.query, parts.key)
         self._numbers = array("f", [0.0 if norm is None else norm.eps for norm in norms] + [original.self_attn.scaling])
         matrices = (parts.seen, parts.said, parts.gates, parts.last)
         self._fixed = array(
             "q",
             (
-                self._hidden,
+                len(parts.before.weight),
                 parts.heads,
                 parts.kv_heads,
                 parts.dim,
@@ -200,7 +200,7 @@ def _parts(layer: Any, kernels: Kernels) -> Parts | None:
     return Parts(before, seen, query, key, said, after, gates, last, wide // dim, keys // dim, dim)
 
 
-def _is(module: Any, names: set[str], possible: set[str] = frozenset()) -> bool:  # type: ignore[assignment]
+def _is(module: Any, names: set[str], possible: AbstractSet[str] = frozenset()) -> bool:
     """Whether it has these children, and at most the possible ones besides, and nothing of its own."""
     found = dict(module.named_children()).keys()
     plain = not (module._parameters or module._buffers or module._forward_hooks or module._forward_pre_hooks)

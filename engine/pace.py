@@ -65,18 +65,22 @@ class Pace:
             return 0
         allowed = max(SLOWDOWN - 1, FIRST * waiting / decoding) * plain
         cost = median(self._costs) if self._costs else self._alone
-        wanted: float = FLOOR
-        if cost is not None:  # what was measured lately says something about twice as much
-            further = 2 * max(self._tried)
-            wanted = int(allowed / cost) if allowed < cost * further else further
-        wanted = min(max(wanted, FLOOR), most)
-        block = self.grain
+        wanted, block = self._wanted(allowed, cost, most), self.grain
         if cost is not None and allowed < plain:
             block = self._block(allowed, cost, plain)
             if block > self.grain or (block > FLOOR and cost * block > NEARLY * plain):
                 wanted = min(wanted, (block - 1) / 2)  # so that most steps have no block
-        self._saved = min(self._saved + wanted, block if block > self.grain else wanted + block - 1, max(most, block))
+        kept = block if block > self.grain else wanted + block - 1
+        self._saved = min(self._saved + wanted, kept, max(most, block))
         return int(self._saved) if self._saved >= block else 0
+
+    def _wanted(self, allowed: float, cost: float | None, most: int) -> float:
+        """How many tokens fit into ``allowed`` seconds, as far as is known; at least :data:`FLOOR`."""
+        if cost is None:
+            return min(FLOOR, most)
+        further = 2 * max(self._tried)  # what was measured lately says something about twice as much
+        fitting = int(allowed / cost) if allowed < cost * further else further
+        return min(max(fitting, FLOOR), most)
 
     def _block(self, allowed: float, cost: float, plain: float) -> int:
         """How many tokens come at once, while a step may take ``allowed`` longer, and a token takes ``cost``.

@@ -125,12 +125,7 @@ class PackedForward:
         for item in work:
             if id(item) not in row.first:
                 first = row.add(item)
-                bounds = (
-                    cuts(item.state.length, len(item.ids), item.said, self.grain)
-                    if self.exact and not self.compiled
-                    else None
-                )
-                spans.append(Span(item.state, [*pairwise(first + n for n in bounds or [0, len(item.ids)])]))
+                spans.append(Span(item.state, [*pairwise(first + place for place in self._bounds(item))]))
         ends = [(row.first[id(item)] + len(item.ids), item.rows) for item in work]
         kept = [place for end, rows in ends for place in range(end - rows, end)]
         device = self._model.device
@@ -143,6 +138,12 @@ class PackedForward:
         )
         self.compiled &= pack.compiled
         return logits
+
+    def _bounds(self, item: Work) -> list[int]:
+        """Where what is attended to at once begins and ends."""
+        if self.exact and not self.compiled:
+            return cuts(item.state.length, len(item.ids), item.said, self.grain)
+        return [0, len(item.ids)]
 
     def _batch(self, kvs: list[PagedKV], columns: int) -> Batch:
         assert self._pages is not None

@@ -10,8 +10,6 @@
 #include "kernels.h"
 
 #if (LANES == 16 && defined(__AVX512BW__)) || (LANES == 8 && defined(__AVX2__))
-#include <immintrin.h>
-
 #define STEP 64 /* inputs of a tile */
 #define HEIGHT 16 /* rows of a tile */
 #define TILE (HEIGHT * STEP)
@@ -125,7 +123,9 @@ INLINE void finish(const struct product *p, const struct meaning *m, int64_t row
     if (m->left >= LANES) {
         if (added) result += load(added);
         store(to, result);
-    } else for (int64_t i = 0; i < m->left; i++) to[i] = added ? result[i] + added[i] : result[i];
+    } else {
+        for (int64_t i = 0; i < m->left; i++) to[i] = added ? result[i] + added[i] : result[i];
+    }
 }
 
 /* So many rows of one tile with two panels. */

@@ -17,8 +17,6 @@
 #endif
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-#define MOST_HALF 65504.0f
-
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -95,6 +93,7 @@ INLINE float largest(vec v) {
 }
 
 /* Numbers of 16 bits, where this CPU converts them; those that are too large become the largest. */
+#define MOST_HALF 65504.0f
 #if LANES == 16
 #define HALVES 1
 INLINE vec widened(const uint16_t *from) { return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
