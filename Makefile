@@ -60,7 +60,7 @@ clean:  ## remove the environment and all caches
 
 # The parts of the benchmark; docs/bench.md says what each one measures.
 RESULTS = --json .bench/results/$(1).json --out .bench/results/$(1).md
-TINY = --model tiny --streams 1,4,16,64 --rounds 5 --scenarios growth,long,next --limit-minutes 15 $(call RESULTS,tiny)
+TINY = --model tiny --streams 1,4,16,64 --rounds 3 --scenarios growth,long,next --limit-minutes 25 $(call RESULTS,tiny)
 # Both together would need more memory than a machine of 24 GiB has.
 SMALL = --model small --servers antiphon-int8,vllm-bf16,llama.cpp --streams 1,4,16 --rounds 3 $(call RESULTS,small)
 EXACT = --model small --servers antiphon,vllm-fp32 --streams 1,4,16 --rounds 3 $(call RESULTS,exact)
