@@ -40,7 +40,7 @@ snapshots: $(TEST)  ## write the snapshots anew; then read the diff
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
 
-bench: $(TEST)  ## compare with the peers that are installed, every part: about an hour; pages in .bench/results
+bench: $(TEST)  ## compare with the peers that are installed, every part: over an hour; pages in .bench/results
 	$(BIN)/python -m tests.bench.protocol
 	$(BIN)/python -m tests.bench.durable
 	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
