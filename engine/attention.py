@@ -2,9 +2,8 @@
 
 transformers calls :func:`attend` through its attention interface, once per layer; the pack travels there as a keyword
 of the forward call. The linear layers see all tokens of all sequences at once, without padding. Attention sees one
-sequence at a time, which therefore does not depend on its neighbours; compiled kernels take the tokens that stand
-alone, each with its own past, in one call. Where caches are paged, sequences that say one token each are seen together,
-and filled up to the longest.
+sequence at a time, which therefore does not depend on its neighbours; compiled kernels do that for all of them in one
+call. Where caches are paged, sequences that say one token each are seen together, and filled up to the longest.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,10 @@ struct rows {
     int64_t threads;
 };
 
-/* Rows of fp32 times a matrix of int8. */
+/* Rows of fp32 times a matrix of int8. Rows in 8 bits lie in whole tiles. */
+#define STEP 64   /* inputs of a tile */
+#define HEIGHT 16 /* rows of a tile */
+
 struct product {
     int64_t x, count, inputs, outputs; /* rows (count, inputs), one after the other */
     int64_t weights, scales, zeros;    /* panels; for each output its scale, and what ZERO adds to its sum */

@@ -29,7 +29,7 @@ INLINE int64_t shared(const struct layer *l) {
 
 /* The longest row of a product, in 8 bits. */
 INLINE int64_t longest(const struct layer *l) {
-    return whole(larger_of(l->hidden, larger_of(l->heads * l->dim, l->inner)), 64) / 4;
+    return whole(larger_of(l->hidden, larger_of(l->heads * l->dim, l->inner)), STEP) / 4;
 }
 
 int64_t antiphon_room(const struct layer *l) { return 2 * l->hidden + shared(l) + longest(l) + 1; }
@@ -65,7 +65,7 @@ static void turned(const struct layer *l, const float *x, int64_t heads, int64_t
 }
 
 void antiphon_layer(const struct layer *l) {
-    const int64_t tall = whole(l->count, 16), queries = l->heads * l->dim, keys = l->kv_heads * l->dim;
+    const int64_t tall = whole(l->count, HEIGHT), queries = l->heads * l->dim, keys = l->kv_heads * l->dim;
     const int64_t wide = queries + 2 * keys;
     const float *numbers = (const float *)l->numbers;
     struct room r;

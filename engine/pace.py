@@ -88,8 +88,10 @@ class Pace:
         Where :data:`FLOOR` of them take longer, it is mostly their past that is read, and it is read for many as for
         few: more of them come, and seldom, until so many would do no harm in every step.
         """
+        if self.grain > FLOOR:
+            return self.grain
         block = next((size for size in SELDOM if cost * size < LONGEST * plain), 0)
-        self._seldom = self.grain <= FLOOR and allowed < cost * (block if self._seldom else FLOOR)
+        self._seldom = allowed < cost * (block if self._seldom else FLOOR)
         return block if self._seldom and block else self.grain
 
     def plain(self, decoding: int) -> float | None:

@@ -10,8 +10,6 @@
 #include "kernels.h"
 
 #if (LANES == 16 && defined(__AVX512BW__)) || (LANES == 8 && defined(__AVX2__))
-#define STEP 64 /* inputs of a tile */
-#define HEIGHT 16 /* rows of a tile */
 #define TILE (HEIGHT * STEP)
 #define PAIR (2 * LANES) /* outputs that are computed together */
 #define FEW 1 /* rows for which tiles do not pay */

@@ -249,8 +249,8 @@ def test_gpt_oss_lays_out_what_is_said_again_as_the_library_lays_out_the_whole()
     ]
     for _ in range(40):
         items = tuple(chance.choice(makers)(chance.choice(texts)) for _ in range(chance.randint(0, 12)))
-        tools = {} if chance.random() < 0.5 else {"tool_choice": "none"}
-        talk = kit.conversation(items=items, instructions=chance.choice(["", "Be kind."]), **tools)
+        choice = chance.choice([{}, {"tool_choice": "none"}])
+        talk = kit.conversation(items=items, instructions=chance.choice(["", "Be kind."]), **choice)
         whole = harmony.Conversation.from_messages(
             [*gptoss_format._head(talk, kit.NOW), *gptoss_format._History(talk).messages()]
         )
