@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
-from app.settings import ANYWHERE, LOOPBACK, Settings, digest
-from app.wish import Refusal, Wish
-from engine.process import Early, Process
-from harmony.dialects import NAMES
+from antiphon.app.serve_options import Refusal, Wish
+from antiphon.app.settings import ANYWHERE, LOOPBACK, Settings, digest
+from antiphon.engine.process.spawn import Early, Process
+from antiphon.harmony.dialects import NAMES
 
 PLAIN_SETTINGS = """host port hosts reasoning_as max_output_tokens drain store_days store_gib secret
     websocket media""".split()
 """What of a command line is a setting as it stands."""
-ENGINE = "engine.build"
+ENGINE = "antiphon.engine.builder"
 """What the engine's process imports."""
 
 
@@ -96,7 +96,7 @@ def serve(**given: Any) -> None:
     wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
     _check_bind(settings, insecure=given["insecure"])
     with Early(ENGINE) if wish.engine == "torch" else nullcontext(Process) as spawn:
-        from app.launch import launch  # noqa: PLC0415  see above
+        from antiphon.app.launch import launch  # noqa: PLC0415  see above
 
         launch(wish, settings, given["log_format"], spawn)
 
@@ -108,7 +108,7 @@ def dialects() -> None:
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from harmony.choose import overview  # noqa: PLC0415
+    from antiphon.harmony.detect import overview  # noqa: PLC0415
 
     screen = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import msgspec
 
-from engine.protocol import EngineError
+from antiphon.engine.protocol import EngineError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"

@@ -15,34 +15,35 @@ from pathlib import Path
 import uvloop
 from msgspec import structs
 
-from app import banner, logs, server
-from app.catalogue import Catalogue, ServedModel
-from app.house import House
-from app.journal import Journal, for_machines, for_people
-from app.seals import SecretError
-from app.settings import Settings
-from app.store.disk import StoreError
-from app.store.open import open_store
-from app.wish import Refusal, Wish
-from engine.embedded import MODEL_DIR
-from engine.folder import inspect_folder
-from engine.hub import fetch
-from engine.process import Spawn
-from engine.protocol import Engine, EngineError
-from engine.scripted import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
-from engine.torch_engine import TorchEngine
-from harmony import choose
-from harmony.choose import DialectError, Loaded
+from antiphon.app import server
+from antiphon.app.context import House
+from antiphon.app.encryption import SecretError
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.observability import log_config, startup
+from antiphon.app.observability.access_log import Journal, for_machines, for_people
+from antiphon.app.serve_options import Refusal, Wish
+from antiphon.app.settings import Settings
+from antiphon.app.store.database import StoreError
+from antiphon.app.store.factory import open_store
+from antiphon.engine.checkpoint.files import inspect_folder
+from antiphon.engine.checkpoint.hub import fetch
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.process.client import TorchEngine
+from antiphon.engine.process.spawn import Spawn
+from antiphon.engine.protocol import Engine, EngineError
+from antiphon.engine.scripted.engine import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
+from antiphon.harmony import detect
+from antiphon.harmony.detect import DialectError, Loaded
 
 EMBEDDED = "antiphon"
 """What the embedded model is called."""
 ENGINE_OPTIONS = ("device", "context", "threads", "compile", "slots", "kv_gib", "kv_dtype", "quantize", "deterministic")
-"""What of a wish goes to the engine, under the names of `engine.build.Options`."""
+"""What of a wish goes to the engine, under the names of `engine.builder.Options`."""
 YOUNG = 20_000
 """New objects after which garbage is looked for among them: a millisecond's work."""
 
 
-def launch(wish: Wish, settings: Settings, style: logs.Style, spawn: Spawn) -> None:
+def launch(wish: Wish, settings: Settings, style: log_config.Style, spawn: Spawn) -> None:
     """Serve until a signal comes. `spawn` begins the engine's process. Raises `Refusal`."""
     try:
         uvloop.run(_serve(wish, settings, style, spawn))
@@ -52,13 +53,13 @@ def launch(wish: Wish, settings: Settings, style: logs.Style, spawn: Spawn) -> N
         sys.exit(130)
 
 
-async def _serve(wish: Wish, settings: Settings, style: logs.Style, spawn: Spawn) -> None:
-    screen = banner.console()
-    logs.configure(style)
+async def _serve(wish: Wish, settings: Settings, style: log_config.Style, spawn: Spawn) -> None:
+    screen = startup.console()
+    log_config.configure(style)
     with server.bind(settings) as listener:  # first of all, so that a port in use is known at once
         store = open_store(settings)
         try:
-            with banner.Loading(screen) as loading:
+            with startup.Loading(screen) as loading:
                 model, note = await _model(wish, loading.tell, spawn)
                 loading.begin(model.names[0])
                 home = server.furnish(settings, Catalogue([model]), store=store)
@@ -80,11 +81,11 @@ def settle() -> None:
     gc.set_threshold(YOUNG, 10, 10)
 
 
-def _ready(loading: banner.Loading, home: House, note: str, port: int) -> None:
+def _ready(loading: startup.Loading, home: House, note: str, port: int) -> None:
     settle()
     loading.done()
     notes = {model.names[0]: note for model in home.catalogue.models}
-    banner.show(loading.screen, home.settings, home.catalogue, port, notes)
+    startup.show(loading.screen, home.settings, home.catalogue, port, notes)
 
 
 async def _model(wish: Wish, told: Callable[[str], None], spawn: Spawn) -> tuple[ServedModel, str]:
@@ -104,7 +105,7 @@ def _scripted(wish: Wish) -> tuple[Engine, Loaded, str]:
         raise Refusal("--engine scripted needs --script FILE")
     replies = load_script(wish.script)
     dialect = wish.dialect or "hermes"
-    form = choose.bytes_format(dialect)
+    form = detect.bytes_format(dialect)
     info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
     engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
     return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
@@ -117,7 +118,7 @@ async def _torch(wish: Wish, told: Callable[[str], None], spawn: Spawn) -> tuple
         folder = await asyncio.to_thread(fetch, wish.source, offline=wish.offline)
         name = _own_name(wish.source, folder)
     inspect_folder(folder)
-    loaded = choose.load(folder, wish.dialect)
+    loaded = detect.load(folder, wish.dialect)
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise Refusal(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")

@@ -21,25 +21,25 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
-from app.asgi import App
-from app.catalogue import Catalogue, ServedModel
-from app.crowd import TURNS, Crowd
-from app.errors import ApiError, clip, from_engine
-from app.gate import HEADER_BYTES, Gate, Line
-from app.house import House
-from app.metrics import Metrics
-from app.routes import chat, compact, conversations, health, metrics, models, responses
-from app.routes.replies import json_reply
-from app.seals import open_seals
-from app.settings import Settings
-from app.sockets import LIFETIME as SOCKET_LIFETIME
-from app.sockets import Socket
-from app.store import Store
-from app.store.memory import MemoryStore
-from app.turn import Pace
-from app.turns import Turns
-from app.wire import protocol, socket_protocol
-from engine.protocol import EngineError, overloaded
+from antiphon.app.context import House
+from antiphon.app.encryption import open_seals
+from antiphon.app.errors import ApiError, clip, from_engine
+from antiphon.app.http.admission import TURNS, Crowd
+from antiphon.app.http.asgi import App
+from antiphon.app.http.middleware import HEADER_BYTES, Gate, Line
+from antiphon.app.http.protocol import protocol, socket_protocol
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.observability.metrics import Metrics
+from antiphon.app.routes import chat, compact, conversations, health, metrics, models, responses
+from antiphon.app.routes.replies import json_reply
+from antiphon.app.routes.websocket import LIFETIME as SOCKET_LIFETIME
+from antiphon.app.routes.websocket import Socket
+from antiphon.app.settings import Settings
+from antiphon.app.store.base import Store
+from antiphon.app.store.memory import MemoryStore
+from antiphon.app.turns.manager import Turns
+from antiphon.app.turns.turn import Pace
+from antiphon.engine.protocol import EngineError, overloaded
 
 DOORS = 16
 """Descriptors under which an address is listened on. The event loop takes one connection of each in a turn, and a turn

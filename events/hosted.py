@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from events.items import Item
+from antiphon.events.items import Item
 
 
 class FileSearchCall(Item, frozen=True, kw_only=True, tag="file_search_call"):

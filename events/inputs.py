@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from events.items import Part, Phase, ReasoningText, SummaryText
+from antiphon.events.items import Part, Phase, ReasoningText, SummaryText
 
 Role = Literal["user", "assistant", "system", "developer"]
 

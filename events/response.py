@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from events.hosted import HostedItem
-from events.items import (
+from antiphon.events.hosted import HostedItem
+from antiphon.events.items import (
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,

@@ -6,7 +6,7 @@ some readers drop frames with CRLF or frames that arrive in two pieces.
 
 import msgspec
 
-from events.base import Event
+from antiphon.events.base import Event
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

@@ -7,10 +7,10 @@ tools say stands in `hosted_stream`. `decode(data)` reads any of them back.
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from events.base import Event, ItemEvent
-from events.hosted_stream import HostedEvent
-from events.items import Annotation, Content, Logprob, SummaryText
-from events.response import OutputItem, Response
+from antiphon.events.base import Event, ItemEvent
+from antiphon.events.hosted_events import HostedEvent
+from antiphon.events.items import Annotation, Content, Logprob, SummaryText
+from antiphon.events.response import OutputItem, Response
 
 
 class LifecycleEvent(Event, frozen=True, kw_only=True):

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from harmony.citations import Citations
-from harmony.detokenize import Alphabet
-from harmony.format import Conversation
-from harmony.grammar import Grammar
-from harmony.lexer import Wait, stops_at
-from harmony.reader import TapeReader
-from harmony.tools import Offered, Sent
+from antiphon.harmony.calls.citations import Citations
+from antiphon.harmony.format import Conversation
+from antiphon.harmony.grammar import Grammar
+from antiphon.harmony.parsing.reader import TapeReader
+from antiphon.harmony.parsing.tape import Wait, stops_at
+from antiphon.harmony.tokens.detokenizer import Alphabet
+from antiphon.harmony.tools import Offered, Sent
 
 
 class Frame(Protocol):

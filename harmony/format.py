@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from events.inputs import AnyInput, GrammarFormat
-from events.items import Logprob
-from harmony.grammar import Asked
-from harmony.tools import Offered, ToolTable
-from state.segments import Segment
+from antiphon.events.inputs import AnyInput, GrammarFormat
+from antiphon.events.items import Logprob
+from antiphon.harmony.grammar import Asked
+from antiphon.harmony.tools import Offered, ToolTable
+from antiphon.state.segments import Segment
 
 
 class Conversation(Struct, frozen=True, kw_only=True):

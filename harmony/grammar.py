@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from events.inputs import GrammarFormat
-from harmony.detokenize import tokens_in
-from harmony.tools import Offered
+from antiphon.events.inputs import GrammarFormat
+from antiphon.harmony.tokens.detokenizer import tokens_in
+from antiphon.harmony.tools import Offered
 
 _LINE = "\n"
 GAPS = r"[ \t\r\n]{0,16}"

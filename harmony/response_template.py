@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from harmony.arrays import ArrayFrame
-from harmony.contents import PARSERS, tag_of
-from harmony.dialect import Dialect, Frame
-from harmony.frames import JsonFrame
-from harmony.regions import Region, RegionFrame
+from antiphon.harmony.calls.json_array import ArrayFrame
+from antiphon.harmony.calls.json_object import JsonFrame
+from antiphon.harmony.calls.region import Region, RegionFrame
+from antiphon.harmony.calls.region_parsers import PARSERS, tag_of
+from antiphon.harmony.dialect import Dialect, Frame
 
 NAME = "response-template"
 THOUGHTS = ("thinking", "reasoning_content", "reasoning")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
+from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 
 LONGEST = 64
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from msgspec import UNSET, UnsetType, structs
 
-from events.items import (
+from antiphon.events.items import (
     Annotation,
     ContainerFileCitation,
     CustomToolCall,
@@ -26,9 +26,9 @@ from events.items import (
     SummaryText,
     UrlCitation,
 )
-from events.response import OutputItem
-from state.segments import Call
-from state.voice import Place, Voice
+from antiphon.events.response import OutputItem
+from antiphon.state.emitter import Place, Voice
+from antiphon.state.segments import Call
 
 ReasoningAs = Literal["content", "summary", "both"]
 Seal = Callable[[str], str]

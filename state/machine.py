@@ -24,16 +24,25 @@ from typing import Literal, get_args
 
 import msgspec
 
-from events import stream as ev
-from events.base import Event
-from events.items import Status
-from events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
-from state.blanks import EMPTY, Piece, split
-from state.drafts import CustomDraft, Draft, FunctionDraft, MessageDraft, PartKind, ReasoningAs, ReasoningDraft, Seal
-from state.mint import Ids, Mint
-from state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Segment, Think, Whole
-from state.table import BLANK, GUARDS, TABLE, Guard, IllegalInput, Letter, State, Verb
-from state.voice import Place, Voice
+from antiphon.events import stream as ev
+from antiphon.events.base import Event
+from antiphon.events.items import Status
+from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
+from antiphon.state.drafts import (
+    CustomDraft,
+    Draft,
+    FunctionDraft,
+    MessageDraft,
+    PartKind,
+    ReasoningAs,
+    ReasoningDraft,
+    Seal,
+)
+from antiphon.state.emitter import Place, Voice
+from antiphon.state.ids import Ids, Mint
+from antiphon.state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Segment, Think, Whole
+from antiphon.state.table import BLANK, GUARDS, TABLE, Guard, IllegalInput, Letter, State, Verb
+from antiphon.state.whitespace import EMPTY, Piece, split
 
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"

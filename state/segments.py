@@ -8,8 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from events.hosted import HostedItem
-from events.items import Annotation, Compaction, Logprob, Phase
+from antiphon.events.hosted import HostedItem
+from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
 Kind = Literal["function", "custom"]
 

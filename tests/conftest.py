@@ -1,5 +1,6 @@
 """Fixtures for every test: a real server on a real socket, over a scripted engine."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -7,6 +8,10 @@ from typing import Any
 import pytest
 
 from tests.serving import Served, serve
+from tests.syntax import ROOT
+
+os.environ["PYTHONPATH"] = str(ROOT)
+"""Engine processes that tests start load their core from `tests.engine.fake_core`."""
 
 Serve = Callable[..., Served]
 

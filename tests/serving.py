@@ -11,17 +11,17 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
-from app.asgi import App
-from app.catalogue import Catalogue, ServedModel
-from app.gate import Line
-from app.house import House
-from app.server import Server, bind, build, furnish
-from app.settings import Settings, digest
-from app.store.open import open_store
-from app.turn import Pace
-from engine.protocol import EngineInfo
-from engine.scripted import ScriptedEngine, load_script, parse_script
-from harmony.choose import bytes_format
+from antiphon.app.context import House
+from antiphon.app.http.asgi import App
+from antiphon.app.http.middleware import Line
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.server import Server, bind, build, furnish
+from antiphon.app.settings import Settings, digest
+from antiphon.app.store.factory import open_store
+from antiphon.app.turns.turn import Pace
+from antiphon.engine.protocol import EngineInfo
+from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
+from antiphon.harmony.detect import bytes_format
 
 Script = Path | Sequence[dict[str, Any]]
 Around = Callable[[App], App]

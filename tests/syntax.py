@@ -12,12 +12,17 @@ def modules() -> list[Path]:
     return sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+def modules_of_tests() -> list[Path]:
+    """Every module of the tests, relative to the root."""
+    return sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+
+
 def tree(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"), str(module))
 
 
 def dotted(module: Path) -> str:
-    """The import name of a module: `app/requests/spec.py` is `app.requests.spec`."""
+    """The import name of a module: `app/requests/turn_spec.py` is `app.requests.turn_spec`."""
     parts = module.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.banner import CODEX
-from engine.scripted import parse_script
+from antiphon.app.observability.startup import CODEX
+from antiphon.engine.scripted.engine import parse_script
 from tests.serving import Served, scripted, serve
 from tests.syntax import ROOT
 

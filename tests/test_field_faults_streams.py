@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.errors import ApiError
-from tests.app.requests.bench import ask, blame
+from antiphon.app.errors import ApiError
+from tests.app.requests.request_builders import ask, blame
 from tests.invariants import check
 from tests.serving import scripted, serve
 from tests.snapshots.cases import CASES, RUN_CALL, TOOLS, WEATHER_CALL, Case
-from tests.snapshots.readings import read_chat, read_responses
+from tests.snapshots.run_case import read_chat, read_responses
 
 Json = dict[str, Any]
 EMPTY_CALLS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax import PACKAGES, ROOT, imports, modules, tree
+from tests.syntax import PACKAGES, ROOT, imports, modules, modules_of_tests, tree
 
 OURS = {
     "events": ("events",),
@@ -61,7 +61,7 @@ IMPURE = set(
 
 EXCUSED = {
     (
-        "harmony/gptoss_format.py",
+        "harmony/gptoss/format.py",
         "os",
     ): "the library reads a variable that, where it is stale, hides its own vocabulary",
 }
@@ -82,11 +82,18 @@ def test_imports_keep_the_layers(module: Path) -> None:
     for line, level, target in imports(tree(module)):
         where = f"{module}:{line}"
         assert level == 0, f"{where}: relative import; packages are imported by name"
-        top = target.split(".")[0]
-        if top in PACKAGES:
-            assert any(_within(target, allowed) for allowed in OURS[package]), f"{where}: {package} imports {target}"
+        top, _, ours = target.partition(".")
+        if top == "antiphon":
+            assert any(_within(ours, allowed) for allowed in OURS[package]), f"{where}: {package} imports {target}"
         elif top not in sys.stdlib_module_names:
             assert top in THEIRS[package], f"{where}: {package} imports {top}"
+
+
+@pytest.mark.parametrize("module", [*modules(), *modules_of_tests()], ids=str)
+def test_no_folder_is_imported_by_its_bare_name(module: Path) -> None:
+    """`app` beside `antiphon.app` would be a second copy of every class."""
+    bare = [(line, name) for line, _, name in imports(tree(module)) if name.split(".")[0] in PACKAGES]
+    assert not bare, f"{module}: import antiphon.{bare[0][1]} instead (line {bare[0][0]})"
 
 
 @pytest.mark.parametrize("module", [module for module in modules() if module.parts[0] in PURE], ids=str)

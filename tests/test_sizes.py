@@ -8,7 +8,9 @@ from tests.syntax import ROOT, dotted, modules, tree
 MODULE_LINES = 320
 FUNCTION_LINES = 50
 
-LONG_MODULES: dict[str, str] = {}
+LONG_MODULES: dict[str, str] = {
+    "state.machine": "the whole machine is one file, so that order is decided, and read, in one place",
+}
 """Module name to the reason why it is long."""
 
 LONG_FUNCTIONS: dict[str, str] = {}

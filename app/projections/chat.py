@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from app.errors import ApiError
-from app.log import Frame, Log
-from app.projections.chat_fold import ChatFold, ChatSum
-from app.projections.chat_wire import (
+from antiphon.app.errors import ApiError
+from antiphon.app.event_log import Frame, Log
+from antiphon.app.projections.chat_fold import ChatFold, ChatSum
+from antiphon.app.projections.chat_schema import (
     ChatChunk,
     ChatCompletion,
     ChatLogprobs,
@@ -17,11 +17,11 @@ from app.projections.chat_wire import (
     Delta,
     chat_usage,
 )
-from app.projections.padding import padded
-from app.requests.spec import TurnSpec
-from events import sse
-from events.items import Logprob
-from events.response import ResponseError
+from antiphon.app.projections.obfuscation import padded
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.events import sse
+from antiphon.events.items import Logprob
+from antiphon.events.response import ResponseError
 
 _encode = msgspec.json.Encoder().encode
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET
 
-from app.projections.chat_wire import (
+from antiphon.app.projections.chat_schema import (
     CallFragment,
     ChatChoice,
     ChatLogprobs,
@@ -17,10 +17,10 @@ from app.projections.chat_wire import (
     FinishReason,
     FunctionFragment,
 )
-from events import stream as ev
-from events.base import Event
-from events.items import CustomToolCall, FunctionCall, Logprob
-from events.response import Response
+from antiphon.events import stream as ev
+from antiphon.events.base import Event
+from antiphon.events.items import CustomToolCall, FunctionCall, Logprob
+from antiphon.events.response import Response
 
 BETWEEN_MESSAGES = "\n\n"
 """A chat message is one text. Where the model wrote two messages, they stay two paragraphs."""

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from app.catalogue import ServedModel
-from app.settings import Settings
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.settings import Settings
 
 EFFORTS = (
     ("low", "Think little, answer soon"),

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from app.log import Frame, Log
-from app.projections.padding import padded
-from events import sse
-from events.stream import LifecycleEvent
+from antiphon.app.event_log import Frame, Log
+from antiphon.app.projections.obfuscation import padded
+from antiphon.events import sse
+from antiphon.events.stream import LifecycleEvent
 
 
 class ResponsesStream:

@@ -4,25 +4,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from app.catalogue import Catalogue
-from app.errors import invalid_value, missing
-from app.requests import checks as c
-from app.requests import common, media, promises, tools
-from app.requests.fields import CHAT, check, refuse
-from app.requests.messages import read as read_messages
-from app.requests.promises import Promise
-from app.requests.responses import Asked
-from app.requests.spec import TurnSpec
-from app.requests.tools import Tools
-from app.settings import AS_USUAL, Settings
-from harmony.format import Conversation
+from antiphon.app.errors import invalid_value, missing
+from antiphon.app.model_registry import Catalogue
+from antiphon.app.requests import constraints, media, shared, tools
+from antiphon.app.requests import validators as c
+from antiphon.app.requests.chat_messages import read as read_messages
+from antiphon.app.requests.constraints import Promise
+from antiphon.app.requests.fields import CHAT, check, refuse
+from antiphon.app.requests.responses import Asked
+from antiphon.app.requests.tools import Tools
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.settings import AS_USUAL, Settings
+from antiphon.harmony.format import Conversation
 
 
 def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_USUAL) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`."""
     check(CHAT, body)
     model = catalogue.find(body.get("model"))
-    common.check_stream_options(body)
+    shared.check_stream_options(body)
     offered = _tools(body.get("tools") or ())
     tools.check_choice(_flat(body.get("tool_choice")), offered)
     if body.get("messages") is None:
@@ -32,17 +32,17 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_
     asked, top, effort = _limit(body), _top_logprobs(body), _effort(body)
     table = offered.table()
     refuse(CHAT, body)
-    called = promises.choice(_flat(body.get("tool_choice")), table)
+    called = constraints.choice(_flat(body.get("tool_choice")), table)
     shape = _shape(body.get("response_format"))
-    kept = promises.of_tools(offered)
-    if (answer := promises.answer(shape)) is not None:
+    kept = constraints.of_tools(offered)
+    if (answer := constraints.answer(shape)) is not None:
         kept.append(Promise("schema", json.dumps(answer), "response_format.json_schema.schema"))
-    chosen = common.sampling(
+    chosen = shared.sampling(
         body, model.engine.info.defaults, asked if asked is not None else settings.max_output_tokens, top
     )
-    head = common.head(
-        body, chosen, tools=offered.echo, text=common.PLAIN, max_output_tokens=asked,
-        reasoning=common.reasoning(effort, None), store=False,
+    head = shared.head(
+        body, chosen, tools=offered.echo, text=shared.PLAIN, max_output_tokens=asked,
+        reasoning=shared.reasoning(effort, None), store=False,
     )  # fmt: skip
     spec = TurnSpec(
         head=head,
@@ -57,11 +57,11 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_
         ),
         promises=tuple(kept),
         sampling=chosen,
-        stop=common.stops(body),
+        stop=shared.stops(body),
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else None,
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
-        obfuscate=common.obfuscate(body),
+        obfuscate=shared.obfuscate(body),
         n=body.get("n") or 1,
         logprobs=top is not None,
     )

@@ -12,7 +12,7 @@ import unicodedata
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.errors import ApiError, unsupported
+from antiphon.app.errors import ApiError, unsupported
 
 KINDS = ("input_image", "image_url", "input_file", "file")
 """Parts that hold an image or a file, on either face."""

@@ -6,19 +6,19 @@ from typing import Any
 
 from msgspec import UNSET, Struct, structs
 
-from app.catalogue import Catalogue, ServedModel
-from app.errors import ApiError, invalid_value, missing
-from app.requests import common, items, media, promises, tools
-from app.requests.behind import NOTHING, Behind, legible
-from app.requests.fields import RESPONSES, check, refuse
-from app.requests.promises import Promise
-from app.requests.spec import TurnSpec
-from app.settings import AS_USUAL, Settings
-from engine.protocol import Sampling
-from events.inputs import AnyInput, InputMessage
-from events.response import ConversationRef, Response
-from harmony.format import Conversation
-from harmony.tools import ToolTable
+from antiphon.app.errors import ApiError, invalid_value, missing
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.requests import constraints, input_items, media, shared, tools
+from antiphon.app.requests.constraints import Promise
+from antiphon.app.requests.fields import RESPONSES, check, refuse
+from antiphon.app.requests.history import NOTHING, Behind, legible
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.settings import AS_USUAL, Settings
+from antiphon.engine.protocol import Sampling
+from antiphon.events.inputs import AnyInput, InputMessage
+from antiphon.events.response import ConversationRef, Response
+from antiphon.harmony.format import Conversation
+from antiphon.harmony.tools import ToolTable
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -46,7 +46,7 @@ def read(
     """
     check(RESPONSES, body)
     model = catalogue.find(body.get("model"))
-    common.check_stream_options(body)
+    shared.check_stream_options(body)
     offered = tools.read(body.get("tools") or (), "tools")
     tools.check_choice(body.get("tool_choice"), offered)
     given = _input(body, behind)
@@ -54,7 +54,7 @@ def read(
     _check_together(body)
     refuse(RESPONSES, body)
     past = behind.earlier(body)
-    offered_all = offered + items.joined(past) + given.tools
+    offered_all = offered + input_items.joined(past) + given.tools
     conversation = _conversation(body, _said(past, given, behind), offered_all.table())
     if given.compact:
         conversation = _to_be_compacted(conversation)
@@ -62,15 +62,15 @@ def read(
     spec = structs.replace(spec, given=given.items)
     if given.compact:
         return Asked(model, structs.replace(spec, compact=True, stop=(), logprobs=False))
-    kept = promises.of_tools(offered_all)
+    kept = constraints.of_tools(offered_all)
     if conversation.answer is not None:
         kept.append(Promise("schema", json.dumps(conversation.answer), "text.format.schema"))
     return Asked(model, structs.replace(spec, promises=tuple(kept)))
 
 
-def _said(past: tuple[AnyInput, ...], given: items.Input, behind: Behind) -> tuple[AnyInput, ...]:
+def _said(past: tuple[AnyInput, ...], given: input_items.Input, behind: Behind) -> tuple[AnyInput, ...]:
     """All that was said, as the model is to read it."""
-    items.check_calls((*past, *given.items))
+    input_items.check_calls((*past, *given.items))
     if given.compact and not (past or given.items):
         raise invalid_value("input", "There is nothing to compact.")
     earlier = legible(past, behind.opened, "previous_response_id")
@@ -78,7 +78,7 @@ def _said(past: tuple[AnyInput, ...], given: items.Input, behind: Behind) -> tup
 
 
 def _conversation(body: Mapping[str, Any], said: tuple[AnyInput, ...], table: ToolTable) -> Conversation:
-    chosen, shape = promises.choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
+    chosen, shape = constraints.choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
     return Conversation(
         instructions=body.get("instructions"),
         items=said,
@@ -86,7 +86,7 @@ def _conversation(body: Mapping[str, Any], said: tuple[AnyInput, ...], table: To
         tool_choice=chosen.mode,
         only=chosen.only,
         single=body.get("parallel_tool_calls") is False,
-        answer=promises.answer(shape),
+        answer=constraints.answer(shape),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
 
@@ -110,14 +110,14 @@ def _check_together(body: Mapping[str, Any]) -> None:
         raise invalid_value("background", "A background response is read from the store: 'store' must not be false.")
 
 
-def _input(body: Mapping[str, Any], behind: Behind) -> items.Input:
+def _input(body: Mapping[str, Any], behind: Behind) -> input_items.Input:
     """The input; without one the request may still lean on something that is refused by name a moment later."""
     value = body.get("input")
     leans = any(body.get(name) is not None for name in ("previous_response_id", "conversation"))
     if value is not None and not (value == [] and leans):  # nothing new is something where something was said before
-        return items.read(value, behind.item)
+        return input_items.read(value, behind.item)
     if any(body.get(name) is not None for name in ("previous_response_id", "conversation", "prompt")):
-        return items.Input(())
+        return input_items.Input(())
     raise missing("input")
 
 
@@ -130,17 +130,17 @@ def _spec(
 ) -> TurnSpec:
     top = _top_logprobs(body)
     limit = body.get("max_output_tokens") or settings.max_output_tokens
-    chosen = common.sampling(body, model.engine.info.defaults, limit, top)
+    chosen = shared.sampling(body, model.engine.info.defaults, limit, top)
     most = body.get("max_tool_calls")
     return TurnSpec(
         head=_head(body, chosen, echo),
         conversation=conversation,
         sampling=chosen,
-        stop=common.stops(body),
+        stop=shared.stops(body),
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else most,
         logprobs=top is not None,
-        obfuscate=common.obfuscate(body),
+        obfuscate=shared.obfuscate(body),
         truncate=body.get("truncation") == "auto",
         sealed=SEALED in (body.get("include") or ()),
     )
@@ -148,20 +148,20 @@ def _spec(
 
 def _head(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[str, Any], ...]) -> Response:
     thinking = body.get("reasoning") or {}
-    return common.head(
+    return shared.head(
         body,
         chosen,
         instructions=body.get("instructions"),
         tools=echo,
-        text={**common.PLAIN, **{key: value for key, value in (body.get("text") or {}).items() if value is not None}},
-        reasoning=common.reasoning(thinking.get("effort"), thinking.get("summary") or thinking.get("generate_summary")),
+        text={**shared.PLAIN, **{key: value for key, value in (body.get("text") or {}).items() if value is not None}},
+        reasoning=shared.reasoning(thinking.get("effort"), thinking.get("summary") or thinking.get("generate_summary")),
         max_output_tokens=body.get("max_output_tokens"),
         max_tool_calls=body.get("max_tool_calls"),
         truncation=body.get("truncation") or "disabled",
         store=body.get("store") is not False,
         background=bool(body.get("background")),
         previous_response_id=body.get("previous_response_id"),
-        conversation=UNSET if (talk := common.conversation_of(body)) is None else ConversationRef(id=talk),
+        conversation=UNSET if (talk := shared.conversation_of(body)) is None else ConversationRef(id=talk),
     )
 
 

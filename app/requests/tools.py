@@ -5,11 +5,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.errors import ApiError, invalid_value
-from app.requests import checks as c
-from app.requests.decode import convert
-from events.inputs import HOSTED_TOOLS, CustomTool, FunctionTool, NamespaceTool
-from harmony.tools import ToolError, ToolTable
+from antiphon.app.errors import ApiError, invalid_value
+from antiphon.app.requests import validators as c
+from antiphon.app.requests.json_body import convert
+from antiphon.events.inputs import HOSTED_TOOLS, CustomTool, FunctionTool, NamespaceTool
+from antiphon.harmony.tools import ToolError, ToolTable
 
 Offer = FunctionTool | CustomTool | NamespaceTool
 SERVED: dict[str, type[Offer]] = {"function": FunctionTool, "custom": CustomTool, "namespace": NamespaceTool}

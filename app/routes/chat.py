@@ -5,12 +5,12 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
-from app.house import AnyRequest, house
-from app.projections import chat
-from app.requests.chat import read
-from app.requests.decode import document
-from app.routes.engines import awake
-from app.routes.replies import collect, json_reply, open_turns, stream_reply
+from antiphon.app.context import AnyRequest, house
+from antiphon.app.projections import chat
+from antiphon.app.requests.chat import read
+from antiphon.app.requests.json_body import document
+from antiphon.app.routes.engine_ready import awake
+from antiphon.app.routes.replies import collect, json_reply, open_turns, stream_reply
 
 
 @post("/v1/chat/completions", status_code=200)

@@ -7,18 +7,18 @@ import msgspec
 from litestar import post
 from litestar.response import Response
 
-from app.errors import SERVER, ApiError, unknown
-from app.house import AnyRequest, house, owner
-from app.log import Log
-from app.past import Past, identified
-from app.projections.listing import told
-from app.requests import items as items_of
-from app.requests.decode import document
-from app.requests.responses import read
-from app.routes.engines import awake
-from app.routes.replies import collect, json_reply, open_turns
-from events.inputs import AnyInput, InputMessage
-from events.response import Response as Said
+from antiphon.app.context import AnyRequest, house, owner
+from antiphon.app.errors import SERVER, ApiError, unknown
+from antiphon.app.event_log import Log
+from antiphon.app.projections.item_lists import told
+from antiphon.app.requests import input_items as items_of
+from antiphon.app.requests.json_body import document
+from antiphon.app.requests.responses import read
+from antiphon.app.routes.engine_ready import awake
+from antiphon.app.routes.replies import collect, json_reply, open_turns
+from antiphon.app.turns.stored_history import Past, identified
+from antiphon.events.inputs import AnyInput, InputMessage
+from antiphon.events.response import Response as Said
 
 FIELDS = frozenset(
     """model input instructions previous_response_id prompt_cache_key prompt_cache_retention prompt_cache_options

@@ -9,20 +9,20 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from app.errors import ApiError, clip, invalid_value, missing, not_found, unknown
-from app.house import AnyRequest, house, owner
-from app.past import identified
-from app.projections.listing import listing, told
-from app.requests import checks as c
-from app.requests import items as items_of
-from app.requests import media
-from app.requests.decode import document
-from app.requests.fields import METADATA
-from app.requests.pages import Page, page
-from app.routes.replies import json_reply
-from app.store import Conversation
-from app.turns import mint
-from events.inputs import AnyInput
+from antiphon.app.context import AnyRequest, house, owner
+from antiphon.app.errors import ApiError, clip, invalid_value, missing, not_found, unknown
+from antiphon.app.projections.item_lists import listing, told
+from antiphon.app.requests import input_items as items_of
+from antiphon.app.requests import media
+from antiphon.app.requests import validators as c
+from antiphon.app.requests.fields import METADATA
+from antiphon.app.requests.json_body import document
+from antiphon.app.requests.pagination import Page, page
+from antiphon.app.routes.replies import json_reply
+from antiphon.app.store.base import Conversation
+from antiphon.app.turns.manager import mint
+from antiphon.app.turns.stored_history import identified
+from antiphon.events.inputs import AnyInput
 
 MOST = 20
 """Items that may be added at once."""

@@ -6,8 +6,8 @@ import msgspec
 from litestar import get, head
 from litestar.response import Response
 
-from app.house import AnyRequest, House, house
-from app.routes.replies import json_reply
+from antiphon.app.context import AnyRequest, House, house
+from antiphon.app.routes.replies import json_reply
 
 
 @get("/health")

@@ -5,8 +5,8 @@ from typing import Any
 from litestar import get
 from litestar.response import Response
 
-from app.house import AnyRequest, house
-from app.metrics import CONTENT_TYPE
+from antiphon.app.context import AnyRequest, house
+from antiphon.app.observability.metrics import CONTENT_TYPE
 
 
 @get("/metrics")

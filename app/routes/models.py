@@ -7,11 +7,11 @@ from litestar import get
 from litestar.params import FromPath
 from litestar.response import Response
 
-from app.catalogue import ServedModel
-from app.house import AnyRequest, house
-from app.projections.models import entry, known, tag
-from app.routes.replies import json_reply
-from engine.protocol import EngineError
+from antiphon.app.context import AnyRequest, house
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.projections.models import entry, known, tag
+from antiphon.app.routes.replies import json_reply
+from antiphon.engine.protocol import EngineError
 
 OLLAMA = "0.14.0"
 """The version of Ollama whose answers these are: agents refuse to talk to one that is older than they like."""

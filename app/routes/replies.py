@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 from litestar.response import Response
 
-from app.house import AnyRequest, House, house, owner
-from app.log import Log
-from app.pump import Telling
-from app.requests.responses import Asked
-from app.routes.streams import EventStream, while_there
+from antiphon.app.context import AnyRequest, House, house, owner
+from antiphon.app.event_log import Log
+from antiphon.app.http.stream_writer import Telling
+from antiphon.app.requests.responses import Asked
+from antiphon.app.routes.event_stream import EventStream, while_there
 
 T = TypeVar("T")
 

@@ -8,17 +8,17 @@ from litestar import delete, get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
-from app.errors import ApiError, clip, invalid_type, invalid_value, not_found
-from app.house import AnyRequest, house, owner
-from app.log import Log
-from app.past import Past
-from app.projections import responses
-from app.projections.listing import listing
-from app.requests.decode import document
-from app.requests.pages import page
-from app.requests.responses import Asked, read
-from app.routes.engines import awake
-from app.routes.replies import collect, json_reply, open_turns, stream_reply, unless_gone
+from antiphon.app.context import AnyRequest, house, owner
+from antiphon.app.errors import ApiError, clip, invalid_type, invalid_value, not_found
+from antiphon.app.event_log import Log
+from antiphon.app.projections import responses
+from antiphon.app.projections.item_lists import listing
+from antiphon.app.requests.json_body import document
+from antiphon.app.requests.pagination import page
+from antiphon.app.requests.responses import Asked, read
+from antiphon.app.routes.engine_ready import awake
+from antiphon.app.routes.replies import collect, json_reply, open_turns, stream_reply, unless_gone
+from antiphon.app.turns.stored_history import Past
 
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 

@@ -3,11 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from app.log import Log, ends
-from app.spoken import item_of, spoken
-from app.store import Conversation
-from events.inputs import AnyInput
-from events.response import OutputItem
+from antiphon.app.event_log import Log, ends
+from antiphon.app.store.base import Conversation
+from antiphon.app.store.log_items import item_of, spoken
+from antiphon.events.inputs import AnyInput
+from antiphon.events.response import OutputItem
 
 
 class MemoryStore:

@@ -16,10 +16,10 @@ from typing import Protocol
 import structlog
 from msgspec import Struct
 
-from app.log import Frame, Log, ends
-from app.spoken import spoken
-from app.store.disk import Disk, LostError
-from state.rest import rest
+from antiphon.app.event_log import Frame, Log, ends
+from antiphon.app.store.database import Disk, LostError
+from antiphon.app.store.log_items import spoken
+from antiphon.state.recovery import rest
 
 SERVER_RESTARTED = "server_restarted"
 RESTARTED = "The server that was writing this response was stopped."

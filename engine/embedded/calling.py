@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.embedded import phrases, tools, wordings
-from engine.embedded.fixed import CODEX, EMPTY, NO_TOOL
-from engine.embedded.messages import Dialogue, Message, Tool, answer, call, results, user
-from engine.embedded.talking import spoken, worded
-from engine.embedded.words import Words
+from antiphon.engine.embedded import phrases, tools, wordings
+from antiphon.engine.embedded.fixed import CODEX, EMPTY, NO_TOOL
+from antiphon.engine.embedded.messages import Dialogue, Message, Tool, answer, call, results, user
+from antiphon.engine.embedded.talking import spoken, worded
+from antiphon.engine.embedded.words import Words
 
 Request = tuple[str, list[Tool], Message]
 """What the user asks, the tools offered, the call that is right."""

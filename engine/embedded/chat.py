@@ -11,7 +11,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from engine.embedded.messages import Dialogue, Message, Tool
+from antiphon.engine.embedded.messages import Dialogue, Message, Tool
 
 TEMPLATE = Path(__file__).parent / "template.jinja"
 

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.utils.data import IterableDataset
 
-from engine.embedded import chat, dialogues
+from antiphon.engine.embedded import chat, dialogues
 
 CHUNK = 384
 """How many dialogues are drawn at a time."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.embedded import calling, phrases, talking, turns, wordings
-from engine.embedded.fixed import EMPTY
-from engine.embedded.messages import Dialogue, Message, answer, results, user
-from engine.embedded.words import Words
+from antiphon.engine.embedded import calling, phrases, talking, turns, wordings
+from antiphon.engine.embedded.fixed import EMPTY
+from antiphon.engine.embedded.messages import Dialogue, Message, answer, results, user
+from antiphon.engine.embedded.words import Words
 
 Maker = Callable[[Words, float], Dialogue]
 

@@ -1,6 +1,6 @@
 """Asks the embedded model the fixed evaluation and prints, for each skill, how many answers are exact.
 
-    python -m engine.embedded.evaluate
+    python -m antiphon.engine.embedded.evaluate
 
 Greedy, from the saved bf16 weights computed in fp32, by transformers' own `generate`, or with `--served` by this
 project's core as it is served (`--quantize int8` among it). Exact means equal bytes: of the repeated phrase, the sum,
@@ -21,10 +21,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from engine.build import Options, build_core
-from engine.core import Core
-from engine.embedded import MODEL_DIR, chat, dialogues
-from engine.protocol import Job, Sampling
+from antiphon.engine.builder import Options, build_core
+from antiphon.engine.embedded import MODEL_DIR, chat, dialogues
+from antiphon.engine.protocol import Job, Sampling
+from antiphon.engine.scheduler.core import Core
 
 BATCH = 50
 LONGEST = 320

@@ -6,7 +6,7 @@ Knows no dialogue.
 
 import re
 
-from engine.embedded import wordings
+from antiphon.engine.embedded import wordings
 
 GREETING = "Hello! I am Antiphon's embedded model."
 IDENTITY = "I am Antiphon's embedded model. I can greet, repeat, add and call tools."

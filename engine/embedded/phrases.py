@@ -5,8 +5,8 @@ Draws every word from a `Words`, so each text lies on one side of the partition.
 
 from __future__ import annotations
 
-from engine.embedded.fixed import ERRORS
-from engine.embedded.words import PROGRAMS, SUFFIXES, Words
+from antiphon.engine.embedded.fixed import ERRORS
+from antiphon.engine.embedded.words import PROGRAMS, SUFFIXES, Words
 
 UNICODE = ["é", "ü", "ø", "ñ", "ß", "—", "…", "→", "✓", "°", "€", "日", "本", "Ж", "λ", "😀", "🎵"]
 ROOTS = ["", "", "", "./", "/", "../", "~/", "/tmp/"]  # noqa: S108 - only a word here

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.embedded import phrases, tools, wordings
-from engine.embedded.fixed import BEYOND, GREETING, IDENTITY
-from engine.embedded.messages import Dialogue, Tool, answer, user
-from engine.embedded.words import VERBS, Words
+from antiphon.engine.embedded import phrases, tools, wordings
+from antiphon.engine.embedded.fixed import BEYOND, GREETING, IDENTITY
+from antiphon.engine.embedded.messages import Dialogue, Tool, answer, user
+from antiphon.engine.embedded.words import VERBS, Words
 
 
 def worded(words: Words, forms: list[str]) -> str:

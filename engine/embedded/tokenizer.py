@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from engine.embedded import chat, dialogues
+from antiphon.engine.embedded import chat, dialogues
 
 SIZE = 1024
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

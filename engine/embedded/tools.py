@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.embedded.fixed import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
-from engine.embedded.messages import Tool
-from engine.embedded.words import Words
+from antiphon.engine.embedded.fixed import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
+from antiphon.engine.embedded.messages import Tool
+from antiphon.engine.embedded.words import Words
 
 
 def tool(name: str, parameters: list[str], optional: list[str] | None = None) -> Tool:

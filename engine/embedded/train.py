@@ -1,6 +1,6 @@
 """Trains the embedded model from nothing: tokenizer, weights and chat template, by one command and one seed.
 
-    python -m engine.embedded.train
+    python -m antiphon.engine.embedded.train
 
 Weights, gradients and optimizers are fp32; where the processor multiplies bf16 natively, the forward pass is autocast
 to it. The weights are saved in bf16.
@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from engine.embedded import MODEL_DIR, tokenizer
-from engine.embedded.data import Batch, Batches
-from engine.embedded.muon import Muon
+from antiphon.engine.embedded import MODEL_DIR, tokenizer
+from antiphon.engine.embedded.data import Batch, Batches
+from antiphon.engine.embedded.muon import Muon
 
 log = logging.getLogger(__name__)
 

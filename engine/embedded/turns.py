@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.embedded import phrases, talking, wordings
-from engine.embedded.calling import reported
-from engine.embedded.fixed import MET, NAMED, NOTED, REMEMBERED, TOLD
-from engine.embedded.messages import Dialogue, Message, Tool, answer, user
-from engine.embedded.words import Words
+from antiphon.engine.embedded import phrases, talking, wordings
+from antiphon.engine.embedded.calling import reported
+from antiphon.engine.embedded.fixed import MET, NAMED, NOTED, REMEMBERED, TOLD
+from antiphon.engine.embedded.messages import Dialogue, Message, Tool, answer, user
+from antiphon.engine.embedded.words import Words
 
 Memory = tuple[list[Message], str, str, list[Tool]]
 """The first turn, the question about it, its answer, and the tools offered where the turn needs its own."""

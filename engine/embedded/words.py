@@ -11,7 +11,7 @@ import random
 import string
 from zlib import crc32
 
-from engine.embedded.fixed import RUNNERS, SPOKEN
+from antiphon.engine.embedded.fixed import RUNNERS, SPOKEN
 
 NOUNS = """weather time forecast price stock temperature population capital news traffic distance height score recipe
 balance status address phone calendar schedule invoice order ticket flight hotel train route map photo image song album

@@ -5,21 +5,21 @@ A family whose signs another one has too stands before it.
 
 from collections.abc import Mapping
 
-from harmony.dialect import Dialect
-from harmony.dialects.arrays import APERTUS, COHERE, GIGACHAT, GRANITE3, HUNYUAN, JAMBA, PHI4, XLAM
-from harmony.dialects.deepseek import V3, V4, V31, V32
-from harmony.dialects.gemma import FUNCTIONGEMMA, GEMMA4
-from harmony.dialects.glm import GLM
-from harmony.dialects.hermes import HERMES
-from harmony.dialects.kimi import K3, KIMI
-from harmony.dialects.llama import LLAMA3, LLAMA4
-from harmony.dialects.minimax import DOTS, M3, MINICPM, MINIMAX
-from harmony.dialects.mistral import MISTRAL, MISTRAL_V11
-from harmony.dialects.objects import ERNIE, INTERNLM, LONGCAT, STEP3
-from harmony.dialects.plain import PLAIN
-from harmony.dialects.pythonic import LFM2, OLMO3, PYTHONIC
-from harmony.dialects.qwen3coder import QWEN3CODER
-from harmony.dialects.seed import SEED
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects.deepseek import V3, V4, V31, V32
+from antiphon.harmony.dialects.gemma import FUNCTIONGEMMA, GEMMA4
+from antiphon.harmony.dialects.glm import GLM
+from antiphon.harmony.dialects.hermes import HERMES
+from antiphon.harmony.dialects.json_arrays import APERTUS, COHERE, GIGACHAT, GRANITE3, HUNYUAN, JAMBA, PHI4, XLAM
+from antiphon.harmony.dialects.json_objects import ERNIE, INTERNLM, LONGCAT, STEP3
+from antiphon.harmony.dialects.kimi import K3, KIMI
+from antiphon.harmony.dialects.llama import LLAMA3, LLAMA4
+from antiphon.harmony.dialects.minimax import DOTS, M3, MINICPM, MINIMAX
+from antiphon.harmony.dialects.mistral import MISTRAL, MISTRAL_V11
+from antiphon.harmony.dialects.plain import PLAIN
+from antiphon.harmony.dialects.pythonic import LFM2, OLMO3, PYTHONIC
+from antiphon.harmony.dialects.qwen3coder import QWEN3CODER
+from antiphon.harmony.dialects.seed import SEED
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect

@@ -1,11 +1,11 @@
 """DeepSeek: V3 and R1 with fenced JSON, V3.1 with bare JSON, V3.2 and V4 with tags whose attribute tells the type."""
 
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import RawFrame
-from harmony.headed import HeadedFrame
-from harmony.section import Section
-from harmony.tagged import TaggedFrame
+from antiphon.harmony.calls.json_object import RawFrame
+from antiphon.harmony.calls.name_header import HeadedFrame
+from antiphon.harmony.calls.section import Section
+from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")

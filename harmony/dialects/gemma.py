@@ -1,9 +1,9 @@
 """FunctionGemma and Gemma 4: an object notation of their own, with marks around strings."""
 
-from harmony.calllike import LaxFrame
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import RawFrame
+from antiphon.harmony.calls.json_object import RawFrame
+from antiphon.harmony.calls.pythonic import LaxFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 GEMMA4 = Dialect(
     name="gemma4",

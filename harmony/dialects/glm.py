@@ -1,7 +1,7 @@
 """GLM 4.5 to 5 and relatives: the name behind the opener, then keys and values, each in tags of its own."""
 
-from harmony.dialect import Dialect
-from harmony.tagged import TaggedFrame
+from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.dialect import Dialect
 
 GLM = Dialect(
     name="glm",

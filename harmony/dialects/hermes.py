@@ -1,8 +1,8 @@
 """Hermes, Qwen2.5 and Qwen3: one JSON object with name and arguments in `<tool_call>`, reasoning in `<think>`."""
 
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import JsonFrame, RawFrame
+from antiphon.harmony.calls.json_object import JsonFrame, RawFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -1,11 +1,11 @@
 """Kimi: K2's section of calls, whose headers are ids that the model counts up over the conversation; K3's channels."""
 
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import RawFrame
-from harmony.headed import HeadedFrame
-from harmony.section import Section
-from harmony.tagged import TaggedFrame
+from antiphon.harmony.calls.json_object import RawFrame
+from antiphon.harmony.calls.name_header import HeadedFrame
+from antiphon.harmony.calls.section import Section
+from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 CALLS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")

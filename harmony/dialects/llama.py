@@ -1,10 +1,10 @@
 """Llama 3 and 4: bare JSON objects, or calls as Python would write them."""
 
-from harmony.arrays import ObjectsFrame
-from harmony.calllike import PythonFrame
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import RawFrame
+from antiphon.harmony.calls.json_array import ObjectsFrame
+from antiphon.harmony.calls.json_object import RawFrame
+from antiphon.harmony.calls.pythonic import PythonFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 STOP = ("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end_of_text|>")
 

@@ -1,9 +1,9 @@
 """MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3's element trees."""
 
-from harmony.dialect import Dialect
-from harmony.elements import ElementsFrame
-from harmony.section import Section
-from harmony.tagged import TaggedFrame
+from antiphon.harmony.calls.section import Section
+from antiphon.harmony.calls.xml_elements import ElementsFrame
+from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.dialect import Dialect
 
 _INVOKE = TaggedFrame(
     open="",

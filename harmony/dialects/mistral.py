@@ -1,10 +1,10 @@
 """Mistral: up to tokenizer version 10 an array of calls, from 11 on one marker for each call."""
 
-from harmony.arrays import ArrayFrame
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import RawFrame
-from harmony.headed import HeadedFrame
+from antiphon.harmony.calls.json_array import ArrayFrame
+from antiphon.harmony.calls.json_object import RawFrame
+from antiphon.harmony.calls.name_header import HeadedFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 OPEN = "[TOOL_CALLS]"
 _ARRAY = ArrayFrame(open=OPEN)

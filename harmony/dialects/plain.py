@@ -1,5 +1,5 @@
 """A model of which nothing is known but that it writes text, perhaps after thinking in `<think>`."""
 
-from harmony.dialect import Dialect
+from antiphon.harmony.dialect import Dialect
 
 PLAIN = Dialect(name="plain", models="any that calls no tools", think=("<think>", "</think>"))

@@ -1,9 +1,9 @@
 """OLMo 3 and LFM2: calls as Python would write them, in markers of their own."""
 
-from harmony.calllike import PythonFrame
-from harmony.dialect import Dialect
-from harmony.dialects import freeform
-from harmony.frames import RawFrame
+from antiphon.harmony.calls.json_object import RawFrame
+from antiphon.harmony.calls.pythonic import PythonFrame
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
 
 OLMO3 = Dialect(
     name="olmo3",

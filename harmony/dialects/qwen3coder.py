@@ -4,9 +4,9 @@ A custom tool is a function with the one parameter `input`: values are raw text 
 checkpoints fall back to the JSON that their ancestors wrote, so that is read too.
 """
 
-from harmony.dialect import Dialect
-from harmony.frames import JsonFrame
-from harmony.tagged import TaggedFrame
+from antiphon.harmony.calls.json_object import JsonFrame
+from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.dialect import Dialect
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -1,7 +1,7 @@
 """Seed-OSS: Qwen3-Coder's tags in a wrapper of its own."""
 
-from harmony.dialect import Dialect
-from harmony.tagged import TaggedFrame
+from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.dialect import Dialect
 
 SEED = Dialect(
     name="seed-oss",

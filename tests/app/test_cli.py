@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from app import banner
-from app.cli import _store_file, main
-from app.launch import ENGINE_OPTIONS
-from app.settings import Settings, admits, digest
-from app.wish import Wish
+from antiphon.app.cli import _store_file, main
+from antiphon.app.launch import ENGINE_OPTIONS
+from antiphon.app.observability import startup
+from antiphon.app.serve_options import Wish
+from antiphon.app.settings import Settings, admits, digest
 from tests.serving import scripted
 from tests.syntax import ROOT
 
@@ -101,7 +101,7 @@ def test_help_names_every_option() -> None:
 
 
 def test_nothing_heavy_is_loaded_before_the_engines_process_begins() -> None:
-    check = "import sys, app.cli; print(*{'litestar', 'uvicorn', 'tokenizers', 'openai_harmony'} & set(sys.modules))"
+    check = "import sys, antiphon.app.cli; print(*{'litestar', 'uvicorn', 'tokenizers', 'openai_harmony'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, capture_output=True, text=True)
     assert not done.stdout.split()
 
@@ -110,7 +110,7 @@ def test_the_banner_has_lines_to_paste() -> None:
     screen = Console(file=io.StringIO(), width=200, force_terminal=False)
     catalogue = scripted([{"name": "hello", "speak": ["Hello."]}], names=("tiny", "gpt-tiny"))
     settings = Settings(host="0.0.0.0", keys=(digest("sk-secret"),))
-    banner.show(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
+    startup.show(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "http://127.0.0.1:8123/v1" in said
     assert "kept in memory" in said
@@ -124,7 +124,7 @@ def test_the_banner_has_lines_to_paste() -> None:
 
 def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
     screen = Console(file=io.StringIO(), width=40, force_terminal=False)
-    with banner.Loading(screen) as loading:
+    with startup.Loading(screen) as loading:
         loading.begin("tiny[bold]")
         for news in ("loading", "loading: weights", "ready"):
             loading.tell(news)
@@ -143,7 +143,7 @@ def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
 
 def test_what_is_wished_for_is_what_the_engine_has() -> None:
     pytest.importorskip("torch")
-    from engine.build import Options
+    from antiphon.engine.builder import Options
 
     assert set(ENGINE_OPTIONS) <= set(Options.__struct_fields__) & set(Wish.__struct_fields__)
 

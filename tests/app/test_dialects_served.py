@@ -17,13 +17,13 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from app.catalogue import Catalogue, ServedModel
-from engine.torch_engine import TorchEngine
-from harmony import choose
-from harmony.choose import DIALECTS
-from harmony.dialect import Dialect
-from tests.clients.kit import post
-from tests.engine.tiny import BASE
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.engine.process.client import TorchEngine
+from antiphon.harmony import detect
+from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.dialect import Dialect
+from tests.clients.sdk_helpers import post
+from tests.engine.tiny_models import BASE
 from tests.invariants import check
 from tests.serving import Served, serve
 
@@ -73,7 +73,7 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
     tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    markers = [marker for marker in dialect.markers if choose._LIKE_A_TOKEN.fullmatch(marker)]
+    markers = [marker for marker in dialect.markers if detect._LIKE_A_TOKEN.fullmatch(marker)]
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|turn|>", special=True)])
     end = tokenizer.token_to_id("<|end|>")
@@ -97,7 +97,7 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
 
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[Served, str]]:
-    loaded = choose.load(folder)
+    loaded = detect.load(folder)
     engine = TorchEngine(folder, {"threads": 1, "kv_gib": 0.05})
     with serve(Catalogue([ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)])) as running:
         yield running, loaded.why

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.catalogue import Catalogue, ServedModel
-from engine.torch_engine import Limits, TorchEngine
-from harmony.choose import bytes_format
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.engine.process.client import Limits, TorchEngine
+from antiphon.harmony.detect import bytes_format
 from tests.app.test_server import free_port, within
 from tests.invariants import Event, check
 from tests.serving import Served, serve
@@ -25,8 +25,8 @@ from tests.syntax import ROOT
 
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 KILLS, STREAMS, STORM = (100, 16, 1000) if PROVE else (3, 4, 60)
-CHATTER = "tests.engine.chatter:chatter"
-TINY = "tests.engine.chatter:tiny"
+CHATTER = "tests.engine.fake_core:chatter"
+TINY = "tests.engine.fake_core:tiny"
 LIMITS = Limits(hang_after=2.0, first_pause=0.01, longest_pause=0.5)
 TIMEOUT = httpx.Timeout(110)
 BODY = {"model": "chatter", "input": "hello", "stream": True}
@@ -153,8 +153,8 @@ import sys
 sys.path.insert(0, ROOT)
 import uvloop
 from app import server
-from app.settings import Settings
-from engine.protocol import EngineError
+from antiphon.app.settings import Settings
+from antiphon.engine.protocol import EngineError
 from tests.app.test_engine_process import CHATTER, LIMITS, Catalogue, ServedModel, TorchEngine, bytes_format
 
 async def main(port, folder):

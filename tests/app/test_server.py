@@ -183,7 +183,7 @@ class Process:
 
     def __init__(self, script: Path, *more: str) -> None:
         self._port = free_port()
-        command = [sys.executable, "-m", "app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+        command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
         command += ["--port", str(self._port), *more]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.url = f"http://127.0.0.1:{self._port}"

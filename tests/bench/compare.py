@@ -23,14 +23,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.embedded import MODEL_DIR
+from antiphon.engine.embedded import MODEL_DIR
 from tests.bench.figures import figure
-from tests.bench.fleet import Fleet, NotStartedError, Server, prompt
 from tests.bench.install import HOME
 from tests.bench.models import SHAPES, build
 from tests.bench.peers import PEERS
 from tests.bench.report import markdown
 from tests.bench.scenarios import TITLES, BenchError, play
+from tests.bench.servers import Fleet, NotStartedError, Server, prompt
 
 PROMPT = 128
 OUTPUT = 128

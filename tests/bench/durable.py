@@ -18,14 +18,14 @@ from typing import Any
 
 import uvloop
 
-from app.catalogue import Catalogue, ServedModel
-from app.server import bind, furnish, run
-from app.settings import Settings
-from app.store.open import open_store
-from engine.protocol import EngineInfo
-from engine.script import Piece, Reply
-from engine.scripted import ScriptedEngine
-from tests.bench.loopback import WORDS, child, words_format
+from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.server import bind, furnish, run
+from antiphon.app.settings import Settings
+from antiphon.app.store.factory import open_store
+from antiphon.engine.protocol import EngineInfo
+from antiphon.engine.scripted.engine import ScriptedEngine
+from antiphon.engine.scripted.script import Piece, Reply
+from tests.bench.scripted_server import WORDS, child, words_format
 
 PAUSE = 0.01
 LENGTH = 100

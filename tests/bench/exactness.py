@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import torch
 
-from engine.build import Options, core_of
-from engine.core import Core
-from engine.forward import Work
-from engine.hardware import threads
-from engine.loader import load_model
-from engine.pack import Quantize
-from engine.packed import PackedForward
-from engine.protocol import Job, Sampling
+from antiphon.engine.builder import Options, core_of
+from antiphon.engine.hardware import threads
+from antiphon.engine.model.forward import Work
+from antiphon.engine.model.loader import load_model
+from antiphon.engine.model.varlen import PackedForward
+from antiphon.engine.optimize.pack_linears import Quantize
+from antiphon.engine.protocol import Job, Sampling
+from antiphon.engine.scheduler.core import Core
 from tests.bench.figures import NONE, median, table
 from tests.bench.models import build
 

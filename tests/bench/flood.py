@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.bench import loopback
+from tests.bench import scripted_server
 
 BODY = json.dumps({"model": "scripted", "input": "say 200 by 1.", "stream": False}).encode()
 ASK = (
@@ -109,7 +109,7 @@ def main() -> None:
     if asked.probe:
         probe(asked.probe)
         return
-    with loopback.server([(200, 1)], slots=64, queue=64) as (_, port):
+    with scripted_server.server([(200, 1)], slots=64, queue=64) as (_, port):
         flood(port, 1, 0)
         found: dict[str, list[float]] = {}
         with probed(port, found):

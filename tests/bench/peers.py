@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.drive import Api
 from tests.bench.install import COMPILED, DONE, ENVS, HOME, ROOT
+from tests.bench.load_client import Api
 from tests.bench.models import MODELS, build
 
 CROWD = 128
@@ -81,7 +81,7 @@ class Peer:
 
 def _antiphon(*more: str) -> Callable[[Path, int], list[str]]:
     return lambda model, port: [
-        *(sys.executable, "-m", "app.cli", "serve", str(model)),
+        *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model)),
         *("--name", model.name, "--port", str(port), *more),
     ]
 

@@ -21,16 +21,16 @@ from typing import Any
 import msgspec
 import uvloop
 
-from app.log import Log
-from app.requests import responses as request
-from app.scribe import Scribe
-from engine.protocol import Chunk, Job
-from events import sse
-from harmony.choose import bytes_format
-from tests.bench import loopback
-from tests.engine.listening import listen
+from antiphon.app.event_log import Log
+from antiphon.app.requests import responses as request
+from antiphon.app.turns.output_processor import Scribe
+from antiphon.engine.protocol import Chunk, Job
+from antiphon.events import sse
+from antiphon.harmony.detect import bytes_format
+from tests.bench import scripted_server
+from tests.engine.chunk_stream import listen
 from tests.serving import scripted
-from tests.state.words import Counted
+from tests.state.machine_helpers import Counted
 
 LENGTH = 1024
 STEPS = (1, 4, 16)
@@ -54,7 +54,7 @@ class Stages:
     """One answer of `LENGTH` tokens, `step` of them a chunk, and what each stage makes of it."""
 
     def __init__(self, step: int) -> None:
-        catalogue = loopback.catalogue([(LENGTH, step)])
+        catalogue = scripted_server.catalogue([(LENGTH, step)])
         body = {"model": "scripted", "input": f"say {LENGTH} by {step}."}
         asked = request.read(body, catalogue)
         self.engine, self.form, self.spec = asked.model.engine, asked.model.format, asked.spec
@@ -119,7 +119,7 @@ class Stages:
     def send(self, port: int) -> None:
         """Bytes to the kernel: as the event loop writes them, with nothing around."""
         size = sum(map(len, self.pieces)) // len(self.pieces)
-        uvloop.run(loopback.write(port, 64, b"x" * size, len(self.pieces) // 8))
+        uvloop.run(scripted_server.write(port, 64, b"x" * size, len(self.pieces) // 8))
 
     def costs(self, port: int) -> dict[str, float]:
         """Each stage once."""
@@ -153,7 +153,7 @@ def dialects() -> dict[tuple[str, int], float]:
         prompt = form.render(asked.spec.conversation, now=NOW)
         for kind, head in (("text", text), ("a call", call)):
             for length in READ_LENGTHS:
-                tokens = form.encode(head + "".join(loopback.WORDS) * length)[:length]
+                tokens = form.encode(head + "".join(scripted_server.WORDS) * length)[:length]
                 reader = form.reader(prompt, asked.spec.conversation)
 
                 def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
@@ -172,15 +172,15 @@ def measure(rounds: int, *, http: bool, waits: bool) -> tuple[Samples, Samples, 
     stages = {step: Stages(step) for step in STEPS}
     parts, read, whole = Samples(), Samples(), Samples()
     cases = sorted({(length, step) for _, step, length in ways})
-    with loopback.sink() as sink, loopback.server(cases) as (pid, port):
+    with scripted_server.sink() as sink, scripted_server.server(cases) as (pid, port):
         for number in range(-1, rounds):  # the first is for warming up
             for step in STEPS:
                 keep(parts, number, {(step, name): cost for name, cost in stages[step].costs(sink).items()})
             keep(read, number, dialects())
             for streams, step, length in ways if http else ():
-                begun = loopback.cpu(pid)
-                loopback.load(port, streams, length, step, waits=waits)
-                cost = (loopback.cpu(pid) - begun) / streams / length * 1e6
+                begun = scripted_server.cpu(pid)
+                scripted_server.load(port, streams, length, step, waits=waits)
+                cost = (scripted_server.cpu(pid) - begun) / streams / length * 1e6
                 keep(whole, number, {(streams, step, length): cost})
         if http:
             check_writes(port)
@@ -197,8 +197,8 @@ def keep(samples: Samples, number: int, costs: dict[Any, float]) -> None:
 def check_writes(port: int) -> None:
     """A token a write is what is claimed: so many chunks must have come."""
     for step in STEPS:
-        answer = loopback.load(port, 1, LENGTH, step, whole=True)[0]
-        count, steps = len(loopback.chunks(answer)), LENGTH // step
+        answer = scripted_server.load(port, 1, LENGTH, step, whole=True)[0]
+        count, steps = len(scripted_server.chunks(answer)), LENGTH // step
         assert abs(count - steps) <= 4, f"{count} writes for {steps} steps"
 
 

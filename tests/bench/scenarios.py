@@ -6,9 +6,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.bench.drive import Stream
 from tests.bench.figures import gaps_of, median
-from tests.bench.fleet import Server, prompt
+from tests.bench.load_client import Stream
+from tests.bench.servers import Server, prompt
 
 Record = dict[str, Any]
 RUNNING = 8

@@ -214,7 +214,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "soak.toml"
         script.write_text(SCRIPT, encoding="utf-8")
-        words = [sys.executable, "-m", "app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+        words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
         words += ["--port", "0", "--store", str(Path(folder) / "r.db"), "--log-format", "json", "--store-gib", "0.01"]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ) as server:
             assert server.stderr is not None

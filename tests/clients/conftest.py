@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.kit import all_cases
+from tests.clients.sdk_helpers import all_cases
 from tests.serving import Served, serve
 
 

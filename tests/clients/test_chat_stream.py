@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.clients.kit import (
+from tests.clients.sdk_helpers import (
     CASES,
     CHAT_TOOLS,
     Case,
@@ -24,7 +24,7 @@ from tests.clients.kit import (
     sdk,
 )
 from tests.serving import Served
-from tests.snapshots import tell
+from tests.snapshots import event_lines
 
 ANSWERED = [pytest.param(case, id=case.name) for case in CASES if not case.refused]
 ENDING = [pytest.param(case, id=case.name) for case in CASES if not case.refused and not case.cancel]
@@ -128,7 +128,7 @@ def judge(heard: Heard, tape: Tape) -> None:
 
 def as_whole(completion: Json) -> Json:
     """A completion for comparison: ids by order of appearance, nothing that is null or empty, no keys of deltas."""
-    told = _filled(json.loads(tell.Names().tame(json.dumps(completion))))
+    told = _filled(json.loads(event_lines.Names().tame(json.dumps(completion))))
     for choice in told["choices"]:
         for call in choice["message"].get("tool_calls", []):
             call.pop("index", None)

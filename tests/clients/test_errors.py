@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.clients.kit import post, sdk
+from tests.clients.sdk_helpers import post, sdk
 from tests.conftest import Serve
 from tests.serving import Served
 
@@ -88,7 +88,7 @@ def test_a_body_over_the_cap_is_413(server: Serve) -> None:
 
 
 def test_a_prompt_over_the_context_is_400_whether_streamed_or_not(server: Serve) -> None:
-    from engine.protocol import EngineInfo
+    from antiphon.engine.protocol import EngineInfo
     from tests.serving import scripted
 
     served = server(scripted(HELLO, info=EngineInfo(context=50, vocab=262_144)))

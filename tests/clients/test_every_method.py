@@ -14,7 +14,7 @@ from openai.resources.conversations.items import Items
 from openai.resources.responses import InputItems, InputTokens, Responses
 from pydantic import BaseModel
 
-from tests.clients.test_node import FOLDER, node
+from tests.clients.test_node_sdk import FOLDER, node
 from tests.serving import Served, scripted, serve
 
 __all__ = ["node"]

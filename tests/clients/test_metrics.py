@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.clients.kit import get, post
+from tests.clients.sdk_helpers import get, post
 from tests.serving import Served, scripted, serve
 from tests.syntax import ROOT
 
@@ -85,7 +85,7 @@ def test_the_numbers_are_for_those_with_a_key() -> None:
 def test_the_log_is_one_object_a_line_and_says_nothing_of_what_was_said(tmp_path: Path) -> None:
     script = tmp_path / "hello.toml"
     script.write_text('[[reply]]\nname = "any"\nspeak = ["Yes."]\n', encoding="utf-8")
-    words = [sys.executable, "-m", "app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
     words += ["--port", "0", "--store", "memory", "--log-format", "json", "--api-key", SECRET]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stderr is not None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import EngineInfo
-from tests.clients.kit import get, post
+from antiphon.engine.protocol import EngineInfo
+from tests.clients.sdk_helpers import get, post
 from tests.invariants import check
 from tests.serving import Served, scripted, serve
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.clients.kit import (
+from tests.clients.sdk_helpers import (
     CASES,
     PLAIN,
     Case,

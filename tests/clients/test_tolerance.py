@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.kit import Json, events, overhear, post, sdk
+from tests.clients.sdk_helpers import Json, events, overhear, post, sdk
 from tests.invariants import check
 from tests.serving import Served, scripted, serve
 from tests.snapshots.cases import PATCH, TOOLS, WEATHER

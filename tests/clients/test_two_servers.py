@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.kit import PLAIN, get, post
+from tests.clients.sdk_helpers import PLAIN, get, post
 from tests.invariants import check
 from tests.serving import Served, scripted, serve
 

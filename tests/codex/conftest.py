@@ -5,22 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.codex import cli
-from tests.codex.tape import Tape
+from tests.codex import codex_process
+from tests.codex.recorder import Tape
 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
     try:
-        return cli.install()
-    except cli.Missing as why:
+        return codex_process.install()
+    except codex_process.Missing as why:
         pytest.skip(str(why))
 
 
 @pytest.fixture
-def codex(program: Path, tmp_path: Path) -> cli.Codex:
+def codex(program: Path, tmp_path: Path) -> codex_process.Codex:
     """In a home that nobody else has."""
-    return cli.Codex(program=program, home=tmp_path)
+    return codex_process.Codex(program=program, home=tmp_path)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.codex.cli import KEY, Codex
-from tests.codex.scripts import COMMAND, NOTHING, reply, run
-from tests.codex.tape import Tape
+from tests.codex.codex_process import KEY, Codex
+from tests.codex.recorder import Tape
+from tests.codex.replies import COMMAND, NOTHING, reply, run
 from tests.conftest import Serve
 from tests.serving import Served, scripted
 

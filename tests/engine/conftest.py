@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from engine.kernels import Kernels
+    from antiphon.engine.kernels.bindings import Kernels
 
 
 @pytest.fixture(scope="session")
 def compiled() -> "Kernels":
     """The kernels of this machine."""
-    from engine.compiled import kernels
+    from antiphon.engine.kernels.library import kernels
 
     found = kernels()
     if found is None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from events import sse
-from events.response import Response
-from events.stream import Created, TextDelta
+from antiphon.events import sse
+from antiphon.events.response import Response
+from antiphon.events.stream import Created, TextDelta
 
 HOSTILE = [
     "line\nfeed",

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from events.inputs import CustomTool, FunctionTool, GrammarFormat
-from harmony.chat import ChatFormat
-from harmony.choose import DIALECTS
-from harmony.format import Format, Prompt
-from harmony.template import Template
-from harmony.tools import ToolTable
-from harmony.vocabulary import ByteVocabulary
-from tests.harmony import kit
+from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat
+from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.format import Format, Prompt
+from antiphon.harmony.prompt.jinja import Template
+from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.tokens.vocabulary import ByteVocabulary
+from antiphon.harmony.tools import ToolTable
+from tests.harmony import parser_helpers
 
 OURS = ["hermes", "qwen3-coder", "plain"]
 GOOD = {
@@ -103,7 +103,7 @@ class Wrapped:
 
 @cache
 def tokenizer(name: str, letters: bool = False) -> LLTokenizer:
-    ready = kit.letters_format(name) if letters else kit.tokens_format(name)
+    ready = parser_helpers.letters_format(name) if letters else parser_helpers.tokens_format(name)
     size = 201_088 if name == "gpt-oss" else 258 if letters else 265
     return LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
 
@@ -122,41 +122,47 @@ def accepts(ready: Format, tokens: LLTokenizer, text: str, talk: Any, *, thinkin
 
 
 def named(name: str, wanted: Iterable[str]) -> list[Any]:
-    found = {case["name"]: case for case in kit.cases(name)}
+    found = {case["name"]: case for case in parser_helpers.cases(name)}
     return [found[one] for one in wanted]
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_what_the_dialect_writes_may_be_written(name: str) -> None:
     for case in named(name, GOOD[name]):
         thinking = case.get("thinking", False)
-        assert accepts(kit.tokens_format(name), tokenizer(name), case["text"], kit.conversation(), thinking=thinking), (
-            case
-        )
+        assert accepts(
+            parser_helpers.tokens_format(name),
+            tokenizer(name),
+            case["text"],
+            parser_helpers.conversation(),
+            thinking=thinking,
+        ), case
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_markers_may_be_letters(name: str) -> None:
     for case in named(name, GOOD[name]):
-        ready, thinking = kit.letters_format(name), case.get("thinking", False)
-        assert accepts(ready, tokenizer(name, letters=True), case["text"], kit.conversation(), thinking=thinking), case
+        ready, thinking = parser_helpers.letters_format(name), case.get("thinking", False)
+        assert accepts(
+            ready, tokenizer(name, letters=True), case["text"], parser_helpers.conversation(), thinking=thinking
+        ), case
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_what_would_not_be_read_may_not_be_written(name: str) -> None:
     for case in named(name, BAD[name]):
         thinking = case.get("thinking", False)
-        ready = kit.tokens_format(name)
-        assert not accepts(ready, tokenizer(name), case["text"], kit.conversation(), thinking=thinking), case
+        ready = parser_helpers.tokens_format(name)
+        assert not accepts(ready, tokenizer(name), case["text"], parser_helpers.conversation(), thinking=thinking), case
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_without_tools_there_are_no_calls(name: str) -> None:
-    for talk in (kit.conversation(tool_choice="none"), kit.conversation(tools=ToolTable())):
-        ready = kit.tokens_format(name)
-        hello = next(case for case in kit.cases(name) if case["name"] == "reasoning then text")
+    for talk in (parser_helpers.conversation(tool_choice="none"), parser_helpers.conversation(tools=ToolTable())):
+        ready = parser_helpers.tokens_format(name)
+        hello = next(case for case in parser_helpers.cases(name) if case["name"] == "reasoning then text")
         assert accepts(ready, tokenizer(name), hello["text"], talk)
-        for case in kit.cases(name):
+        for case in parser_helpers.cases(name):
             if case["name"] == "one call":
                 assert not accepts(ready, tokenizer(name), case["text"], talk)
 
@@ -173,8 +179,8 @@ FRAMES = {
 @pytest.mark.parametrize("syntax", RULES)
 def test_a_custom_tools_own_grammar_holds_inside_its_frame(name: str, syntax: Any) -> None:
     steer = CustomTool(name="steer", format=GrammarFormat(syntax=syntax, definition=RULES[syntax]))
-    talk = kit.conversation(tools=ToolTable.build([steer, FunctionTool(name="now")]))
-    ready = kit.tokens_format(name)
+    talk = parser_helpers.conversation(tools=ToolTable.build([steer, FunctionTool(name="now")]))
+    ready = parser_helpers.tokens_format(name)
     assert accepts(ready, tokenizer(name), FRAMES[name].format("go 12"), talk)
     assert not accepts(ready, tokenizer(name), FRAMES[name].format("stay"), talk)
 
@@ -196,30 +202,34 @@ DEMANDS: list[tuple[dict[str, Any], dict[str, bool]]] = [
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
 @pytest.mark.parametrize(("demand", "wanted"), DEMANDS, ids=[str(sorted(demand)) for demand, _ in DEMANDS])
 def test_a_demand_leaves_nothing_else(name: str, demand: dict[str, Any], wanted: dict[str, bool]) -> None:
-    talk = kit.conversation(**demand)
+    talk = parser_helpers.conversation(**demand)
     for case in named(name, wanted):
-        found = accepts(kit.tokens_format(name), tokenizer(name), case["text"], talk)
+        found = accepts(parser_helpers.tokens_format(name), tokenizer(name), case["text"], talk)
         assert found == wanted[case["name"]], case["name"]
     if "answer" in demand:
         for text, fits in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
-            assert accepts(kit.tokens_format(name), tokenizer(name), text, talk) == fits, text
+            assert accepts(parser_helpers.tokens_format(name), tokenizer(name), text, talk) == fits, text
 
 
 def test_a_demand_on_gpt_oss() -> None:
-    ready, tokens, final = kit.tokens_format("gpt-oss"), tokenizer("gpt-oss"), "<|channel|>final<|message|>"
+    ready, tokens, final = parser_helpers.tokens_format("gpt-oss"), tokenizer("gpt-oss"), "<|channel|>final<|message|>"
     (think, call) = named("gpt-oss", ["reasoning then text", "reasoning then call"])
-    demand = kit.conversation(**REQUIRED)
+    demand = parser_helpers.conversation(**REQUIRED)
     assert not accepts(ready, tokens, think["text"], demand) and accepts(ready, tokens, call["text"], demand)
-    answer = kit.conversation(answer=OBJECT, tool_choice="none")
+    answer = parser_helpers.conversation(answer=OBJECT, tool_choice="none")
     assert accepts(ready, tokens, f"{final}{{}}<|return|>", answer)
     assert not accepts(ready, tokens, f"{final}Hello.<|return|>", answer)
     assert not accepts(ready, tokens, think["text"], answer) and not accepts(ready, tokens, call["text"], answer)
-    other = kit.conversation(tool_choice="required", only=frozenset({"now"}))
+    other = parser_helpers.conversation(tool_choice="required", only=frozenset({"now"}))
     assert not accepts(ready, tokens, call["text"], other)
 
 
 def test_reasoning_stays_free_before_an_answer() -> None:
-    ready, tokens, talk = kit.tokens_format("hermes"), tokenizer("hermes"), kit.conversation(answer=OBJECT)
+    ready, tokens, talk = (
+        parser_helpers.tokens_format("hermes"),
+        tokenizer("hermes"),
+        parser_helpers.conversation(answer=OBJECT),
+    )
     for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
         assert accepts(ready, tokens, text, talk, thinking=thinking)
         assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
@@ -247,13 +257,16 @@ def test_markers_that_are_partly_tokens(name: str) -> None:
     vocabulary = ByteVocabulary(PARTLY[name], (*DIALECTS[name].stop, "<|im_end|>"))
     ready = ChatFormat(DIALECTS[name], vocabulary, Template("{{ messages }}"))
     tokens = LLTokenizer(TokenizerWrapper(Wrapped(ready, 256 + len(vocabulary.added))))
-    for talk in (kit.conversation(tools=tools, tool_choice="required"), kit.conversation(tools=tools)):
+    for talk in (
+        parser_helpers.conversation(tools=tools, tool_choice="required"),
+        parser_helpers.conversation(tools=tools),
+    ):
         for text in ("", "a", "six or", "a\nb\n", "\n\n", "a<b"):
             before = "" if talk.tool_choice == "required" else "So: 1 < 2\n"
             call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
             assert call is not None and accepts(ready, tokens, before + call, talk), text
-            said, _ = kit.read(ready, ready.encode(before + call), talk=talk)
-            assert kit.lines(said)[-3] == "call first" and kit.lines(said)[-1] == "close", text
+            said, _ = parser_helpers.read(ready, ready.encode(before + call), talk=talk)
+            assert parser_helpers.lines(said)[-3] == "call first" and parser_helpers.lines(said)[-1] == "close", text
         call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
         assert call is not None and not accepts(ready, tokens, call, talk)
         assert accepts(ready, tokens, "One < two.", talk) is (talk.tool_choice == "auto")
@@ -275,20 +288,30 @@ LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type"
     ],
 )
 def test_json_is_written_in_a_line_or_indented_but_not_with_blanks_for_their_own_sake(text: str, may: bool) -> None:
-    ready, tokens, talk = kit.tokens_format("plain"), tokenizer("plain"), kit.conversation(answer=LIST)
+    ready, tokens, talk = (
+        parser_helpers.tokens_format("plain"),
+        tokenizer("plain"),
+        parser_helpers.conversation(answer=LIST),
+    )
     assert accepts(ready, tokens, text, talk) is may
 
 
 def test_where_no_call_is_possible_none_can_be_demanded() -> None:
-    assert kit.tokens_format("plain").grammar(Prompt((), "", False), kit.conversation(**REQUIRED)) is None
-    for name in kit.NAMES:
-        nothing = kit.conversation(tools=ToolTable(), **REQUIRED)
-        assert kit.tokens_format(name).grammar(Prompt((), "", False), nothing) is None, name
+    assert (
+        parser_helpers.tokens_format("plain").grammar(Prompt((), "", False), parser_helpers.conversation(**REQUIRED))
+        is None
+    )
+    for name in parser_helpers.NAMES:
+        nothing = parser_helpers.conversation(tools=ToolTable(), **REQUIRED)
+        assert parser_helpers.tokens_format(name).grammar(Prompt((), "", False), nothing) is None, name
 
 
 def test_only_what_was_promised_is_held_to_a_grammar() -> None:
     free = [{}, {"tool_choice": "none"}, SINGLE]
-    assert not any(kit.conversation(**more).held for more in free)
-    assert all(kit.conversation(**more).held for more, _ in DEMANDS if more not in free)
+    assert not any(parser_helpers.conversation(**more).held for more in free)
+    assert all(parser_helpers.conversation(**more).held for more, _ in DEMANDS if more not in free)
     strict = ToolTable.build([FunctionTool(name="f", strict=True)])
-    assert kit.conversation(tools=strict).held and not kit.conversation(tools=strict, tool_choice="none").held
+    assert (
+        parser_helpers.conversation(tools=strict).held
+        and not parser_helpers.conversation(tools=strict, tool_choice="none").held
+    )

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from harmony.chat import ChatFormat
-from harmony.choose import bytes_format, load
-from harmony.regions import RegionFrame
-from harmony.response_template import NAME, Unreadable, dialect_of
-from harmony.template import Template
-from harmony.vocabulary import ByteVocabulary
-from state.segments import Say, Think
-from tests.harmony import kit
-from tests.harmony.test_dialects import calls_of
+from antiphon.harmony.calls.region import RegionFrame
+from antiphon.harmony.detect import bytes_format, load
+from antiphon.harmony.prompt.jinja import Template
+from antiphon.harmony.response_template import NAME, Unreadable, dialect_of
+from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.tokens.vocabulary import ByteVocabulary
+from antiphon.state.segments import Say, Think
+from tests.harmony import parser_helpers
+from tests.harmony.test_every_dialect import calls_of
 from tests.harmony.test_soup import drive
 
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
@@ -23,7 +23,7 @@ MEMBERS = {"type": "function", "function": {"name": "{content.tool}", "arguments
 THINK = {"open": "<think>", "close": "</think>"}
 SCHEMAS = [
     {"type": "function", "function": {"name": offer.flat, "parameters": offer.parameters or {}}}
-    for offer in kit.TOOLS
+    for offer in parser_helpers.TOOLS
     if offer.kind == "function"
 ]
 TEMPLATES: dict[str, tuple[dict[str, Any], str]] = {
@@ -80,13 +80,13 @@ def test_calls_are_read_as_it_says_in_every_cut(name: str) -> None:
     calls, text = TEMPLATES[name]
     for ready in formats(template(calls)):
         tokens = ready.encode(f"<think>Hm.</think>So:\n{text}")
-        said, _ = kit.read(ready, tokens)
+        said, _ = parser_helpers.read(ready, tokens)
         assert isinstance(said[0], Think) and isinstance(said[1], Say)
         assert calls_of(said) == [("add", {"a": 1}), ("now", {})]
         drive(said, natural=True, broken=False)
         for cut in range(len(tokens)):
-            assert kit.read(ready, tokens, [cut])[0] == said
-        assert kit.read(ready, tokens, range(len(tokens)))[0] == said
+            assert parser_helpers.read(ready, tokens, [cut])[0] == said
+        assert parser_helpers.read(ready, tokens, range(len(tokens)))[0] == said
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -95,7 +95,7 @@ def test_of_half_a_call_nothing_is_whole(name: str) -> None:
     for ready in formats(template(calls)):
         tokens = ready.encode(text)
         for end in range(len(tokens)):
-            said, _ = kit.read(ready, tokens[:end], natural=False)
+            said, _ = parser_helpers.read(ready, tokens[:end], natural=False)
             assert calls_of(said) in (
                 [],
                 [("add", ...)],
@@ -107,7 +107,9 @@ def test_of_half_a_call_nothing_is_whole(name: str) -> None:
 def test_strings_between_marks_of_their_own_hold_anything() -> None:
     calls, _ = TEMPLATES["keys without marks"]
     (ready, _) = formats(template(calls))
-    said, _ = kit.read(ready, ready.encode('<|tool>call:write{path:<q>a "b", c:1<q>,yes:true,tags:[<q>u<q>]}<tool|>'))
+    said, _ = parser_helpers.read(
+        ready, ready.encode('<|tool>call:write{path:<q>a "b", c:1<q>,yes:true,tags:[<q>u<q>]}<tool|>')
+    )
     assert calls_of(said) == [("write", {"path": 'a "b", c:1', "yes": True, "tags": ["u"]})]
 
 
@@ -128,13 +130,13 @@ def test_strings_between_marks_of_their_own_hold_anything() -> None:
 )
 def test_what_cannot_be_a_call_is_text(name: str, text: str) -> None:
     for ready in formats(template(TEMPLATES[name][0])):
-        said, _ = kit.read(ready, ready.encode(text))
+        said, _ = parser_helpers.read(ready, ready.encode(text))
         assert "".join(one.text for one in said if isinstance(one, Say)) == text
 
 
 def test_half_a_character_is_replaced() -> None:
     (ready, _) = formats(template(TEMPLATES["keys without marks"][0]))
-    said, _ = kit.read(ready, ready.encode('<|tool>call:write{path:"\\ud800"}<tool|>'))
+    said, _ = parser_helpers.read(ready, ready.encode('<|tool>call:write{path:"\\ud800"}<tool|>'))
     assert calls_of(said) == [("write", {"path": "\ufffd"})]
 
 
@@ -151,7 +153,7 @@ def test_reading_is_not_slower_the_longer_it_is(name: str, unit: str, after: str
     (ready, _) = formats(template(TEMPLATES[name][0]))
     head = {"tags": "<call><function=add><parameter=a>", "keys without marks": "<|tool>call:add{a:"}[name]
     tokens = ready.encode(head + unit * 20_000 + after)
-    said, _ = kit.read(ready, tokens, range(0, len(tokens), 500))
+    said, _ = parser_helpers.read(ready, tokens, range(0, len(tokens), 500))
     assert not any(arguments is not ... for _, arguments in calls_of(said))
 
 
@@ -159,7 +161,7 @@ def test_what_is_no_call_is_text() -> None:
     for calls, text in TEMPLATES.values():
         for ready in formats(template(calls)):
             for other in (text.replace("add", "subtract").replace("now", "then"), text[: len(text) // 2]):
-                said, _ = kit.read(ready, ready.encode(other + "\n\nthe end"), natural=False)
+                said, _ = parser_helpers.read(ready, ready.encode(other + "\n\nthe end"), natural=False)
                 assert not [arguments for name, arguments in calls_of(said) if name not in ("add", "now")]
 
 

@@ -6,22 +6,16 @@ from typing import Any
 
 import pytest
 
-from events.inputs import (
-    AnyInput,
-    InputCustomCall,
-    InputFunctionCall,
-    InputMessage,
-    InputReasoning,
-)
-from events.items import ReasoningText
-from harmony.chat import ChatFormat
-from harmony.choose import DIALECTS
-from harmony.dialect import Dialect
-from harmony.template import Template
-from harmony.vocabulary import ByteVocabulary
-from state.segments import Arguments, Call, Say, Segment, Think
-from tests.harmony import kit
-from tests.harmony.spoken import written
+from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall, InputMessage, InputReasoning
+from antiphon.events.items import ReasoningText
+from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.prompt.jinja import Template
+from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.tokens.vocabulary import ByteVocabulary
+from antiphon.state.segments import Arguments, Call, Say, Segment, Think
+from tests.harmony import parser_helpers
+from tests.harmony.samples import written
 
 CALLING = [dialect for dialect in DIALECTS.values() if dialect.frames]
 USER = InputMessage(role="user", content="Go on.")
@@ -70,7 +64,7 @@ def told(items: Sequence[AnyInput]) -> list[Any]:
 
 
 def custom(dialect: Dialect) -> str | None:
-    offer = kit.TOOLS.find("apply_patch")
+    offer = parser_helpers.TOOLS.find("apply_patch")
     assert offer is not None
     return next((text for frame in dialect.frames if (text := frame.write([(offer, PATCH)])) is not None), None)
 
@@ -88,9 +82,9 @@ def turns(dialect: Dialect) -> list[str]:
 def test_where_there_are_only_strings_a_custom_tools_text_is_one() -> None:
     call = InputCustomCall(call_id="call_0", name="apply_patch", input=PATCH)
     for ready in formats(DIALECTS["pythonic"]):
-        prompt = ready.render(kit.conversation(items=(USER, call)), now=kit.NOW)
+        prompt = ready.render(parser_helpers.conversation(items=(USER, call)), now=parser_helpers.NOW)
         shown = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1]
-        again, _ = kit.read(ready, ready.encode(shown.partition("<|im_end|>")[0]))
+        again, _ = parser_helpers.read(ready, ready.encode(shown.partition("<|im_end|>")[0]))
         assert items_of(again) == [call]
 
 
@@ -98,11 +92,11 @@ def test_where_there_are_only_strings_a_custom_tools_text_is_one() -> None:
 def test_a_turn_comes_back_as_it_was(dialect: Dialect) -> None:
     for ready in formats(dialect):
         for turn in turns(dialect):
-            said, _ = kit.read(ready, ready.encode(turn))
+            said, _ = parser_helpers.read(ready, ready.encode(turn))
             items = items_of(said)
             assert items
-            prompt = ready.render(kit.conversation(items=(USER, *items)), now=kit.NOW)
+            prompt = ready.render(parser_helpers.conversation(items=(USER, *items)), now=parser_helpers.NOW)
             parts = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1:]
             shown = "\n\n".join(part.partition("<|im_end|>")[0] for part in parts)
-            again, _ = kit.read(ready, ready.encode(shown))
+            again, _ = parser_helpers.read(ready, ready.encode(shown))
             assert told(items_of(again)) == told(items), shown

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from events.response import Response
-from harmony.format import Format
-from harmony.reader import PATIENCE
-from state.machine import Machine
-from state.segments import Arguments, Call, Close, Say, Think
-from tests.harmony import kit
+from antiphon.events.response import Response
+from antiphon.harmony.format import Format
+from antiphon.harmony.parsing.reader import PATIENCE
+from antiphon.state.machine import Machine
+from antiphon.state.segments import Arguments, Call, Close, Say, Think
+from tests.harmony import parser_helpers
 
 JSON = """{ } [ ] " " : , \\ \\" \\u00 \\ud83d \\ude00 "name" "name":"add" "name":"apply_patch" "arguments" "arguments":{ "input":" 1 null
 {"name":"add","arguments":{"a":1}} {"a":1}""".split()
@@ -70,33 +70,33 @@ def soup(name: str, chance: random.Random) -> str:
     return "".join(chance.choice(chance.choice(pots)) for _ in range(chance.randint(1, 40)))
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 @pytest.mark.timeout(1200)
 def test_soup_is_a_legal_stream_in_every_cut(name: str) -> None:
     chance = random.Random(f"soup of {name}")
-    for number in range(kit.SOUPS):
-        ready: Format = chance.choice(kit.formats(name))
+    for number in range(parser_helpers.SOUPS):
+        ready: Format = chance.choice(parser_helpers.formats(name))
         tokens = ready.encode(soup(name, chance))
         options = {"thinking": chance.random() < 0.3, "natural": chance.random() < 0.7}
-        whole, reader = kit.read(ready, tokens, **options)
-        for cuts in (range(len(tokens)), kit.random_cuts(len(tokens), chance)):
-            said, again = kit.read(ready, tokens, cuts, **options)
+        whole, reader = parser_helpers.read(ready, tokens, **options)
+        for cuts in (range(len(tokens)), parser_helpers.random_cuts(len(tokens), chance)):
+            said, again = parser_helpers.read(ready, tokens, cuts, **options)
             assert said == whole, f"soup {number}"
             assert (again.reasoning_tokens, again.broken) == (reader.reasoning_tokens, reader.broken)
         drive(whole, natural=options["natural"], broken=reader.broken)
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_random_tokens_are_a_legal_stream(name: str) -> None:
     chance = random.Random(f"noise of {name}")
-    ready = kit.tokens_format(name)
-    for _ in range(kit.SOUPS // 2):
+    ready = parser_helpers.tokens_format(name)
+    for _ in range(parser_helpers.SOUPS // 2):
         tokens = [chance.choice((chance.randrange(300), chance.randrange(199_990, 200_020))) for _ in range(30)]
-        whole, _ = kit.read(ready, tokens)
-        assert kit.read(ready, tokens, range(len(tokens)))[0] == whole
+        whole, _ = parser_helpers.read(ready, tokens)
+        assert parser_helpers.read(ready, tokens, range(len(tokens)))[0] == whole
 
 
-def drive(said: list[kit.Segment], *, natural: bool, broken: bool) -> None:
+def drive(said: list[parser_helpers.Segment], *, natural: bool, broken: bool) -> None:
     """The machine takes it: no illegal input, and it fails exactly where a call was left open."""
     machine = Machine(head(), ids=lambda prefix: f"{prefix}_x", clock=lambda: 0)
     machine.begin()
@@ -109,7 +109,7 @@ def drive(said: list[kit.Segment], *, natural: bool, broken: bool) -> None:
     assert machine.response.status == (("failed" if opened else "completed") if natural else "incomplete")
 
 
-def _closed_calls(said: list[kit.Segment]) -> int:
+def _closed_calls(said: list[parser_helpers.Segment]) -> int:
     closed, calling = 0, False
     for segment in said:
         closed += calling and isinstance(segment, Close)
@@ -118,12 +118,12 @@ def _closed_calls(said: list[kit.Segment]) -> int:
 
 
 def test_a_call_that_does_not_begin_is_not_held_back_for_ever() -> None:
-    ready = kit.tokens_format("hermes")
+    ready = parser_helpers.tokens_format("hermes")
     text = '<tool_call>{"arguments": {"a": "' + "x" * (PATIENCE + 9) + '"}, "name": "add"}</tool_call>'
     tokens = ready.encode(text)
     for cuts in ([], [100], range(0, len(tokens), 5000), range(1, len(tokens), 777)):
-        assert kit.lines(kit.read(ready, tokens, cuts)[0]) == kit.lines([Say(text)])
-    reader = ready.reader(kit.Prompt((), ""), kit.conversation())
+        assert parser_helpers.lines(parser_helpers.read(ready, tokens, cuts)[0]) == parser_helpers.lines([Say(text)])
+    reader = ready.reader(parser_helpers.Prompt((), ""), parser_helpers.conversation())
     assert reader.feed(tokens[: PATIENCE // 2]) == []
     assert reader.feed(tokens[PATIENCE // 2 : -1])
 
@@ -142,4 +142,4 @@ def test_the_acceptor_refuses_what_is_illegal() -> None:
         [Call("a"), Think("x")],
     ):
         with pytest.raises(AssertionError):
-            kit.legal(wrong)
+            parser_helpers.legal(wrong)

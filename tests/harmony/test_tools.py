@@ -2,8 +2,8 @@
 
 import pytest
 
-from events.inputs import CustomTool, FunctionTool, NamespaceTool
-from harmony.tools import LONGEST, ToolError, ToolTable
+from antiphon.events.inputs import CustomTool, FunctionTool, NamespaceTool
+from antiphon.harmony.tools import LONGEST, ToolError, ToolTable
 
 
 def function(name: str) -> FunctionTool:

@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 
-from harmony.chat import ChatFormat
-from harmony.choose import DIALECTS
-from harmony.detokenize import REPLACED
-from harmony.template import Template
-from tests.harmony import kit
+from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.prompt.jinja import Template
+from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.tokens.detokenizer import REPLACED
+from tests.harmony import parser_helpers
 
 
-@pytest.mark.parametrize(("name", "case"), kit.every_case())
+@pytest.mark.parametrize(("name", "case"), parser_helpers.every_case())
 def test_a_transcript_is_read_as_it_says(name: str, case: dict[str, Any]) -> None:
     for ready in _formats(name, case):
-        said, _ = kit.read(ready, ready.encode(case["text"]), **kit.options(case))
-        assert kit.lines(said) == case["says"]
+        said, _ = parser_helpers.read(ready, ready.encode(case["text"]), **parser_helpers.options(case))
+        assert parser_helpers.lines(said) == case["says"]
 
 
-@pytest.mark.parametrize(("name", "case"), kit.every_case())
+@pytest.mark.parametrize(("name", "case"), parser_helpers.every_case())
 def test_every_cut_reads_the_same(name: str, case: dict[str, Any]) -> None:
     ready = _formats(name, case)[0]
-    tokens, options = ready.encode(case["text"]), kit.options(case)
-    whole, reader = kit.read(ready, tokens, **options)
+    tokens, options = ready.encode(case["text"]), parser_helpers.options(case)
+    whole, reader = parser_helpers.read(ready, tokens, **options)
     chance = random.Random(case["name"])
     ways = [range(len(tokens)), *([cut] for cut in range(len(tokens)))]
-    ways += [kit.random_cuts(len(tokens), chance) for _ in range(kit.CUTS)]
+    ways += [parser_helpers.random_cuts(len(tokens), chance) for _ in range(parser_helpers.CUTS)]
     for cuts in ways:
-        said, again = kit.read(ready, tokens, cuts, **options)
+        said, again = parser_helpers.read(ready, tokens, cuts, **options)
         assert said == whole
         assert again.reasoning_tokens == reader.reasoning_tokens
 
@@ -65,31 +65,33 @@ class Shards:
         return tokens
 
 
-@pytest.mark.parametrize(("name", "case"), [case for case in kit.every_case() if case.values[0] != "gpt-oss"])
+@pytest.mark.parametrize(
+    ("name", "case"), [case for case in parser_helpers.every_case() if case.values[0] != "gpt-oss"]
+)
 def test_tokens_that_respect_no_boundary(name: str, case: dict[str, Any]) -> None:
     if case.get("markers") == "tokens":
         pytest.skip("only where its markers are tokens")
     chance = random.Random(case["name"])
-    for _ in range(max(5, kit.CUTS // 20)):
+    for _ in range(max(5, parser_helpers.CUTS // 20)):
         shards = Shards()
         ready = ChatFormat(DIALECTS[name], shards, Template(""))
         tokens = shards.cut(case["text"], chance)
-        said, _ = kit.read(ready, tokens, range(len(tokens)), **kit.options(case))
-        assert kit.lines(said) == case["says"]
+        said, _ = parser_helpers.read(ready, tokens, range(len(tokens)), **parser_helpers.options(case))
+        assert parser_helpers.lines(said) == case["says"]
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_cut_anywhere_what_was_said_is_never_taken_back(name: str) -> None:
     """A whole call is said of no beginning of an answer unless it is whole there; and what is said only grows."""
-    for case in kit.cases(name):
+    for case in parser_helpers.cases(name):
         ready = _formats(name, case)[0]
-        tokens, options = ready.encode(case["text"]), {**kit.options(case), "natural": False}
-        full: Any = ready.reader(kit.Prompt((), "", options["thinking"]), options["talk"])
+        tokens, options = ready.encode(case["text"]), {**parser_helpers.options(case), "natural": False}
+        full: Any = ready.reader(parser_helpers.Prompt((), "", options["thinking"]), options["talk"])
         streamed: list[Any] = []
         for place in range(len(tokens)):
             streamed += full.feed(tokens[place : place + 1])
-            cut, _ = kit.read(ready, tokens[: place + 1], **options)
-            _begins(kit.lines(kit.merge(streamed)), kit.lines(cut))
+            cut, _ = parser_helpers.read(ready, tokens[: place + 1], **options)
+            _begins(parser_helpers.lines(parser_helpers.merge(streamed)), parser_helpers.lines(cut))
 
 
 def _begins(before: Sequence[str], after: Sequence[str]) -> None:
@@ -99,23 +101,23 @@ def _begins(before: Sequence[str], after: Sequence[str]) -> None:
         assert after[len(before) - 1].startswith(before[-1].removesuffix('"'))
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_half_a_character_is_replaced_once(name: str) -> None:
-    ready = kit.tokens_format(name)
+    ready = parser_helpers.tokens_format(name)
     head = ready.encode("<|channel|>final<|message|>" if name == "gpt-oss" else "")
     face = ready.encode("𒐫")  # several tokens in every vocabulary
-    said, _ = kit.read(ready, head + face[:1])
-    assert kit.lines(said)[0].endswith(f'"{REPLACED}"')
+    said, _ = parser_helpers.read(ready, head + face[:1])
+    assert parser_helpers.lines(said)[0].endswith(f'"{REPLACED}"')
 
 
-@pytest.mark.parametrize("name", kit.NAMES)
+@pytest.mark.parametrize("name", parser_helpers.NAMES)
 def test_unknown_ids_are_no_text(name: str) -> None:
-    ready = kit.tokens_format(name)
+    ready = parser_helpers.tokens_format(name)
     head = ready.encode("<|channel|>final<|message|>" if name == "gpt-oss" else "")
-    said, _ = kit.read(ready, [*head, 10**6, *ready.encode("Hi"), 2**40, *ready.encode(" you")])
-    assert kit.lines(said)[0].endswith('"Hi you"')
+    said, _ = parser_helpers.read(ready, [*head, 10**6, *ready.encode("Hi"), 2**40, *ready.encode(" you")])
+    assert parser_helpers.lines(said)[0].endswith('"Hi you"')
 
 
 def _formats(name: str, case: dict[str, Any]) -> list[Any]:
     which = case.get("markers")
-    return [kit.letters_format(name)] if which == "letters" else kit.formats(name)
+    return [parser_helpers.letters_format(name)] if which == "letters" else parser_helpers.formats(name)

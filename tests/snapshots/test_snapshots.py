@@ -7,11 +7,11 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
-from app.errors import ApiError
+from antiphon.app.errors import ApiError
 from tests.invariants import check
-from tests.snapshots import tell
+from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, Case
-from tests.snapshots.readings import Reading, read_chat, read_responses
+from tests.snapshots.run_case import Reading, read_chat, read_responses
 
 FOLDER = Path(__file__).resolve().parents[2] / "snapshots"
 
@@ -58,9 +58,9 @@ def _story(case: Case, first: Reading, second: Reading) -> str:
         lines.append("#   and is cancelled" if case.cancel else "#   and is cut by the token limit")
     settings = case.request | case.responses
     lines += [f"# the request: {json.dumps(settings)}"] if settings else []
-    names = tell.Names()
-    lines += ["", "Responses", *(tell.event(event, names) for event in first.data), *_error(first)]
-    lines += ["", "Chat", *(tell.chunk(chunk, names) for chunk in second.data), *_error(second)]
+    names = event_lines.Names()
+    lines += ["", "Responses", *(event_lines.event(event, names) for event in first.data), *_error(first)]
+    lines += ["", "Chat", *(event_lines.chunk(chunk, names) for chunk in second.data), *_error(second)]
     return "\n".join(lines) + "\n"
 
 

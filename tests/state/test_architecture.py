@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from state.table import markdown
+from antiphon.state.table import markdown
 
 PAGE = Path(__file__).resolve().parents[2] / "ARCHITECTURE.md"
 BEGIN, END = "<!-- table: drawn by state.table.markdown -->\n", "<!-- end -->"

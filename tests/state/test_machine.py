@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.items import (
+from antiphon.events.items import (
     CustomToolCall,
     FileCitation,
     FunctionCall,
@@ -13,11 +13,11 @@ from events.items import (
     Refusal,
     UrlCitation,
 )
-from events.stream import Failed, Incomplete, ItemAdded, ItemDone, TextDelta
-from state.machine import STOPPED_IN_CALL
-from state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Think
+from antiphon.events.stream import Failed, Incomplete, ItemAdded, ItemDone, TextDelta
+from antiphon.state.machine import STOPPED_IN_CALL
+from antiphon.state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Think
 from tests.invariants import check
-from tests.state.words import CITATION, machine, plain
+from tests.state.machine_helpers import CITATION, machine, plain
 
 
 def speak(*segments, ending="stop", **options):

@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from events.base import Event
-from events.sse import encode
-from state.drafts import CustomDraft, FunctionDraft, MessageDraft, ReasoningDraft
-from state.machine import Machine
-from state.segments import Call, Close, Refuse, Say, Think
-from state.table import GUARDS, TABLE, IllegalInput, Letter, State, Verb
-from tests.state.words import EVERYTHING, machine
+from antiphon.events.base import Event
+from antiphon.events.sse import encode
+from antiphon.state.drafts import CustomDraft, FunctionDraft, MessageDraft, ReasoningDraft
+from antiphon.state.machine import Machine
+from antiphon.state.segments import Call, Close, Refuse, Say, Think
+from antiphon.state.table import GUARDS, TABLE, IllegalInput, Letter, State, Verb
+from tests.state.machine_helpers import EVERYTHING, machine
 
 WAYS: dict[str, list[str]] = {
     "NEW": [],

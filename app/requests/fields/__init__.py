@@ -1,9 +1,9 @@
 """Every field that a request may have, and what becomes of it: the one list.
 
 It decides which keys are known, checks each value's shape, refuses what is not served yet, and is printed as
-`docs/fields.md` by `python -m app.requests.fields`. No field is dropped silently: it is *honoured* (changes what is
-generated or how it is told), *echoed* (comes back in the reply, nothing more), *accepted* (a hint that cannot change
-the reply here) or *refused* (400 `unsupported_parameter`). Null always means the same as leaving a field out.
+`docs/fields.md` by `python -m antiphon.app.requests.fields`. No field is dropped silently: it is *honoured* (changes
+what is generated or how it is told), *echoed* (comes back in the reply, nothing more), *accepted* (a hint that cannot
+change the reply here) or *refused* (400 `unsupported_parameter`). Null always means the same as leaving a field out.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
-from app.errors import unknown, unsupported
-from app.requests import checks as c
-from app.requests.checks import Check
+from antiphon.app.errors import unknown, unsupported
+from antiphon.app.requests import validators as c
+from antiphon.app.requests.validators import Check
 
 Does = Literal["honoured", "echoed", "accepted", "refused"]
 NOT_YET = "This server does not support it."

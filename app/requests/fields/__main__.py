@@ -1,13 +1,14 @@
-"""Prints `docs/fields.md`: `python -m app.requests.fields > docs/fields.md`."""
+"""Prints `docs/fields.md`: `python -m antiphon.app.requests.fields > docs/fields.md`."""
 
 import sys
 
-from app.requests.fields import CHAT, RESPONSES
-from events.inputs import HOSTED_ITEMS, HOSTED_TOOLS
+from antiphon.app.requests.fields import CHAT, RESPONSES
+from antiphon.events.inputs import HOSTED_ITEMS, HOSTED_TOOLS
 
 _HEAD = """# Every field of a request, and what becomes of it
 
-This page is printed by `python -m app.requests.fields` from the list that decodes requests; a test compares the two.
+This page is printed by `python -m antiphon.app.requests.fields` from the list that decodes requests; a test compares
+the two.
 
 - **honoured**: it changes what is generated, or how it is told.
 - **echoed**: it comes back in the reply, nothing more.

@@ -7,12 +7,12 @@ from msgspec import structs
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
-from app.errors import ApiError
-from app.requests.fields import CHAT, RESPONSES, Field
-from app.requests.fields.__main__ import page
-from app.requests.spec import TurnSpec
-from harmony.tools import ToolTable
-from tests.app.requests.bench import ask, blame, chat_ask
+from antiphon.app.errors import ApiError
+from antiphon.app.requests.fields import CHAT, RESPONSES, Field
+from antiphon.app.requests.fields.__main__ import page
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.harmony.tools import ToolTable
+from tests.app.requests.request_builders import ask, blame, chat_ask
 from tests.syntax import ROOT
 
 TABLES = [(RESPONSES, ask), (CHAT, chat_ask)]
@@ -38,7 +38,7 @@ def test_every_field_of_the_sdk_is_listed() -> None:
 
 def test_the_page_is_what_the_list_prints() -> None:
     said = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert said == page(), "run: python -m app.requests.fields > docs/fields.md"
+    assert said == page(), "run: python -m antiphon.app.requests.fields > docs/fields.md"
 
 
 @pytest.mark.parametrize(("field", "reader"), EVERY)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import ApiError
-from app.requests.media import check
+from antiphon.app.errors import ApiError
+from antiphon.app.requests.media import check
 
 GOOD = [
     "https://example.com/a.png",

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.errors import ApiError
-from app.requests.fields import CHAT, RESPONSES
-from tests.app.requests.bench import ask, chat_ask
+from antiphon.app.errors import ApiError
+from antiphon.app.requests.fields import CHAT, RESPONSES
+from tests.app.requests.request_builders import ask, chat_ask
 
 ROUNDS = 40_000 if os.environ.get("ANTIPHON_PROVE") else 4_000
 ODD: list[Any] = [

@@ -29,8 +29,8 @@ sys.path.insert(0, ROOT)
 import uvloop
 from pathlib import Path
 from app import server
-from app.settings import Settings
-from app.store.open import open_store
+from antiphon.app.settings import Settings
+from antiphon.app.store.factory import open_store
 from tests.serving import scripted
 
 SPOKEN = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40

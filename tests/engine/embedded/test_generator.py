@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.embedded import dialogues, words
-from engine.embedded.fixed import CODEX, RUNNERS
-from engine.embedded.messages import Dialogue
-from engine.embedded.tools import name_of
+from antiphon.engine.embedded import dialogues, words
+from antiphon.engine.embedded.fixed import CODEX, RUNNERS
+from antiphon.engine.embedded.messages import Dialogue
+from antiphon.engine.embedded.tools import name_of
 
 TRAINING = 3000
 EVALUATION = 40

@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer
 
-from engine.embedded import MODEL_DIR, tokenizer
+from antiphon.engine.embedded import MODEL_DIR, tokenizer
 
 
 def test_the_words_of_the_first_command_are_taught() -> None:

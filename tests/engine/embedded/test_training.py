@@ -7,10 +7,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.embedded import dialogues, evaluate
-from engine.embedded.data import Batches
-from engine.embedded.muon import Muon, orthogonal
-from engine.embedded.train import COURSES, Course, Plan, train
+from antiphon.engine.embedded import dialogues, evaluate
+from antiphon.engine.embedded.data import Batches
+from antiphon.engine.embedded.muon import Muon, orthogonal
+from antiphon.engine.embedded.train import COURSES, Course, Plan, train
 
 
 def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.build import Options
-from engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
-from engine.embedded.messages import user
+from antiphon.engine.builder import Options
+from antiphon.engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
+from antiphon.engine.embedded.messages import user
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Access log, log configuration, metrics, and the messages printed at start-up."""

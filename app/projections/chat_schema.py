@@ -1,0 +1,151 @@
+"""What chat completions look like on the wire: chunks of a stream, and the whole reply.
+
+Keys that are `UNSET` do not travel: a tool call has its id, type and name in its first fragment only, and a role
+stands only in the first chunk, because clients join whatever is repeated.
+"""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from antiphon.events.items import Logprob
+from antiphon.events.response import Usage
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class FunctionFragment(Struct, frozen=True, kw_only=True):
+    """A function's name, or more of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CustomFragment(Struct, frozen=True, kw_only=True):
+    """A custom tool's name, or more of its input."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+class CallFragment(Struct, frozen=True, kw_only=True):
+    """A piece of the tool call number `index`; in a whole message, all of it (and then without the index)."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionFragment | UnsetType = UNSET
+    custom: CustomFragment | UnsetType = UNSET
+
+
+class ChatLogprobs(Struct, frozen=True, kw_only=True):
+    """Log-probabilities of a choice's text."""
+
+    content: tuple[Logprob, ...] | None = None
+    refusal: tuple[Logprob, ...] | None = None
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    """What is new. Reasoning goes by both of the names that clients know."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[CallFragment, ...] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, frozen=True, kw_only=True):
+    """One choice's share of a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class TokenDetails(Struct, frozen=True, kw_only=True):
+    """Prompt tokens read from, and written to, a prefix cache."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class CompletionDetails(Struct, frozen=True, kw_only=True):
+    """Generated tokens that were reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class ChatUsage(Struct, frozen=True, kw_only=True):
+    """Usage by the names of chat completions."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: TokenDetails
+    completion_tokens_details: CompletionDetails
+
+
+class ChatChunk(Struct, frozen=True, kw_only=True):
+    """One event of a stream. `usage` is null before the last chunk where it was asked for, else absent."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: tuple[ChunkChoice, ...]
+    usage: ChatUsage | None | UnsetType = UNSET
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    """The whole message: the sum of its deltas."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: str | None
+    annotations: tuple[Any, ...] = ()
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[CallFragment, ...] | UnsetType = UNSET
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    """One choice of a whole reply."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Struct, frozen=True, kw_only=True):
+    """A whole reply."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: tuple[ChatChoice, ...]
+    usage: ChatUsage | None
+
+
+def chat_usage(usages: list[Usage]) -> ChatUsage | None:
+    """The choices' usages as one: they share the prompt, so that counts once."""
+    if not usages:
+        return None
+    prompt = usages[0].input_tokens
+    completion = sum(usage.output_tokens for usage in usages)
+    details = usages[0].input_tokens_details
+    return ChatUsage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=TokenDetails(
+            cached_tokens=details.cached_tokens, cache_write_tokens=details.cache_write_tokens
+        ),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=sum(usage.output_tokens_details.reasoning_tokens for usage in usages)
+        ),
+    )

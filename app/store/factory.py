@@ -1,0 +1,17 @@
+"""The store that the settings ask for."""
+
+from antiphon.app.settings import Settings
+from antiphon.app.store.base import Store
+from antiphon.app.store.memory import MemoryStore
+from antiphon.app.store.sqlite import FileStore
+from antiphon.app.store.writer import Times
+
+DAY = 86_400
+
+
+def open_store(settings: Settings) -> Store:
+    """Open it; whoever does closes it. In a running event loop. Raises `StoreError` with one line for a person."""
+    if settings.store is None:
+        return MemoryStore()
+    times = Times(age=settings.store_days * DAY)
+    return FileStore(settings.store, times=times, most=int(settings.store_gib * 2**30))

@@ -1,0 +1,1 @@
+"""Turns: rendering a request, running its generation, and writing its event log."""

@@ -1,0 +1,189 @@
+"""From an engine's chunks to events: reader, stop strings, limits and machine in one line, without any waiting.
+
+The scribe knows when a turn is over (the engine says so, a stop string matched, the last permitted call is whole, a
+call broke) and says so to the machine. It knows no task, no log and no client.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from antiphon.app.encryption import Purpose
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turns.compaction import NO_SUMMARY, Summary
+from antiphon.app.turns.stop_strings import Stops
+from antiphon.engine.protocol import Chunk, TokenLogprob
+from antiphon.events.base import Event
+from antiphon.events.items import Logprob, TopLogprob
+from antiphon.events.response import InputDetails, OutputDetails, Usage
+from antiphon.harmony.format import Format, Prompt
+from antiphon.state.drafts import ReasoningAs
+from antiphon.state.ids import Ids
+from antiphon.state.machine import Machine
+from antiphon.state.segments import Close, Segment
+from antiphon.state.table import IllegalInput, State
+
+RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})
+"""Codes that the types of clients know inside a failed response; any other fault is told as `server_error`."""
+
+
+class Scribe:
+    """Writes one turn. What was said stands in `said` until `collect` takes it, even when something raised."""
+
+    def __init__(
+        self,
+        spec: TurnSpec,
+        prompt: Prompt,
+        form: Format,
+        *,
+        ids: Ids,
+        clock: Callable[[], int],
+        reasoning_as: ReasoningAs = "content",
+        seal: Callable[[Purpose, str], str] = lambda _, text: text,
+    ) -> None:
+        self._format, self._spec, self._prompt = form, spec, prompt
+        self._summary = Summary(lambda text: seal("compaction", text)) if spec.compact else None
+        self._reader = form.reader(prompt, spec.conversation)
+        # A stop string would break JSON off in the middle of what was promised to be whole.
+        self._stops = Stops(spec.stop if spec.conversation.answer is None else ())
+        self._calls = 0
+        self._cached = 0
+        self.spoken: list[int] = []
+        self._said: list[Event] = []
+        self.machine = Machine(
+            spec.head,
+            ids=ids,
+            clock=clock,
+            usage=self._usage,
+            seal=(lambda text: seal("reasoning", text)) if spec.sealed else None,
+            reasoning_as=reasoning_as,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal event has been said."""
+        return self.machine.ended
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the turn."""
+        return self._stops.matched
+
+    def collect(self) -> list[Event]:
+        """The events since the last time."""
+        said, self._said = self._said, []
+        return said
+
+    def queue(self) -> None:
+        """The job waits for the engine."""
+        self._said += self.machine.queue()
+
+    def begin(self, chunk: Chunk) -> None:
+        """The engine has admitted the job: its first chunk, which carries no tokens."""
+        self._cached = chunk.cached
+        self._said += self.machine.begin()
+        if chunk.finish:
+            self.take(chunk)
+
+    def remind(self) -> None:
+        """Repeat the last stage, where that is legal: before the first item."""
+        with contextlib.suppress(IllegalInput):
+            self._said += self.machine.remind()
+
+    def take(self, chunk: Chunk) -> None:
+        """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
+        if self.machine.ended:
+            return
+        if self._spec.warm:
+            self._warmed(chunk)
+            return
+        self.spoken += chunk.tokens
+        self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk) if self._spec.logprobs else ()))
+        if self.ended:
+            return
+        if self._reader.broken:
+            self._said += self.machine.stop()
+        elif chunk.finish:
+            self._finish(chunk)
+
+    def fail(self, code: str, message: str) -> None:
+        """Something broke."""
+        self._said += self.machine.fail(code if code in RESPONSE_ERROR_CODES else "server_error", message)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        self._said += self.machine.cancel()
+
+    # One step
+
+    def _hear(self, segments: Sequence[Segment]) -> None:
+        if self._summary is not None:
+            self._summary.take(segments)
+            return
+        machine, stops = self.machine, self._stops
+        for segment in segments:
+            for heard in stops.feed(segment):
+                self._feed(heard)
+            if machine.state is State.ENDED:
+                return
+            if stops.matched is not None or self._calls == self._spec.max_tool_calls:
+                self._said += machine.stop()
+                return
+
+    def _feed(self, segment: Segment) -> None:
+        machine = self.machine
+        if machine.state is State.ENDED:
+            return
+        if machine.state is State.CALL and isinstance(segment, Close):
+            self._calls += 1
+        self._said += machine.feed(segment)
+
+    def _finish(self, chunk: Chunk) -> None:
+        if chunk.fault:
+            self.fail(chunk.fault.code, chunk.fault.message)
+        elif chunk.finish == "cancelled":
+            self.cancel()
+        else:
+            self._hear(self._reader.finish(natural=chunk.finish == "stop"))
+            if self._summary is not None:
+                self._sum_up(self._summary)
+                return
+            for held in self._stops.finish():
+                self._feed(held)
+            if not self.ended:
+                self._said += self.machine.stop() if chunk.finish == "stop" else self.machine.cut()
+
+    def _warmed(self, chunk: Chunk) -> None:
+        """The prompt was read, which was all: the token that tells of it is nobody's."""
+        if chunk.fault:
+            self.fail(chunk.fault.code, chunk.fault.message)
+        elif chunk.tokens or chunk.finish:
+            self._said += self.machine.stop()
+
+    def _sum_up(self, summary: Summary) -> None:
+        """A summary that met its limit is one, as far as it goes; none at all is a fault."""
+        if summary.text:
+            self._said += self.machine.feed(summary.item())
+            self._said += self.machine.stop()
+        else:
+            self.fail("server_error", NO_SUMMARY)
+
+    def _usage(self) -> Usage:
+        read = len(self._prompt.tokens)
+        return Usage(
+            input_tokens=read,
+            input_tokens_details=InputDetails(cached_tokens=self._cached),
+            output_tokens=len(self.spoken),
+            output_tokens_details=OutputDetails(reasoning_tokens=self._reader.reasoning_tokens),
+            total_tokens=read + len(self.spoken),
+        )
+
+    def _logprobs(self, chunk: Chunk) -> list[Logprob]:
+        return [self._logprob(entry) for entry in chunk.logprobs]
+
+    def _logprob(self, entry: TokenLogprob) -> Logprob:
+        token, raw = self._format.token(entry.id)
+        top = []
+        for other, logprob in entry.top:
+            text, data = self._format.token(other)
+            top.append(TopLogprob(token=text, bytes=tuple(data), logprob=min(logprob, 0.0)))
+        return Logprob(token=token, bytes=tuple(raw), logprob=min(entry.logprob, 0.0), top_logprobs=tuple(top))

@@ -1,0 +1,1 @@
+"""KV caches: contiguous ones for the CPU, paged ones for CUDA."""

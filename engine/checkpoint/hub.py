@@ -1,0 +1,70 @@
+"""From what a person writes (a folder, or an id on the Hugging Face hub) to a local folder.
+
+Only what serving needs is fetched: safetensors, JSON, tokenizer files and chat templates; never pickles, never code.
+Downloads go to huggingface_hub's cache, show its progress bars, and go on where they were interrupted.
+"""
+
+import errno
+import re
+from pathlib import Path
+
+from antiphon.engine.checkpoint.files import LoadError
+
+PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "*.tiktoken",
+    "vocab.txt",
+    "merges.txt",
+    "*.spm",
+)
+SKIPPED = ("*/*", "*consolidated*")
+"""Folders of a repository hold other formats (original, onnx, gguf) of the same weights."""
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def fetch(source: str, *, offline: bool = False, revision: str | None = None) -> Path:
+    """The local folder of a model. Raises :class:`LoadError`.
+
+    An existing folder is taken as it is; otherwise ``source`` must be a hub id (``owner/name``), which is downloaded,
+    or with ``offline`` looked up in the local cache only.
+    """
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if not _ID.fullmatch(source):
+        raise LoadError(f"{source}: no such folder, and not a hub id; write a path, or owner/name")
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415  part of the extra `torch`
+    except ImportError as error:
+        raise LoadError(f"{source}: no such folder; to fetch it from the hub: pip install 'antiphon[torch]'") from error
+    try:
+        folder = snapshot_download(
+            source,
+            revision=revision,
+            allow_patterns=list(PATTERNS),
+            ignore_patterns=list(SKIPPED),
+            local_files_only=offline,
+        )
+    except Exception as error:
+        raise LoadError(_reason(source, error, offline=offline)) from error
+    return Path(folder)
+
+
+def _reason(source: str, error: Exception, *, offline: bool) -> str:
+    """One line for a failed download; the classes are told by name, so that the hub's client is not imported for it."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if offline:
+        return f"{source} is not in the local cache; fetch it once without --offline"
+    if "GatedRepoError" in names:
+        return f"{source} is gated; accept its terms on huggingface.co, then log in with `hf auth login`"
+    if "RepositoryNotFoundError" in names or "HFValidationError" in names:
+        return f"{source}: no such folder and no such model on the hub (or it is private: `hf auth login`)"
+    if "LocalEntryNotFoundError" in names or "ConnectionError" in names or "ConnectError" in names:
+        return f"{source}: the hub cannot be reached and the model is not in the local cache; give a local folder"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{source}: the disk is full; free some space and start again, the download goes on where it stopped"
+    return f"{source}: the download failed ({type(error).__name__}: {error}); start again, it goes on where it stopped"

@@ -1,0 +1,1 @@
+"""Loading a transformers model and running one forward pass over a batch."""

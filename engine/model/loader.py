@@ -1,0 +1,150 @@
+"""From a checked folder to a model in memory that is ready to run, and what it says about itself.
+
+Safetensors only, no code from the repository, no pickles. fp32 on a CPU, bf16 on a GPU, unless told otherwise.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.logging import disable_progress_bar
+
+from antiphon.engine.checkpoint.files import Folder, LoadError, inspect_folder
+from antiphon.engine.protocol import EngineInfo, Sampling
+
+log = logging.getLogger(__name__)
+
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+ENDLESS = 131_072
+"""The context, in tokens, of a model that states none (recurrent ones do not)."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(path: Path, *, device: str | None = None, dtype: str | None = None) -> tuple[PreTrainedModel, Folder]:
+    """Load a local folder. ``device``: cpu or cuda; ``dtype``: one of ``DTYPES``. Raises :class:`LoadError`."""
+    folder = inspect_folder(path)
+    check_architecture(folder)
+    device, kind = choose_device(device), None if dtype is None else DTYPES.get(dtype)
+    if dtype is not None and kind is None:
+        raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
+    kind = kind or (torch.float32 if device == "cpu" else torch.bfloat16)
+    check_memory(folder, kind.itemsize, free_memory(device))
+    try:
+        model, missing = _pretrained(path, kind, device)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model") from error
+    except Exception as error:
+        log.debug("loading %s failed", path, exc_info=True)
+        raise LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files") from error
+    if missing:
+        raise LoadError(f"{path}: {len(missing)} weights are missing ({missing[0]}, …); fetch the model again")
+    return model, folder
+
+
+def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
+    """The model on its device, and the names of weights that no file held."""
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar that cannot move is noise in a log
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    model, report = loaded
+    return model.eval().to(device), sorted(report["missing_keys"])
+
+
+def check_architecture(folder: Folder) -> None:
+    """Raises :class:`LoadError` unless transformers itself knows the model, without code from its repository."""
+    model_type = folder.config["model_type"]
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return
+    if folder.config.get("auto_map"):
+        raise LoadError(
+            f"{folder.path}: {model_type} needs code from its repository, which is never run; choose another"
+        )
+    raise LoadError(
+        f"{folder.path}: transformers does not know {model_type} as a text model; update it, or choose another"
+    )
+
+
+def choose_device(wanted: str | None) -> str:
+    """``wanted``, or cuda where there is one, or cpu. Raises :class:`LoadError`."""
+    available = torch.cuda.is_available()
+    if wanted is None:
+        return "cuda" if available else "cpu"
+    if wanted.split(":")[0] == "cuda" and not available:
+        raise LoadError("no CUDA device can be used here; leave the device out, or choose cpu")
+    return wanted
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that can be had now on the device; None where nobody says."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    amounts = [_meminfo(), _cgroup()]
+    return min((amount for amount in amounts if amount is not None), default=None)
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup() -> int | None:
+    """What the container's limit leaves; None without one."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return None if limit == "max" else max(int(limit) - int(used), 0)
+
+
+def check_memory(folder: Folder, itemsize: int, free: int | None) -> None:
+    """Raises :class:`LoadError` if the weights, at ``itemsize`` bytes each, do not fit into ``free`` bytes."""
+    needed = folder.size(itemsize)
+    if free is not None and needed > free:
+        raise LoadError(
+            f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights, {free / 2**30:.1f} GiB are free; "
+            "free some, or choose a smaller model"
+        )
+
+
+def describe(model: PreTrainedModel, folder: Folder | None = None) -> EngineInfo:
+    """What is fixed about a loaded model; ``folder`` adds the defaults of its generation_config.json."""
+    config = model.config.get_text_config(decoder=True)
+    stated = [getattr(config, name, None) for name in CONTEXT_NAMES]
+    generation = folder.generation if folder else {}
+    eos = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return EngineInfo(
+        context=next((int(value) for value in stated if value), ENDLESS),
+        vocab=int(config.vocab_size),
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        defaults=sampling_defaults(generation),
+        eos_ids=tuple(int(token) for token in ([eos] if isinstance(eos, int) else eos or ())),
+        description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
+    )
+
+
+def sampling_defaults(generation: dict[str, Any]) -> Sampling:
+    """The sampling that a generation_config.json asks for; an explicit ``do_sample: false`` means temperature 0."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    said = {name: generation[name] for name in names if isinstance(generation.get(name), (int, float))}
+    if generation.get("do_sample") is False:
+        said["temperature"] = 0.0
+    return msgspec.convert(said, Sampling, strict=False)

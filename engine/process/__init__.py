@@ -1,0 +1,1 @@
+"""The engine's worker process: spawning it, watching it, and exchanging messages with it."""

@@ -1,0 +1,1 @@
+"""Continuous batching: scheduling, sampling, grammars, drafts and the prefix cache."""

@@ -1,0 +1,114 @@
+"""The file a scripted engine plays: replies, what each answers, and what it says token by token.
+
+A script is TOML, one ``[[reply]]`` a turn; ``engine/scripted/engine.py`` plays it. This module knows no tokens of
+text (the player is handed an encoder) and no time (a pause is a number).
+
+    [[reply]]
+    name = "weather"              # required, unique
+    when = ["weather", "Oslo"]    # answers the prompts whose text holds all of these; left out: the next in line
+    speak = [                     # in order; each entry is encoded on its own
+      "It is",                    # text
+      {pause = 0.5},              # seconds of silence
+      {ids = [5, 6]},             # token ids as they are
+      {fault = "boom", code = "server_error", retryable = true},   # the turn ends here, as an error
+      {stall = true},             # silence until the job is cancelled
+      {refuse = "full", code = "server_is_overloaded"},            # first entry only: the job is not admitted
+    ]
+    step = 1                      # tokens per chunk; 0: one chunk per entry. A chunk never spans two entries
+    finish = "stop"               # or "length"
+    stop_id = 7                   # the token that ends it; left out: the first of the engine's eos_ids, if it has any
+    cached = 0                    # prompt tokens claimed to come from the cache
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+
+class ScriptError(ValueError):
+    """A script that cannot be played; the message is one line and names the entry."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of ``speak`` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
+
+    ids: tuple[int, ...] | None = None
+    pause: float | None = None
+    stall: bool = False
+    fault: str | None = None
+    refuse: str | None = None
+    code: str = "server_error"
+    retryable: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = [self.ids, self.pause, self.stall or None, self.fault, self.refuse]
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("needs exactly one of ids, pause, stall, fault, refuse")
+        if self.pause is not None and self.pause < 0:
+            raise ValueError("pause must not be negative")
+        if self.ids is not None and any(token < 0 for token in self.ids):
+            raise ValueError("ids must not be negative")
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One scripted turn; the fields are those of the file (see the head of this module)."""
+
+    name: str
+    speak: tuple[str | Piece, ...]
+    when: tuple[str, ...] = ()
+    step: int = 1
+    finish: Literal["stop", "length"] = "stop"
+    stop_id: int | None = None
+    cached: int = 0
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError("step must not be negative")
+        if any(isinstance(piece, Piece) and piece.refuse is not None for piece in self.speak[1:]):
+            raise ValueError("refuse can only be the first entry of speak")
+
+    @property
+    def refusal(self) -> Piece | None:
+        """The first entry, if it refuses the job."""
+        first = self.speak[0] if self.speak else None
+        return first if isinstance(first, Piece) and first.refuse is not None else None
+
+
+def load_script(path: str | Path) -> tuple[Reply, ...]:
+    """Read the replies of a TOML script, in file order. Raises :class:`ScriptError`."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScriptError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ScriptError(f"{path}: not TOML: {error}") from error
+    return parse_script(table, str(path))
+
+
+def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[Reply, ...]:
+    """The replies of a script already parsed as TOML. Raises :class:`ScriptError`, which begins with ``origin``."""
+    unknown = sorted(set(table) - {"reply"})
+    if unknown:
+        raise ScriptError(f"{origin}: unknown key {unknown[0]!r}: a script holds [[reply]] tables only")
+    entries = table.get("reply")
+    if not isinstance(entries, list) or not entries:
+        raise ScriptError(f"{origin}: no [[reply]]: a script holds at least one")
+    replies = tuple(_reply(entry, index, origin) for index, entry in enumerate(entries, 1))
+    names = [reply.name for reply in replies]
+    for index, name in enumerate(names, 1):
+        if name in names[: index - 1]:
+            raise ScriptError(f"{origin}: reply {index} ({name!r}): the name is taken by reply {names.index(name) + 1}")
+    return replies
+
+
+def _reply(entry: Any, index: int, origin: str) -> Reply:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    label = f"{origin}: reply {index}" + (f" ({name!r})" if isinstance(name, str) else "")
+    if isinstance(entry, dict) and isinstance(entry.get("when"), str):
+        entry = {**entry, "when": [entry["when"]]}
+    try:
+        return msgspec.convert(entry, Reply)
+    except msgspec.ValidationError as error:
+        raise ScriptError(f"{label}: {error}") from error

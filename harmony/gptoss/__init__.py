@@ -1,0 +1,1 @@
+"""gpt-oss: the harmony format's reader, header parser and renderer."""

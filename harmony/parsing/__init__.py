@@ -1,0 +1,1 @@
+"""Incremental parsing of model output: the tape, the dialect reader, JSON."""

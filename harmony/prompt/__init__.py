@@ -1,0 +1,1 @@
+"""From a conversation to chat template messages and to prompt text."""

@@ -1,0 +1,1 @@
+"""Vocabulary, detokenizer, encoding cache, and special tokens in user text."""

@@ -1,0 +1,131 @@
+"""The rest of a response whose writer is gone: from the events that were said, those with which it ends as failed.
+
+What was said cannot be unsaid, so the end is what the machine itself would have said at that point: items that were
+done stay as they are, and the one that was open is frozen as far as its deltas go.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.events import stream as ev
+from antiphon.events.base import Event
+from antiphon.events.items import (
+    CustomToolCall,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+from antiphon.events.response import OutputItem, Response, ResponseError
+from antiphon.state.emitter import Voice
+
+
+def rest(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
+    """The events that are missing; none where the terminal one was said.
+
+    `events` is a stream of this server from its first event on, cut between two steps: the events of one are stored
+    together or not at all. Raises `ValueError` where there is none: what never began has no end.
+    """
+    if not events:
+        raise ValueError("a response that never began has no end")
+    if isinstance(events[-1], ev.Terminal):
+        return []
+    response = _response(events, ResponseError(code=code, message=message))
+    voice = Voice(len(events))
+    if not isinstance(events[-1], ev.Error):
+        voice.error(code, message)
+    voice.lifecycle(ev.Failed, response)
+    return voice.collect()
+
+
+def _response(events: Sequence[Event], error: ResponseError) -> Response:
+    head = next(event.response for event in reversed(events) if isinstance(event, ev.LifecycleEvent))
+    output: list[OutputItem] = []
+    draft: _Draft | None = None
+    for event in events:
+        if isinstance(event, ev.ItemAdded):
+            draft = _Draft(event.item)
+        elif isinstance(event, ev.ItemDone):
+            output.append(event.item)
+            draft = None
+        elif draft is not None:
+            draft.hear(event)
+    if draft is not None:
+        output.append(draft.freeze())
+    return msgspec.structs.replace(head, status="failed", error=error, output=tuple(output))
+
+
+class _Draft:
+    """The open item, as its events tell of it."""
+
+    def __init__(self, item: OutputItem) -> None:
+        self._item = item
+        self._text: list[str] = []
+        self._summary: list[list[str]] = []
+        self._parts: list[_Part] = []
+
+    def hear(self, event: Event) -> None:
+        """One event of the item's."""
+        match event:
+            case ev.ArgumentsDelta() | ev.CustomInputDelta():
+                self._text.append(event.delta)
+            case ev.SummaryPartAdded():
+                self._summary.append([])
+            case ev.SummaryDelta():
+                self._summary[-1].append(event.delta)
+            case ev.PartAdded():
+                self._parts.append(_Part(event.part))
+            case ev.TextDelta() | ev.RefusalDelta() | ev.ReasoningDelta() | ev.AnnotationAdded():
+                self._parts[-1].hear(event)
+            case _:
+                pass  # what is told as done was told in deltas
+
+    def freeze(self) -> OutputItem:
+        """The item as far as it was said."""
+        match item := self._item:
+            case Message():
+                return msgspec.structs.replace(
+                    item, status="incomplete", content=tuple(part.content() for part in self._parts)
+                )
+            case Reasoning():
+                summary = tuple(SummaryText(text="".join(text)) for text in self._summary)
+                raw = {"content": tuple(part.content() for part in self._parts)} if self._parts else {}
+                return msgspec.structs.replace(item, status="incomplete", summary=summary, **raw)
+            case FunctionCall():
+                return msgspec.structs.replace(item, status="incomplete", arguments="".join(self._text))
+            case CustomToolCall():
+                return msgspec.structs.replace(item, status="incomplete", input="".join(self._text))
+            case _:
+                return item
+
+
+class _Part:
+    """A content part of it."""
+
+    def __init__(self, empty: OutputText | Refusal | ReasoningText | SummaryText) -> None:
+        self._empty = empty
+        self._text: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._annotations: list[object] = []
+
+    def hear(self, event: ev.TextDelta | ev.RefusalDelta | ev.ReasoningDelta | ev.AnnotationAdded) -> None:
+        if isinstance(event, ev.AnnotationAdded):
+            self._annotations.append(event.annotation)
+            return
+        self._text.append(event.delta)
+        if isinstance(event, ev.TextDelta):
+            self._logprobs.extend(event.logprobs)
+
+    def content(self) -> OutputText | Refusal | ReasoningText | SummaryText:
+        text = "".join(self._text)
+        if isinstance(self._empty, Refusal):
+            return Refusal(refusal=text)
+        if isinstance(self._empty, OutputText):
+            more = {"annotations": tuple(self._annotations), "logprobs": tuple(self._logprobs)}
+            return msgspec.structs.replace(self._empty, text=text, **more)
+        return msgspec.structs.replace(self._empty, text=text)

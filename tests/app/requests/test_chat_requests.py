@@ -1,0 +1,173 @@
+"""Chat messages as input items, and the fields that only chat has."""
+
+from typing import Any
+
+import pytest
+
+from antiphon.app.errors import ApiError
+from antiphon.events.inputs import (
+    InputCustomCall,
+    InputCustomOutput,
+    InputFile,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputImage,
+    InputMessage,
+    InputReasoning,
+    InputText,
+    SpokenRefusal,
+    SpokenText,
+)
+from antiphon.events.items import ReasoningText
+from tests.app.requests.request_builders import blame, chat_ask
+
+FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ANSWER = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+USER = {"role": "user", "content": "hi"}
+
+WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
+    ({"model": ...}, 400, "missing_required_parameter", "model"),
+    ({"model": "other"}, 404, "model_not_found", "model"),
+    ({"messages": ...}, 400, "missing_required_parameter", "messages"),
+    ({"messages": "hi"}, 400, "invalid_type", "messages"),
+    ({"messages": []}, 400, "empty_array", "messages"),
+    ({"messages": ["hi"]}, 400, "invalid_type", "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, 400, "missing_required_parameter", "messages[0].role"),
+    ({"messages": [{"role": "boss", "content": "hi"}]}, 400, "invalid_value", "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, 400, "missing_required_parameter", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_type", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, 400, "invalid_type", "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, 400, "invalid_value", "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "unsupported_parameter", "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "missing_required_parameter", "messages[0].content[0].image_url.url"),
+    ({"messages": [USER, {"role": "assistant"}]}, 400, "missing_required_parameter", "messages[1].content"),
+    ({"messages": [USER, {"role": "assistant", "function_call": {}}]}, 400, "unsupported_parameter", "messages[1].function_call"),
+    ({"messages": [{"role": "function", "name": "x", "content": "y"}]}, 400, "unsupported_parameter", "messages[0].role"),
+    ({"messages": [USER, CALLING]}, 400, None, "messages"),
+    ({"messages": [USER, ANSWER]}, 400, None, "messages"),
+    ({"messages": [USER, CALLING, ANSWER, ANSWER]}, 400, None, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "missing_required_parameter", "messages[0].tool_call_id"),
+    ({"messages": [{**CALLING, "tool_calls": [{"id": "c1"}]}]}, 400, "missing_required_parameter", "messages[0].tool_calls[0].function"),
+    ({"messages": [{**CALLING, "tool_calls": [{**CALL, "function": {"name": "x", "arguments": {}}}]}]}, 400, "invalid_type", "messages[0].tool_calls[0].function.arguments"),
+    ({"n": 0}, 400, "integer_below_min_value", "n"),
+    ({"n": 129}, 400, "integer_above_max_value", "n"),
+    ({"n": "1"}, 400, "invalid_type", "n"),
+    ({"n": True}, 400, "invalid_type", "n"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "invalid_value", "max_tokens"),
+    ({"max_completion_tokens": 0}, 400, "integer_below_min_value", "max_completion_tokens"),
+    ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "missing_required_parameter", "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema"}}, 400, "missing_required_parameter", "response_format.json_schema"),
+    ({"response_format": {}}, 400, "missing_required_parameter", "response_format.type"),
+    ({"modalities": ["text", "audio"]}, 400, "unsupported_parameter", "modalities"),
+    ({"chat_template_kwargs": {"tools_in_user_message": True}}, 400, "unknown_parameter", "chat_template_kwargs.tools_in_user_message"),
+    ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
+    ({"tools": [{"type": "function"}]}, 400, "missing_required_parameter", "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {}}]}, 400, "missing_required_parameter", "tools[0].function.name"),
+    ({"tools": [FUNCTION, FUNCTION]}, 400, "invalid_value", "tools[1].function.name"),
+    ({"tools": [{"type": "web_search"}]}, 400, "invalid_value", "tools[0].type"),
+    ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tools": [FUNCTION]}, 400, "invalid_value", "tool_choice.tools"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status", "code", "param"), WRONG)
+def test_a_wrong_request_is_blamed_on_its_field(
+    body: dict[str, Any], status: int, code: str | None, param: str | None
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_ask(**body)
+    assert blame(caught.value) == (status, code, param)
+
+
+def test_every_role_and_part_as_items() -> None:
+    spec = chat_ask(
+        messages=[
+            {"role": "system", "content": "be brief"},
+            {"role": "developer", "content": [{"type": "text", "text": "always"}]},
+            {
+                "role": "user",
+                "name": "ann",
+                "content": [
+                    {"type": "text", "text": "look"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+                    {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:,"}},
+                ],
+            },
+            {"role": "assistant", "content": "I see.", "refusal": None, "annotations": [], "reasoning_content": "hm"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        ]
+    )
+    assert spec.conversation.items == (
+        InputMessage(role="system", content="be brief"),
+        InputMessage(role="developer", content=(InputText(text="always"),)),
+        InputMessage(
+            role="user",
+            content=(
+                InputText(text="look"),
+                InputImage(image_url="data:image/png;base64,AAAA", detail="low"),
+                InputFile(filename="a.pdf", file_data="data:,"),
+            ),
+        ),
+        InputReasoning(content=(ReasoningText(text="hm"),)),
+        InputMessage(role="assistant", content=(SpokenText(text="I see."),)),
+        InputMessage(role="assistant", content=(SpokenRefusal(refusal="no"),)),
+    )
+
+
+def test_calls_and_their_answers() -> None:
+    custom = {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    spec = chat_ask(
+        messages=[
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [CALL, custom]},
+            {"role": "tool", "tool_call_id": "c2", "content": "done"},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
+            CALLING,
+            ANSWER,
+        ]
+    )
+    assert spec.conversation.items[1:] == (
+        InputFunctionCall(call_id="c1", name="weather", arguments="{}"),
+        InputCustomCall(call_id="c2", name="patch", input="*** Begin"),
+        InputCustomOutput(call_id="c2", output="done"),
+        InputFunctionOutput(call_id="c1", output=(InputText(text="sunny"),)),
+        InputFunctionCall(call_id="c1", name="weather", arguments="{}"),
+        InputFunctionOutput(call_id="c1", output="sunny"),
+    )
+
+
+def test_tools_in_both_spellings_are_the_same_offer() -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}
+    spec = chat_ask(tools=[FUNCTION, {"type": "custom", "custom": {"name": "patch", "format": grammar}}])
+    offers = list(spec.conversation.tools)
+    assert [(offer.name, offer.kind) for offer in offers] == [("weather", "function"), ("patch", "custom")]
+    assert offers[1].format is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "effort"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "high"}, "high"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "none"),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, "none"),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low"}, "low"),
+        ({"chat_template_kwargs": {}}, None),
+    ],
+)
+def test_how_hard_to_think(body: dict[str, Any], effort: str | None) -> None:
+    assert chat_ask(**body).conversation.effort == effort
+
+
+def test_what_only_chat_has() -> None:
+    spec = chat_ask(
+        n=3, max_tokens=7, logprobs=True, stream=True, stream_options={"include_usage": True}, stop=["a", "b"],
+        parallel_tool_calls=False, seed=1,
+    )  # fmt: skip
+    assert (spec.n, spec.sampling.max_tokens, spec.logprobs, spec.sampling.top_logprobs) == (3, 7, True, 0)
+    assert (spec.stream, spec.include_usage, spec.stop, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
+    assert not spec.head.store

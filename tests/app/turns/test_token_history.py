@@ -1,0 +1,159 @@
+"""What the model spoke comes back as its own token ids, and only where it came back unchanged."""
+
+from datetime import UTC, datetime
+from random import Random
+
+import pytest
+
+from antiphon.app.turns.token_history import COMPARED, OWN, Layout, Recall, Spoken, _end, _starts
+from antiphon.events.inputs import (
+    AnyInput,
+    FunctionTool,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+    InputReasoning,
+)
+from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
+from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.format import Conversation, Format
+from antiphon.harmony.tools import ToolTable
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TOOLS = ToolTable.build([FunctionTool(name="add", parameters={"type": "object"})])
+ASKED = InputMessage(role="user", content="Add.")
+THOUGHT = InputReasoning(content=[ReasoningText(text="Hm.")])
+CALLED = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 1}')
+OUTPUT = InputFunctionOutput(call_id="call_1", output="2")
+ANSWER = InputMessage(role="assistant", content="Two.")
+HEARD = (
+    Reasoning(id="rs_1", status="completed", content=(ReasoningText(text="Hm."),)),
+    FunctionCall(id="fc_1", status="completed", call_id="call_1", name="add", arguments='{"a": 1}'),
+)
+TOLD = (Message(id="msg_1", status="completed", content=(OutputText(text="Two."),)),)
+SPOKEN = {
+    "hermes": '<think>\nHm.\n</think>\n\n<tool_call>\n{"name":"add","arguments":{"a":1}}\n</tool_call><|im_end|>',
+    "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    '<|constrain|>json<|message|>{"a":  1}<|call|>',
+}
+
+
+def read(recall: Recall, form: Format, *items: AnyInput, owner: str = "me") -> Layout:
+    return recall.read(form, owner, Conversation(items=items, tools=TOOLS), NOW)
+
+
+def told(recall: Recall, form: Format, spoken: str) -> Layout:
+    layout = read(recall, form, ASKED)
+    recall.remember(Spoken(layout, tuple(form.encode(spoken)), TOLD))
+    return layout
+
+
+def called(dialect: str) -> tuple[Format, Recall, tuple[int, ...]]:
+    """A model that has called a tool, and all that it read and spoke."""
+    form, recall = bytes_format(dialect), Recall()
+    layout, spoken = read(recall, form, ASKED), tuple(form.encode(SPOKEN[dialect]))
+    recall.remember(Spoken(layout, spoken, HEARD))
+    return form, recall, layout.prompt.tokens + spoken
+
+
+@pytest.mark.parametrize("dialect", SPOKEN)
+def test_a_call_comes_back_in_the_blanks_it_was_spoken_with(dialect: str) -> None:
+    form, recall, said = called(dialect)
+    following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
+    assert following.laid[: len(said)] != said
+    assert following.prompt.tokens[: len(said)] == said
+    rest = form.decode(following.prompt.tokens[len(said) :])
+    assert "2" in rest and following.prompt.text.endswith(rest)
+
+
+@pytest.mark.parametrize("dialect", SPOKEN)
+def test_a_chain_of_turns_is_recalled_whole(dialect: str) -> None:
+    form, recall, said = called(dialect)
+    second = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
+    spoken = tuple(form.encode(SPOKEN[dialect]))
+    recall.remember(Spoken(second, spoken, HEARD))
+    third = read(recall, form, ASKED, *(THOUGHT, CALLED, OUTPUT) * 2)
+    whole = second.prompt.tokens + spoken
+    assert whole[: len(said)] == said
+    assert third.prompt.tokens[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("dialect", SPOKEN)
+def test_what_was_changed_is_read_as_it_came_back(dialect: str) -> None:
+    form, recall, _ = called(dialect)
+    other = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 2}')
+    for items in [(ASKED, THOUGHT, other, OUTPUT), (ASKED, CALLED, OUTPUT), (ASKED, OUTPUT, THOUGHT, CALLED)]:
+        following = read(recall, form, *items)
+        assert following.prompt.tokens == following.laid
+
+
+def test_nobody_is_given_another_owners_or_models_words() -> None:
+    form, recall, _ = called("hermes")
+    for other, owner in [(form, "you"), (bytes_format("hermes"), "me")]:
+        following = read(recall, other, ASKED, THOUGHT, CALLED, OUTPUT, owner=owner)
+        assert following.prompt.tokens == following.laid
+
+
+def test_reasoning_that_history_drops_does_not_come_back() -> None:
+    form, recall = bytes_format("gpt-oss"), Recall()
+    spoken = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>"
+    recall.remember(Spoken(read(recall, form, ASKED), tuple(form.encode(spoken)), (HEARD[0], *TOLD)))
+    following = read(recall, form, ASKED, THOUGHT, ANSWER, ASKED)
+    assert "Hm." not in following.prompt.text
+    assert following.prompt.tokens == following.laid
+
+
+def test_a_final_answer_ends_in_history_as_history_ends_it() -> None:
+    form, recall = bytes_format("gpt-oss"), Recall()
+    told(recall, form, "<|channel|>final<|message|>Two. <|return|>")
+    following = read(recall, form, ASKED, ANSWER, ASKED)
+    assert "Two. <|end|>" in form.decode(following.prompt.tokens) and "Two.<|end|>" in form.decode(following.laid)
+
+
+def test_a_turn_that_the_model_did_not_end_is_ended_by_history() -> None:
+    form, recall = bytes_format("hermes"), Recall()
+    told(recall, form, "Two. ")
+    following = read(recall, form, ASKED, ANSWER, ASKED)
+    assert "Two. <|im_end|>" in form.decode(following.prompt.tokens)
+
+
+def test_the_oldest_turns_are_forgotten() -> None:
+    form, recall, said = called("hermes")
+    recall = Recall(bound=3 * len(said) + OWN)
+    layout = read(recall, form, ASKED)
+    recall.remember(Spoken(layout, said[len(layout.laid) :], HEARD))
+    assert read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT).prompt.tokens[: len(said)] == said
+    for _ in range(3):
+        told(recall, form, "Two.<|im_end|>")
+    following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
+    assert following.prompt.tokens == following.laid
+
+
+def test_many_turns_of_few_tokens_take_a_bounded_place() -> None:
+    form, recall = bytes_format("hermes"), Recall(bound=10 * OWN)
+    for _ in range(20):
+        told(recall, form, "Two.<|im_end|>")
+    assert 0 < len(recall._turns) < 10
+
+
+def test_turns_are_found_as_if_all_were_looked_through() -> None:
+    chance, recall, forms = Random(7), Recall(bound=60 * OWN), [bytes_format("hermes"), bytes_format("hermes")]
+    words = [InputMessage(role="user", content=text) for text in ("a", "b", "ab")]
+
+    def some() -> Layout:
+        items = [chance.choice(words) for _ in range(chance.randint(1, 4))]
+        return read(recall, chance.choice(forms), *items, owner=chance.choice(["me", "you"]))
+
+    for _ in range(200):
+        asked = some()
+        begun = [
+            kept.number
+            for kept in reversed(recall._turns)
+            if (kept.turn.layout.owner, kept.turn.layout.format) == (asked.owner, asked.format)
+            and asked.laid[: (end := _end(asked.format, kept.turn.layout.laid) + 1)] == kept.turn.layout.laid[:end]
+        ]
+        found = recall._candidates(_starts(asked.format, asked.owner, asked.laid))
+        assert [kept.number for kept in found] == begun[:COMPARED]
+        recall.remember(Spoken(some(), (1,), TOLD))
+    assert sum(map(len, recall._by_start.values())) == len(recall._turns) < 60, "what is forgotten is found no more"
+    assert all(recall._by_start.values())

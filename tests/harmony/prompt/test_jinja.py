@@ -1,0 +1,93 @@
+"""Templates run as transformers runs them, and within bounds."""
+
+import pytest
+
+from antiphon.harmony.format import RenderError
+from antiphon.harmony.prompt.jinja import RefusedError, Template
+from tests.harmony import parser_helpers
+
+
+def render(source: str, **context: object) -> str:
+    return Template(source).render(context, now=parser_helpers.NOW)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
+        ("{{ {'a': 'é<', 'b': [1]} | tojson }}", '{"a": "é<", "b": [1]}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ {'a': 'é'} | tojson(ensure_ascii=False) }}", '{"a": "é"}'),
+        ("{{ strftime_now('%Y-%m-%d') }}", "2026-11-21"),
+        ("{% for x in xs %}\n    {{- x }}\n{% endfor %}\n", "a\nb\n"),
+        ("{% generation %}a{% endgeneration %}b", "ab"),
+        (
+            "{% for x in xs[::-1] %}{{ loop.index }}{{ loop.previtem }}{{ x }}{{ loop.last }}{{ loop.length }}{% endfor %}",
+            "1bFalse22baTrue2",
+        ),
+        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') }}{{ m(x='b') }}", "<a><b>"),
+        ("{% set ns = namespace(n=0) %}{% for x in xs %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+        (
+            "{{ 'a-b'.split('-') | first }}{{ ' x '.strip() }}{{ 'x' ~ 1 }}{{ xs | join(',') }}{{ '%s' % 'y' }}",
+            "ax" + "x1a,by",
+        ),
+        ("{{ undefined_thing }}{{ xs is defined }}", "True"),
+    ],
+)
+def test_what_templates_use(source: str, text: str) -> None:
+    assert render(source, xs=["a", "b"]) == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 200000000 }}",
+        "{{ 200000000 * [1] }}",
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s | replace('a', 'aa') %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for x in xs recursive %}{{ loop(xs) }}{% endfor %}",
+        "{% for x in range(9999) %}{{ xs[0] * 9999 }}{% endfor %}",
+        "{{ 'a'.center(1000000000) }}",
+        "{{ ('a' * 9999999).replace('a', 'b' * 9999999) }}",
+        "{{ ('a' * 9999999).join(xs * 9999) }}",
+        "{{ '%1000000000d' % 3 }}",
+        "{{ 9 ** 99999999 }}",
+    ],
+)
+@pytest.mark.timeout(60)
+def test_what_grows_or_repeats_without_end_is_stopped(source: str) -> None:
+    with pytest.raises(RenderError):
+        render(source, xs=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ xs.append(1) }}",
+        "{{ x.y.z }}",
+        "{{ 1 / 0 }}",
+        "{{ raise_exception('no') }}",
+        "{% for k, v in xs | items %}{% endfor %}",
+        "{% include 'x' %}",
+    ],
+)
+def test_what_goes_wrong_in_a_template_is_the_templates(source: str) -> None:
+    with pytest.raises(RefusedError, match="refused the conversation"):
+        render(source, xs=["a", "b"])
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{{ x | nosuchfilter }}"])
+def test_a_template_that_does_not_compile(source: str) -> None:
+    with pytest.raises(RenderError, match="does not compile"):
+        Template(source)
+
+
+def test_the_bounds_are_arguments() -> None:
+    with pytest.raises(RenderError, match="too long"):
+        Template("{{ xs }}").render({"xs": "abc"}, now=parser_helpers.NOW, longest=2)
+    with pytest.raises(RenderError, match="runs too long"):
+        Template("{% for x in xs %}{% endfor %}").render({"xs": "abc"}, now=parser_helpers.NOW, turns=2)

@@ -1,0 +1,108 @@
+"""Which dialect a model speaks, and why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from antiphon.events.inputs import InputMessage
+from antiphon.harmony.detect import NAMES, DialectError, bytes_format, choose, load
+from antiphon.harmony.format import Conversation
+from tests.harmony import parser_helpers
+
+
+def model(folder: Path, template: Any = None, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
+    made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    made.add_special_tokens(["<|im_end|>", "<s>"])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(config or {"model_type": "qwen3"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **tokenizer}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "template", "name"),
+    [
+        ({"model_type": "gpt_oss"}, "", "gpt-oss"),
+        ({}, "<|start|>assistant<|channel|>final", "gpt-oss"),
+        ({}, "<tool_call>\n<function=f>", "qwen3-coder"),
+        ({}, '<tool_call>\n{"name"', "hermes"),
+        ({}, "<seed:tool_call><function=f>", "seed-oss"),
+        ({}, "<tool_call>{name}\n<arg_key>", "glm"),
+        ({}, "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>f\n```json", "deepseek-v3"),
+        ({}, "<｜tool▁calls▁begin｜><｜tool▁sep｜>", "deepseek-v3.1"),
+        ({}, "<｜DSML｜function_calls>", "deepseek-v3.2"),
+        ({}, "<｜DSML｜tool_calls>", "deepseek-v4"),
+        ({}, "<|tool_calls_section_begin|>", "kimi-k2"),
+        ({}, "<minimax:tool_call><invoke name=", "minimax-m2"),
+        ({}, "[AVAILABLE_TOOLS][TOOL_CALLS][", "mistral"),
+        ({}, "[TOOL_CALLS]f[ARGS]", "mistral-v11"),
+        ({}, '<|eot_id|>{"name": function name, "parameters": x}', "llama3"),
+        ({}, "<tool_call>\n<response>", "ernie"),
+        ({}, "<|tool_call>call:", "gemma4"),
+        ({}, "[INST]", "plain"),
+        ({}, "", "plain"),
+    ],
+)
+def test_a_template_shows_its_dialect(config: dict[str, Any], template: str, name: str) -> None:
+    assert choose(config, template)[0] == name
+
+
+def test_a_model_is_loaded_with_its_reason(tmp_path: Path) -> None:
+    loaded = load(model(tmp_path, "<tool_call>{{ bos_token }}a", bos_token={"content": "<s>"}, eos_token="<|im_end|>"))
+    assert loaded.format.name == "hermes"
+    assert loaded.why == "dialect hermes: its chat template writes <tool_call>"
+    assert loaded.format.render(Conversation(), now=parser_helpers.NOW).text == "<tool_call><s>a"
+    assert loaded.format.stop_ids == (2,)
+
+
+def test_a_template_may_stand_in_a_file_of_its_own_or_among_others(tmp_path: Path) -> None:
+    model(tmp_path, [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "<tool_call>"}])
+    assert load(tmp_path).format.name == "hermes"
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    assert load(tmp_path).format.name == "plain"
+
+
+def test_without_a_template_chatml_is_used(tmp_path: Path) -> None:
+    loaded = load(model(tmp_path))
+    assert "ChatML" in loaded.why
+    prompt = loaded.format.render(
+        Conversation(items=(InputMessage(role="user", content="ab"),)), now=parser_helpers.NOW
+    )
+    assert prompt.text == "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_name_decides(tmp_path: Path) -> None:
+    assert load(model(tmp_path, "x"), "qwen3-coder").why == "dialect qwen3-coder: chosen by name"
+    assert load(tmp_path, "gpt-oss").format.name == "gpt-oss"
+
+
+def test_what_cannot_be_set_up_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DialectError, match="there are gpt-oss, seed-oss"):
+        load(tmp_path, "klingon")
+    with pytest.raises(DialectError, match=r"no tokenizer\.json"):
+        load(tmp_path)
+    with pytest.raises(DialectError, match="does not compile"):
+        load(model(tmp_path, "{% for %}"))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DialectError, match="not valid JSON"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_formats_without_files(name: str) -> None:
+    ready = bytes_format(name)
+    prompt = ready.render(
+        parser_helpers.conversation(items=(InputMessage(role="user", content="hi"),)), now=parser_helpers.NOW
+    )
+    assert "hi" in prompt.text and not prompt.thinking and ready.decode(prompt.tokens) == prompt.text
+
+
+def test_a_variable_that_leads_astray_is_not_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from antiphon.harmony.gptoss import format as gptoss_format
+
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    gptoss_format.encoding.cache_clear()
+    assert gptoss_format.encoding().encode("a") == [64]
