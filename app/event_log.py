@@ -41,7 +41,7 @@ class Frame(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, event: Event, detail: Detail | None = None) -> "Frame":
         """The event, encoded here, once."""
-        return cls(event, sse.encode(event), detail)
+        return cls(event, sse.encode_event(event), detail)
 
 
 def ends(frames: Sequence[Frame]) -> bool:

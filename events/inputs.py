@@ -43,7 +43,7 @@ class InputAudio(Part, frozen=True, kw_only=True, tag="input_audio"):
     input_audio: dict[str, Any]
 
 
-class SpokenText(Part, frozen=True, kw_only=True, tag="output_text"):
+class OutputTextInput(Part, frozen=True, kw_only=True, tag="output_text"):
     """Text the model said earlier, as it comes back."""
 
     text: str
@@ -51,14 +51,14 @@ class SpokenText(Part, frozen=True, kw_only=True, tag="output_text"):
     logprobs: list[Any] | None = None
 
 
-class SpokenRefusal(Part, frozen=True, kw_only=True, tag="refusal"):
+class RefusalInput(Part, frozen=True, kw_only=True, tag="refusal"):
     """A refusal the model said earlier, as it comes back."""
 
     refusal: str
 
 
-InputPart = InputText | InputImage | InputFile | InputAudio | SpokenText | SpokenRefusal
-OutputPart = InputText | InputImage | InputFile | InputAudio
+InputPart = InputText | InputImage | InputFile | InputAudio | OutputTextInput | RefusalInput
+ToolOutputPart = InputText | InputImage | InputFile | InputAudio
 
 
 class InputItem(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -99,7 +99,7 @@ class InputFunctionOutput(InputItem, frozen=True, kw_only=True, tag="function_ca
     """What the function returned."""
 
     call_id: str
-    output: str | tuple[OutputPart, ...]
+    output: str | tuple[ToolOutputPart, ...]
     status: str | None = None
 
 
@@ -117,7 +117,7 @@ class InputCustomOutput(InputItem, frozen=True, kw_only=True, tag="custom_tool_c
     """What the custom tool returned."""
 
     call_id: str
-    output: str | tuple[OutputPart, ...]
+    output: str | tuple[ToolOutputPart, ...]
     status: str | None = None
 
 
@@ -161,7 +161,7 @@ AnyInput = (
     | HostedInput
 )
 
-HOSTED_ITEMS = frozenset(
+HOSTED_ITEM_TYPES = frozenset(
     """apply_patch_call apply_patch_call_output code_interpreter_call computer_call computer_call_output
     configuration_update file_search_call image_generation_call local_shell_call local_shell_call_output
     mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output shell_call
@@ -211,7 +211,7 @@ class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
     tools: tuple[FunctionTool | CustomTool, ...]
 
 
-HOSTED_TOOLS = frozenset(
+HOSTED_TOOL_TYPES = frozenset(
     """apply_patch code_interpreter computer computer-preview computer_use computer_use_preview file_search
     image_generation local_shell mcp programmatic_tool_calling shell tool_search web_search
     web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()

@@ -33,14 +33,14 @@ OutputItem = (
 )
 
 
-class InputDetails(Struct, frozen=True, kw_only=True):
+class InputTokensDetails(Struct, frozen=True, kw_only=True):
     """Prompt tokens read from, and written to, a prefix cache."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
-class OutputDetails(Struct, frozen=True, kw_only=True):
+class OutputTokensDetails(Struct, frozen=True, kw_only=True):
     """Generated tokens that were reasoning."""
 
     reasoning_tokens: int = 0
@@ -50,9 +50,9 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Tokens as the engine counted them. `total_tokens` is the sum of the other two."""
 
     input_tokens: int
-    input_tokens_details: InputDetails = InputDetails()
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
     output_tokens: int
-    output_tokens_details: OutputDetails = OutputDetails()
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int
 
 

@@ -228,7 +228,7 @@ StreamEvent = (
 _decoder: msgspec.json.Decoder[StreamEvent] = msgspec.json.Decoder(StreamEvent)
 
 
-def decode(data: bytes | str) -> StreamEvent:
+def decode_event(data: bytes | str) -> StreamEvent:
     """The event in one `data:` line. Unknown keys are ignored, as every client does.
 
     Raises `msgspec.ValidationError` for an unknown type or a missing key.

@@ -12,51 +12,51 @@ from antiphon.events.items import Annotation, Content, Logprob, SummaryText
 from antiphon.events.response import OutputItem, Response
 
 
-class Place(NamedTuple):
+class ItemPosition(NamedTuple):
     """Which item: its id, and where it stands in the output."""
 
     item_id: str
     output_index: int
 
 
-class Voice:
+class EventEmitter:
     """Says events, numbers them from `first` by 1, and keeps them until they are collected."""
 
-    def __init__(self, first: int = 0) -> None:
-        self._next = first
-        self._said: list[Event] = []
+    def __init__(self, first_number: int = 0) -> None:
+        self._next_number = first_number
+        self._events: list[Event] = []
 
-    def collect(self) -> list[Event]:
+    def collect_events(self) -> list[Event]:
         """What was said since the last time."""
-        said, self._said = self._said, []
+        said, self._events = self._events, []
         return said
 
-    def _number(self) -> int:
-        self._next += 1
-        return self._next - 1
+    def _take_number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
 
-    def lifecycle(self, event: type[ev.LifecycleEvent], response: Response) -> None:
+    def emit_lifecycle(self, event: type[ev.LifecycleEvent], response: Response) -> None:
         """The response reached a new stage."""
-        self._said.append(event(sequence_number=self._number(), response=response))
+        self._events.append(event(sequence_number=self._take_number(), response=response))
 
-    def error(self, code: str, message: str) -> None:
+    def emit_error(self, code: str, message: str) -> None:
         """Something broke after `created`: told in both spellings."""
         body = ev.ErrorBody(type="server_error", code=code, message=message)
-        self._said.append(ev.Error(sequence_number=self._number(), error=body, code=code, message=message))
+        self._events.append(ev.Error(sequence_number=self._take_number(), error=body, code=code, message=message))
 
-    def item_added(self, index: int, item: OutputItem) -> None:
+    def emit_item_added(self, index: int, item: OutputItem) -> None:
         """An item begins."""
-        self._said.append(ev.ItemAdded(sequence_number=self._number(), output_index=index, item=item))
+        self._events.append(ev.ItemAdded(sequence_number=self._take_number(), output_index=index, item=item))
 
-    def item_done(self, index: int, item: OutputItem) -> None:
+    def emit_item_done(self, index: int, item: OutputItem) -> None:
         """An item is whole, or cut."""
-        self._said.append(ev.ItemDone(sequence_number=self._number(), output_index=index, item=item))
+        self._events.append(ev.ItemDone(sequence_number=self._take_number(), output_index=index, item=item))
 
-    def part_added(self, at: Place, content: int, part: Content) -> None:
+    def emit_part_added(self, at: ItemPosition, content: int, part: Content) -> None:
         """A content part begins."""
-        self._said.append(
+        self._events.append(
             ev.PartAdded(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -64,11 +64,11 @@ class Voice:
             )
         )
 
-    def part_done(self, at: Place, content: int, part: Content) -> None:
+    def emit_part_done(self, at: ItemPosition, content: int, part: Content) -> None:
         """A content part is whole."""
-        self._said.append(
+        self._events.append(
             ev.PartDone(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -76,11 +76,11 @@ class Voice:
             )
         )
 
-    def text_delta(self, at: Place, content: int, delta: str, logprobs: tuple[Logprob, ...]) -> None:
+    def emit_text_delta(self, at: ItemPosition, content: int, delta: str, logprobs: tuple[Logprob, ...]) -> None:
         """More text."""
-        self._said.append(
+        self._events.append(
             ev.TextDelta(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -89,11 +89,11 @@ class Voice:
             )
         )
 
-    def text_done(self, at: Place, content: int, text: str, logprobs: tuple[Logprob, ...]) -> None:
+    def emit_text_done(self, at: ItemPosition, content: int, text: str, logprobs: tuple[Logprob, ...]) -> None:
         """The text is whole."""
-        self._said.append(
+        self._events.append(
             ev.TextDone(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -102,11 +102,13 @@ class Voice:
             )
         )
 
-    def annotation_added(self, at: Place, content: int, annotation_index: int, annotation: Annotation) -> None:
+    def emit_annotation_added(
+        self, at: ItemPosition, content: int, annotation_index: int, annotation: Annotation
+    ) -> None:
         """A source for the text."""
-        self._said.append(
+        self._events.append(
             ev.AnnotationAdded(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -115,11 +117,11 @@ class Voice:
             )
         )
 
-    def refusal_delta(self, at: Place, content: int, delta: str) -> None:
+    def emit_refusal_delta(self, at: ItemPosition, content: int, delta: str) -> None:
         """More of a refusal."""
-        self._said.append(
+        self._events.append(
             ev.RefusalDelta(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -127,11 +129,11 @@ class Voice:
             )
         )
 
-    def refusal_done(self, at: Place, content: int, refusal: str) -> None:
+    def emit_refusal_done(self, at: ItemPosition, content: int, refusal: str) -> None:
         """The refusal is whole."""
-        self._said.append(
+        self._events.append(
             ev.RefusalDone(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=content,
@@ -139,11 +141,11 @@ class Voice:
             )
         )
 
-    def reasoning_delta(self, at: Place, delta: str) -> None:
+    def emit_reasoning_delta(self, at: ItemPosition, delta: str) -> None:
         """More raw reasoning."""
-        self._said.append(
+        self._events.append(
             ev.ReasoningDelta(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=0,
@@ -151,11 +153,11 @@ class Voice:
             )
         )
 
-    def reasoning_done(self, at: Place, text: str) -> None:
+    def emit_reasoning_done(self, at: ItemPosition, text: str) -> None:
         """The raw reasoning is whole."""
-        self._said.append(
+        self._events.append(
             ev.ReasoningDone(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 content_index=0,
@@ -163,11 +165,11 @@ class Voice:
             )
         )
 
-    def summary_added(self, at: Place) -> None:
+    def emit_summary_added(self, at: ItemPosition) -> None:
         """The reasoning's summary part begins."""
-        self._said.append(
+        self._events.append(
             ev.SummaryPartAdded(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 summary_index=0,
@@ -175,11 +177,11 @@ class Voice:
             )
         )
 
-    def summary_delta(self, at: Place, delta: str) -> None:
+    def emit_summary_delta(self, at: ItemPosition, delta: str) -> None:
         """More of the summary."""
-        self._said.append(
+        self._events.append(
             ev.SummaryDelta(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 summary_index=0,
@@ -187,11 +189,11 @@ class Voice:
             )
         )
 
-    def summary_done(self, at: Place, text: str) -> None:
+    def emit_summary_done(self, at: ItemPosition, text: str) -> None:
         """The summary's text is whole."""
-        self._said.append(
+        self._events.append(
             ev.SummaryDone(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 summary_index=0,
@@ -199,11 +201,11 @@ class Voice:
             )
         )
 
-    def summary_part_done(self, at: Place, text: str) -> None:
+    def emit_summary_part_done(self, at: ItemPosition, text: str) -> None:
         """The summary's part is whole."""
-        self._said.append(
+        self._events.append(
             ev.SummaryPartDone(
-                sequence_number=self._number(),
+                sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
                 summary_index=0,
@@ -211,34 +213,37 @@ class Voice:
             )
         )
 
-    def arguments_delta(self, at: Place, delta: str) -> None:
+    def emit_arguments_delta(self, at: ItemPosition, delta: str) -> None:
         """More of a function call's arguments."""
-        self._said.append(
+        self._events.append(
             ev.ArgumentsDelta(
-                sequence_number=self._number(), item_id=at.item_id, output_index=at.output_index, delta=delta
+                sequence_number=self._take_number(), item_id=at.item_id, output_index=at.output_index, delta=delta
             )
         )
 
-    def arguments_done(self, at: Place, arguments: str) -> None:
+    def emit_arguments_done(self, at: ItemPosition, arguments: str) -> None:
         """The arguments are whole."""
-        self._said.append(
+        self._events.append(
             ev.ArgumentsDone(
-                sequence_number=self._number(), item_id=at.item_id, output_index=at.output_index, arguments=arguments
+                sequence_number=self._take_number(),
+                item_id=at.item_id,
+                output_index=at.output_index,
+                arguments=arguments,
             )
         )
 
-    def custom_delta(self, at: Place, delta: str) -> None:
+    def emit_custom_input_delta(self, at: ItemPosition, delta: str) -> None:
         """More of a custom tool's input."""
-        self._said.append(
+        self._events.append(
             ev.CustomInputDelta(
-                sequence_number=self._number(), item_id=at.item_id, output_index=at.output_index, delta=delta
+                sequence_number=self._take_number(), item_id=at.item_id, output_index=at.output_index, delta=delta
             )
         )
 
-    def custom_done(self, at: Place, text: str) -> None:
+    def emit_custom_input_done(self, at: ItemPosition, text: str) -> None:
         """The custom tool's input is whole."""
-        self._said.append(
+        self._events.append(
             ev.CustomInputDone(
-                sequence_number=self._number(), item_id=at.item_id, output_index=at.output_index, input=text
+                sequence_number=self._take_number(), item_id=at.item_id, output_index=at.output_index, input=text
             )
         )

@@ -29,28 +29,39 @@ from antiphon.events.base import Event
 from antiphon.events.items import Status
 from antiphon.events.response import IncompleteDetails, OutputItem, Response, ResponseError, Usage
 from antiphon.state.drafts import (
-    CustomDraft,
-    Draft,
-    FunctionDraft,
+    CustomCallDraft,
+    FunctionCallDraft,
+    ItemDraft,
     MessageDraft,
     PartKind,
-    ReasoningAs,
     ReasoningDraft,
+    ReasoningOutput,
     Seal,
 )
-from antiphon.state.emitter import Place, Voice
-from antiphon.state.ids import Ids, Mint
-from antiphon.state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Segment, Think, Whole
-from antiphon.state.table import BLANK, GUARDS, TABLE, Guard, IllegalInput, Letter, State, Verb
-from antiphon.state.whitespace import EMPTY, Piece, split
+from antiphon.state.emitter import EventEmitter, ItemPosition
+from antiphon.state.ids import IdFactory, NewId
+from antiphon.state.segments import (
+    Arguments,
+    Call,
+    Cite,
+    Close,
+    CompleteItem,
+    PlacedLogprob,
+    Refuse,
+    Say,
+    Segment,
+    Think,
+)
+from antiphon.state.table import BLANK_INPUTS, GUARDS, TABLE, Guard, IllegalInput, Input, State, Verb
+from antiphon.state.whitespace import EMPTY_PIECE, TextPiece, split_whitespace
 
 CutReason = Literal["max_output_tokens", "content_filter"]
 STOPPED_IN_CALL = "the model stopped inside a tool call"
-_SIGNS = {Cite: Letter.CITE, Call: Letter.CALL, Close: Letter.CLOSE, Whole: Letter.WHOLE}
-_OF_PLAIN_TEXT = (ReasoningDraft, FunctionDraft, CustomDraft)
+_SEGMENT_INPUTS = {Cite: Input.CITE, Call: Input.CALL, Close: Input.CLOSE, CompleteItem: Input.COMPLETE_ITEM}
+_PLAIN_TEXT_DRAFTS = (ReasoningDraft, FunctionCallDraft, CustomCallDraft)
 
 
-class _Ending(msgspec.Struct, frozen=True, kw_only=True):
+class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What an ending has to tell besides its name."""
 
     reason: CutReason = "max_output_tokens"
@@ -67,32 +78,32 @@ class Machine:
 
     def __init__(
         self,
-        head: Response,
+        base_response: Response,
         *,
-        ids: Ids,
+        new_id: NewId,
         clock: Callable[[], int],
         usage: Callable[[], Usage | None] = lambda: None,
         seal: Seal | None = None,
-        reasoning_as: ReasoningAs = "content",
+        reasoning_output: ReasoningOutput = "content",
     ) -> None:
         self.state = State.NEW
-        self.response = head
-        self.dropped = ""
+        self.response = base_response
+        self.dropped_text = ""
         """Blanks that were not said, in order: with the deltas they make up all the text that was fed."""
-        self.trace: deque[tuple[State, Letter]] = deque(maxlen=64)
+        self.trace: deque[tuple[State, Input]] = deque(maxlen=64)
         """The latest steps, for the log when something of ours breaks."""
-        self._mint, self._clock, self._usage = Mint(ids), clock, usage
-        self._seal, self._reasoning_as = seal, reasoning_as
-        self._voice = Voice()
+        self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
+        self._seal, self._reasoning_output = seal, reasoning_output
+        self._emitter = EventEmitter()
         self._output: list[OutputItem] = []
-        self._draft: Draft | None = None
-        self._held = EMPTY
+        self._draft: ItemDraft | None = None
+        self._held_blank = EMPTY_PIECE
         self._segment: Segment | None = None  # what is being read, and the piece of it
-        self._piece = EMPTY
-        self._ending = _Ending()
+        self._piece = EMPTY_PIECE
+        self._ending = _EndingDetails()
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether the terminal event has been said."""
         return self.state is State.ENDED
 
@@ -100,77 +111,79 @@ class Machine:
         """Read one segment; empty text is no letter. Raises `IllegalInput`, and is as before, where it may not come."""
         self._segment = segment
         if type(segment) is Say:  # nearly all are; each pattern that does not match costs as much as saying it
-            self._text(Letter.SAY, segment.text, segment.logprobs)
+            self._feed_text(Input.SAY, segment.text, segment.logprobs)
         else:
-            self._other(segment)
-        return self._voice.collect()
+            self._feed_other(segment)
+        return self._emitter.collect_events()
 
-    def _other(self, segment: Segment) -> None:
+    def _feed_other(self, segment: Segment) -> None:
         match segment:
             case Think(text):
-                self._text(Letter.THINK, text)
+                self._feed_text(Input.THINK, text)
             case Refuse(text):
-                self._text(Letter.REFUSE, text)
+                self._feed_text(Input.REFUSE, text)
             case Arguments(text):
                 if text:
-                    self._piece = Piece(text)
-                    self._step(Letter.ARGUMENTS)
+                    self._piece = TextPiece(text)
+                    self._apply_input(Input.ARGUMENTS)
             case _:
-                self._step(_SIGNS[type(segment)])
+                self._apply_input(_SEGMENT_INPUTS[type(segment)])
 
     def queue(self) -> list[Event]:
         """It waits for the engine."""
-        return self._end(Letter.QUEUE)
+        return self._apply_lifecycle(Input.QUEUE)
 
     def begin(self) -> list[Event]:
         """The engine has admitted it."""
-        return self._end(Letter.BEGIN)
+        return self._apply_lifecycle(Input.BEGIN)
 
-    def remind(self) -> list[Event]:
+    def keepalive(self) -> list[Event]:
         """Nothing has happened for a while: say the last stage again. Legal before the first item only."""
-        return self._end(Letter.REMIND)
+        return self._apply_lifecycle(Input.KEEPALIVE)
 
     def stop(self) -> list[Event]:
         """The model has ended its turn. Inside a call this fails the response."""
-        return self._end(Letter.STOP)
+        return self._apply_lifecycle(Input.STOP)
 
     def cut(self, reason: CutReason = "max_output_tokens") -> list[Event]:
         """The turn was cut by a limit."""
-        return self._end(Letter.CUT, _Ending(reason=reason))
+        return self._apply_lifecycle(Input.CUT, _EndingDetails(reason=reason))
 
     def fail(self, code: str, message: str) -> list[Event]:
         """The turn broke."""
-        return self._end(Letter.FAIL, _Ending(code=code, message=message))
+        return self._apply_lifecycle(Input.FAIL, _EndingDetails(code=code, message=message))
 
     def cancel(self) -> list[Event]:
         """Nobody wants the rest."""
-        return self._end(Letter.CANCEL)
+        return self._apply_lifecycle(Input.CANCEL)
 
-    def _end(self, letter: Letter, ending: _Ending = _Ending()) -> list[Event]:  # noqa: B008  # it is frozen
+    def _apply_lifecycle(self, symbol: Input, ending: _EndingDetails = _EndingDetails()) -> list[Event]:  # noqa: B008  # it is frozen
         before, self._segment, self._ending = (self._segment, self._ending), None, ending
         try:
-            self._step(letter)
+            self._apply_input(symbol)
         except IllegalInput:
             self._segment, self._ending = before
             raise
-        return self._voice.collect()
+        return self._emitter.collect_events()
 
-    def _text(self, letter: Letter, text: str, scored: tuple[Scored, ...] = ()) -> None:
+    def _feed_text(self, symbol: Input, text: str, scored: tuple[PlacedLogprob, ...] = ()) -> None:
         # A blank before more of the open text would be held within this call only: it stays with it.
-        for number, (piece, blank) in enumerate(split(text, scored, joined=letter is self._continued)):
-            if number and self.ended:
-                self.dropped += piece.text  # an earlier piece of the same text ended the response
+        for number, (piece, blank) in enumerate(
+            split_whitespace(text, scored, keep_leading=symbol is self._continued_input)
+        ):
+            if number and self.is_ended:
+                self.dropped_text += piece.text  # an earlier piece of the same text ended the response
                 continue
             self._piece = piece
-            self._step(BLANK[letter] if blank else letter)
+            self._apply_input(BLANK_INPUTS[symbol] if blank else symbol)
 
-    def _step(self, letter: Letter) -> None:
-        at = self.state, letter
+    def _apply_input(self, symbol: Input) -> None:
+        at = self.state, symbol
         try:
-            state, verbs, guard = _CELLS[at]
+            state, verbs, guard = _STEPS[at]
         except KeyError:
             raise IllegalInput(*at) from None
-        if guard and not self._holds(guard):
+        if guard and not self._guard_holds(guard):
             raise IllegalInput(*at, guard)
         self.trace.append(at)
         for verb in verbs:
@@ -178,20 +191,20 @@ class Machine:
         self.state = state
 
     @property
-    def _continued(self) -> Letter | None:
+    def _continued_input(self) -> Input | None:
         """Which text is more of what is open."""
         if isinstance(self._draft, MessageDraft):
-            return Letter.SAY if self._draft.kind == "text" else Letter.REFUSE
-        return Letter.THINK if self.state is State.REASONING else None
+            return Input.SAY if self._draft.part_kind == "text" else Input.REFUSE
+        return Input.THINK if self.state is State.REASONING else None
 
-    def _holds(self, guard: Guard) -> bool:
+    def _guard_holds(self, guard: Guard) -> bool:
         if guard == "no item yet":
             return not self._output
         draft = self._draft
         if not isinstance(draft, MessageDraft):
             return False
         if guard == "text part open":
-            return draft.kind == "text"
+            return draft.part_kind == "text"
         return isinstance(self._segment, Say) and self._segment.phase == draft.phase
 
     # Verbs of the open item
@@ -200,36 +213,40 @@ class Machine:
         self._draft = self._new_draft()
         self._draft.open()
 
-    def _new_draft(self) -> Draft:
+    def _new_draft(self) -> ItemDraft:
         segment = self._segment
         match segment:
             case Think():
-                return ReasoningDraft(self._place("rs"), self._voice, self._reasoning_as, self._seal)
+                return ReasoningDraft(self._next_position("rs"), self._emitter, self._reasoning_output, self._seal)
             case Say(phase=phase):
-                return MessageDraft(self._place("msg"), self._voice, phase, "text")
+                return MessageDraft(self._next_position("msg"), self._emitter, phase, "text")
             case Refuse():
-                return MessageDraft(self._place("msg"), self._voice, None, "refusal")
+                return MessageDraft(self._next_position("msg"), self._emitter, None, "refusal")
             case Call(kind="custom"):
-                return CustomDraft(self._place("ctc"), self._voice, segment, self._mint.of_call(segment.call_id))
+                return CustomCallDraft(
+                    self._next_position("ctc"), self._emitter, segment, self._ids.call_id_for(segment.call_id)
+                )
             case Call():
-                return FunctionDraft(self._place("fc"), self._voice, segment, self._mint.of_call(segment.call_id))
+                return FunctionCallDraft(
+                    self._next_position("fc"), self._emitter, segment, self._ids.call_id_for(segment.call_id)
+                )
             case _:  # pragma: no cover  # the table opens on these letters only
                 raise AssertionError(segment)
 
-    def _place(self, prefix: str) -> Place:
-        return Place(self._mint(prefix), len(self._output))
+    def _next_position(self, prefix: str) -> ItemPosition:
+        return ItemPosition(self._ids(prefix), len(self._output))
 
     def _grow(self) -> None:
         draft, piece = self._draft, self._piece
         if isinstance(draft, MessageDraft):
             kind: PartKind = "refusal" if type(self._segment) is Refuse else "text"
-            if draft.kind != kind:
+            if draft.part_kind != kind:
                 self._flush()
-                draft.turn(kind)
-            whole = piece if self._held is EMPTY else self._take() + piece
+                draft.switch_part(kind)
+            whole = piece if self._held_blank is EMPTY_PIECE else self._take_held() + piece
             draft.grow(whole.text, whole.logprobs)
-        elif isinstance(draft, _OF_PLAIN_TEXT):
-            draft.grow((self._take() + piece).text)
+        elif isinstance(draft, _PLAIN_TEXT_DRAFTS):
+            draft.grow((self._take_held() + piece).text)
 
     def _cite(self) -> None:
         if isinstance(self._draft, MessageDraft) and isinstance(self._segment, Cite):
@@ -249,13 +266,13 @@ class Machine:
             self._output.append(self._draft.freeze())
         self._draft = None
 
-    def _whole(self) -> None:
-        if isinstance(self._segment, Whole):
+    def _insert(self) -> None:
+        if isinstance(self._segment, CompleteItem):
             item = self._segment.item
             if not item.id:
-                item = msgspec.structs.replace(item, id=self._mint("cmp"))
-            self._voice.item_added(len(self._output), item)
-            self._voice.item_done(len(self._output), item)
+                item = msgspec.structs.replace(item, id=self._ids("cmp"))
+            self._emitter.emit_item_added(len(self._output), item)
+            self._emitter.emit_item_done(len(self._output), item)
             self._output.append(item)
 
     # Verbs of the held blank
@@ -264,65 +281,67 @@ class Machine:
         if self._draft is None and self._output:
             self._discard()  # it follows an item: only before the first one does a blank belong to what comes next
         else:
-            self._held += self._piece
+            self._held_blank += self._piece
 
     def _discard(self) -> None:
-        self.dropped += self._piece.text
+        self.dropped_text += self._piece.text
 
     def _flush(self) -> None:
-        held = self._take()
+        held = self._take_held()
         if held.text and isinstance(self._draft, MessageDraft):
-            self._draft.grow(held.text, held.logprobs if self._draft.kind == "text" else ())
+            self._draft.grow(held.text, held.logprobs if self._draft.part_kind == "text" else ())
 
     def _drop(self) -> None:
-        self.dropped += self._take().text
+        self.dropped_text += self._take_held().text
 
-    def _take(self) -> Piece:
-        held, self._held = self._held, EMPTY
+    def _take_held(self) -> TextPiece:
+        held, self._held_blank = self._held_blank, EMPTY_PIECE
         return held
 
     # Verbs of the response
 
     def _create(self) -> None:
-        queued = self.trace[-1][1] is Letter.QUEUE
-        self._become(status="queued" if queued else "in_progress")
-        self._voice.lifecycle(ev.Created, self.response)
+        queued = self.trace[-1][1] is Input.QUEUE
+        self._update_response(status="queued" if queued else "in_progress")
+        self._emitter.emit_lifecycle(ev.Created, self.response)
 
     def _queue(self) -> None:
-        self._voice.lifecycle(ev.Queued, self.response)
+        self._emitter.emit_lifecycle(ev.Queued, self.response)
 
     def _begin(self) -> None:
-        self._become(status="in_progress")
-        self._voice.lifecycle(ev.InProgress, self.response)
+        self._update_response(status="in_progress")
+        self._emitter.emit_lifecycle(ev.InProgress, self.response)
 
-    def _remind(self) -> None:
+    def _keepalive(self) -> None:
         event = ev.Queued if self.state is State.QUEUED else ev.InProgress
-        self._voice.lifecycle(event, self.response)
+        self._emitter.emit_lifecycle(event, self.response)
 
     def _complete(self) -> None:
-        self._become(status="completed", completed_at=self._clock(), usage=self._usage())
-        self._voice.lifecycle(ev.Completed, self.response)
+        self._update_response(status="completed", completed_at=self._clock(), usage=self._usage())
+        self._emitter.emit_lifecycle(ev.Completed, self.response)
 
     def _incomplete(self) -> None:
         details = IncompleteDetails(reason=self._ending.reason)
-        self._become(status="incomplete", incomplete_details=details, usage=self._usage())
-        self._voice.lifecycle(ev.Incomplete, self.response)
+        self._update_response(status="incomplete", incomplete_details=details, usage=self._usage())
+        self._emitter.emit_lifecycle(ev.Incomplete, self.response)
 
     def _fail(self) -> None:
         error = ResponseError(code=self._ending.code, message=self._ending.message)
-        self._become(status="failed", error=error, usage=self._usage())
-        self._voice.error(error.code, error.message)
-        self._voice.lifecycle(ev.Failed, self.response)
+        self._update_response(status="failed", error=error, usage=self._usage())
+        self._emitter.emit_error(error.code, error.message)
+        self._emitter.emit_lifecycle(ev.Failed, self.response)
 
     def _cancel(self) -> None:
         # No SDK knows a cancelled event, and a reader must not hang; incomplete is the one that none takes for a fault.
-        self._become(status="cancelled", usage=self._usage())
-        self._voice.lifecycle(ev.Incomplete, self.response)
+        self._update_response(status="cancelled", usage=self._usage())
+        self._emitter.emit_lifecycle(ev.Incomplete, self.response)
 
-    def _become(self, **changes: object) -> None:
+    def _update_response(self, **changes: object) -> None:
         self.response = msgspec.structs.replace(self.response, output=tuple(self._output), **changes)
 
 
-_VERBS: dict[Verb, Callable[[Machine], None]] = {verb: getattr(Machine, f"_{verb}") for verb in get_args(Verb)}
-_CELLS = {at: (cell.next, tuple(_VERBS[verb] for verb in cell.verbs), GUARDS.get(at)) for at, cell in TABLE.items()}
+_VERB_METHODS: dict[Verb, Callable[[Machine], None]] = {verb: getattr(Machine, f"_{verb}") for verb in get_args(Verb)}
+_STEPS = {
+    at: (cell.next, tuple(_VERB_METHODS[verb] for verb in cell.verbs), GUARDS.get(at)) for at, cell in TABLE.items()
+}
 """The table as the machine goes by it: the next state, the verbs as functions, the guard."""

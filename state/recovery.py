@@ -22,10 +22,10 @@ from antiphon.events.items import (
     SummaryText,
 )
 from antiphon.events.response import OutputItem, Response, ResponseError
-from antiphon.state.emitter import Voice
+from antiphon.state.emitter import EventEmitter
 
 
-def rest(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
+def failure_events(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
     """The events that are missing; none where the terminal one was said.
 
     `events` is a stream of this server from its first event on, cut between two steps: the events of one are stored
@@ -35,41 +35,41 @@ def rest(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
         raise ValueError("a response that never began has no end")
     if isinstance(events[-1], ev.Terminal):
         return []
-    response = _response(events, ResponseError(code=code, message=message))
-    voice = Voice(len(events))
+    response = _build_failed_response(events, ResponseError(code=code, message=message))
+    voice = EventEmitter(len(events))
     if not isinstance(events[-1], ev.Error):
-        voice.error(code, message)
-    voice.lifecycle(ev.Failed, response)
-    return voice.collect()
+        voice.emit_error(code, message)
+    voice.emit_lifecycle(ev.Failed, response)
+    return voice.collect_events()
 
 
-def _response(events: Sequence[Event], error: ResponseError) -> Response:
+def _build_failed_response(events: Sequence[Event], error: ResponseError) -> Response:
     head = next(event.response for event in reversed(events) if isinstance(event, ev.LifecycleEvent))
     output: list[OutputItem] = []
-    draft: _Draft | None = None
+    draft: _OpenItem | None = None
     for event in events:
         if isinstance(event, ev.ItemAdded):
-            draft = _Draft(event.item)
+            draft = _OpenItem(event.item)
         elif isinstance(event, ev.ItemDone):
             output.append(event.item)
             draft = None
         elif draft is not None:
-            draft.hear(event)
+            draft.add_event(event)
     if draft is not None:
         output.append(draft.freeze())
     return msgspec.structs.replace(head, status="failed", error=error, output=tuple(output))
 
 
-class _Draft:
+class _OpenItem:
     """The open item, as its events tell of it."""
 
     def __init__(self, item: OutputItem) -> None:
         self._item = item
         self._text: list[str] = []
         self._summary: list[list[str]] = []
-        self._parts: list[_Part] = []
+        self._parts: list[_OpenPart] = []
 
-    def hear(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """One event of the item's."""
         match event:
             case ev.ArgumentsDelta() | ev.CustomInputDelta():
@@ -79,9 +79,9 @@ class _Draft:
             case ev.SummaryDelta():
                 self._summary[-1].append(event.delta)
             case ev.PartAdded():
-                self._parts.append(_Part(event.part))
+                self._parts.append(_OpenPart(event.part))
             case ev.TextDelta() | ev.RefusalDelta() | ev.ReasoningDelta() | ev.AnnotationAdded():
-                self._parts[-1].hear(event)
+                self._parts[-1].add_event(event)
             case _:
                 pass  # what is told as done was told in deltas
 
@@ -90,11 +90,11 @@ class _Draft:
         match item := self._item:
             case Message():
                 return msgspec.structs.replace(
-                    item, status="incomplete", content=tuple(part.content() for part in self._parts)
+                    item, status="incomplete", content=tuple(part.build_content() for part in self._parts)
                 )
             case Reasoning():
                 summary = tuple(SummaryText(text="".join(text)) for text in self._summary)
-                raw = {"content": tuple(part.content() for part in self._parts)} if self._parts else {}
+                raw = {"content": tuple(part.build_content() for part in self._parts)} if self._parts else {}
                 return msgspec.structs.replace(item, status="incomplete", summary=summary, **raw)
             case FunctionCall():
                 return msgspec.structs.replace(item, status="incomplete", arguments="".join(self._text))
@@ -104,7 +104,7 @@ class _Draft:
                 return item
 
 
-class _Part:
+class _OpenPart:
     """A content part of it."""
 
     def __init__(self, empty: OutputText | Refusal | ReasoningText | SummaryText) -> None:
@@ -113,7 +113,7 @@ class _Part:
         self._logprobs: list[Logprob] = []
         self._annotations: list[object] = []
 
-    def hear(self, event: ev.TextDelta | ev.RefusalDelta | ev.ReasoningDelta | ev.AnnotationAdded) -> None:
+    def add_event(self, event: ev.TextDelta | ev.RefusalDelta | ev.ReasoningDelta | ev.AnnotationAdded) -> None:
         if isinstance(event, ev.AnnotationAdded):
             self._annotations.append(event.annotation)
             return
@@ -121,7 +121,7 @@ class _Part:
         if isinstance(event, ev.TextDelta):
             self._logprobs.extend(event.logprobs)
 
-    def content(self) -> OutputText | Refusal | ReasoningText | SummaryText:
+    def build_content(self) -> OutputText | Refusal | ReasoningText | SummaryText:
         text = "".join(self._text)
         if isinstance(self._empty, Refusal):
             return Refusal(refusal=text)

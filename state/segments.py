@@ -11,16 +11,16 @@ from msgspec import Struct
 from antiphon.events.hosted import HostedItem
 from antiphon.events.items import Annotation, Compaction, Logprob, Phase
 
-Kind = Literal["function", "custom"]
+ToolKind = Literal["function", "custom"]
 
 
-class Scored(Struct, frozen=True, gc=False):
+class PlacedLogprob(Struct, frozen=True, gc=False):
     """A token's log-probability, and where the token's first character stands in the segment's text.
 
     A token that only completes a character begun by an earlier one has the position of that character.
     """
 
-    at: int
+    offset: int
     logprob: Logprob
 
 
@@ -35,7 +35,7 @@ class Say(Struct, frozen=True, gc=False):
 
     text: str
     phase: Phase | None = None
-    logprobs: tuple[Scored, ...] = ()
+    logprobs: tuple[PlacedLogprob, ...] = ()
 
 
 class Refuse(Struct, frozen=True, gc=False):
@@ -58,7 +58,7 @@ class Call(Struct, frozen=True, gc=False):
     """A tool call begins. `call_id` is the model's own where the dialect has one, else None: the machine mints."""
 
     name: str
-    kind: Kind = "function"
+    kind: ToolKind = "function"
     call_id: str | None = None
     namespace: str | None = None
 
@@ -73,10 +73,10 @@ class Close(Struct, frozen=True, gc=False):
     """What is open is whole: its dialect has seen what ends it."""
 
 
-class Whole(Struct, frozen=True, gc=False):
+class CompleteItem(Struct, frozen=True, gc=False):
     """An item that is born complete. Its id is replaced by one of the machine's when it is empty."""
 
     item: Compaction | HostedItem
 
 
-Segment = Think | Say | Refuse | Cite | Call | Arguments | Close | Whole
+Segment = Think | Say | Refuse | Cite | Call | Arguments | Close | CompleteItem

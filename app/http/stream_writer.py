@@ -122,7 +122,7 @@ class _Pump:
     def _ping(self) -> None:
         left = self._wrote_at + PING_AFTER - self._loop.time()
         if left <= 0 and self._draining is None and not self.over.done():
-            self._write(sse.PING)
+            self._write(sse.PING_COMMENT)
             self._look()  # the pipe may be stuck now
         self._watch = self._loop.call_later(left if left > 0 else PING_AFTER, self._ping)
 

@@ -56,8 +56,8 @@ class ChatStream:
 
     def end(self) -> bytes:
         """Usage, or the error that ended the stream, and the end mark."""
-        told = sse.data_frame(self._failed.body) if self._failed else self._chunker.usage(self._folds)
-        return told + sse.DONE
+        told = sse.frame_data(self._failed.body) if self._failed else self._chunker.usage(self._folds)
+        return told + sse.DONE_FRAME
 
 
 async def final(logs: Sequence[Log], spec: TurnSpec) -> bytes:
@@ -117,7 +117,7 @@ class _Chunker:
             choices=(),
             usage=_usage(folds),
         )
-        return sse.data_frame(_encode(chunk))
+        return sse.frame_data(_encode(chunk))
 
     def _chunk(self, choices: tuple[ChunkChoice, ...]) -> bytes:
         chunk = ChatChunk(
@@ -128,7 +128,7 @@ class _Chunker:
             usage=None if self._spec.include_usage else UNSET,
         )
         data = _encode(chunk)
-        return sse.data_frame(padded(data) if self._spec.obfuscate else data)
+        return sse.frame_data(padded(data) if self._spec.obfuscate else data)
 
 
 def _usage(folds: Sequence[ChatFold]) -> ChatUsage | None:

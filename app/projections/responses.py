@@ -26,11 +26,11 @@ class ResponsesStream:
 
     def told(self, _: int, frames: list[Frame]) -> bytes:
         """Events as they stand in the log."""
-        return b"".join([sse.frame(frame.event, self._said(frame)) for frame in frames])
+        return b"".join([sse.frame_event(frame.event, self._said(frame)) for frame in frames])
 
     def end(self) -> bytes:
         """The end mark."""
-        return sse.DONE
+        return sse.DONE_FRAME
 
 
 def said_of(*, obfuscated: bool) -> Callable[[Frame], bytes]:

@@ -21,8 +21,8 @@ from antiphon.events.inputs import (
     InputMessage,
     InputReasoning,
     InputText,
-    SpokenRefusal,
-    SpokenText,
+    OutputTextInput,
+    RefusalInput,
 )
 from antiphon.events.items import ReasoningText
 
@@ -95,10 +95,10 @@ def _spoken_parts(sent: Sent, path: str) -> list[Any]:
     content = sent.get("content")
     if content is not None and (content != "" or not sent.get("tool_calls")):
         read = _content(content, f"{path}.content", _SPOKEN)
-        parts += [SpokenText(text=read)] if isinstance(read, str) else read
+        parts += [OutputTextInput(text=read)] if isinstance(read, str) else read
     if sent.get("refusal") is not None:
         c.string()(sent["refusal"], f"{path}.refusal")
-        parts.append(SpokenRefusal(refusal=sent["refusal"]))
+        parts.append(RefusalInput(refusal=sent["refusal"]))
     return parts
 
 
@@ -170,8 +170,8 @@ _GIVEN: dict[str, Callable[[Sent, str], Any]] = {
     "file": _file,
 }
 _SPOKEN: dict[str, Callable[[Sent, str], Any]] = {
-    "text": lambda part, path: convert({**part, "type": "output_text"}, SpokenText, path),
-    "refusal": lambda part, path: convert(dict(part), SpokenRefusal, path),
+    "text": lambda part, path: convert({**part, "type": "output_text"}, OutputTextInput, path),
+    "refusal": lambda part, path: convert(dict(part), RefusalInput, path),
 }
 _READERS: dict[str, Callable[[_Chat, Sent, str], None]] = {
     "developer": _given,

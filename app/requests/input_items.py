@@ -17,7 +17,7 @@ from antiphon.app.requests.history import Lookup
 from antiphon.app.requests.json_body import convert
 from antiphon.app.requests.tools import Tools
 from antiphon.events.inputs import (
-    HOSTED_ITEMS,
+    HOSTED_ITEM_TYPES,
     AdditionalToolsInput,
     AnyInput,
     CompactionInput,
@@ -95,7 +95,7 @@ def read_item(entry: Any, path: str) -> AnyInput:
     sent = {key: value for key, value in entry.items() if value is not None}
     kind = _kind(sent, path)
     sent["type"] = kind
-    if kind in HOSTED_ITEMS:
+    if kind in HOSTED_ITEM_TYPES:
         c.string()(sent.get("id", ""), f"{path}.id")
         return HostedInput(id=sent.get("id"), kind=kind, payload=entry)
     if kind == "message":
@@ -138,7 +138,7 @@ def _kind(sent: dict[str, Any], path: str) -> str:
     if kind == TRIGGER:
         raise invalid_value(f"{path}.type", f"Invalid '{path}': a '{TRIGGER}' is the last item of an input.")
     kind = ALIASES.get(kind, kind)
-    if kind not in KINDS and kind not in HOSTED_ITEMS:
+    if kind not in KINDS and kind not in HOSTED_ITEM_TYPES:
         raise invalid_value(f"{path}.type", f"Invalid value: '{clip(kind)}'. Supported values are: {_known()}.")
     return str(kind)
 
@@ -148,7 +148,7 @@ def _what(item: AnyInput) -> str:
 
 
 def _known() -> str:
-    return c.listed(sorted([*KINDS, *HOSTED_ITEMS]))
+    return c.listed(sorted([*KINDS, *HOSTED_ITEM_TYPES]))
 
 
 def _check_message(sent: dict[str, Any], path: str) -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from antiphon.app.errors import ApiError, invalid_value
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.json_body import convert
-from antiphon.events.inputs import HOSTED_TOOLS, CustomTool, FunctionTool, NamespaceTool
+from antiphon.events.inputs import HOSTED_TOOL_TYPES, CustomTool, FunctionTool, NamespaceTool
 from antiphon.harmony.tools import ToolError, ToolTable
 
 Offer = FunctionTool | CustomTool | NamespaceTool
@@ -67,8 +67,8 @@ def _read_one(tool: Any, path: str) -> Offer | None:
     """A tool the model may call, or None for one that a server would have to run itself."""
     c.obj(tool, path)
     kind = c.needed(tool, "type", path)
-    c.one_of((*SERVED, *sorted(HOSTED_TOOLS)))(kind, f"{path}.type")
-    if kind in HOSTED_TOOLS:
+    c.one_of((*SERVED, *sorted(HOSTED_TOOL_TYPES)))(kind, f"{path}.type")
+    if kind in HOSTED_TOOL_TYPES:
         return None
     _check_names(tool, path)
     if kind == "namespace":

@@ -241,7 +241,7 @@ class Disk:
     def frames(self, response_id: str, start: int = 0) -> list[Frame]:
         """The frames of a response from a number on."""
         words = "SELECT data FROM events WHERE response = ? AND number >= ? ORDER BY number"
-        return [Frame(ev.decode(data), data, None) for (data,) in self._line.execute(words, (response_id, start))]
+        return [Frame(ev.decode_event(data), data, None) for (data,) in self._line.execute(words, (response_id, start))]
 
     def writer(self, response_id: str) -> str | None:
         """Who writes a response; None: it has ended, or is gone."""

@@ -22,7 +22,7 @@ from antiphon.app.store.quarantine import inspect
 from antiphon.app.store.writer import Delete, Order, Say, Times, Writer
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
-from antiphon.state.recovery import rest
+from antiphon.state.recovery import failure_events
 
 RECENT = 256
 """Logs that have ended and are still in memory."""
@@ -259,7 +259,9 @@ class FileStore:
                 log.show()
             if writer is None:
                 if not ends(log.frames):
-                    missing = rest([frame.event for frame in log.frames], code="server_error", message=DELETED)
+                    missing = failure_events(
+                        [frame.event for frame in log.frames], code="server_error", message=DELETED
+                    )
                     log.add([Frame.of(event) for event in missing])
                     log.show()
                 log.end()

@@ -19,7 +19,7 @@ from msgspec import Struct
 from antiphon.app.event_log import Frame, Log, ends
 from antiphon.app.store.database import Disk, LostError
 from antiphon.app.store.log_items import spoken
-from antiphon.state.recovery import rest
+from antiphon.state.recovery import failure_events
 
 SERVER_RESTARTED = "server_restarted"
 RESTARTED = "The server that was writing this response was stopped."
@@ -202,7 +202,7 @@ class Writer:
         self._disk.begin(sync=True)
         if self._disk.take(response_id, writer, self._name):
             said = [frame.event for frame in self._disk.frames(response_id)]
-            missing = rest(said, code=SERVER_RESTARTED, message=RESTARTED)
+            missing = failure_events(said, code=SERVER_RESTARTED, message=RESTARTED)
             frames = [Frame.of(event) for event in missing]
             if frames:
                 self._disk.say(owner, response_id, frames, self._name)

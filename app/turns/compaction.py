@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from antiphon.events.items import Compaction
-from antiphon.state.segments import Say, Segment, Whole
+from antiphon.state.segments import CompleteItem, Say, Segment
 
 NO_SUMMARY = "The model wrote no summary; send the request again."
 
@@ -24,6 +24,6 @@ class Summary:
         """All of it so far."""
         return "".join(self._said).strip()
 
-    def item(self) -> Whole:
+    def item(self) -> CompleteItem:
         """The compaction. The machine gives it its id."""
-        return Whole(Compaction(id="", encrypted_content=self._seal(self.text)))
+        return CompleteItem(Compaction(id="", encrypted_content=self._seal(self.text)))

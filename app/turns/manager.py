@@ -27,8 +27,8 @@ from antiphon.app.turns.truncation import truncated
 from antiphon.app.turns.turn import SHUTTING_DOWN, Pace, Turn
 from antiphon.engine.protocol import Engine, Job, overloaded
 from antiphon.harmony.format import Conversation, RenderError
-from antiphon.state.drafts import ReasoningAs
-from antiphon.state.ids import Ids
+from antiphon.state.drafts import ReasoningOutput
+from antiphon.state.ids import NewId
 
 
 def mint(prefix: str) -> str:
@@ -44,8 +44,8 @@ class Turns:
         store: Store,
         *,
         clock: Callable[[], float] = time.time,
-        ids: Ids = mint,
-        reasoning_as: ReasoningAs = "content",
+        ids: NewId = mint,
+        reasoning_as: ReasoningOutput = "content",
         pace: Pace = Pace(),  # noqa: B008  # it is frozen
         seals: Seals | None = None,
         watch: Watch | None = None,

@@ -14,10 +14,10 @@ from antiphon.app.turns.stop_strings import Stops
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
 from antiphon.events.items import Logprob, TopLogprob
-from antiphon.events.response import InputDetails, OutputDetails, Usage
+from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
 from antiphon.harmony.format import Format, Prompt
-from antiphon.state.drafts import ReasoningAs
-from antiphon.state.ids import Ids
+from antiphon.state.drafts import ReasoningOutput
+from antiphon.state.ids import NewId
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Close, Segment
 from antiphon.state.table import IllegalInput, State
@@ -35,9 +35,9 @@ class Scribe:
         prompt: Prompt,
         form: Format,
         *,
-        ids: Ids,
+        ids: NewId,
         clock: Callable[[], int],
-        reasoning_as: ReasoningAs = "content",
+        reasoning_as: ReasoningOutput = "content",
         seal: Callable[[Purpose, str], str] = lambda _, text: text,
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
@@ -51,17 +51,17 @@ class Scribe:
         self._said: list[Event] = []
         self.machine = Machine(
             spec.head,
-            ids=ids,
+            new_id=ids,
             clock=clock,
             usage=self._usage,
             seal=(lambda text: seal("reasoning", text)) if spec.sealed else None,
-            reasoning_as=reasoning_as,
+            reasoning_output=reasoning_as,
         )
 
     @property
     def ended(self) -> bool:
         """Whether the terminal event has been said."""
-        return self.machine.ended
+        return self.machine.is_ended
 
     @property
     def stop(self) -> str | None:
@@ -87,11 +87,11 @@ class Scribe:
     def remind(self) -> None:
         """Repeat the last stage, where that is legal: before the first item."""
         with contextlib.suppress(IllegalInput):
-            self._said += self.machine.remind()
+            self._said += self.machine.keepalive()
 
     def take(self, chunk: Chunk) -> None:
         """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
-        if self.machine.ended:
+        if self.machine.is_ended:
             return
         if self._spec.warm:
             self._warmed(chunk)
@@ -171,9 +171,9 @@ class Scribe:
         read = len(self._prompt.tokens)
         return Usage(
             input_tokens=read,
-            input_tokens_details=InputDetails(cached_tokens=self._cached),
+            input_tokens_details=InputTokensDetails(cached_tokens=self._cached),
             output_tokens=len(self.spoken),
-            output_tokens_details=OutputDetails(reasoning_tokens=self._reader.reasoning_tokens),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reader.reasoning_tokens),
             total_tokens=read + len(self.spoken),
         )
 

@@ -6,7 +6,7 @@ stay with their text. This module knows neither the machine nor the engine.
 
 from collections.abc import Sequence
 
-from antiphon.state.segments import Say, Scored, Segment
+from antiphon.state.segments import PlacedLogprob, Say, Segment
 
 
 class Stops:
@@ -53,14 +53,14 @@ class Stops:
 def _join(first: Say, second: Say) -> Say:
     if not first.text:
         return second
-    moved = tuple(Scored(scored.at + len(first.text), scored.logprob) for scored in second.logprobs)
+    moved = tuple(PlacedLogprob(scored.offset + len(first.text), scored.logprob) for scored in second.logprobs)
     return Say(first.text + second.text, second.phase, first.logprobs + moved)
 
 
 def _head(said: Say, at: int) -> Say:
-    return Say(said.text[:at], said.phase, tuple(scored for scored in said.logprobs if scored.at < at))
+    return Say(said.text[:at], said.phase, tuple(scored for scored in said.logprobs if scored.offset < at))
 
 
 def _tail(said: Say, at: int) -> Say:
-    rest = tuple(Scored(scored.at - at, scored.logprob) for scored in said.logprobs if scored.at >= at)
+    rest = tuple(PlacedLogprob(scored.offset - at, scored.logprob) for scored in said.logprobs if scored.offset >= at)
     return Say(said.text[at:], said.phase, rest)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from antiphon.events.items import Logprob
 from antiphon.harmony.tokens.detokenizer import CONTROLS, Alphabet
-from antiphon.state.segments import Scored
+from antiphon.state.segments import PlacedLogprob
 
 T = TypeVar("T")
 Wait = Generator[None, None, T]
@@ -182,7 +182,7 @@ class Tape:
         self._advance(count)
         return text
 
-    def scored(self, count: int) -> tuple[str, tuple[Scored, ...]]:
+    def scored(self, count: int) -> tuple[str, tuple[PlacedLogprob, ...]]:
         """Take payload together with the log-probabilities of the tokens that begin in it."""
         if not self._scored:
             return self.take(count), ()
@@ -194,7 +194,7 @@ class Tape:
             offset += len(self.alphabet.written(self.text[last:place]))
             last = place
             if logprob is not None and not CONTROLS[0] <= self.text[place] <= CONTROLS[-1]:
-                entries.append(Scored(offset, logprob))
+                entries.append(PlacedLogprob(offset, logprob))
         return text, tuple(entries)
 
     def skip(self, count: int) -> None:

@@ -22,8 +22,8 @@ from antiphon.events.inputs import (
     InputPart,
     InputReasoning,
     InputText,
-    SpokenRefusal,
-    SpokenText,
+    OutputTextInput,
+    RefusalInput,
 )
 from antiphon.harmony.calls.base import INPUT
 from antiphon.harmony.format import Conversation
@@ -42,9 +42,9 @@ def text_of(content: str | Sequence[InputPart]) -> str:
 
 def _part(part: InputPart) -> str:
     match part:
-        case InputText() | SpokenText():
+        case InputText() | OutputTextInput():
             return part.text
-        case SpokenRefusal():
+        case RefusalInput():
             return part.refusal
         case InputFile():
             return f"[file: {part.filename}]" if part.filename else "[file]"

@@ -63,7 +63,9 @@ class Stages:
         scribe = self._scribe()
         self.steps = [scribe.collect(), *self._told(scribe)]
         self.log = self._write()
-        self.pieces = [b"".join([sse.frame(event, sse.encode(event)) for event in step]) for step in self.steps if step]
+        self.pieces = [
+            b"".join([sse.frame_event(event, sse.encode_event(event)) for event in step]) for step in self.steps if step
+        ]
 
     async def _chunks(self) -> list[Chunk]:
         return [chunk async for chunk in listen(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
@@ -114,7 +116,7 @@ class Stages:
     def frame(self) -> None:
         """Log to framed bytes."""
         for frame in self.log.frames:
-            sse.frame(frame.event, frame.data)
+            sse.frame_event(frame.event, frame.data)
 
     def send(self, port: int) -> None:
         """Bytes to the kernel: as the event loop writes them, with nothing around."""

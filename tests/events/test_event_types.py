@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import ResponseInputItem, ResponseOutputItem, ResponseStreamEvent, Tool
 from pydantic import BaseModel, TypeAdapter
 
-from antiphon.events.inputs import HOSTED_ITEMS, HOSTED_TOOLS, AnyInput
+from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES, AnyInput
 from antiphon.events.response import OutputItem, Response
-from antiphon.events.stream import StreamEvent, decode
+from antiphon.events.stream import StreamEvent, decode_event
 
 EVENTS = TypeAdapter(ResponseStreamEvent)
 ITEMS = TypeAdapter(ResponseOutputItem)
@@ -79,7 +79,7 @@ def holds(whole: Any, part: Any) -> bool:
 def test_every_event_that_the_sdk_knows_decodes_and_comes_back(model: type[BaseModel]) -> None:
     value = smallest(model)
     EVENTS.validate_python(value)
-    event = decode(json.dumps(value))
+    event = decode_event(json.dumps(value))
     back = json.loads(msgspec.json.encode(event))
     assert holds(back, value), "nothing of it is lost"
     assert EVENTS.validate_python(back).type == value["type"]
@@ -103,16 +103,16 @@ def test_every_output_item_that_the_sdk_knows_decodes_and_comes_back(model: type
 def test_there_is_an_input_for_every_item_that_the_sdk_knows() -> None:
     own = {member.__struct_config__.tag for member in typing.get_args(AnyInput)} - {"hosted"}
     theirs = {tag(model) for model in members(ResponseInputItem)}
-    assert theirs - own - HOSTED_ITEMS <= {"compaction_trigger"}, "a request for compaction, not an item to keep"
+    assert theirs - own - HOSTED_ITEM_TYPES <= {"compaction_trigger"}, "a request for compaction, not an item to keep"
 
 
 def test_every_tool_that_the_sdk_knows_is_offered_or_accepted() -> None:
     theirs = {tag(model) for model in members(Tool)}
-    assert theirs <= HOSTED_TOOLS | {"function", "custom", "namespace"}
+    assert theirs <= HOSTED_TOOL_TYPES | {"function", "custom", "namespace"}
 
 
 def test_keys_nobody_has_heard_of_are_no_reason_to_refuse_an_event() -> None:
-    event = decode(
+    event = decode_event(
         '{"type":"response.output_text.delta","sequence_number":3,"item_id":"a","output_index":0,"content_index":0,"delta":"x","obfuscation":"zz"}'
     )
     assert event.delta == "x"  # type: ignore[union-attr]
@@ -120,4 +120,4 @@ def test_keys_nobody_has_heard_of_are_no_reason_to_refuse_an_event() -> None:
 
 def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"response\.keepalive"):
-        decode('{"type":"response.keepalive","sequence_number":0}')
+        decode_event('{"type":"response.keepalive","sequence_number":0}')

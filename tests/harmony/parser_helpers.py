@@ -119,7 +119,7 @@ def merge(said: Iterable[Segment]) -> list[Segment]:
             continue
         places = itertools.accumulate((len(part.text) for part in parts), initial=0)
         pairs = zip(places, parts, strict=False)
-        scores = tuple(type(one)(at + one.at, one.logprob) for at, part in pairs for one in part.logprobs)
+        scores = tuple(type(one)(at + one.offset, one.logprob) for at, part in pairs for one in part.logprobs)
         merged.append(Say(text, kind[1], scores))
     return merged
 

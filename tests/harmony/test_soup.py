@@ -98,10 +98,10 @@ def test_random_tokens_are_a_legal_stream(name: str) -> None:
 
 def drive(said: list[parser_helpers.Segment], *, natural: bool, broken: bool) -> None:
     """The machine takes it: no illegal input, and it fails exactly where a call was left open."""
-    machine = Machine(head(), ids=lambda prefix: f"{prefix}_x", clock=lambda: 0)
+    machine = Machine(head(), new_id=lambda prefix: f"{prefix}_x", clock=lambda: 0)
     machine.begin()
     for segment in said:
-        assert not machine.ended
+        assert not machine.is_ended
         machine.feed(segment)
     machine.stop() if natural else machine.cut()
     opened = sum(isinstance(one, Call) for one in said) > _closed_calls(said)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from antiphon.events.base import Event
 from antiphon.events.items import Compaction, UrlCitation
 from antiphon.events.response import Response, Usage
-from antiphon.events.sse import encode
-from antiphon.state.drafts import ReasoningAs, Seal
+from antiphon.events.sse import encode_event
+from antiphon.state.drafts import ReasoningOutput, Seal
 from antiphon.state.machine import Machine
-from antiphon.state.segments import Arguments, Call, Cite, Close, Refuse, Say, Think, Whole
+from antiphon.state.segments import Arguments, Call, Cite, Close, CompleteItem, Refuse, Say, Think
 
 Step = Callable[[Machine], list[Event]]
 
@@ -29,10 +29,10 @@ class Counted:
         return f"{prefix}_{self._next - 1}"
 
 
-def machine(reasoning_as: ReasoningAs = "content", seal: Seal | None = None) -> Machine:
+def machine(reasoning_as: ReasoningOutput = "content", seal: Seal | None = None) -> Machine:
     return Machine(
-        HEAD, ids=Counted(), clock=lambda: 200, usage=lambda: USAGE,
-        reasoning_as=reasoning_as, seal=seal,
+        HEAD, new_id=Counted(), clock=lambda: 200, usage=lambda: USAGE,
+        reasoning_output=reasoning_as, seal=seal,
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ MODEL: dict[str, Step] = {
     "custom": lambda m: m.feed(Call("g", kind="custom", namespace="n")),
     "arguments": lambda m: m.feed(Arguments("{")),
     "close": lambda m: m.feed(Close()),
-    "whole": lambda m: m.feed(Whole(Compaction(id="", encrypted_content="x"))),
+    "complete_item": lambda m: m.feed(CompleteItem(Compaction(id="", encrypted_content="x"))),
 }
 """What a model may say, one letter each."""
 
@@ -62,7 +62,7 @@ ENDINGS: dict[str, Step] = {
 LIFECYCLE: dict[str, Step] = {
     "queue": lambda m: m.queue(),
     "begin": lambda m: m.begin(),
-    "remind": lambda m: m.remind(),
+    "keepalive": lambda m: m.keepalive(),
 }
 
 EVERYTHING = MODEL | ENDINGS | LIFECYCLE
@@ -70,4 +70,4 @@ EVERYTHING = MODEL | ENDINGS | LIFECYCLE
 
 def plain(events: list[Event]) -> list[dict[str, object]]:
     """The events as the wire has them."""
-    return [json.loads(encode(event)) for event in events]
+    return [json.loads(encode_event(event)) for event in events]

@@ -12,9 +12,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from antiphon.events.base import Event
-from antiphon.events.sse import encode
-from antiphon.events.stream import decode
-from antiphon.state.drafts import ReasoningAs
+from antiphon.events.sse import encode_event
+from antiphon.events.stream import decode_event
+from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.table import IllegalInput
 from tests.invariants import check
 from tests.state.machine_helpers import ENDINGS, MODEL, machine, plain
@@ -23,28 +23,28 @@ LONGEST = 4
 SDK = TypeAdapter(ResponseStreamEvent)
 
 
-def run(word: tuple[str, ...], ending: str, reasoning_as: ReasoningAs = "content", *, queued: bool = False):
+def run(word: tuple[str, ...], ending: str, reasoning_as: ReasoningOutput = "content", *, queued: bool = False):
     """The events of a word, illegal letters skipped, and whether the word ended the response by itself."""
     m = machine(reasoning_as)
     said: list[Event] = [*(m.queue() if queued else []), *m.begin()]
     for letter in word:
         with contextlib.suppress(IllegalInput):
             said += MODEL[letter](m)
-    early = m.ended
+    early = m.is_ended
     if not early:
         said += ENDINGS[ending](m)
     return said, early
 
 
 @pytest.mark.parametrize("reasoning_as", ["content", "summary", "both"])
-def test_every_word_keeps_every_invariant(reasoning_as: ReasoningAs) -> None:
+def test_every_word_keeps_every_invariant(reasoning_as: ReasoningOutput) -> None:
     longest = LONGEST if reasoning_as == "content" or os.environ.get("ANTIPHON_PROVE") else 3
     count, checked = 0, set[bytes]()
     for length in range(longest + 1):
         for word in itertools.product(MODEL, repeat=length):
             for ending in ENDINGS:
                 said, early = run(word, ending, reasoning_as)
-                data = b"".join(map(encode, said))
+                data = b"".join(map(encode_event, said))
                 if data not in checked:  # many words differ in illegal letters only, and so say the same bytes
                     checked.add(data)
                     try:
@@ -65,7 +65,7 @@ def test_every_event_is_one_that_the_sdk_knows() -> None:
         for word in itertools.product(MODEL, repeat=length):
             for ending in ENDINGS:
                 for event in run(word, ending, queued=length == 1)[0]:
-                    data = encode(event)
+                    data = encode_event(event)
                     if data in met:
                         continue
                     met.add(data)
@@ -74,7 +74,7 @@ def test_every_event_is_one_that_the_sdk_knows() -> None:
                         continue
                     seen.add(shape)
                     kinds.add(SDK.validate_json(data, strict=True).type)
-                    assert decode(data) == event
+                    assert decode_event(data) == event
     assert len(kinds) >= 22, sorted(kinds)
 
 
@@ -94,5 +94,5 @@ def _shape(data: bytes) -> bytes:
 
 def test_two_machines_fed_alike_say_the_same_bytes() -> None:
     word = ("think", "say", "say blank", "call", "arguments")
-    first, second = (b"".join(map(encode, run(word, "cut")[0])) for _ in range(2))
+    first, second = (b"".join(map(encode_event, run(word, "cut")[0])) for _ in range(2))
     assert first == second

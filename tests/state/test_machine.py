@@ -15,7 +15,7 @@ from antiphon.events.items import (
 )
 from antiphon.events.stream import Failed, Incomplete, ItemAdded, ItemDone, TextDelta
 from antiphon.state.machine import STOPPED_IN_CALL
-from antiphon.state.segments import Arguments, Call, Cite, Close, Refuse, Say, Scored, Think
+from antiphon.state.segments import Arguments, Call, Cite, Close, PlacedLogprob, Refuse, Say, Think
 from tests.invariants import check
 from tests.state.machine_helpers import CITATION, machine, plain
 
@@ -26,7 +26,7 @@ def speak(*segments, ending="stop", **options):
     said = m.begin()
     for segment in segments:
         said += m.feed(segment)
-    if not m.ended:
+    if not m.is_ended:
         said += {"stop": m.stop, "cut": m.cut, "cancel": m.cancel, "fail": lambda: m.fail("server_error", "x")}[
             ending
         ]()
@@ -55,7 +55,7 @@ def test_blanks_between_items_are_dropped(blank: str) -> None:
         m.feed(segment)
     m.stop()
     assert [item.type for item in map(_typed, m.response.output)] == ["reasoning", "function_call", "function_call"]
-    assert m.dropped == blank * 3
+    assert m.dropped_text == blank * 3
 
 
 def _typed(item):
@@ -89,10 +89,10 @@ def logprob(token: str) -> Logprob:
 
 def test_log_probabilities_share_the_fate_of_their_text() -> None:
     entries = (
-        Scored(0, logprob(" ")),
-        Scored(1, logprob("a")),
-        Scored(1, logprob("completes")),
-        Scored(2, logprob("\n")),
+        PlacedLogprob(0, logprob(" ")),
+        PlacedLogprob(1, logprob("a")),
+        PlacedLogprob(1, logprob("completes")),
+        PlacedLogprob(2, logprob("\n")),
     )
     said, response = speak(Think("t"), Say(" a\n", logprobs=entries), Call("f"), Close())
     deltas = [event for event in said if isinstance(event, TextDelta)]
@@ -104,9 +104,9 @@ def test_log_probabilities_share_the_fate_of_their_text() -> None:
 
 def test_a_held_blank_brings_its_log_probability_along() -> None:
     said, _ = speak(
-        Say("a "[:1], logprobs=(Scored(0, logprob("a")),)),
-        Say(" ", logprobs=(Scored(0, logprob(" ")),)),
-        Say("b", logprobs=(Scored(0, logprob("b")),)),
+        Say("a "[:1], logprobs=(PlacedLogprob(0, logprob("a")),)),
+        Say(" ", logprobs=(PlacedLogprob(0, logprob(" ")),)),
+        Say("b", logprobs=(PlacedLogprob(0, logprob("b")),)),
     )
     deltas = [event for event in said if isinstance(event, TextDelta)]
     assert [(d.delta, [e.token for e in d.logprobs]) for d in deltas] == [("a", ["a"]), (" b", [" ", "b"])]
@@ -213,7 +213,7 @@ def test_a_cancelled_response_ends_with_an_event_that_every_sdk_knows() -> None:
 
 def test_reminders_repeat_the_last_stage() -> None:
     m = machine()
-    said = [*m.queue(), *m.remind(), *m.begin(), *m.remind(), *m.remind(), *m.feed(Say("x")), *m.stop()]
+    said = [*m.queue(), *m.keepalive(), *m.begin(), *m.keepalive(), *m.keepalive(), *m.feed(Say("x")), *m.stop()]
     assert [e["type"].removeprefix("response.") for e in plain(said)[:6]] == [  # type: ignore[attr-defined]
         "created", "queued", "queued", "in_progress", "in_progress", "in_progress",
     ]  # fmt: skip
@@ -225,7 +225,7 @@ def test_input_after_the_end_of_the_same_text_is_dropped_not_raised() -> None:
     m.begin()
     m.feed(Call("f"))
     m.feed(Say("a "))
-    assert m.ended and m.dropped == " "
+    assert m.is_ended and m.dropped_text == " "
 
 
 @pytest.mark.parametrize("text", ["ab  cd \n ef", " \n", "x", "  x", "x  ", "a\u2028b "])
@@ -236,7 +236,7 @@ def test_cutting_text_anywhere_changes_nothing(text: str) -> None:
         for piece in pieces:
             m.feed(Say(piece))
         m.stop()
-        return text_of(m.response), m.dropped
+        return text_of(m.response), m.dropped_text
 
     whole = merged([text])
     for at in range(len(text) + 1):

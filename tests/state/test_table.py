@@ -6,18 +6,18 @@ from typing import get_args
 import pytest
 
 from antiphon.events.base import Event
-from antiphon.events.sse import encode
-from antiphon.state.drafts import CustomDraft, FunctionDraft, MessageDraft, ReasoningDraft
+from antiphon.events.sse import encode_event
+from antiphon.state.drafts import CustomCallDraft, FunctionCallDraft, MessageDraft, ReasoningDraft
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Call, Close, Refuse, Say, Think
-from antiphon.state.table import GUARDS, TABLE, IllegalInput, Letter, State, Verb
+from antiphon.state.table import GUARDS, TABLE, IllegalInput, Input, State, Verb
 from tests.state.machine_helpers import EVERYTHING, machine
 
 WAYS: dict[str, list[str]] = {
     "NEW": [],
     "QUEUED": ["queue"],
-    "GAP, nothing said": ["begin"],
-    "GAP, after an item": ["begin", "say", "close"],
+    "IDLE, nothing said": ["begin"],
+    "IDLE, after an item": ["begin", "say", "close"],
     "REASONING": ["begin", "think"],
     "MESSAGE, text part": ["begin", "say"],
     "MESSAGE, refusal part": ["begin", "refuse"],
@@ -26,15 +26,15 @@ WAYS: dict[str, list[str]] = {
     "ENDED": ["begin", "stop"],
 }
 LETTERS = {
-    "custom": Letter.CALL,
-    "think blank": Letter.THINK_BLANK,
-    "say blank": Letter.SAY_BLANK,
-    "refuse blank": Letter.REFUSE_BLANK,
+    "custom": Input.CALL,
+    "think blank": Input.THINK_BLANK,
+    "say blank": Input.SAY_BLANK,
+    "refuse blank": Input.REFUSE_BLANK,
 }
 
 
-def letter_of(step: str) -> Letter:
-    return LETTERS.get(step) or Letter[step.upper()]
+def letter_of(step: str) -> Input:
+    return LETTERS.get(step) or Input[step.upper()]
 
 
 def reach(way: str) -> Machine:
@@ -57,7 +57,7 @@ def ending(m: Machine) -> list[Event]:
 
 def test_the_steps_reach_every_state_and_every_letter() -> None:
     assert {reach(way).state for way in WAYS} == set(State)
-    assert {letter_of(step) for step in EVERYTHING} == set(Letter)
+    assert {letter_of(step) for step in EVERYTHING} == set(Input)
 
 
 @pytest.mark.parametrize("step", EVERYTHING)
@@ -68,7 +68,7 @@ def test_every_state_with_every_input(way: str, step: str) -> None:
     cell = TABLE.get((before, letter_of(step)))
     guard = GUARDS.get((before, letter_of(step)))
     allowed = cell is not None and not (
-        (guard == "no item yet" and way == "GAP, after an item")
+        (guard == "no item yet" and way == "IDLE, after an item")
         or (guard == "text part open" and way == "MESSAGE, refusal part")
     )
     if allowed and cell is not None:
@@ -78,10 +78,12 @@ def test_every_state_with_every_input(way: str, step: str) -> None:
     untouched = copy.deepcopy(m)
     with pytest.raises(IllegalInput) as caught:
         EVERYTHING[step](m)
-    assert caught.value.state is before and caught.value.letter is letter_of(step)
-    assert m.state is before and m.response == untouched.response and m.dropped == untouched.dropped
+    assert caught.value.state is before and caught.value.symbol is letter_of(step)
+    assert m.state is before and m.response == untouched.response and m.dropped_text == untouched.dropped_text
     assert list(m.trace) == list(untouched.trace)
-    assert [encode(e) for e in ending(m)] == [encode(e) for e in ending(untouched)], "an illegal input changes nothing"
+    assert [encode_event(e) for e in ending(m)] == [encode_event(e) for e in ending(untouched)], (
+        "an illegal input changes nothing"
+    )
 
 
 def test_ended_accepts_nothing() -> None:
@@ -112,8 +114,8 @@ def test_another_phase_needs_a_close() -> None:
 
 @pytest.mark.parametrize(
     ("segment", "draft"),
-    [(Think("a"), ReasoningDraft), (Say("a"), MessageDraft), (Refuse("a"), MessageDraft), (Call("f"), FunctionDraft),
-     (Call("g", kind="custom"), CustomDraft)],
+    [(Think("a"), ReasoningDraft), (Say("a"), MessageDraft), (Refuse("a"), MessageDraft), (Call("f"), FunctionCallDraft),
+     (Call("g", kind="custom"), CustomCallDraft)],
 )  # fmt: skip
 def test_an_item_is_closed_once(segment: Think | Say | Refuse | Call, draft: type) -> None:
     m = machine()
@@ -121,15 +123,15 @@ def test_an_item_is_closed_once(segment: Think | Say | Refuse | Call, draft: typ
     m.feed(segment)
     m.feed(Close())
     assert m.feed(Close()) == [], "a second close finds nothing open"
-    assert m.state is State.GAP
+    assert m.state is State.IDLE
 
 
 DRAWN = """
 in       | THINK                                 | THINK_BLANK | SAY                                 | SAY_BLANK             | CALL                         | CLOSE            | STOP                        | CUT
-GAP      | REASONING: drop open grow             | GAP: discard | MESSAGE: open grow                 | GAP: hold             | CALL: drop open              | GAP: drop        | ENDED: drop complete        | ENDED: drop incomplete
-REASONING| REASONING: grow                       | REASONING: hold | MESSAGE: drop close open grow   | GAP: drop close hold  | CALL: drop close open        | GAP: drop close  | ENDED: drop close complete  | ENDED: drop cut incomplete
-MESSAGE  | REASONING: drop close open grow       | MESSAGE: discard | MESSAGE: grow                  | MESSAGE: hold         | CALL: drop close open        | GAP: flush close | ENDED: flush close complete | ENDED: flush cut incomplete
-CALL     | ENDED: freeze fail                    | CALL: discard | ENDED: freeze fail                | CALL: discard         | ENDED: freeze fail           | GAP: close       | ENDED: freeze fail          | ENDED: freeze incomplete
+IDLE      | REASONING: drop open grow             | IDLE: discard | MESSAGE: open grow                 | IDLE: hold             | CALL: drop open              | IDLE: drop        | ENDED: drop complete        | ENDED: drop incomplete
+REASONING| REASONING: grow                       | REASONING: hold | MESSAGE: drop close open grow   | IDLE: drop close hold  | CALL: drop close open        | IDLE: drop close  | ENDED: drop close complete  | ENDED: drop cut incomplete
+MESSAGE  | REASONING: drop close open grow       | MESSAGE: discard | MESSAGE: grow                  | MESSAGE: hold         | CALL: drop close open        | IDLE: flush close | ENDED: flush close complete | ENDED: flush cut incomplete
+CALL     | ENDED: freeze fail                    | CALL: discard | ENDED: freeze fail                | CALL: discard         | ENDED: freeze fail           | IDLE: close       | ENDED: freeze fail          | ENDED: freeze incomplete
 """
 
 
@@ -138,6 +140,6 @@ def test_the_cells_are_those_of_the_design() -> None:
     for state, *cells in rows:
         for letter, drawn in zip(head[1:], cells, strict=True):
             target, _, verbs = drawn.partition(":")
-            assert TABLE[State[state], Letter[letter]] == (State[target], tuple(verbs.split())), (state, letter)
-    assert {s for s, x in TABLE if x is Letter.ARGUMENTS} == {State.CALL}
-    assert {s for s, x in TABLE if x is Letter.CITE} == {State.MESSAGE}
+            assert TABLE[State[state], Input[letter]] == (State[target], tuple(verbs.split())), (state, letter)
+    assert {s for s, x in TABLE if x is Input.ARGUMENTS} == {State.CALL}
+    assert {s for s, x in TABLE if x is Input.CITE} == {State.MESSAGE}

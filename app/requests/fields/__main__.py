@@ -3,7 +3,7 @@
 import sys
 
 from antiphon.app.requests.fields import CHAT, RESPONSES
-from antiphon.events.inputs import HOSTED_ITEMS, HOSTED_TOOLS
+from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
 
 _HEAD = """# Every field of a request, and what becomes of it
 
@@ -56,7 +56,7 @@ def page() -> str:
     for title, table in (("POST /v1/responses", RESPONSES), ("POST /v1/chat/completions", CHAT)):
         rows.append(f"\n## {title}\n\n| field | is | what that means |\n|---|---|---|\n")
         rows += [f"| `{field.name}` | {field.does} | {field.says} |\n" for field in sorted(table, key=lambda f: f.name)]
-    ticked = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOLS, HOSTED_ITEMS)]
+    ticked = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES)]
     return "".join(rows) + _TAIL.replace("{hosted}", ticked[0]).replace("{items}", ticked[1])
 
 

@@ -118,9 +118,9 @@ async def test_silence_is_told_again_and_only_when_it_has_lasted(monkeypatch: py
     for _ in range(3):
         await asyncio.sleep(0.25)  # shorter than the silence, together longer
         await story.say()
-    assert sse.PING not in story.pipe.pieces
+    assert sse.PING_COMMENT not in story.pipe.pieces
     await asyncio.sleep(1.0)
-    assert story.pipe.pieces.count(sse.PING) == 2
+    assert story.pipe.pieces.count(sse.PING_COMMENT) == 2
     await story.say(count=2)
     story.logs[0].end()
     await story.task
@@ -133,7 +133,7 @@ async def test_no_ping_is_written_to_a_pipe_that_is_stuck(monkeypatch: pytest.Mo
     story.pipe.free.clear()
     await story.say()
     await asyncio.sleep(0.1)
-    assert sse.PING not in story.pipe.pieces
+    assert sse.PING_COMMENT not in story.pipe.pieces
     story.task.cancel()
 
 

@@ -15,8 +15,8 @@ from antiphon.events.inputs import (
     InputMessage,
     InputReasoning,
     InputText,
-    SpokenRefusal,
-    SpokenText,
+    OutputTextInput,
+    RefusalInput,
 )
 from antiphon.events.items import ReasoningText
 from tests.app.requests.request_builders import blame, chat_ask
@@ -113,8 +113,8 @@ def test_every_role_and_part_as_items() -> None:
             ),
         ),
         InputReasoning(content=(ReasoningText(text="hm"),)),
-        InputMessage(role="assistant", content=(SpokenText(text="I see."),)),
-        InputMessage(role="assistant", content=(SpokenRefusal(refusal="no"),)),
+        InputMessage(role="assistant", content=(OutputTextInput(text="I see."),)),
+        InputMessage(role="assistant", content=(RefusalInput(refusal="no"),)),
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from antiphon.app.requests import responses as request
 from antiphon.app.turns.output_processor import Scribe
 from antiphon.engine.protocol import Chunk, TokenLogprob
-from antiphon.events.sse import encode
+from antiphon.events.sse import encode_event
 from tests.invariants import check
 from tests.snapshots.cases import CASES, TOOLS, Case
 from tests.snapshots.run_case import USER, catalogue
@@ -48,7 +48,7 @@ class Kitchen:
             count += len(tokens)
             scribe.take(Chunk(tokens=tuple(tokens), logprobs=logprobs))
         scribe.take(Chunk(finish=finish))  # type: ignore[arg-type]
-        return [json.loads(encode(event)) for event in scribe.collect()]
+        return [json.loads(encode_event(event)) for event in scribe.collect()]
 
 
 def _now():

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.app.turns.stop_strings import Stops
 from antiphon.events.items import Logprob
-from antiphon.state.segments import Arguments, Call, Close, Say, Scored, Segment, Think
+from antiphon.state.segments import Arguments, Call, Close, PlacedLogprob, Say, Segment, Think
 
 
 def heard(stops: list[str], *segments: Segment) -> tuple[list[Segment], str | None]:
@@ -61,13 +61,13 @@ def test_what_is_held_goes_out_before_something_else_begins() -> None:
 
 def test_log_probabilities_stay_with_their_text() -> None:
     whole, stops = "a STOP b", ["STOP"]
-    entries = [Scored(0, Logprob(token=char, logprob=-1.0)) for char in whole]
+    entries = [PlacedLogprob(0, Logprob(token=char, logprob=-1.0)) for char in whole]
     said, _ = heard(stops, *[Say(char, logprobs=(entry,)) for char, entry in zip(whole, entries, strict=True)])
     tokens = "".join(e.logprob.token for segment in said if isinstance(segment, Say) for e in segment.logprobs)
     assert tokens == text(said) == "a "
     for segment in said:
         assert isinstance(segment, Say)
-        assert all(segment.text[entry.at] == entry.logprob.token for entry in segment.logprobs)
+        assert all(segment.text[entry.offset] == entry.logprob.token for entry in segment.logprobs)
 
 
 def test_random_texts_agree_with_a_search_in_the_whole() -> None:

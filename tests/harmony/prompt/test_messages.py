@@ -22,7 +22,7 @@ from antiphon.events.inputs import (
     InputMessage,
     InputReasoning,
     InputText,
-    SpokenText,
+    OutputTextInput,
 )
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
@@ -42,7 +42,7 @@ def user(text: str) -> InputMessage:
 
 
 def said(text: str, **more: Any) -> InputMessage:
-    return InputMessage(role="assistant", content=(SpokenText(text=text),), **more)
+    return InputMessage(role="assistant", content=(OutputTextInput(text=text),), **more)
 
 
 def think(text: str) -> InputReasoning:

@@ -55,10 +55,10 @@ def test_log_probabilities_stand_where_their_tokens_begin(name: str) -> None:
         say = next(segment for segment in merged if isinstance(segment, Say))
         assert say.text == "Grüße 𒐫!"
         assert [one.logprob.logprob for one in say.logprobs] == [-float(n) for n in range(len(head), len(tokens) - 1)]
-        places = [one.at for one in say.logprobs]
+        places = [one.offset for one in say.logprobs]
         assert places == sorted(places) and places[0] == 0 and places[-1] == 7
         assert all(
-            say.text[one.at :].startswith(one.logprob.token) for one in say.logprobs if "�" not in one.logprob.token
+            say.text[one.offset :].startswith(one.logprob.token) for one in say.logprobs if "�" not in one.logprob.token
         )
 
 
@@ -67,7 +67,7 @@ def test_a_token_that_begins_in_a_marker_has_no_entry() -> None:
     tokens = ready.encode("</think>Hi")
     reader = ready.reader(parser_helpers.Prompt((), "", thinking=True), parser_helpers.conversation())
     said = reader.feed(tokens, [Logprob(token="", logprob=-1.0)] * len(tokens)) + reader.finish(natural=True)
-    assert isinstance(said[0], Say) and [one.at for one in said[0].logprobs] == [0, 1]
+    assert isinstance(said[0], Say) and [one.offset for one in said[0].logprobs] == [0, 1]
 
 
 def test_a_text_that_was_held_back_is_scored_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_text_that_was_held_back_is_scored_in_one_pass(monkeypatch: pytest.Mon
     ready = parser_helpers.letters_format("plain")
     reader = ready.reader(parser_helpers.Prompt((), ""), parser_helpers.conversation())
     (said,) = reader.feed(ready.encode("x" * length), [Logprob(token="x", logprob=-1.0)] * length)
-    assert isinstance(said, Say) and [one.at for one in said.logprobs] == list(range(length))
+    assert isinstance(said, Say) and [one.offset for one in said.logprobs] == list(range(length))
     assert seen < 10 * length
 
 
