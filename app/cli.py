@@ -1,6 +1,7 @@
-"""`antiphon serve`: from the words of a command line to a running server, or to one line that says what is wrong.
+"""The command line.
 
-Nothing that takes long to import is imported here before the engine's process has begun: it needs seconds for its own.
+Importing this module imports nothing heavy: `serve` first spawns the engine's worker process, which needs seconds for
+its own imports, and imports the server meanwhile.
 """
 
 import os
@@ -10,16 +11,14 @@ from typing import Any
 
 import click
 
-from antiphon.app.serve_options import Refusal, Wish
-from antiphon.app.settings import ANYWHERE, LOOPBACK, Settings, digest
-from antiphon.engine.process.spawn import Early, Process
+from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings, key_digest
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES
 
-PLAIN_SETTINGS = """host port hosts reasoning_as max_output_tokens drain store_days store_gib secret
-    websocket media""".split()
-"""What of a command line is a setting as it stands."""
-ENGINE = "antiphon.engine.builder"
-"""What the engine's process imports."""
+PRELOADED_MODULE = "antiphon.engine.builder"
+"""Module that the worker process imports before it knows its model."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,81 +28,145 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("source", required=False)
-@click.option("--name", "names", multiple=True, help="A further name that clients may ask for; may be repeated.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
-@click.option("--api-key", "keys", multiple=True, envvar="ANTIPHON_API_KEY", help="Key to ask for; may be repeated.")
-@click.option("--allow-host", "hosts", multiple=True, help="A further host name to be reached under.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without a key.")
-@click.option("--offline", is_flag=True, help="Never ask the hub; take what is in the local cache.")
-@click.option("--engine", type=click.Choice(["torch", "scripted"]), default="torch", show_default=True)
-@click.option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine plays.")
-@click.option("--dialect", type=click.Choice(NAMES), help="How the model writes; found out if left out.")
-@click.option("--device", help="cpu, cuda, cuda:1, …; chosen if left out.")
-@click.option("--context", type=click.IntRange(1), help="Tokens of context; at most the model's own.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine; chosen if left out.")
-@click.option("--compile/--no-compile", default=True, show_default=True, help="Kernels by this machine's C compiler.")
-@click.option("--slots", type=click.IntRange(1), help="Requests that run at once; the others wait.")
-@click.option("--kv-gib", type=click.FloatRange(0, min_open=True), help="Memory for keys and values, in GiB.")
+@click.argument("model", required=False)
+@click.option("--served-model-name", "served_model_names", multiple=True, help="Additional model name; repeatable.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
 @click.option(
-    "--kv-dtype",
-    type=click.Choice(["float32", "float16"]),
-    help="What keys and values are kept in on a CPU; left out: float16 beside int8, else as they are.",
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    envvar="ANTIPHON_API_KEY",
+    help="API key that clients must send; repeatable. Default: $ANTIPHON_API_KEY, otherwise none.",
 )
-@click.option("--quantize", type=click.Choice(["int8"]), help="8-bit linear layers, on a CPU; left out: as they are.")
-@click.option("--deterministic", is_flag=True, help="The same seed gives the same tokens, whatever else is running.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, help="Additional allowed Host header; repeatable.")
+@click.option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
+@click.option("--offline", is_flag=True, help="Load hub models from the local cache only.")
 @click.option(
-    "--reasoning-as",
+    "--engine",
+    type=click.Choice(["torch", "scripted"]),
+    default="torch",
+    show_default=True,
+    help="torch runs a model; scripted replays --script.",
+)
+@click.option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
+@click.option(
+    "--dialect",
+    type=click.Choice(NAMES),
+    metavar="TEXT",
+    help="Output dialect of the model; see `antiphon dialects`. Default: detected.",
+)
+@click.option("--device", help="cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Maximum context length in tokens. Default: the model's.")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of concurrent sequences. Default: 64.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine. Default: the physical cores.")
+@click.option(
+    "--compile-kernels/--no-compile-kernels",
+    default=True,
+    show_default=True,
+    help="Compile native CPU kernels at the first start.",
+)
+@click.option(
+    "--kv-cache-gib",
+    type=click.FloatRange(0, min_open=True),
+    help="KV cache memory in GiB. Default: 70 % of the memory that is free after loading.",
+)
+@click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(["float32", "float16"]),
+    help="KV cache type on a CPU. Default: float16 with int8 weights, otherwise the model's.",
+)
+@click.option("--quantization", type=click.Choice(["int8"]), help="Quantize linear layers to 8 bits (CPU only).")
+@click.option("--deterministic", is_flag=True, help="Same seed, same tokens, whatever else is running. Slower.")
+@click.option(
+    "--reasoning-output",
     type=click.Choice(["content", "summary", "both"]),
     default="content",
     show_default=True,
-    help="How raw reasoning is told. Codex shows summaries only.",
+    help="Where reasoning appears. Codex shows summaries only.",
 )
 @click.option(
     "--store",
     envvar="ANTIPHON_STORE",
-    help="File that keeps responses, or `memory`; left out: one in your data folder.",
+    help="File for stored responses, or `memory`. Default: antiphon/responses.db in the user's data folder.",
 )
 @click.option(
-    "--secret",
-    envvar="ANTIPHON_SECRET",
+    "--encryption-key-file",
+    envvar="ANTIPHON_ENCRYPTION_KEY_FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of the secret that seals what clients keep, made if missing; left out: beside the store.",
+    help="Key file for encrypted_content; created if missing. Default: next to the store.",
 )
-@click.option("--store-days", default=30.0, show_default=True, type=click.FloatRange(0), help="How long they are kept.")
-@click.option("--store-gib", default=4.0, show_default=True, type=click.FloatRange(0), help="How much of them is kept.")
-@click.option("--websocket/--no-websocket", default=True, show_default=True, help="Responses over a WebSocket, too.")
 @click.option(
-    "--media",
+    "--store-retention-days",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Days to keep stored responses.",
+)
+@click.option(
+    "--store-max-gib",
+    default=4.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Maximum size of stored responses in GiB; the oldest are deleted first.",
+)
+@click.option(
+    "--websocket/--no-websocket",
+    "enable_websocket",
+    default=True,
+    show_default=True,
+    help="Serve WebSockets on /v1/responses.",
+)
+@click.option(
+    "--unsupported-media",
     type=click.Choice(["placeholder", "refuse"]),
     default="placeholder",
     show_default=True,
-    help="Images and files, which no model here takes in: name them in the prompt, or answer 400.",
+    help="Images and files in the input: replace by a placeholder, or answer 400.",
 )
-@click.option("--log-format", type=click.Choice(["console", "json"]), default="console", show_default=True)
-@click.option("--max-output-tokens", type=click.IntRange(1), help="For requests that set no limit.")
 @click.option(
-    "--drain", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds for open turns at the end."
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="Log lines for people, or one JSON object per line.",
 )
-def serve(**given: Any) -> None:
-    """Serve SOURCE, a folder or a hub id; without one, the embedded model.
+@click.option(
+    "--max-output-tokens",
+    "default_max_output_tokens",
+    type=click.IntRange(1),
+    help="Output limit of requests that set none. Default: the rest of the context.",
+)
+@click.option(
+    "--shutdown-timeout",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds to let running responses finish on shutdown.",
+)
+def serve(**flags: Any) -> None:
+    """Serve MODEL, a folder or a hub id; without it, the embedded model.
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
-    chosen: dict[str, Any] = {name: given[name] for name in PLAIN_SETTINGS}
-    settings = Settings(keys=tuple(digest(key) for key in given["keys"]), store=_store_file(given["store"]), **chosen)
-    wish = Wish(**{name: given[name] for name in Wish.__struct_fields__})
-    _check_bind(settings, insecure=given["insecure"])
-    with Early(ENGINE) if wish.engine == "torch" else nullcontext(Process) as spawn:
-        from antiphon.app.launch import launch  # noqa: PLC0415  see above
+    digests = tuple(key_digest(key) for key in flags.pop("api_keys"))
+    store = _resolve_store_file(flags.pop("store"))
+    settings = Settings(api_key_digests=digests, store_file=store, **_pick(Settings, flags))
+    engine_options = EngineOptions(
+        **{name: value for name, value in _pick(EngineOptions, flags).items() if value is not None}
+    )
+    options = ServeOptions(engine_options=engine_options, **_pick(ServeOptions, flags))
+    _check_public_bind(settings, insecure=flags["insecure"])
+    preloading = PrespawnedWorker(PRELOADED_MODULE) if options.engine == "torch" else nullcontext(WorkerProcess)
+    with preloading as spawn:
+        from antiphon.app.launch import run_until_signal  # noqa: PLC0415  see the module's docstring
 
-        launch(wish, settings, given["log_format"], spawn)
+        run_until_signal(options, settings, flags["log_format"], spawn)
 
 
-@main.command()
-def dialects() -> None:
-    """List the dialects: who writes so, and what of it is served."""
+@main.command("dialects")
+def list_dialects() -> None:
+    """List supported dialects: their models, and how they write reasoning and calls."""
     from rich.console import Console  # noqa: PLC0415  see above
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -119,20 +182,25 @@ def dialects() -> None:
     screen.print(table)
 
 
-def _store_file(said: str | None) -> Path | None:
-    """The file that keeps responses; None: they are kept in memory."""
-    if said == "memory":
+def _pick(struct: type[Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Returns the flags that are named like fields of `struct`."""
+    return {name: flags[name] for name in struct.__struct_fields__ if name in flags}
+
+
+def _resolve_store_file(given: str | None) -> Path | None:
+    """Returns the path of the store file, or None for a store in memory."""
+    if given == "memory":
         return None
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return Path(said).expanduser() if said else data / "antiphon" / "responses.db"
+    return Path(given).expanduser() if given else data / "antiphon" / "responses.db"
 
 
-def _check_bind(settings: Settings, *, insecure: bool) -> None:
-    """Whoever can reach an open server can use it: nobody beyond this machine does so by accident."""
-    if settings.keys or insecure or settings.host in LOOPBACK or settings.host.startswith("127."):
+def _check_public_bind(settings: Settings, *, insecure: bool) -> None:
+    """Raises :class:`ServeError` for a server that other machines can reach and that asks for no key."""
+    if settings.api_key_digests or insecure or settings.host in LOOPBACK_HOSTS or settings.host.startswith("127."):
         return
-    where = "every network" if settings.host in ANYWHERE else settings.host
-    raise Refusal(f"--host {settings.host} opens the server to {where}: give --api-key KEY, or say --insecure")
+    where = "every network" if settings.host in WILDCARD_HOSTS else settings.host
+    raise ServeError(f"--host {settings.host} opens the server to {where}: give --api-key KEY, or say --insecure")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,30 @@
-"""What was asked for on a command line, and how one says that it cannot be done."""
+"""Parsed options of `antiphon serve`, and the error for options that cannot be served."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 from msgspec import Struct
 
+from antiphon.engine.options import EngineOptions
 
-class Refusal(click.ClickException):
-    """What cannot be done, in one line."""
+
+class ServeError(click.ClickException):
+    """The command cannot be run; the message is one line that names the remedy."""
 
     exit_code = 2
 
 
-class Wish(Struct, frozen=True, kw_only=True):
-    """Which model is to be served, as it was asked for."""
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """Which model to serve, and with which engine."""
 
-    source: str | None
-    names: tuple[str, ...]
-    engine: str
-    script: Path | None
-    dialect: str | None
-    device: str | None
-    context: int | None
-    threads: int | None
-    compile: bool
-    slots: int | None
-    kv_gib: float | None
-    kv_dtype: str | None
-    quantize: str | None
-    deterministic: bool
-    offline: bool
+    model: str | None = None
+    """A folder or a hub id; None: the embedded model."""
+    served_model_names: tuple[str, ...] = ()
+    """Additional names."""
+    engine: Literal["torch", "scripted"] = "torch"
+    script: Path | None = None
+    dialect: str | None = None
+    """None: detected."""
+    offline: bool = False
+    engine_options: EngineOptions = EngineOptions()

@@ -39,7 +39,7 @@ from antiphon.app.store.base import Store
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.manager import Turns
 from antiphon.app.turns.turn import Pace
-from antiphon.engine.protocol import EngineError, overloaded
+from antiphon.engine.protocol import EngineError, overloaded_error
 
 DOORS = 16
 """Descriptors under which an address is listened on. The event loop takes one connection of each in a turn, and a turn
@@ -56,9 +56,9 @@ def furnish(settings: Settings, catalogue: Catalogue, pace: Pace | None = None, 
     Raises `SecretError`.
     """
     store = MemoryStore() if store is None else store
-    seals = open_seals(settings.secret_file)
+    seals = open_seals(settings.encryption_key_path)
     counted = Metrics(catalogue.models)
-    turns = Turns(store, reasoning_as=settings.reasoning_as, pace=pace or Pace(), seals=seals, watch=counted)
+    turns = Turns(store, reasoning_as=settings.reasoning_output, pace=pace or Pace(), seals=seals, watch=counted)
     return House(settings=settings, catalogue=catalogue, turns=turns, store=store, metrics=counted)
 
 
@@ -117,7 +117,7 @@ def build(home: House, told: Callable[[Line], None] = lambda _: None) -> Gate:
 def _check_room(home: House, path: str) -> None:
     """Raise `ApiError` 429 for a turn too many, where that is clear before anybody knows the model it is for."""
     if path in TURNS and home.catalogue.models and not _free(home):
-        raise from_engine(overloaded())
+        raise from_engine(overloaded_error())
 
 
 def _free(home: House) -> int:
@@ -135,15 +135,15 @@ class Server(uvicorn.Server):
         self, home: House, gate: Gate, ready: Callable[[int], None] = lambda _: None, app: App | None = None
     ) -> None:
         settings = home.settings
-        crowd = Crowd(partial(_free, home), partial(gate.turn_away, error=from_engine(overloaded())))
+        crowd = Crowd(partial(_free, home), partial(gate.turn_away, error=from_engine(overloaded_error())))
         super().__init__(
             uvicorn.Config(
                 app or gate,
                 host=settings.host,
                 port=settings.port,
                 http=protocol(settings, crowd),
-                ws=socket_protocol(settings) if settings.websocket else "none",
-                ws_max_size=settings.max_body,
+                ws=socket_protocol(settings) if settings.enable_websocket else "none",
+                ws_max_size=settings.max_body_bytes,
                 ws_per_message_deflate=False,  # each token is a frame of its own
                 loop="uvloop",
                 lifespan="off",
@@ -179,8 +179,8 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         models = self._home.catalogue.models
-        await _close([model for model in models if model.engine.obstacle()])  # whoever waits for it is told so
-        drained = asyncio.create_task(self._home.turns.drain(self._home.settings.drain))
+        await _close([model for model in models if model.engine.unready_reason()])  # whoever waits for it is told so
+        drained = asyncio.create_task(self._home.turns.drain(self._home.settings.shutdown_timeout))
         while not drained.done() and not self.force_exit:
             await asyncio.wait({drained}, timeout=0.1)
         drained.cancel()

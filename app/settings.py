@@ -7,9 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-ReasoningAs = Literal["content", "summary", "both"]
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound here
+ReasoningOutput = Literal["content", "summary", "both"]
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound here
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -18,26 +18,26 @@ class Settings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free port."""
-    keys: tuple[bytes, ...] = ()
+    api_key_digests: tuple[bytes, ...] = ()
     """SHA-256 digests of the API keys; none: no key is asked for."""
-    hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     """Names, besides loopback and `host`, under which a client may reach the server."""
-    reasoning_as: ReasoningAs = "content"
-    max_output_tokens: int | None = None
+    reasoning_output: ReasoningOutput = "content"
+    default_max_output_tokens: int | None = None
     """What a request that names no limit gets; None: until the context is full."""
-    store: Path | None = None
+    store_file: Path | None = None
     """The file that keeps responses; None: they are kept in memory, as long as the server lives."""
-    secret: Path | None = None
+    encryption_key_file: Path | None = None
     """The file of the secret that seals what clients keep; None: beside the store, or new with every start."""
-    store_days: float = 30.0
+    store_retention_days: float = 30.0
     """How long a response is kept there."""
-    store_gib: float = 4.0
+    store_max_gib: float = 4.0
     """How much of them is: the oldest go first."""
-    websocket: bool = True
+    enable_websocket: bool = True
     """Whether `/v1/responses` is a WebSocket, too."""
-    media: Literal["placeholder", "refuse"] = "placeholder"
+    unsupported_media: Literal["placeholder", "refuse"] = "placeholder"
     """What becomes of images and files, which no model here can take in."""
-    max_body: int = 32 * 1024 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """From the opening of a connection, or a request's first byte on one that was kept, to the end of the headers."""
     body_timeout: float = 60.0
@@ -46,27 +46,29 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How long a reader may leave everything unread that the system's buffers hold."""
     idle_timeout: float = 75.0
     """How long a connection without a request is kept."""
-    drain: float = 5.0
+    shutdown_timeout: float = 5.0
     """From the first SIGTERM to the end of every open stream."""
 
     @property
-    def secret_file(self) -> Path | None:
+    def encryption_key_path(self) -> Path | None:
         """Where the secret is kept, if anywhere."""
-        return self.secret or (self.store and self.store.with_name(f"{self.store.name}.secret"))
+        return self.encryption_key_file or (
+            self.store_file and self.store_file.with_name(f"{self.store_file.name}.key")
+        )
 
 
-AS_USUAL = Settings()
+DEFAULT_SETTINGS = Settings()
 """What holds where nobody decided otherwise."""
 
 
-def digest(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
     """What is kept of an API key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def admits(keys: tuple[bytes, ...], sent: str) -> bytes | None:
+def matching_key(keys: tuple[bytes, ...], sent: str) -> bytes | None:
     """The digest of `sent` if it is one of `keys`. Compares with all of them, so that time tells nothing."""
-    mine, found = digest(sent), None
+    mine, found = key_digest(sent), None
     for key in keys:
         if hmac.compare_digest(key, mine):
             found = key

@@ -1,181 +1,190 @@
-"""From a model folder and a person's options to a core that is ready to step.
-
-The options are one message, so that a process can be told by it what to build.
-"""
+"""Builds an engine core: loads the model, selects its forward pass, optimizes its layers, and sizes its KV cache."""
 
 import logging
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import torch
 from transformers import PreTrainedModel
 
-from antiphon.engine.cache.paged import PAGE
-from antiphon.engine.checkpoint.files import Folder, LoadError
-from antiphon.engine.hardware import cpu, threads
+from antiphon.engine.cache.paged import PAGE_TOKENS
+from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.errors import LoadError
+from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.library import kernels
-from antiphon.engine.model.forward import Forward
-from antiphon.engine.model.loader import describe, free_memory, load_model
-from antiphon.engine.model.select import choose_forward, sample
-from antiphon.engine.model.varlen import PackedForward
-from antiphon.engine.optimize.decoder_layer import fuse_layers
-from antiphon.engine.optimize.fuse import fuse
-from antiphon.engine.optimize.pack_linears import Packing, Quantize, cosine, pack
+from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.model.forward import ForwardPass
+from antiphon.engine.model.loader import engine_info, free_memory, load_model
+from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
+from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
+from antiphon.engine.optimize.pack_linears import PackingResult, mean_cosine, pack_linears
 from antiphon.engine.optimize.rms_norm import replace_norms
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
-from antiphon.engine.scheduler.grammar import opener
+from antiphon.engine.scheduler.grammar import compiler_factory
 
 log = logging.getLogger(__name__)
 
-KV_SHARE = 0.7
-"""How much of the memory that is free after loading the cache may take, unless ``Options.kv_gib`` says otherwise."""
+KV_CACHE_MEMORY_FRACTION = 0.7
+"""Share of the memory that is free after loading which the KV cache may take, unless ``kv_cache_gib`` is given."""
 
-BLOCK = 16
-"""Tokens of a prompt whose attention torch computes at once in int8. How many decides about the last bits, which may
-move an activation to the next of its few levels. Of fp32 they stay the last bits. More make long steps."""
+INT8_PROMPT_BLOCK_TOKENS = 16
+"""Tokens of a prompt that torch attends to at once beside int8 layers.
 
-KVType = Literal["float32", "float16"]
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a model; what is None is chosen from the hardware and the model."""
-
-    device: str | None = None
-    dtype: str | None = None
-    """None: float32 on a CPU, bfloat16 on a GPU."""
-    threads: int | None = None
-    """CPU threads of torch; None: the physical cores that this process may use."""
-    pack: bool = True
-    """Lay the weights of linear layers out for the CPU's kernels; fp32 on a CPU only."""
-    compile: bool = True
-    """Compile kernels with the machine's C compiler, if it has one; fp32 on a CPU only."""
-    quantize: Quantize | None = None
-    """``int8``: linear layers with 8 bits for each weight and activation; fp32 on a CPU only."""
-    deterministic: bool = False
-    """The same job with the same seed gives the same tokens alone and among any others."""
-    context: int | None = None
-    """Tokens; at most the model's own."""
-    slots: int = 64
-    """Jobs that run at once."""
-    queue: int = 256
-    """Jobs that wait for a slot."""
-    chunk: int = 512
-    """Tokens per step, so that a long prompt does not hold up the others."""
-    paged: bool | None = None
-    """Keys and values in pages that all jobs share; None: on a GPU. On a CPU, copying out of them takes longest."""
-    kv_dtype: KVType | None = None
-    """What keys and values are kept in; None: float16 beside int8 layers where compiled kernels read it, else as the
-    model computes."""
-    kv_gib: float | None = None
-    """Memory for keys and values, those that are kept for later among them."""
-    reuse: bool = True
-    """Keep the keys and values of ended jobs for those of the same owner that begin alike."""
-    speculate: int = 1
-    """While at most so many jobs run, tokens are drafted from what the text has said before; 0: never."""
+The block size decides the last bits of the result, and those may move an activation to the next int8 level, so it must
+be the same however a prompt is chunked. Larger blocks make longer steps.
+"""
 
 
-def build_core(path: Path, options: Options) -> Core:
-    """Load a folder and make its core. Raises :class:`engine.checkpoint.files.LoadError`."""
-    torch.set_num_threads(options.threads or threads())
-    model, folder = load_model(path, device=options.device, dtype=options.dtype)
-    return core_of(model, folder, options, tune=True)
+def build_core(path: Path, options: EngineOptions) -> Core:
+    """Loads the model of a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
+    torch.set_num_threads(options.threads or physical_cores())
+    model, checkpoint = load_model(path, device=options.device, dtype=options.dtype)
+    return build_core_from_model(model, checkpoint, options, optimize=True)
 
 
-def core_of(
-    model: PreTrainedModel, folder: Folder | None = None, options: Options | None = None, *, tune: bool = False
+def build_core_from_model(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint | None = None,
+    options: EngineOptions | None = None,
+    *,
+    optimize: bool = False,
 ) -> Core:
-    """The core of a model that is already in memory; without ``folder`` it has no defaults of its own.
+    """Builds the core of a model that is already in memory.
 
-    ``tune``: the model's layers may be replaced by faster ones.
+    ``checkpoint`` supplies sampling defaults and the tokenizer for grammars. ``optimize`` allows layers to be replaced
+    by faster ones.
     """
-    options = options or Options()
-    log.info("trying the model")
-    cuda = model.device.type == "cuda"
-    if cuda:
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, for up to half a second, for each shape it meets
-    compiled = kernels() if options.compile and tune and model.device.type == "cpu" else None
-    forward = choose_forward(model, paged=cuda if options.paged is None else options.paged, kernels=compiled)
-    info = describe(model, folder)
-    context = min(options.context or info.context, info.context)
-    packing = _tune(model, forward, options, compiled) if tune else Packing()
-    if options.deterministic and isinstance(forward, PackedForward):
-        forward.determine(independent=packing.whole)
-        if not packing.whole:
-            log.warning("deterministic: one token at a time, since not all linear layers are packed")
-    elif options.quantize and packing.whole and isinstance(forward, PackedForward):
-        forward.determine(independent=True, grain=1 if forward.compiled else BLOCK)
-    room = _room(forward, str(model.device), options) if isinstance(forward, PackedForward) else None
-    if room is not None and room < context:
-        if room < 2:
-            raise LoadError("no memory is left for keys and values; free some, or choose a smaller model")
-        log.warning("memory for %d tokens of context; the model could take %d", room, context)
-        context = room
-    if isinstance(forward, PackedForward) and forward.paged:
-        forward.provide(room or options.slots * context, options.slots)
-        if cuda and not options.deterministic:
-            log.info("recording steps")
-            forward.record(options.slots)
-    words = [info.description, packing.line, _machine(model), "deterministic" if options.deterministic else ""]
-    info = msgspec.structs.replace(info, context=context, description="; ".join(word for word in words if word))
-    # Where attention goes token by token, a draft costs what it saves.
-    lonely = options.deterministic and not packing.whole
+    options = options or EngineOptions()
+    kernels = _load_kernels(model, options) if optimize else None
+    forward = _select_forward(model, options, kernels)
+    packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()
+    _apply_determinism(forward, options, packing)
+    info = engine_info(model, checkpoint)
+    cache_tokens = _cache_token_budget(forward, str(model.device), options)
+    context = _limit_context(min(options.max_model_len or info.max_model_len, info.max_model_len), cache_tokens)
+    _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
+    info = msgspec.structs.replace(
+        info, max_model_len=context, description=_describe(info.description, packing, model, options)
+    )
+    # With one-token passes, verifying a draft costs as much as it saves.
+    drafts = not (options.deterministic and not packing.is_complete)
     return Core(
         forward,
         info,
-        slots=options.slots,
-        queue=options.queue,
-        chunk=options.chunk,
-        room=room,
-        speculate=0 if lonely else options.speculate,
-        reuse=options.reuse,
-        kernels=compiled,
-        guides=opener(folder.path, info.vocab, info.eos_ids) if folder else lambda: None,
+        max_num_seqs=options.max_num_seqs,
+        max_waiting=options.max_waiting,
+        max_batched_tokens=options.max_batched_tokens,
+        max_cache_tokens=cache_tokens,
+        max_draft_seqs=options.max_draft_seqs if drafts else 0,
+        enable_prefix_caching=options.enable_prefix_caching,
+        kernels=kernels,
+        grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
 
 
-def _tune(model: PreTrainedModel, forward: Forward, options: Options, compiled: Kernels | None) -> Packing:
-    """Faster norms and linear layers, where they are proved right, and caches in fp16 where they are wanted."""
-    replace_norms(model, compiled)
-    packing = Packing()
-    if options.pack or options.quantize is not None:
+def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:
+    return load_kernels() if options.compile_kernels and model.device.type == "cpu" else None
+
+
+def _select_forward(model: PreTrainedModel, options: EngineOptions, kernels: Kernels | None) -> ForwardPass:
+    log.info("validating the forward pass")
+    cuda = model.device.type == "cuda"
+    if cuda:
+        # cuDNN attention plans anew for each shape, which takes up to half a second.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    paged = cuda if options.paged_cache is None else options.paged_cache
+    return select_forward(model, paged=paged, kernels=kernels)
+
+
+def _optimize(
+    model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, kernels: Kernels | None
+) -> PackingResult:
+    """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 where wanted."""
+    replace_norms(model, kernels)
+    packing = PackingResult()
+    if options.pack_linears or options.quantization is not None:
         log.info("packing weights")
-        packing = pack(model, lambda: sample(forward, model), options.quantize, compiled)
-        if compiled is not None:
-            fuse(model, compiled)
-            fuse_layers(model, compiled)
-    if options.quantize is not None and not packing.line:
-        raise LoadError("this model cannot be quantized here (see the log); leave quantize out")
-    words = [packing.line, *_halve(forward, options)]
-    if options.quantize is not None and packing.truth is not None:
-        words.append(f"cosine of the logits with fp32 {cosine(sample(forward, model), packing.truth):.5f}")
-    return packing._replace(line=", ".join(word for word in words if word))
+        packing = pack_linears(model, lambda: reference_logits(forward, model), options.quantization, kernels)
+        if kernels is not None:
+            fuse_layers_and_rotary(model, kernels)
+            fuse_decoder_layers(model, kernels)
+    if options.quantization is not None and not packing.description:
+        raise LoadError("this model cannot be quantized here (see the log); leave --quantization out")
+    notes = [packing.description, *_use_fp16_cache(forward, options)]
+    if options.quantization is not None and packing.logits_before is not None:
+        similarity = mean_cosine(reference_logits(forward, model), packing.logits_before)
+        notes.append(f"cosine of the logits with fp32 {similarity:.5f}")
+    return packing._replace(description=", ".join(note for note in notes if note))
 
 
-def _halve(forward: Forward, options: Options) -> list[str]:
-    """Keep keys and values in fp16, if that is wanted or stands to reason; what was done, in a few words."""
-    wanted = options.kv_dtype or ("float16" if options.quantize else "float32")
+def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
+    """Switches new caches to fp16 if that is asked for, or by default beside int8. Returns a note for the log."""
+    wanted = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
     if wanted == "float32":
         return []
-    if isinstance(forward, PackedForward) and forward.halve():
-        return ["keys and values in float16"]
-    if options.kv_dtype:
-        raise LoadError("keys and values cannot be kept in float16 here, without compiled kernels; leave kv_dtype out")
+    if isinstance(forward, VarlenForward) and forward.use_fp16_cache():
+        return ["KV cache in float16"]
+    if options.kv_cache_dtype:
+        raise LoadError("a float16 KV cache needs compiled kernels, which are missing; leave --kv-cache-dtype out")
     return []
 
 
-def _machine(model: PreTrainedModel) -> str:
-    """What was chosen for the CPU, in a few words."""
-    count = torch.get_num_threads()
-    return f"{count} thread{'s' if count > 1 else ''} ({cpu()})" if model.device.type == "cpu" else ""
+def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:
+    """Makes results independent of chunking and batching: with ``deterministic``, and always beside int8 layers."""
+    if not isinstance(forward, VarlenForward):
+        return
+    if options.deterministic:
+        forward.make_deterministic(independent_rows=packing.is_complete)
+        if not packing.is_complete:
+            log.warning("deterministic: one token per pass, because some linear layers are not packed")
+    elif options.quantization and packing.is_complete:
+        alignment = 1 if forward.uses_kernels else INT8_PROMPT_BLOCK_TOKENS
+        forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
 
 
-def _room(forward: PackedForward, device: str, options: Options) -> int | None:
-    """How many tokens the cache may hold, in whole pages if it is paged; None: nobody knows what memory there is."""
-    free = free_memory(device)
-    budget = options.kv_gib * 2**30 if options.kv_gib is not None else None if free is None else free * KV_SHARE
-    if budget is None or not forward.bytes_per_token:
+def _cache_token_budget(forward: ForwardPass, device: str, options: EngineOptions) -> int | None:
+    """Returns how many tokens the KV cache may hold, in whole pages if it is paged; None if memory is unknown."""
+    if not isinstance(forward, VarlenForward) or not forward.bytes_per_token:
         return None
-    room = int(budget / forward.bytes_per_token)
-    return room - room % PAGE if forward.paged else room
+    free = free_memory(device)
+    budget = None if free is None else free * KV_CACHE_MEMORY_FRACTION
+    if options.kv_cache_gib is not None:
+        budget = options.kv_cache_gib * 2**30
+    if budget is None:
+        return None
+    tokens = int(budget / forward.bytes_per_token)
+    return tokens - tokens % PAGE_TOKENS if forward.is_paged else tokens
+
+
+def _limit_context(context: int, cache_tokens: int | None) -> int:
+    """Returns the context length that fits into the cache. Raises :class:`LoadError` if none does."""
+    if cache_tokens is None or cache_tokens >= context:
+        return context
+    if cache_tokens < 2:
+        raise LoadError("no memory is left for the KV cache; free some, or choose a smaller model")
+    log.warning("KV cache memory limits the context to %d tokens (the model supports %d)", cache_tokens, context)
+    return cache_tokens
+
+
+def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, tokens: int) -> None:
+    """Allocates the pages of a paged cache and captures CUDA graphs."""
+    if not isinstance(forward, VarlenForward) or not forward.is_paged:
+        return
+    forward.allocate_pages(tokens, options.max_num_seqs)
+    if model.device.type == "cuda" and not options.deterministic:
+        log.info("capturing CUDA graphs")
+        forward.capture_graphs(options.max_num_seqs)
+
+
+def _describe(base: str, packing: PackingResult, model: PreTrainedModel, options: EngineOptions) -> str:
+    """Returns the engine's description for the startup log: model, packing, CPU, determinism."""
+    notes = [base, packing.description]
+    if model.device.type == "cpu":
+        count = torch.get_num_threads()
+        notes.append(f"{count} thread{'s' if count > 1 else ''} ({cpu_features()})")
+    if options.deterministic:
+        notes.append("deterministic")
+    return "; ".join(note for note in notes if note)

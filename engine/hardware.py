@@ -7,20 +7,20 @@ from pathlib import Path
 import torch
 
 
-def threads() -> int:
+def physical_cores() -> int:
     """Physical cores that this process may run on, by its affinity and its container's share, at least one."""
-    cores = {_core(number) for number in _usable()}
-    quota = _quota()
+    cores = {_core_id(number) for number in _usable_cpus()}
+    quota = _cgroup_cpu_quota()
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
 
-def _usable() -> set[int]:
+def _usable_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
-def _core(number: int) -> tuple[str, str]:
+def _core_id(number: int) -> tuple[str, str]:
     """What two hardware threads of one core have in common; a CPU about which nobody says anything is one."""
     topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology")
     try:
@@ -30,7 +30,7 @@ def _core(number: int) -> tuple[str, str]:
         return "", str(number)
 
 
-def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
     """How many CPUs' time the container may use; None without a limit."""
     try:
         share, period = path.read_text(encoding="ascii").split()
@@ -39,7 +39,7 @@ def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
         return None
 
 
-def cpu() -> str:
+def cpu_features() -> str:
     """What the CPU can do that matters here, in a few words."""
     known = {
         "AMX": "_is_amx_tile_supported",

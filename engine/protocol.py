@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-Finish = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +96,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """One entry per token where asked for, else empty."""
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     stop_id: int | None = None
     """The stop token that ended the turn; also the last of ``tokens``."""
-    cached: int = 0
+    cached_tokens: int = 0
     """Prompt tokens read from the cache; meaningful on the first chunk."""
     fault: Fault | None = None
     """Set exactly when ``finish`` is ``"error"``."""
@@ -107,41 +107,41 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry per prompt token, the first None; sent once, no later than with the first token."""
 
 
-Hear = Callable[[Chunk], None]
+OnChunk = Callable[[Chunk], None]
 """Takes a chunk the moment it is there: called in the event loop, it must not wait."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is fixed about a started engine. ``context`` and ``vocab`` are numbers of tokens."""
 
-    context: int
-    vocab: int
+    max_model_len: int
+    vocab_size: int
     device: str = "cpu"
     dtype: str = ""
-    defaults: Sampling = Sampling()
+    default_sampling: Sampling = Sampling()
     """The model's own generation defaults; the caller applies them where a request is silent."""
     eos_ids: tuple[int, ...] = ()
     description: str = ""
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of this moment, then totals since the start. ``running == waiting == kv_tokens == 0`` when idle."""
 
     running: int = 0
     waiting: int = 0
     slots: int = 0
-    kv_tokens: int = 0
+    running_cache_tokens: int = 0
     """Tokens held in the KV cache by running jobs."""
-    idle_tokens: int = 0
+    idle_cache_tokens: int = 0
     """Tokens of ended jobs that are kept for those that begin alike."""
     steps: int = 0
     prompt_tokens: int = 0
     """Those read from the cache among them."""
-    cached_tokens: int = 0
+    prefix_hit_tokens: int = 0
     """Prompt tokens that were read from the cache."""
     generated_tokens: int = 0
-    finished: int = 0
-    faults: int = 0
+    finished_jobs: int = 0
+    failed_jobs: int = 0
 
 
 class EngineError(Exception):
@@ -158,7 +158,7 @@ class EngineError(Exception):
         self.retryable = retryable
 
 
-def overloaded() -> EngineError:
+def overloaded_error() -> EngineError:
     """The refusal of a job for which there is no place left to wait in."""
     return EngineError("server_is_overloaded", "too many requests are waiting; try again shortly", retryable=True)
 
@@ -179,7 +179,7 @@ class Engine(Protocol):
         """End every job in flight (``finish="error"``, ``engine_unavailable``) and free everything."""
         ...
 
-    async def generate(self, job: Job, hear: Hear) -> None:
+    async def generate(self, job: Job, on_chunk: OnChunk) -> None:
         """Work on a job until it is over; its chunks go to ``hear``, by the rules at the head of this module.
 
         Raises :class:`EngineError` before the first chunk. What ``hear`` raises ends the job and is raised here.
@@ -193,18 +193,18 @@ class Engine(Protocol):
         """
         ...
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Return as soon as a job would be taken. Raises :class:`EngineError`, as :meth:`generate` would now."""
         ...
 
-    def obstacle(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """What a job would have to wait for, in a few words, such as "loading: weights"; None: nothing."""
         ...
 
-    def places(self) -> int:
+    def capacity(self) -> int:
         """How many jobs it takes at once, those that wait among them; one more is refused with :func:`overloaded`."""
         ...
 
-    def stats(self) -> Stats:
+    def stats(self) -> EngineStats:
         """Counts of this moment; never blocks."""
         ...

@@ -16,7 +16,7 @@ from antiphon.app.http.asgi import App
 from antiphon.app.http.middleware import Line
 from antiphon.app.model_registry import Catalogue, ServedModel
 from antiphon.app.server import Server, bind, build, furnish
-from antiphon.app.settings import Settings, digest
+from antiphon.app.settings import Settings, key_digest
 from antiphon.app.store.factory import open_store
 from antiphon.app.turns.turn import Pace
 from antiphon.engine.protocol import EngineInfo
@@ -64,7 +64,7 @@ def scripted(
     """One model that replays `script`: a TOML file, or its `[[reply]]` tables as dicts."""
     replies = load_script(script) if isinstance(script, Path) else parse_script({"reply": list(script)})
     form = bytes_format(dialect)
-    info = info or EngineInfo(context=131_072, vocab=262_144, device="none", eos_ids=form.stop_ids[:1])
+    info = info or EngineInfo(max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=form.stop_ids[:1])
     player = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **engine)
     return Catalogue([ServedModel(names=names, engine=player, format=form, created=1_700_000_000)])
 
@@ -73,14 +73,16 @@ def scripted(
 def serve(
     what: Catalogue | Script,
     *,
-    keys: tuple[str, ...] = (),
+    api_keys: tuple[str, ...] = (),
     pace: Pace | None = None,
     around: Around = _bare,
     **settings: Any,
 ) -> Iterator[Served]:
-    """Serve a catalogue, or a script, on a free port of 127.0.0.1. `keys` in the clear; other settings by name."""
+    """Serve a catalogue, or a script, on a free port of 127.0.0.1. `api_keys` in the clear; other settings by name."""
     catalogue = what if isinstance(what, Catalogue) else scripted(what)
-    chosen = Settings(port=0, keys=tuple(digest(key) for key in keys), **{"drain": 0.2, **settings})
+    chosen = Settings(
+        port=0, api_key_digests=tuple(key_digest(key) for key in api_keys), **{"shutdown_timeout": 0.2, **settings}
+    )
     started = threading.Event()
     box: dict[str, Any] = {}
     life = partial(_serve, catalogue, chosen, pace, around, box, started)

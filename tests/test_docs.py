@@ -20,9 +20,9 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.
 BASE = "http://127.0.0.1:8000/v1"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 SCRIPT = [
-    {"name": "report", "when": ["weather", "4 degrees"], "speak": ["It is 4 degrees and raining."]},
-    {"name": "weather", "when": ["weather"], "speak": [CALL]},
-    {"name": "hello", "speak": ["Hello, ", "I am a script."]},
+    {"name": "report", "when": ["weather", "4 degrees"], "output": ["It is 4 degrees and raining."]},
+    {"name": "weather", "when": ["weather"], "output": [CALL]},
+    {"name": "hello", "output": ["Hello, ", "I am a script."]},
 ]
 
 

@@ -110,7 +110,7 @@ async def test_whatever_was_opened_in_a_turn_that_ended_well_was_closed(case: Ca
 @pytest.mark.parametrize("dialect", TEXTS)
 def test_text_streams_as_it_comes_though_tools_are_declared(dialect: str) -> None:
     """Nothing is held back to learn what follows: the text is out while the model is silent."""
-    catalogue = scripted([{"name": "x", "speak": [TEXTS[dialect], {"stall": True}]}], dialect=dialect)
+    catalogue = scripted([{"name": "x", "output": [TEXTS[dialect], {"stall": True}]}], dialect=dialect)
     body = {"model": "scripted", "input": "hi", "tools": TOOLS, "stream": True}
     with serve(catalogue) as served, httpx.stream("POST", f"{served.url}/responses", json=body, timeout=10) as reply:
         read = ""
@@ -326,7 +326,7 @@ async def test_every_event_names_its_item_its_place_and_its_response() -> None:
 
 
 def test_usage_counts_the_prompt_once_and_what_the_engine_said() -> None:
-    reply = {"name": "x", "speak": ["<think>Hm.</think>", "Yes."], "cached": 5}
+    reply = {"name": "x", "output": ["<think>Hm.</think>", "Yes."], "cached_tokens": 5}
     with serve([reply]) as served:
         usage = httpx.post(f"{served.url}/responses", json={"model": "scripted", "input": "hi"}).json()["usage"]
         stats = served.engine.stats()

@@ -19,7 +19,7 @@ from antiphon.app.errors import SERVER, ApiError, clip
 from antiphon.app.http.admission import KNOWN, Head
 from antiphon.app.http.asgi import App, Message, Receive, Scope, Send
 from antiphon.app.http.request_body import capped, check_encoding, too_large
-from antiphon.app.settings import ANYWHERE, LOOPBACK, Settings, admits
+from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings, matching_key
 
 OPEN = frozenset({"/health", "/ready"})
 SOCKET_PATH = "/v1/responses"
@@ -58,9 +58,9 @@ class Gate:
         socket: App | None = None,
     ) -> None:
         self._app, self._settings, self._told, self._room = app, settings, told, room
-        self._socket = socket if settings.websocket else None
-        self._names = LOOPBACK | {settings.host.lower()} | {name.lower() for name in settings.hosts}
-        self._any_host = settings.host in ANYWHERE
+        self._socket = socket if settings.enable_websocket else None
+        self._names = LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
+        self._any_host = settings.host in WILDCARD_HOSTS
         self._looked_at = lru_cache(KNOWN)(self._look)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ class Gate:
             if scope["type"] == "websocket" and self._socket is not None:
                 await self._socket(scope, receive, answer.send)
                 return
-            body = capped(receive, self._settings.max_body, check_encoding(headers.get("content-encoding", "")))
+            body = capped(receive, self._settings.max_body_bytes, check_encoding(headers.get("content-encoding", "")))
             await self._app(scope, body, answer.send)
         except ApiError as error:
             await answer.refuse(error)
@@ -145,7 +145,7 @@ class Gate:
             return
         if _name(headers["host"]) not in self._names:
             message = (
-                f"This server is not reached as '{clip(headers['host'])}'. Name it with --allow-host to let it in."
+                f"This server is not reached as '{clip(headers['host'])}'. Start the server with `--allowed-host`."
             )
             raise ApiError(421, "host_not_allowed", message)
         origin = headers.get("origin")
@@ -154,10 +154,10 @@ class Gate:
 
     def _owner(self, headers: dict[str, str]) -> str:
         """Whose request it is: a digest of the key, or nobody's where none is asked for."""
-        if not self._settings.keys:
+        if not self._settings.api_key_digests:
             return ""
         scheme, _, sent = headers.get("authorization", "").partition(" ")
-        key = admits(self._settings.keys, sent.strip()) if scheme.lower() == "bearer" else None
+        key = matching_key(self._settings.api_key_digests, sent.strip()) if scheme.lower() == "bearer" else None
         if key is None:
             message = "Incorrect API key provided." if sent else "You didn't provide an API key."
             message += " Send it as a header: 'Authorization: Bearer YOUR_KEY'."
@@ -176,8 +176,8 @@ class Gate:
             raise ApiError(415, "unsupported_media_type", message)
         check_encoding(headers.get("content-encoding", ""))
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self._settings.max_body:
-            raise too_large(self._settings.max_body)
+        if length.isdecimal() and int(length[:20]) > self._settings.max_body_bytes:
+            raise too_large(self._settings.max_body_bytes)
 
 
 class _Answer:

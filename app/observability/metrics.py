@@ -114,16 +114,16 @@ class _Engines(Collector):
         gauges = {
             "num_requests_running": ("Turns that the engine works on.", "running"),
             "num_requests_waiting": ("Turns that wait for the engine.", "waiting"),
-            "kv_cache_tokens": ("Tokens held for turns that run.", "kv_tokens"),
-            "prefix_cache_tokens": ("Tokens of ended turns, held for those that begin alike.", "idle_tokens"),
+            "kv_cache_tokens": ("Tokens held for turns that run.", "running_cache_tokens"),
+            "prefix_cache_tokens": ("Tokens of ended turns, held for those that begin alike.", "idle_cache_tokens"),
         }
         counters = {
             "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
             "generation_tokens": ("Tokens generated.", "generated_tokens"),
             "prefix_cache_queries": ("Prompt tokens that were looked for in the cache.", "prompt_tokens"),
-            "prefix_cache_hits": ("Prompt tokens that were found there.", "cached_tokens"),
+            "prefix_cache_hits": ("Prompt tokens that were found there.", "prefix_hit_tokens"),
             "engine_steps": ("Passes through the model.", "steps"),
-            "engine_faults": ("Turns that the engine failed.", "faults"),
+            "engine_faults": ("Turns that the engine failed.", "failed_jobs"),
         }
         yield GaugeMetricFamily("antiphon:tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
         for name, (says, of) in gauges.items():

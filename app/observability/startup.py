@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 
 from antiphon.app.model_registry import Catalogue
-from antiphon.app.settings import ANYWHERE, Settings
+from antiphon.app.settings import WILDCARD_HOSTS, Settings
 
 CODEX = """model = "{model}"
 model_provider = "antiphon"
@@ -78,7 +78,7 @@ class Loading:
 
 def base_url(settings: Settings, port: int) -> str:
     """What a client on this machine is to be given."""
-    host = "127.0.0.1" if settings.host in ANYWHERE else settings.host
+    host = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
@@ -88,19 +88,19 @@ def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, n
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     for served in catalogue.models:
         info = served.engine.info
-        parts = (info.description, info.device, info.dtype, f"context {info.context}")
+        parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
         about = " · ".join(part for part in parts if part not in ("", "none"))
         rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
         rows.append(f"          {escape(about)}")
         if note := notes.get(served.names[0]):
             rows.append(f"          {escape(note)}")
-    kept = "in memory, while the server lives" if settings.store is None else f"in {settings.store}"
+    kept = "in memory, while the server lives" if settings.store_file is None else f"in {settings.store_file}"
     rows.append(f"[bold]responses[/] kept {escape(kept)}")
-    rows.append(f"[bold]API key[/]   {'asked for' if settings.keys else 'none is asked for'}")
+    rows.append(f"[bold]API key[/]   {'asked for' if settings.api_key_digests else 'none is asked for'}")
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
-    screen.print("[bold]curl[/]", _curl(url, model, keyed=bool(settings.keys)), sep="\n", soft_wrap=True)
+    screen.print("[bold]curl[/]", _curl(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True)
     screen.print("\n[bold]Codex[/], at the top of ~/.codex/config.toml", soft_wrap=True)
-    codex = CODEX.format(model=model, url=url) + (KEYED if settings.keys else "")
+    codex = CODEX.format(model=model, url=url) + (KEYED if settings.api_key_digests else "")
     screen.print(escape(codex), soft_wrap=True)
     screen.print()
 

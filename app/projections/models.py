@@ -27,7 +27,7 @@ def entry(name: str, model: ServedModel) -> dict[str, Any]:
 
 def known(name: str, model: ServedModel, settings: Settings) -> dict[str, Any]:
     """What Codex wants to know of a model before it offers it `apply_patch` and trusts its context window."""
-    context = model.engine.info.context
+    context = model.engine.info.max_model_len
     return {
         "slug": name,
         "display_name": name,
@@ -41,7 +41,7 @@ def known(name: str, model: ServedModel, settings: Settings) -> dict[str, Any]:
         "availability_nux": None,
         "upgrade": None,
         "base_instructions": INSTRUCTIONS,
-        "supports_reasoning_summaries": settings.reasoning_as != "content",
+        "supports_reasoning_summaries": settings.reasoning_output != "content",
         "support_verbosity": False,
         "default_verbosity": None,
         "apply_patch_tool_type": "freeform",

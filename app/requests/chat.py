@@ -14,11 +14,11 @@ from antiphon.app.requests.fields import CHAT, check, refuse
 from antiphon.app.requests.responses import Asked
 from antiphon.app.requests.tools import Tools
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.settings import AS_USUAL, Settings
+from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.harmony.format import Conversation
 
 
-def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_USUAL) -> Asked:
+def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = DEFAULT_SETTINGS) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`."""
     check(CHAT, body)
     model = catalogue.find(body.get("model"))
@@ -28,7 +28,7 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_
     if body.get("messages") is None:
         raise missing("messages")
     said = read_messages(body["messages"])
-    media.check(body["messages"], "messages", refused=settings.media == "refuse")
+    media.check(body["messages"], "messages", refused=settings.unsupported_media == "refuse")
     asked, top, effort = _limit(body), _top_logprobs(body), _effort(body)
     table = offered.table()
     refuse(CHAT, body)
@@ -37,9 +37,8 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = AS_
     kept = constraints.of_tools(offered)
     if (answer := constraints.answer(shape)) is not None:
         kept.append(Promise("schema", json.dumps(answer), "response_format.json_schema.schema"))
-    chosen = shared.sampling(
-        body, model.engine.info.defaults, asked if asked is not None else settings.max_output_tokens, top
-    )
+    limit = asked if asked is not None else settings.default_max_output_tokens
+    chosen = shared.sampling(body, model.engine.info.default_sampling, limit, top)
     head = shared.head(
         body, chosen, tools=offered.echo, text=shared.PLAIN, max_output_tokens=asked,
         reasoning=shared.reasoning(effort, None), store=False,

@@ -13,7 +13,7 @@ from antiphon.app.requests.constraints import Promise
 from antiphon.app.requests.fields import RESPONSES, check, refuse
 from antiphon.app.requests.history import NOTHING, Behind, legible
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.settings import AS_USUAL, Settings
+from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import ConversationRef, Response
@@ -38,7 +38,7 @@ class Asked(Struct, frozen=True):
 
 
 def read(
-    body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING, settings: Settings = AS_USUAL
+    body: Mapping[str, Any], catalogue: Catalogue, behind: Behind = NOTHING, settings: Settings = DEFAULT_SETTINGS
 ) -> Asked:
     """Check everything that can be checked before the engine is asked. Raises `ApiError`.
 
@@ -50,7 +50,7 @@ def read(
     offered = tools.read(body.get("tools") or (), "tools")
     tools.check_choice(body.get("tool_choice"), offered)
     given = _input(body, behind)
-    media.check(body.get("input"), "input", refused=settings.media == "refuse")
+    media.check(body.get("input"), "input", refused=settings.unsupported_media == "refuse")
     _check_together(body)
     refuse(RESPONSES, body)
     past = behind.earlier(body)
@@ -129,8 +129,8 @@ def _spec(
     settings: Settings,
 ) -> TurnSpec:
     top = _top_logprobs(body)
-    limit = body.get("max_output_tokens") or settings.max_output_tokens
-    chosen = shared.sampling(body, model.engine.info.defaults, limit, top)
+    limit = body.get("max_output_tokens") or settings.default_max_output_tokens
+    chosen = shared.sampling(body, model.engine.info.default_sampling, limit, top)
     most = body.get("max_tool_calls")
     return TurnSpec(
         head=_head(body, chosen, echo),

@@ -119,7 +119,7 @@ def _items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     c.array_of(c.obj, MOST)(sent, "items")
     lookup = partial(house(request).store.item, owner(request))
     given = items_of.read(sent, lookup, "items") if sent else items_of.Input(())
-    media.check(sent, "items", refused=house(request).settings.media == "refuse")
+    media.check(sent, "items", refused=house(request).settings.unsupported_media == "refuse")
     if given.compact:
         raise invalid_value("items", "A conversation is compacted by a request for a response.")
     return identified(given.items, mint("items"))

@@ -17,7 +17,7 @@ async def awake(request: AnyRequest, body: Mapping[str, Any]) -> None:
     """
     home = house(request)
     model = home.catalogue.get(body.get("model"))
-    if model is not None and model.engine.obstacle() is not None:
+    if model is not None and model.engine.unready_reason() is not None:
         await unless_gone(request, woken(home, body))
     else:
         await woken(home, body)
@@ -29,6 +29,6 @@ async def woken(home: House, body: Mapping[str, Any]) -> None:
     if model is None:
         return
     try:
-        await model.engine.ready()
+        await model.engine.wait_ready()
     except EngineError as error:
         raise from_engine(error) from None

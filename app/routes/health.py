@@ -42,7 +42,7 @@ def not_ready(home: House) -> str | None:
     if home.draining:
         return "the server is shutting down"
     for model in home.catalogue.models:
-        obstacle = model.engine.obstacle()
+        obstacle = model.engine.unready_reason()
         if obstacle is not None:
             return f"{model.names[0]}: {obstacle}"
     return None

@@ -11,7 +11,7 @@ DAY = 86_400
 
 def open_store(settings: Settings) -> Store:
     """Open it; whoever does closes it. In a running event loop. Raises `StoreError` with one line for a person."""
-    if settings.store is None:
+    if settings.store_file is None:
         return MemoryStore()
-    times = Times(age=settings.store_days * DAY)
-    return FileStore(settings.store, times=times, most=int(settings.store_gib * 2**30))
+    times = Times(age=settings.store_retention_days * DAY)
+    return FileStore(settings.store_file, times=times, most=int(settings.store_max_gib * 2**30))

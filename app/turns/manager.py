@@ -25,7 +25,7 @@ from antiphon.app.turns.stored_history import identified
 from antiphon.app.turns.token_history import Layout, Recall, Spoken
 from antiphon.app.turns.truncation import truncated
 from antiphon.app.turns.turn import SHUTTING_DOWN, Pace, Turn
-from antiphon.engine.protocol import Engine, Job, overloaded
+from antiphon.engine.protocol import Engine, Job, overloaded_error
 from antiphon.harmony.format import Conversation, RenderError
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
@@ -97,7 +97,7 @@ class Turns:
             message = f"{obstacle} Send the request with 'store' false, or again later."
             raise ApiError(503, "storage_unavailable", message, headers=(("retry-after", "1"),))
         if self.full(model.engine, spec.n):
-            raise from_engine(overloaded())
+            raise from_engine(overloaded_error())
 
     def full(self, engine: Engine, count: int = 1) -> bool:
         """Whether the engine has no place for so many turns more.
@@ -108,7 +108,7 @@ class Turns:
 
     def free(self, engine: Engine) -> int:
         """How many turns more the engine has places for; less than none where it has lost some."""
-        return engine.places() - self._taken[engine]
+        return engine.capacity() - self._taken[engine]
 
     def _asked_to_end(self, response_id: str) -> None:
         if response_id in self._running:
@@ -153,7 +153,7 @@ class Turns:
     async def _render(self, model: ServedModel, spec: TurnSpec, owner: str) -> Layout:
         """The prompt, which must leave room for an answer."""
         layout = await self._lay_out(model, spec, owner)
-        length, most = len(layout.prompt.tokens), model.engine.info.context
+        length, most = len(layout.prompt.tokens), model.engine.info.max_model_len
         if length >= most:
             message = f"This model's maximum context length is {most} tokens, but the input has {length}."
             raise ApiError(400, "context_length_exceeded", message, "input")
@@ -173,7 +173,7 @@ class Turns:
         for promise in spec.promises:
             check(promise)
         layout = self._recall.read(model.format, owner, spec.conversation, now)
-        if spec.truncate and len(layout.prompt.tokens) >= model.engine.info.context:
+        if spec.truncate and len(layout.prompt.tokens) >= model.engine.info.max_model_len:
             layout = self._shortened(model, spec, layout)
         if not spec.conversation.held:
             return layout
@@ -184,7 +184,7 @@ class Turns:
 
     def _shortened(self, model: ServedModel, spec: TurnSpec, layout: Layout) -> Layout:
         """The same without its oldest items, so that there is room for an answer; as it is, where nothing helps."""
-        context = model.engine.info.context
+        context = model.engine.info.max_model_len
         room = context - min(spec.sampling.max_tokens or context, context // 4)
 
         def read(conversation: Conversation) -> Layout:

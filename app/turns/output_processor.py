@@ -79,7 +79,7 @@ class Scribe:
 
     def begin(self, chunk: Chunk) -> None:
         """The engine has admitted the job: its first chunk, which carries no tokens."""
-        self._cached = chunk.cached
+        self._cached = chunk.cached_tokens
         self._said += self.machine.begin()
         if chunk.finish:
             self.take(chunk)

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-GRAIN = 16
+CAPACITY_STEP_TOKENS = 16
 """Capacities that nobody reserved are multiples of this many tokens."""
 
 
-MOST_HALF = torch.finfo(torch.float16).max
+MAX_FP16 = torch.finfo(torch.float16).max
 
 
-class KV(ABC):
+class KVCache(ABC):
     """The first ``length`` tokens are valid; there is memory for ``capacity``, in tokens.
 
     ``expected``: how many tokens the sequence will probably hold.
@@ -45,11 +45,11 @@ class KV(ABC):
         self.length = min(self.length, length)
 
     @abstractmethod
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write (1, kv_heads, n, head_dim) after the valid tokens; all keys and values, these included."""
 
     @abstractmethod
-    def copy(self, length: int, capacity: int) -> "KV":
+    def copy(self, length: int, capacity: int) -> "KVCache":
         """The first ``length`` tokens once more, with room for ``capacity``; neither sees what the other writes."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class KV(ABC):
         """Bytes that one token takes over all layers; 0 before the first pass."""
 
 
-class Place(NamedTuple):
+class BufferAddresses(NamedTuple):
     """The addresses of all keys and of all values, and their steps from head to head, counted in numbers."""
 
     keys: int
@@ -71,72 +71,72 @@ class Place(NamedTuple):
     value_step: int
 
 
-class _Held(NamedTuple):
+class _LayerBuffers(NamedTuple):
     """A layer's buffers, and what is asked about them for each token."""
 
     keys: Tensor
     values: Tensor
     capacity: int
-    place: Place
+    addresses: BufferAddresses
 
 
-class Contiguous(KV):
+class ContiguousKVCache(KVCache):
     """Per layer two buffers of shape (1, kv_heads, capacity, head_dim); layers announce themselves by writing.
 
     What is ``expected`` saves copying when the buffers grow. ``halves``: they hold fp16, numbers beyond which become
     its largest.
     """
 
-    def __init__(self, expected: int = 0, *, halves: bool = False) -> None:
+    def __init__(self, expected: int = 0, *, fp16: bool = False) -> None:
         super().__init__(expected)
-        self.halves = halves
-        self._layers: dict[int, _Held] = {}
+        self.fp16 = fp16
+        self._layers: dict[int, _LayerBuffers] = {}
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`KV.extend`; what it gives are views, or copies of what the buffers hold in fp16."""
         end = self.length + keys.shape[2]
-        held = self._room(layer, keys, values, end)
+        held = self._ensure_buffers(layer, keys, values, end)
         for buffer, new in ((held.keys, keys), (held.values, values)):
-            buffer[:, :, self.length : end] = new.clamp(-MOST_HALF, MOST_HALF) if self.halves else new
+            buffer[:, :, self.length : end] = new.clamp(-MAX_FP16, MAX_FP16) if self.fp16 else new
         return held.keys[:, :, :end].to(keys.dtype), held.values[:, :, :end].to(values.dtype)
 
-    def place(self, layer: int, keys: Tensor, values: Tensor, tokens: int) -> Place:
+    def reserve_addresses(self, layer: int, keys: Tensor, values: Tensor, tokens: int) -> BufferAddresses:
         """Make room for so many after the valid ones, as :meth:`extend` does, but write nothing.
 
         ``keys`` and ``values`` only show what they will look like.
         """
-        return self._room(layer, keys, values, self.length + tokens).place
+        return self._ensure_buffers(layer, keys, values, self.length + tokens).addresses
 
-    def _room(self, layer: int, keys: Tensor, values: Tensor, end: int) -> _Held:
+    def _ensure_buffers(self, layer: int, keys: Tensor, values: Tensor, end: int) -> _LayerBuffers:
         """Buffers with room up to ``end``."""
         held = self._layers.get(layer)
         if held is not None and end <= held.capacity:
             return held
         if end > self._capacity:
-            self._capacity = rounded(end)
+            self._capacity = round_capacity(end)
         if held is None:
-            held = _held(keys, values, self._capacity, torch.float16 if self.halves else keys.dtype)
+            held = _allocate_buffers(keys, values, self._capacity, torch.float16 if self.fp16 else keys.dtype)
         else:
-            held = _moved(held, self.length, self._capacity)
+            held = _copy_buffers(held, self.length, self._capacity)
         self._layers[layer] = held
         return held
 
     @torch.inference_mode()
-    def copy(self, length: int, capacity: int) -> "Contiguous":
+    def copy(self, length: int, capacity: int) -> "ContiguousKVCache":
         """As :meth:`KV.copy`."""
-        twin = Contiguous(max(length, capacity), halves=self.halves)
+        twin = ContiguousKVCache(max(length, capacity), fp16=self.fp16)
         twin.length = min(self.length, length)
         for layer, held in self._layers.items():
-            twin._layers[layer] = _moved(held, twin.length, twin._capacity)
+            twin._layers[layer] = _copy_buffers(held, twin.length, twin._capacity)
         return twin
 
     @torch.inference_mode()
     def shrink(self, length: int) -> None:
         """As :meth:`KV.shrink`, layer by layer."""
         self.truncate(length)
-        self._capacity = rounded(self.length)
+        self._capacity = round_capacity(self.length)
         for layer, held in self._layers.items():
-            self._layers[layer] = _moved(held, self.length, self._capacity)
+            self._layers[layer] = _copy_buffers(held, self.length, self._capacity)
 
     @property
     def bytes_per_token(self) -> int:
@@ -148,26 +148,28 @@ class Contiguous(KV):
         )
 
 
-def rounded(tokens: int) -> int:
+def round_capacity(tokens: int) -> int:
     """The capacity for so many tokens: the next multiple of :data:`GRAIN`."""
-    return -(-tokens // GRAIN) * GRAIN
+    return -(-tokens // CAPACITY_STEP_TOKENS) * CAPACITY_STEP_TOKENS
 
 
-def _held(keys: Tensor, values: Tensor, capacity: int, dtype: torch.dtype) -> _Held:
+def _allocate_buffers(keys: Tensor, values: Tensor, capacity: int, dtype: torch.dtype) -> _LayerBuffers:
     """New buffers for what looks like these."""
     one, two = (like.new_empty((1, like.shape[1], capacity, like.shape[3]), dtype=dtype) for like in (keys, values))
-    return _Held(one, two, capacity, Place(one.data_ptr(), two.data_ptr(), one.stride(1), two.stride(1)))
+    return _LayerBuffers(
+        one, two, capacity, BufferAddresses(one.data_ptr(), two.data_ptr(), one.stride(1), two.stride(1))
+    )
 
 
-def _moved(held: _Held, length: int, capacity: int) -> _Held:
+def _copy_buffers(held: _LayerBuffers, length: int, capacity: int) -> _LayerBuffers:
     """New buffers with the first ``length`` tokens of the old ones."""
-    new = _held(held.keys, held.values, capacity, held.keys.dtype)
+    new = _allocate_buffers(held.keys, held.values, capacity, held.keys.dtype)
     new.keys[:, :, :length] = held.keys[:, :, :length]
     new.values[:, :, :length] = held.values[:, :, :length]
     return new
 
 
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to scores: 0 where attention may look, else -inf."""
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf"))
 

@@ -10,37 +10,30 @@ from typing import Any
 
 import msgspec
 
-from antiphon.engine.protocol import EngineError
+from antiphon.engine.errors import LoadError
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-STORED = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes of one number as safetensors stores it; other types take one."""
-CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-class LoadError(EngineError):
-    """The model cannot be served; the message is one line and ends with the remedy."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("model_not_loadable", " ".join(message.split()))
-
-
-class Folder(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True):
     """What the files of a folder say. ``tensors`` maps a safetensors dtype (BF16, F32, …) to how many numbers."""
 
     path: Path
     config: dict[str, Any]
-    generation: dict[str, Any]
-    tensors: dict[str, int]
+    generation_config: dict[str, Any]
+    elements_by_dtype: dict[str, int]
 
-    def size(self, itemsize: int) -> int:
+    def weight_bytes(self, itemsize: int) -> int:
         """Bytes of the weights in memory at ``itemsize`` each; quantized ones stay as they are stored."""
         if "quantization_config" in self.config:
-            return sum(count * STORED.get(dtype, 1) for dtype, count in self.tensors.items())
-        return sum(self.tensors.values()) * itemsize
+            return sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in self.elements_by_dtype.items())
+        return sum(self.elements_by_dtype.values()) * itemsize
 
 
-def inspect_folder(path: Path) -> Folder:
+def inspect_checkpoint(path: Path) -> Checkpoint:
     """Check a local model folder. Raises :class:`LoadError`."""
     if not path.exists():
         raise LoadError(f"{path}: no such folder; give a folder with config.json and safetensors weights, or a hub id")
@@ -48,21 +41,21 @@ def inspect_folder(path: Path) -> Folder:
         raise LoadError(f"{path} is a file; give the folder that holds config.json and safetensors weights")
     if not (path / "config.json").exists():
         raise LoadError(f"{path}: no config.json; give a model folder in transformers' format")
-    config = _json(path / "config.json")
+    config = _read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{path / 'config.json'}: no model_type; give a model folder in transformers' format")
     names = config.get("architectures") or []
-    if names and not any(str(name).endswith(CAUSAL) for name in names):
+    if names and not any(str(name).endswith(CAUSAL_LM_SUFFIXES) for name in names):
         raise LoadError(f"{path}: {names[0]} is not a causal language model; choose a text generation model")
     generation = path / "generation_config.json"
     tensors: dict[str, int] = {}
-    for weights in _weight_files(path):
-        for dtype, count in _header(weights).items():
+    for weights in _find_weight_files(path):
+        for dtype, count in _read_header(weights).items():
             tensors[dtype] = tensors.get(dtype, 0) + count
-    return Folder(path, config, _json(generation) if generation.exists() else {}, tensors)
+    return Checkpoint(path, config, _read_json_object(generation) if generation.exists() else {}, tensors)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -72,11 +65,11 @@ def _json(path: Path) -> dict[str, Any]:
     return table
 
 
-def _weight_files(path: Path) -> list[Path]:
+def _find_weight_files(path: Path) -> list[Path]:
     """The files of the weights, all of them there."""
     index = path / "model.safetensors.index.json"
     if index.exists():
-        weight_map = _json(index).get("weight_map")
+        weight_map = _read_json_object(index).get("weight_map")
         names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
         files = [path / str(name) for name in names]
         absent = [file.name for file in files if not file.exists()]
@@ -88,12 +81,12 @@ def _weight_files(path: Path) -> list[Path]:
         return [path / "model.safetensors"]
     if (path / "adapter_config.json").exists():
         raise LoadError(f"{path} holds an adapter, not a model; merge it into its base model and save that")
-    if any(next(path.glob(pattern), None) for pattern in PICKLES):
+    if any(next(path.glob(pattern), None) for pattern in PICKLE_PATTERNS):
         raise LoadError(f"{path}: its weights are pickled, and unpickling runs code; convert them to safetensors")
     raise LoadError(f"{path}: no model.safetensors; finish the download or save the model with save_pretrained")
 
 
-def _header(path: Path) -> dict[str, int]:
+def _read_header(path: Path) -> dict[str, int]:
     """How many numbers of each dtype a safetensors file holds; its length must be what its header says."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -107,7 +100,7 @@ def _header(path: Path) -> dict[str, int]:
             entries = json.loads(file.read(length))
             tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
             end = max((entry["data_offsets"][1] for entry in tensors), default=0)
-            counts = [(str(entry["dtype"]), _product(entry["shape"])) for entry in tensors]
+            counts = [(str(entry["dtype"]), _num_elements(entry["shape"])) for entry in tensors]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise LoadError(f"{path} is not safetensors; fetch it again") from error
     if size != 8 + length + end:
@@ -118,7 +111,7 @@ def _header(path: Path) -> dict[str, int]:
     return totals
 
 
-def _product(shape: list[int]) -> int:
+def _num_elements(shape: list[int]) -> int:
     total = 1
     for extent in shape:
         total *= extent

@@ -8,9 +8,9 @@ import errno
 import re
 from pathlib import Path
 
-from antiphon.engine.checkpoint.files import LoadError
+from antiphon.engine.errors import LoadError
 
-PATTERNS = (
+ALLOWED_PATTERNS = (
     "*.safetensors",
     "*.json",
     "*.jinja",
@@ -20,13 +20,13 @@ PATTERNS = (
     "merges.txt",
     "*.spm",
 )
-SKIPPED = ("*/*", "*consolidated*")
+IGNORED_PATTERNS = ("*/*", "*consolidated*")
 """Folders of a repository hold other formats (original, onnx, gguf) of the same weights."""
 
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def fetch(source: str, *, offline: bool = False, revision: str | None = None) -> Path:
+def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None = None) -> Path:
     """The local folder of a model. Raises :class:`LoadError`.
 
     An existing folder is taken as it is; otherwise ``source`` must be a hub id (``owner/name``), which is downloaded,
@@ -35,7 +35,7 @@ def fetch(source: str, *, offline: bool = False, revision: str | None = None) ->
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if not _ID.fullmatch(source):
+    if not _HUB_ID.fullmatch(source):
         raise LoadError(f"{source}: no such folder, and not a hub id; write a path, or owner/name")
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  part of the extra `torch`
@@ -45,16 +45,16 @@ def fetch(source: str, *, offline: bool = False, revision: str | None = None) ->
         folder = snapshot_download(
             source,
             revision=revision,
-            allow_patterns=list(PATTERNS),
-            ignore_patterns=list(SKIPPED),
+            allow_patterns=list(ALLOWED_PATTERNS),
+            ignore_patterns=list(IGNORED_PATTERNS),
             local_files_only=offline,
         )
     except Exception as error:
-        raise LoadError(_reason(source, error, offline=offline)) from error
+        raise LoadError(_describe_failure(source, error, offline=offline)) from error
     return Path(folder)
 
 
-def _reason(source: str, error: Exception, *, offline: bool) -> str:
+def _describe_failure(source: str, error: Exception, *, offline: bool) -> str:
     """One line for a failed download; the classes are told by name, so that the hub's client is not imported for it."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if offline:

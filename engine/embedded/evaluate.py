@@ -3,7 +3,7 @@
     python -m antiphon.engine.embedded.evaluate
 
 Greedy, from the saved bf16 weights computed in fp32, by transformers' own `generate`, or with `--served` by this
-project's core as it is served (`--quantize int8` among it). Exact means equal bytes: of the repeated phrase, the sum,
+project's core as it is served (`--quantization int8` among it). Exact means equal bytes: of the repeated phrase, the sum,
 the whole call with its name and arguments, the report. Where no tool fits, any text without a call is right.
 """
 
@@ -21,8 +21,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from antiphon.engine.builder import Options, build_core
+from antiphon.engine.builder import build_core
 from antiphon.engine.embedded import MODEL_DIR, chat, dialogues
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core
 
@@ -82,7 +83,7 @@ def _run(core: Core, rows: list[list[int]]) -> list[list[int]]:
     for number, row in enumerate(rows):
         core.add(Job(id=str(number), tokens=tuple(row), sampling=greedy))
         said[str(number)] = []
-    while core.busy:
+    while core.has_work:
         for name, chunk in core.step():
             said[name] += chunk.tokens
     return list(said.values())
@@ -100,7 +101,7 @@ def ask(model: Model, tokenizer: Tokenizer, skill: str, count: int) -> Iterator[
 
 
 def evaluate(
-    folder: Path, count: int, skills: list[str] | None = None, served: Options | None = None
+    folder: Path, count: int, skills: list[str] | None = None, served: EngineOptions | None = None
 ) -> dict[str, list[Asked]]:
     """Every skill's prompts and answers; `served`: by the core with these options."""
     model, tokenizer = load(folder)
@@ -135,11 +136,11 @@ def main() -> None:
     parser.add_argument("--misses", type=int, default=0, help="show so many wrong answers of each skill")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--served", action="store_true", help="ask the core, as it is served")
-    parser.add_argument("--quantize", choices=["int8"], help="the same with int8 layers")
+    parser.add_argument("--quantization", choices=["int8"], help="the same with int8 layers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ours = Options(threads=options.threads, quantize=options.quantize)
-    served = ours if options.served or options.quantize else None
+    ours = EngineOptions(threads=options.threads, quantization=options.quantization)
+    served = ours if options.served or options.quantization else None
     results = evaluate(options.model, options.per_skill, options.skill, served)
     right = {skill: sum(one.exact for one in asked) for skill, asked in results.items()}
     counts = {skill: {"exact": exact, "of": options.per_skill} for skill, exact in right.items()}

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.engine.kernels.int8_layout import MOST_INPUTS, Panels, panels
+from antiphon.engine.kernels.int8_layout import MAX_GEMM_INPUTS, PackedInt8Weight, pack_int8_weight
 
-MOST_GROUPS = 64
+MAX_QUERY_GROUPS = 64
 """Queries that may share a head of keys."""
 
-MOST_DIM = 512
+MAX_HEAD_DIM = 512
 """Numbers of a key or a value."""
 
-BLOCK = 128
+SOFTMAX_BLOCK = 128
 """Scores of which :meth:`Kernels.weigh` tells the sum of weights."""
 
-HEIGHT = 16
+GEMM_TILE_ROWS = 16
 """Rows of a tile in ``products.c``, which has room for whole ones."""
 
 
@@ -38,12 +38,12 @@ class Kernels:
     def __init__(self, loaded: ctypes.CDLL) -> None:
         for said in (loaded.antiphon_lanes, loaded.antiphon_levels, loaded.antiphon_halves):
             said.restype = ctypes.c_int64
-        self._lanes, self.levels = int(loaded.antiphon_lanes()), int(loaded.antiphon_levels())
-        self.halves = bool(loaded.antiphon_halves())
-        self.room = loaded.antiphon_room
-        self.room.argtypes, self.room.restype = [ctypes.c_void_p], ctypes.c_int64
-        self._attend, self._norm, self._gate, self._turn, self._weigh, self._multiply, self.layer = (
-            _function(loaded, name, *kinds)
+        self._lanes, self.activation_levels = int(loaded.antiphon_lanes()), int(loaded.antiphon_levels())
+        self.supports_fp16_cache = bool(loaded.antiphon_halves())
+        self.decoder_layer_workspace = loaded.antiphon_room
+        self.decoder_layer_workspace.argtypes, self.decoder_layer_workspace.restype = [ctypes.c_void_p], ctypes.c_int64
+        self._attend, self._norm, self._gate, self._turn, self._weigh, self._multiply, self.decoder_layer = (
+            _load_function(loaded, name, *kinds)
             for name, *kinds in (
                 ("attend", ctypes.c_float),
                 ("norm", ctypes.c_float),
@@ -55,19 +55,19 @@ class Kernels:
             )
         )
 
-    def fit(self, size: int) -> bool:
+    def is_row_aligned(self, size: int) -> bool:
         """Whether they know rows of so many numbers."""
         return size % self._lanes == 0
 
-    def attendable(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
+    def supports_attention(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
         """Whether :meth:`attend` can do this."""
         plain = query.dtype is key.dtype is value.dtype is torch.float32
-        known = all(size <= MOST_DIM and self.fit(size) for size in (query.shape[3], value.shape[3]))
+        known = all(size <= MAX_HEAD_DIM and self.is_row_aligned(size) for size in (query.shape[3], value.shape[3]))
         if sinks is not None and not (sinks.dtype is torch.float32 and sinks.is_contiguous()):
             return False
         groups = query.shape[1] // key.shape[1]
         alone = query.stride(3) == key.stride(3) == value.stride(3) == 1
-        return plain and known and groups <= MOST_GROUPS and alone
+        return plain and known and groups <= MAX_QUERY_GROUPS and alone
 
     def attend(
         self,
@@ -79,7 +79,7 @@ class Kernels:
         *,
         window: int | None = None,
         sinks: Tensor | None = None,
-        halves: bool = False,
+        fp16_cache: bool = False,
     ) -> Tensor:
         """Queries (1, heads, n, dim), each over its own sequence's keys up to its own → (1, n, heads, value_dim).
 
@@ -98,12 +98,12 @@ class Kernels:
                 query.shape[1] // kv_heads,
                 query.shape[3],
                 value.shape[3],
-                _threads(),
-                halves,
+                _num_threads(),
+                fp16_cache,
                 window or 0,
-                *_layout(query),
-                *_layout(key),
-                *_layout(value),
+                *_address_and_strides(query),
+                *_address_and_strides(key),
+                *_address_and_strides(value),
                 0 if sinks is None else sinks.data_ptr(),
                 out.data_ptr(),
                 numbers.buffer_info()[0],
@@ -112,31 +112,39 @@ class Kernels:
         self._attend(words.buffer_info()[0], scale)
         return out
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Each row x becomes x / √(mean(x²) + eps) · weight."""
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        x, words = _table(x, out, weight)
+        x, words = _row_table(x, out, weight)
         self._norm(words.buffer_info()[0], eps)
         return out
 
-    def gate(self, x: Tensor) -> Tensor:
+    def silu_mul(self, x: Tensor) -> Tensor:
         """The first half of each row through SiLU, times the second; x (…, 2n) is contiguous."""
         *shape, double = x.shape
         size = double // 2
         out = x.new_empty((*shape, size))
-        words = array("q", (x.data_ptr(), x.numel() // double, size, 1, double, 0, out.data_ptr(), 0, 0, _threads()))
+        words = array(
+            "q", (x.data_ptr(), x.numel() // double, size, 1, double, 0, out.data_ptr(), 0, 0, _num_threads())
+        )
         self._gate(words.buffer_info()[0])
         return out
 
-    def turnable(self, x: Tensor, cosines: Tensor, sines: Tensor) -> bool:
+    def supports_rotary(self, x: Tensor, cosines: Tensor, sines: Tensor) -> bool:
         """Whether :meth:`turn` can do this."""
-        if x.dim() != 4 or len(x) != 1 or x.shape[3] % 2 or x.stride(3) != 1 or not self.fit(x.shape[3] // 2):
+        if (
+            x.dim() != 4
+            or len(x) != 1
+            or x.shape[3] % 2
+            or x.stride(3) != 1
+            or not self.is_row_aligned(x.shape[3] // 2)
+        ):
             return False
         plain = x.dtype is cosines.dtype is sines.dtype is torch.float32 and x.is_cpu
         alike = cosines.shape == sines.shape == (1, *x.shape[2:])
         return plain and alike and cosines.is_contiguous() and sines.is_contiguous()
 
-    def turn(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def apply_rotary(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         """Rotary positions of (1, heads, n, dim), whose last steps are 1, by two contiguous tables (1, n, dim).
 
         As transformers does it: each half of a row is turned by the other.
@@ -146,30 +154,32 @@ class Kernels:
         _, inner_step, outer_step, _ = x.stride()
         tables = (cosines.data_ptr(), sines.data_ptr())
         rows = (heads * length, size, heads, outer_step, inner_step)
-        words = array("q", (x.data_ptr(), *rows, out.data_ptr(), *tables, _threads()))
+        words = array("q", (x.data_ptr(), *rows, out.data_ptr(), *tables, _num_threads()))
         self._turn(words.buffer_info()[0])
         return out.transpose(1, 2)
 
-    def weigh(self, x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    def block_softmax_sums(self, x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
         """Weights e^((x - the row's largest) · by) of (rows, n), added up in blocks of :data:`BLOCK`, and the largest.
 
         (rows, blocks), (rows, 1). ``by`` has a number for each row. Of a row that holds no number the largest is none.
         """
         count, size = x.shape
-        out = torch.empty(count, -(-size // BLOCK) + 1)
-        x, words = _table(x, out, by)
+        out = torch.empty(count, -(-size // SOFTMAX_BLOCK) + 1)
+        x, words = _row_table(x, out, by)
         self._weigh(words.buffer_info()[0])
         return out[:, :-1], out[:, -1:]
 
-    def multipliable(self, weight: Tensor) -> bool:
+    def supports_int8_linear(self, weight: Tensor) -> bool:
         """Whether :meth:`multiply` can do this; it knows not every CPU."""
-        return self.levels > 0 and weight.dtype is torch.float32 and 0 < weight.shape[1] <= MOST_INPUTS
+        return self.activation_levels > 0 and weight.dtype is torch.float32 and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
-    def panels(self, weight: Tensor) -> Panels:
+    def pack_int8_weight(self, weight: Tensor) -> PackedInt8Weight:
         """A weight (outputs, inputs) in int8, laid out for :meth:`multiply`."""
-        return panels(weight, self._lanes, self.levels + 1)
+        return pack_int8_weight(weight, self._lanes, self.activation_levels + 1)
 
-    def multiply(self, x: Tensor, matrix: Panels, bias: Tensor | None = None, *, gated: bool = False) -> Tensor:
+    def int8_linear(
+        self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
+    ) -> Tensor:
         """(…, inputs) → (…, outputs). Each row is rounded to levels of its own largest magnitude.
 
         A row of zeros gives the bias; one that holds what is no finite number gives none. ``gated``: x (…, 2 inputs)
@@ -177,50 +187,50 @@ class Kernels:
         """
         x = x.contiguous()
         count = x.numel() // x.shape[-1]
-        out = x.new_empty((*x.shape[:-1], matrix.outputs))
-        tiles = -(-count // HEIGHT)
-        rows = torch.empty(tiles * HEIGHT * matrix.weights.shape[1] * 4, dtype=torch.uint8)
+        out = x.new_empty((*x.shape[:-1], weight.outputs))
+        tiles = -(-count // GEMM_TILE_ROWS)
+        rows = torch.empty(tiles * GEMM_TILE_ROWS * weight.weights.shape[1] * 4, dtype=torch.uint8)
         magnitudes = torch.empty(count)
         words = array(
             "q",
             (
                 x.data_ptr(),
                 count,
-                matrix.inputs,
-                matrix.outputs,
-                matrix.weights.data_ptr(),
-                matrix.scales.data_ptr(),
-                matrix.zeros.data_ptr(),
+                weight.inputs,
+                weight.outputs,
+                weight.weights.data_ptr(),
+                weight.scales.data_ptr(),
+                weight.zeros.data_ptr(),
                 0 if bias is None else bias.data_ptr(),
                 0,
                 out.data_ptr(),
                 rows.data_ptr(),
                 magnitudes.data_ptr(),
                 gated,
-                _threads(),
+                _num_threads(),
             ),
         )
         self._multiply(words.buffer_info()[0])
         return out
 
 
-def _function(loaded: ctypes.CDLL, name: str, *kinds: Any) -> Any:
+def _load_function(loaded: ctypes.CDLL, name: str, *kinds: Any) -> Any:
     """One that takes the address of its words, and what else is said."""
     function = getattr(loaded, f"antiphon_{name}")
     function.argtypes, function.restype = [ctypes.c_void_p, *kinds], None
     return function
 
 
-_threads = torch.get_num_threads
+_num_threads = torch.get_num_threads
 
 
-def _layout(x: Tensor) -> tuple[int, int, int]:
+def _address_and_strides(x: Tensor) -> tuple[int, int, int]:
     """Where (1, heads, n, dim) begins, and the steps to the next token and to the next head."""
     _, head, token, _ = x.stride()
     return x.data_ptr(), token, head
 
 
-def _table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
+def _row_table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
     """``struct rows`` about x, and x, which must live until it was read: two steps must lead from row to row."""
     size = x.shape[-1]
     inner, outer_step, inner_step = 1, size, 0
@@ -230,7 +240,7 @@ def _table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
         else:
             x = x.contiguous()
     count = x.numel() // size
-    threads = _threads()
+    threads = _num_threads()
     return x, array(
         "q", (x.data_ptr(), count, size, inner, outer_step, inner_step, out.data_ptr(), by.data_ptr(), 0, threads)
     )

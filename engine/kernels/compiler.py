@@ -13,17 +13,17 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from antiphon.engine.errors import first_line
+from antiphon.engine.errors import one_line
 
 COMPILERS = ("cc", "gcc", "clang")
-PLAIN = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")
-NATIVE = (("-march=native",), ("-mcpu=native",), ())
+COMPILER_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")
+NATIVE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 """How a compiler is asked for this very CPU; not every one understands each."""
 
-HEADERS = Path(__file__).parent
+INCLUDE_DIR = Path(__file__).parent
 """Where what the files share lies."""
 
-PATIENCE = 60
+COMPILE_TIMEOUT_S = 60
 """Seconds that a compiler may take; it needs one."""
 
 
@@ -31,21 +31,21 @@ class CompilationError(Exception):
     """There is no library; the message says why."""
 
 
-def library(*sources: Path) -> ctypes.CDLL:
+def load_library(*sources: Path) -> ctypes.CDLL:
     """The C files, compiled with :data:`HEADERS` and loaded. Raises :class:`CompilationError`."""
     try:
-        code = [path.read_bytes() for path in (*sources, *sorted(HEADERS.glob("*.h")))]
-        name = f"kernels-{_kind(code)}.so"
-        place = folder()
+        code = [path.read_bytes() for path in (*sources, *sorted(INCLUDE_DIR.glob("*.h")))]
+        name = f"kernels-{_build_key(code)}.so"
+        place = cache_folder()
         if place is not None:
             with suppress(OSError):  # none yet, or one that is of no use
                 return ctypes.CDLL(str(place / name))
-        return _fresh(sources, place, name)
+        return _build_library(sources, place, name)
     except (OSError, subprocess.SubprocessError) as failure:
-        raise CompilationError(first_line(failure)) from failure
+        raise CompilationError(one_line(failure)) from failure
 
 
-def folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Where compiled libraries are kept: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None: nowhere.
 
     Never where others may write: whoever can put a library there is let into the process.
@@ -59,28 +59,38 @@ def folder() -> Path | None:
     return place if mine and os.access(place, os.W_OK) else None
 
 
-def _fresh(sources: tuple[Path, ...], place: Path | None, name: str) -> ctypes.CDLL:
+def _build_library(sources: tuple[Path, ...], place: Path | None, name: str) -> ctypes.CDLL:
     """Compile it next to where it is kept, so that nobody ever sees half of it; or only for now."""
     with tempfile.TemporaryDirectory(dir=place) as rooms:
         built = Path(rooms) / name
-        _compile(sources, built)
+        _run_compiler(sources, built)
         loaded = ctypes.CDLL(str(built))
         if place is not None:
             built.replace(place / name)
         return loaded
 
 
-def _compile(sources: tuple[Path, ...], built: Path) -> None:
-    compiler = _compiler()
+def _run_compiler(sources: tuple[Path, ...], built: Path) -> None:
+    compiler = _find_compiler()
     said = ""
-    for native in NATIVE:
-        words = [*compiler, *PLAIN, *native, "-I", str(HEADERS), *map(str, sources), "-o", str(built), "-lm"]
+    for native in NATIVE_FLAGS:
+        words = [
+            *compiler,
+            *COMPILER_FLAGS,
+            *native,
+            "-I",
+            str(INCLUDE_DIR),
+            *map(str, sources),
+            "-o",
+            str(built),
+            "-lm",
+        ]
         done = subprocess.run(  # noqa: S603  the words are ours and the machine's owner's
             words,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
+            timeout=COMPILE_TIMEOUT_S,
             check=False,
             env=os.environ | {"LC_ALL": "C"},
         )
@@ -90,7 +100,7 @@ def _compile(sources: tuple[Path, ...], built: Path) -> None:
     raise CompilationError(f"{compiler[0]}: {said}")
 
 
-def _compiler() -> list[str]:
+def _find_compiler() -> list[str]:
     """``$CC``, which may be several words, or the first that is there."""
     wanted = os.environ.get("CC", "").split()
     for words in [wanted] if wanted else [[name] for name in COMPILERS]:
@@ -99,13 +109,13 @@ def _compiler() -> list[str]:
     raise CompilationError(f"no C compiler was found ({' '.join(wanted) or ', '.join(COMPILERS)})")
 
 
-def _kind(code: list[bytes]) -> str:
+def _build_key(code: list[bytes]) -> str:
     """What the result depends on, as a few letters."""
-    parts = [*code, repr(PLAIN).encode(), platform.platform().encode(), _cpu()]
+    parts = [*code, repr(COMPILER_FLAGS).encode(), platform.platform().encode(), _cpu_description()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _cpu() -> bytes:
+def _cpu_description() -> bytes:
     """What this CPU can do, as the system says it; a home folder may be shared by machines that differ."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()

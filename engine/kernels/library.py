@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from antiphon.engine.kernels.bindings import BLOCK, Kernels
-from antiphon.engine.kernels.compiler import CompilationError, library
+from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
+from antiphon.engine.kernels.compiler import CompilationError, load_library
 
 log = logging.getLogger(__name__)
 
@@ -22,90 +22,94 @@ SOURCES = tuple(
     Path(__file__).with_name(f"{name}.c") for name in ("rowwise", "attention", "int8_gemm", "decoder_layer")
 )
 
-SAME = 1e-5
+KERNEL_TOLERANCE = 1e-5
 """Difference from torch's results up to which a kernel counts as right; those it is tried on are near 1."""
 
-PIECES = ((0, 1), (1, 3), (3, 10), (10, 53))
+GEMM_ROW_RANGES = ((0, 1), (1, 3), (3, 10), (10, 53))
 """Rows that a product is tried with: each way that there is for few of them, and for many."""
 
-CACHES = ((1, 1), (140, 1), (25, 9), (37, 37))
+ATTENTION_CASES = ((1, 1), (140, 1), (25, 9), (37, 37))
 """Keys that sequences have, and how many of them belong to new tokens."""
 
 
 @functools.cache
-def kernels() -> Kernels | None:
+def load_kernels() -> Kernels | None:
     """Those of this process; None if there cannot be any, which is said once."""
     try:
-        return proved(library(*SOURCES))
+        return verify_kernels(load_library(*SOURCES))
     except (CompilationError, AttributeError) as failure:  # the latter if it lacks one of them
         log.warning("no compiled kernels, which costs speed: %s", failure)
     return None
 
 
-def proved(loaded: ctypes.CDLL) -> Kernels:
+def verify_kernels(loaded: ctypes.CDLL) -> Kernels:
     """The kernels of a library. Raises :class:`CompilationError` if they do not agree with torch."""
     found = Kernels(loaded)
-    wrong = [name for name, one, two in _pairs(found) if not torch.allclose(one, two, rtol=SAME, atol=SAME)]
+    wrong = [
+        name
+        for name, one, two in _compare_with_torch(found)
+        if not torch.allclose(one, two, rtol=KERNEL_TOLERANCE, atol=KERNEL_TOLERANCE)
+    ]
     if wrong:
         raise CompilationError(f"the library computes another {', '.join(wrong)}")
     return found
 
 
-def _pairs(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]]:
     """What each kernel says, and what torch says."""
     generator = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(size, generator=generator) for size in ((3, 5, 64), (64,)))
-    yield "norm", kernels.norm(x, weight, 1e-6), functional.rms_norm(x, (64,), weight, 1e-6)
-    yield "gate", kernels.gate(x), functional.silu(x[..., :32]) * x[..., 32:]
-    yield "turn", *_turned(kernels, x)
+    yield "norm", kernels.rms_norm(x, weight, 1e-6), functional.rms_norm(x, (64,), weight, 1e-6)
+    yield "gate", kernels.silu_mul(x), functional.silu(x[..., :32]) * x[..., 32:]
+    yield "turn", *_rotary_results(kernels, x)
     scores = x.view(3, 320)[:, :317]
-    yield "weigh", kernels.weigh(scores, torch.ones(3))[0], _weights(scores)
-    for halves in (False, True)[: 1 + kernels.halves]:
-        yield "attend", *_attentions(kernels, generator, halves=halves)
-    if kernels.levels:
-        yield "multiply", *_multiplied(kernels, generator)
-        yield "multiply", *_gated(kernels, x)
+    yield "weigh", kernels.block_softmax_sums(scores, torch.ones(3))[0], _block_sums(scores)
+    for halves in (False, True)[: 1 + kernels.supports_fp16_cache]:
+        yield "attend", *_attention_results(kernels, generator, halves=halves)
+    if kernels.activation_levels:
+        yield "multiply", *_int8_linear_results(kernels, generator)
+        yield "multiply", *_silu_mul_results(kernels, x)
 
 
-def _turned(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
     """Five tokens of three heads."""
     angles = torch.outer(torch.arange(5.0), torch.arange(64.0))[None]
     half = torch.cat([-x[..., 32:], x[..., :32]], -1)
-    return kernels.turn(x[None], angles.cos(), angles.sin()), (x * angles.cos() + half * angles.sin())[None]
+    return kernels.apply_rotary(x[None], angles.cos(), angles.sin()), (x * angles.cos() + half * angles.sin())[None]
 
 
-def _weights(x: Tensor) -> Tensor:
+def _block_sums(x: Tensor) -> Tensor:
     """Sums of weights, block by block."""
     weights = (x - x.amax(-1, keepdim=True)).exp()
-    return torch.stack([part.sum(-1) for part in torch.split(weights, BLOCK, -1)], -1)
+    return torch.stack([part.sum(-1) for part in torch.split(weights, SOFTMAX_BLOCK, -1)], -1)
 
 
-def _multiplied(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _int8_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Whole numbers, which 8 bits hold."""
-    x = torch.randint(-kernels.levels, kernels.levels + 1, (53, 100), generator=generator).float()
+    x = torch.randint(-kernels.activation_levels, kernels.activation_levels + 1, (53, 100), generator=generator).float()
     weight = torch.randint(-127, 128, (40, 100), generator=generator).float()
-    x[:, 0], weight[:, 1] = kernels.levels, 127
+    x[:, 0], weight[:, 1] = kernels.activation_levels, 127
     x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
-    matrix = kernels.panels(weight)
-    pieces = [kernels.multiply(x[first:end], matrix) for first, end in PIECES]
+    matrix = kernels.pack_int8_weight(weight)
+    pieces = [kernels.int8_linear(x[first:end], matrix) for first, end in GEMM_ROW_RANGES]
     return torch.cat(pieces), functional.linear(x, weight)
 
 
-def _gated(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
+def _silu_mul_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
     """The product of what comes through a gate, by both at once and one after the other."""
-    matrix, inner = kernels.panels(x[0, :, :32]), kernels.gate(x)
-    return kernels.multiply(x.clone(), matrix, gated=True), kernels.multiply(inner, matrix)
+    matrix, inner = kernels.pack_int8_weight(x[0, :, :32]), kernels.silu_mul(x)
+    return kernels.int8_linear(x.clone(), matrix, gated=True), kernels.int8_linear(inner, matrix)
 
 
-def _attentions(kernels: Kernels, generator: torch.Generator, *, halves: bool) -> tuple[Tensor, Tensor]:
+def _attention_results(kernels: Kernels, generator: torch.Generator, *, halves: bool) -> tuple[Tensor, Tensor]:
     """Sequences of :data:`CACHES`; what is new among their keys and values is not yet in the caches."""
     kind = torch.float16 if halves else torch.float32
-    total = sum(new for _, new in CACHES)
+    total = sum(new for _, new in ATTENTION_CASES)
     query = torch.randn((1, 6, total, 32), generator=generator)
     key, value = (torch.randn((1, 2, total, 32), generator=generator).to(kind).float() for _ in "kv")
     truth, table, caches = [], [], []
     first = 0
-    for length, new in CACHES:
+    for length, new in ATTENTION_CASES:
         keys, values = (torch.randn((1, 2, length, 32), generator=generator).to(kind) for _ in "kv")
         table += [first, new, keys.data_ptr(), values.data_ptr(), keys.stride(1), values.stride(1), length, 0]
         own = slice(first, first + new)
@@ -118,4 +122,4 @@ def _attentions(kernels: Kernels, generator: torch.Generator, *, halves: bool) -
         truth.append(rows.transpose(1, 2))
         caches += [keys, values]  # which must live until they were read
         first += new
-    return kernels.attend(query, key, value, table, 32**-0.5, halves=halves), torch.cat(truth, 1)
+    return kernels.attend(query, key, value, table, 32**-0.5, fp16_cache=halves), torch.cat(truth, 1)

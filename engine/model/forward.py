@@ -15,36 +15,36 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 
-class Work(msgspec.Struct):
+class SequenceInput(msgspec.Struct):
     """New tokens of one sequence: ``ids`` follow what ``state`` holds; logits are wanted for the last ``rows``.
 
     The last ``said`` of them are no prompt's: the model said them, or is thought to say them next.
     """
 
-    state: Any
+    cache: Any
     ids: list[int]
-    rows: int
-    said: int = 0
+    num_logits: int
+    num_generated: int = 0
 
 
-class Forward(Protocol):
+class ForwardPass(Protocol):
     """What the core needs of a model."""
 
-    chunked: bool
+    supports_chunked_prefill: bool
     """Whether a prompt may be fed in pieces."""
-    grain: int
+    prompt_alignment: int
     """Which end at multiples of so many tokens, or with the prompt."""
 
     @property
-    def paged(self) -> bool:
+    def is_paged(self) -> bool:
         """Whether caches are paged."""
         ...
 
-    def new_state(self, expected: int) -> Any:
+    def new_cache(self, expected: int) -> Any:
         """The empty cache of a sequence that will probably hold ``expected`` tokens."""
         ...
 
-    def run(self, work: list[Work]) -> Tensor:
+    def run(self, inputs: list[SequenceInput]) -> Tensor:
         """Logits in fp32, (sum of rows, vocabulary), in the order of ``work``.
 
         After an exception the states of ``work`` are to be thrown away.
@@ -52,12 +52,12 @@ class Forward(Protocol):
         ...
 
 
-class NativeForward:
+class SequentialForward:
     """Each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use."""
 
-    chunked = False
-    grain = 1
-    paged = False
+    supports_chunked_prefill = False
+    prompt_alignment = 1
+    is_paged = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
@@ -65,19 +65,19 @@ class NativeForward:
             "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ("past_key_values")
         )
 
-    def new_state(self, expected: int) -> dict[str, Any]:  # noqa: ARG002  transformers' caches take no hint
+    def new_cache(self, expected: int) -> dict[str, Any]:  # noqa: ARG002  transformers' caches take no hint
         """The ids so far and the keywords that ``generate`` would carry from step to step."""
         cache = {}
         if self._model._supports_default_dynamic_cache():
             cache[self._cache_name] = DynamicCache(config=self._model.config)
         return {"ids": [], "kwargs": {"use_cache": True, **cache}}
 
-    def run(self, work: list[Work]) -> Tensor:
+    def run(self, inputs: list[SequenceInput]) -> Tensor:
         """One pass for each."""
-        return torch.cat([self._one(item) for item in work])
+        return torch.cat([self._run_sequence(item) for item in inputs])
 
-    def _one(self, item: Work) -> Tensor:
-        state, device = item.state, self._model.device
+    def _run_sequence(self, item: SequenceInput) -> Tensor:
+        state, device = item.cache, self._model.device
         first = not state["ids"]
         state["ids"] += item.ids
         total = len(state["ids"])
@@ -92,4 +92,4 @@ class NativeForward:
         outputs = self._model(**inputs, return_dict=True)
         state["kwargs"] = self._model._update_model_kwargs_for_generation(outputs, kwargs)
         logits: Tensor = outputs.logits[0]
-        return logits[logits.shape[0] - item.rows :].float()
+        return logits[logits.shape[0] - item.num_logits :].float()

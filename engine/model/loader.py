@@ -14,21 +14,24 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from antiphon.engine.checkpoint.files import Folder, LoadError, inspect_folder
+from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
+from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineInfo, Sampling
 
 log = logging.getLogger(__name__)
 
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-ENDLESS = 131_072
+DEFAULT_CONTEXT_TOKENS = 131_072
 """The context, in tokens, of a model that states none (recurrent ones do not)."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(path: Path, *, device: str | None = None, dtype: str | None = None) -> tuple[PreTrainedModel, Folder]:
+def load_model(
+    path: Path, *, device: str | None = None, dtype: str | None = None
+) -> tuple[PreTrainedModel, Checkpoint]:
     """Load a local folder. ``device``: cpu or cuda; ``dtype``: one of ``DTYPES``. Raises :class:`LoadError`."""
-    folder = inspect_folder(path)
+    folder = inspect_checkpoint(path)
     check_architecture(folder)
     device, kind = choose_device(device), None if dtype is None else DTYPES.get(dtype)
     if dtype is not None and kind is None:
@@ -63,7 +66,7 @@ def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrained
     return model.eval().to(device), sorted(report["missing_keys"])
 
 
-def check_architecture(folder: Folder) -> None:
+def check_architecture(folder: Checkpoint) -> None:
     """Raises :class:`LoadError` unless transformers itself knows the model, without code from its repository."""
     model_type = folder.config["model_type"]
     if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -113,9 +116,9 @@ def _cgroup() -> int | None:
     return None if limit == "max" else max(int(limit) - int(used), 0)
 
 
-def check_memory(folder: Folder, itemsize: int, free: int | None) -> None:
+def check_memory(folder: Checkpoint, itemsize: int, free: int | None) -> None:
     """Raises :class:`LoadError` if the weights, at ``itemsize`` bytes each, do not fit into ``free`` bytes."""
-    needed = folder.size(itemsize)
+    needed = folder.weight_bytes(itemsize)
     if free is not None and needed > free:
         raise LoadError(
             f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights, {free / 2**30:.1f} GiB are free; "
@@ -123,19 +126,19 @@ def check_memory(folder: Folder, itemsize: int, free: int | None) -> None:
         )
 
 
-def describe(model: PreTrainedModel, folder: Folder | None = None) -> EngineInfo:
+def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> EngineInfo:
     """What is fixed about a loaded model; ``folder`` adds the defaults of its generation_config.json."""
     config = model.config.get_text_config(decoder=True)
     stated = [getattr(config, name, None) for name in CONTEXT_NAMES]
-    generation = folder.generation if folder else {}
+    generation = folder.generation_config if folder else {}
     eos = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return EngineInfo(
-        context=next((int(value) for value in stated if value), ENDLESS),
-        vocab=int(config.vocab_size),
+        max_model_len=next((int(value) for value in stated if value), DEFAULT_CONTEXT_TOKENS),
+        vocab_size=int(config.vocab_size),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        defaults=sampling_defaults(generation),
+        default_sampling=sampling_defaults(generation),
         eos_ids=tuple(int(token) for token in ([eos] if isinstance(eos, int) else eos or ())),
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
     )

@@ -16,22 +16,22 @@ from antiphon.engine.kernels.bindings import Kernels
 
 log = logging.getLogger(__name__)
 
-BATCH_HINT = 64
+LAYOUT_BATCH_ROWS = 64
 """For how many rows oneDNN is asked to lay a weight out. A layout for one row is another kernel for one row."""
 
-COUNTS = (1, 2, 5, 16, 33)
+PROBE_ROW_COUNTS = (1, 2, 5, 16, 33)
 """Numbers of rows that a packed weight is tried with."""
 
-TINIEST = torch.finfo(torch.float32).tiny
-MOST = 0.05
+MIN_SCALE = torch.finfo(torch.float32).tiny
+INT8_MAX_RELATIVE_ERROR = 0.05
 """The relative error up to which an int8 weight counts as computed as meant; random weights give 0.01."""
 
 
-class UnusableError(Exception):
+class UnusableKernelError(Exception):
     """A kernel is missing here or computes something else."""
 
 
-class Kernel(Protocol):
+class LinearKernel(Protocol):
     """x (…, inputs) → x · weightᵀ + bias, (…, outputs)."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -39,17 +39,17 @@ class Kernel(Protocol):
         ...
 
 
-class Fp32:
+class OneDnnLinear:
     """oneDNN's own layout of an fp32 weight. The kernel for one long row adds in another order, so it gets a twin."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH_HINT)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), LAYOUT_BATCH_ROWS)
         self._bias = bias
         self._twin = False
-        x = _rows(COUNTS[-1], weight)
+        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
         together = self(x)
         self._twin = not torch.equal(self(x[:1]), together[:1])
-        _prove(self, x, functional.linear(x, weight, bias), 1e-3)
+        _verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
@@ -62,7 +62,7 @@ class Fp32:
         return result
 
 
-class Int8:
+class FbgemmInt8Linear:
     """Weights with one scale per output, activations with one per row: its own largest magnitude.
 
     torch's dynamic kernel takes one scale for the whole batch, and so lets a row depend on its neighbours. Here each
@@ -73,12 +73,12 @@ class Int8:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         # Without VNNI the kernel adds pairs of products in 16 bits, which 8 x 8 bits overflow.
         self._levels = 127 if torch.cpu._is_vnni_supported() else 63
-        self._packed = _prepack(weight)
+        self._packed = _prepack_int8(weight)
         # As torch.ops calls it after a look at each argument, which takes as long as a small layer.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
         self._bias = bias
-        x = _rows(COUNTS[-1], weight)
-        _prove(self, x, functional.linear(x, weight, bias), MOST)
+        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
+        _verify_kernel(self, x, functional.linear(x, weight, bias), INT8_MAX_RELATIVE_ERROR)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
@@ -90,19 +90,19 @@ class Int8:
         return product if self._bias is None else product.add_(self._bias)
 
 
-class CompiledInt8:
+class CompiledInt8Linear:
     """The same by compiled kernels, in one call; ``kernels`` know this weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
-        matrix = kernels.panels(weight)
+        matrix = kernels.pack_int8_weight(weight)
         self._matrix, self._kernels, self.inputs = matrix, kernels, matrix.inputs
         self._bias = None if bias is None else bias.contiguous()
-        x = _rows(COUNTS[-1], weight)
-        _prove(self, x, functional.linear(x, weight, bias), MOST)
+        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
+        _verify_kernel(self, x, functional.linear(x, weight, bias), INT8_MAX_RELATIVE_ERROR)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See :class:`Kernel`."""
-        return self._kernels.multiply(x, self._matrix, self._bias)
+        return self._kernels.int8_linear(x, self._matrix, self._bias)
 
     @property
     def addresses(self) -> tuple[int, int, int, int]:
@@ -110,25 +110,25 @@ class CompiledInt8:
         held = (self._matrix.weights, self._matrix.scales, self._matrix.zeros)
         return (*(tensor.data_ptr() for tensor in held), 0 if self._bias is None else self._bias.data_ptr())  # type: ignore[return-value]
 
-    def gated(self, x: Tensor) -> Tensor:
+    def linear_after_silu_mul(self, x: Tensor) -> Tensor:
         """The product of ``silu(x[..., :n]) * x[..., n:]`` for x (…, 2n), which is overwritten."""
-        return self._kernels.multiply(x, self._matrix, self._bias, gated=True)
+        return self._kernels.int8_linear(x, self._matrix, self._bias, gated=True)
 
 
-def int8(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> Kernel:
+def build_int8_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
     """The better of both. Raises :class:`UnusableError`, or what torch raises."""
-    if kernels is not None and kernels.multipliable(weight):
+    if kernels is not None and kernels.supports_int8_linear(weight):
         try:
-            return CompiledInt8(weight, bias, kernels)
-        except UnusableError as failure:
+            return CompiledInt8Linear(weight, bias, kernels)
+        except UnusableKernelError as failure:
             log.warning("the compiled product is not used: %s", failure)
-    return Int8(weight, bias)
+    return FbgemmInt8Linear(weight, bias)
 
 
-class Linear(nn.Module):
+class PackedLinear(nn.Module):
     """In the place of a ``torch.nn.Linear``."""
 
-    def __init__(self, kernel: Kernel, inputs: int, outputs: int) -> None:
+    def __init__(self, kernel: LinearKernel, inputs: int, outputs: int) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
         self.kernel = kernel
@@ -140,20 +140,20 @@ class Linear(nn.Module):
         return self.kernel(x)
 
 
-class Siblings:
+class MergedLinear:
     """Several linear layers that are called with the same tensor: the first call computes them all.
 
     The input is held only until each has had its part. It is known by identity; the caller has made sure that nobody
     writes to it in between.
     """
 
-    def __init__(self, linear: Linear, sizes: list[int]) -> None:
+    def __init__(self, linear: PackedLinear, sizes: list[int]) -> None:
         self.linear = linear
         self._sizes = sizes
         self._input: Tensor | None = None
         self._parts: list[Tensor | None] = []
 
-    def take(self, x: Tensor, place: int) -> Tensor:
+    def take_slice(self, x: Tensor, place: int) -> Tensor:
         """The part of the ``place``-th; a view into the product of all."""
         if x is not self._input or self._parts[place] is None:
             self._input, self._parts = x, list(self.linear(x).split(self._sizes, -1))
@@ -164,23 +164,23 @@ class Siblings:
         return part
 
 
-class Sibling(nn.Module):
+class MergedLinearSlice(nn.Module):
     """One of :class:`Siblings`, in the place of a ``torch.nn.Linear``."""
 
-    def __init__(self, group: Siblings, place: int, inputs: int, outputs: int) -> None:
+    def __init__(self, group: MergedLinear, place: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
-        self.group = group
-        self.place = place
+        self.merged = group
+        self.index = place
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
-        return self.group.take(x, self.place)
+        return self.merged.take_slice(x, self.index)
 
 
-def _prepack(weight: Tensor) -> Any:
+def _prepack_int8(weight: Tensor) -> Any:
     """Quantized and packed by fbgemm, whose kernel takes activations in fp32; the other engines have none."""
-    scales = (weight.abs().amax(1) / 127).clamp_min(TINIEST).double()
+    scales = (weight.abs().amax(1) / 127).clamp_min(MIN_SCALE).double()
     zeros = torch.zeros(len(weight), dtype=torch.long)
     before = torch.backends.quantized.engine
     try:
@@ -193,17 +193,17 @@ def _prepack(weight: Tensor) -> Any:
         torch.backends.quantized.engine = before
 
 
-def _rows(count: int, weight: Tensor) -> Tensor:
+def _probe_rows(count: int, weight: Tensor) -> Tensor:
     """Fixed rows to try a weight (outputs, inputs) with."""
     generator = torch.Generator().manual_seed(count)
     return torch.randn(count, weight.shape[1], generator=generator)
 
 
-def _prove(kernel: Kernel, x: Tensor, truth: Tensor, most: float) -> None:
+def _verify_kernel(kernel: LinearKernel, x: Tensor, truth: Tensor, most: float) -> None:
     """Raises :class:`UnusableError` unless the kernel is right, and bit-identical for any number of rows."""
     together = kernel(x)
-    error = float((together - truth).norm() / truth.norm().clamp_min(TINIEST))
+    error = float((together - truth).norm() / truth.norm().clamp_min(MIN_SCALE))
     if not error <= most:
-        raise UnusableError(f"its result is off by {error:.2g}")
-    if not all(torch.equal(kernel(x[:count]), together[:count]) for count in COUNTS):
-        raise UnusableError("a row's result depends on the other rows")
+        raise UnusableKernelError(f"its result is off by {error:.2g}")
+    if not all(torch.equal(kernel(x[:count]), together[:count]) for count in PROBE_ROW_COUNTS):
+        raise UnusableKernelError("a row's result depends on the other rows")

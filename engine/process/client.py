@@ -7,44 +7,54 @@ with a fault, and those that come meanwhile wait for the next one, within bounds
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from antiphon.engine.checkpoint.files import LoadError
-from antiphon.engine.process.connection import Link
-from antiphon.engine.process.messages import Add, Cancel, Failed, Ready, Report, Said, Stage, Start, Step
-from antiphon.engine.process.pending import CANCELLED, Hearing
-from antiphon.engine.process.spawn import Process, Spawn
-from antiphon.engine.protocol import EngineError, EngineInfo, Fault, Hear, Job, Stats, overloaded
+from antiphon.engine.errors import LoadError
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.connection import WorkerConnection
+from antiphon.engine.process.messages import (
+    AddJob,
+    CancelJob,
+    JobChunk,
+    LoadProgress,
+    Report,
+    StartCommand,
+    StepReport,
+    WorkerFailed,
+    WorkerReady,
+)
+from antiphon.engine.process.pending import CANCELLED_WHILE_WAITING, PendingJob
+from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
+from antiphon.engine.protocol import EngineError, EngineInfo, EngineStats, Fault, Job, OnChunk, overloaded_error
 
 log = logging.getLogger(__name__)
 
-BUILD = "antiphon.engine.process.worker:torch_core"
+DEFAULT_CORE_FACTORY = "antiphon.engine.process.worker:build_torch_core"
 NOT_RUNNING = "the engine is not running"
-STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
-UNKNOWN_BOUND = 256
+ENGINE_STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
+DEFAULT_CAPACITY = 256
 """How many jobs may wait for an engine that has not said yet how many it takes."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long what may take, in seconds."""
 
-    hang_after: float = 120.0
+    step_timeout: float = 120.0
     """A process that is silent for so long has hung: it is killed. A step must take less."""
-    load_within: float = 1800.0
+    load_timeout: float = 1800.0
     """The same while it loads: no stage of loading may take longer."""
-    patience: float = 30.0
+    wait_timeout: float = 30.0
     """A job waits so long for an engine that loads or is restarted."""
-    first_pause: float = 0.1
+    min_restart_delay: float = 0.1
     """Before the first restart; doubled for every one that served nothing."""
-    longest_pause: float = 30.0
+    max_restart_delay: float = 30.0
 
 
-class TorchEngine:
-    """Serves the model of ``folder``; ``options`` are fields of ``engine.builder.Options``.
+class ProcessEngine:
+    """Serves the model of ``folder``; with these options.
 
     ``build`` says what makes the core in the process (see ``engine.process.messages.Start``); ``spawn`` begins the
     process; ``told`` hears of every stage and trouble in a few words.
@@ -53,26 +63,26 @@ class TorchEngine:
     def __init__(
         self,
         folder: str | Path = "",
-        options: Mapping[str, Any] | None = None,
+        options: EngineOptions | None = None,
         *,
-        build: str = BUILD,
-        limits: Limits | None = None,
-        spawn: Spawn = Process,
-        told: Callable[[str], None] = lambda _: None,
+        core_factory: str = DEFAULT_CORE_FACTORY,
+        timeouts: WorkerTimeouts | None = None,
+        spawn: SpawnWorker = WorkerProcess,
+        on_status: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._start = Start(build, str(Path(folder).expanduser().absolute()), dict(options or {}))
-        self._limits, self._spawn, self._told = limits or Limits(), spawn, told
+        self._start = StartCommand(core_factory, str(Path(folder).expanduser().absolute()), options or EngineOptions())
+        self._timeouts, self._spawn, self._on_status = timeouts or WorkerTimeouts(), spawn, on_status
         self._info: EngineInfo | None = None
-        self._obstacle: str | None = NOT_RUNNING
-        self._after = ""
+        self._unready_reason: str | None = NOT_RUNNING
+        self._failure_suffix = ""
         """What is said behind an obstacle: what went wrong before."""
-        self._bound = UNKNOWN_BOUND
-        self._stats = Stats()
-        self._served = False
-        self._link: Link | None = None
-        self._life: asyncio.Task[None] | None = None
-        self._first: asyncio.Future[None] | None = None
-        self._jobs: dict[str, Hearing | None] = {}
+        self._capacity = DEFAULT_CAPACITY
+        self._stats = EngineStats()
+        self._has_served = False
+        self._connection: WorkerConnection | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._first_load: asyncio.Future[None] | None = None
+        self._jobs: dict[str, PendingJob | None] = {}
         """What the process works on; None where the caller has left and the process has not yet said the end."""
         self._waiters: dict[Hashable, asyncio.Future[None]] = {}
 
@@ -80,209 +90,217 @@ class TorchEngine:
     def info(self) -> EngineInfo:
         """What is fixed about the model; raises ``engine_unavailable`` until it was loaded for the first time."""
         if self._info is None:
-            raise _unavailable(self._obstacle or NOT_RUNNING)
+            raise _unavailable_error(self._unready_reason or NOT_RUNNING)
         return self._info
 
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
-        return self._link.host.pid if self._link else None
+        return self._connection.worker.pid if self._connection else None
 
-    def obstacle(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """What a job would have to wait for; None: nothing."""
-        return self._obstacle
+        return self._unready_reason
 
-    def places(self) -> int:
+    def capacity(self) -> int:
         """The slots and the queue; while the model loads for the first time, a guess."""
-        return self._bound
+        return self._capacity
 
-    def stats(self) -> Stats:
+    def stats(self) -> EngineStats:
         """Counts after the latest step; all zero while there is no model."""
         return self._stats
 
     async def start(self) -> None:
         """Load the model. Raises :class:`LoadError` with one line for a person."""
-        if self._life is not None:
+        if self._supervisor is not None:
             return
         loop = asyncio.get_running_loop()
-        self._after = ""
-        self._first = loop.create_future()
-        self._life = loop.create_task(self._live(self._first), name="engine life")
-        self._face("loading")
-        await self._first
+        self._failure_suffix = ""
+        self._first_load = loop.create_future()
+        self._supervisor = loop.create_task(self._supervise(self._first_load), name="engine life")
+        self._set_status("loading")
+        await self._first_load
 
     async def close(self) -> None:
         """End every job in flight and the process."""
-        life, self._life = self._life, None
+        life, self._supervisor = self._supervisor, None
         if life is None:
             return
         life.cancel()
         await asyncio.wait({life})
-        if self._link is not None:
-            await self._link.close()
-        self._link, self._info, self._after = None, None, ""
-        self._give_up()
+        if self._connection is not None:
+            await self._connection.close()
+        self._connection, self._info, self._failure_suffix = None, None, ""
+        self._stop_serving()
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Return when a job would be taken. Raises :class:`EngineError` like :meth:`generate`."""
-        await self._turn(object(), None)
+        await self._wait_for_capacity(object(), None)
 
     async def cancel(self, job_id: str) -> None:
         """End a job before the next step."""
         if job_id in self._waiters:
-            _settle(self._waiters[job_id], EngineError(CANCELLED.code, CANCELLED.message, CANCELLED.retryable))
-        elif job_id in self._jobs and self._link is not None:
-            self._link.say(Cancel(job_id))
+            _resolve(
+                self._waiters[job_id],
+                EngineError(
+                    CANCELLED_WHILE_WAITING.code, CANCELLED_WHILE_WAITING.message, CANCELLED_WHILE_WAITING.retryable
+                ),
+            )
+        elif job_id in self._jobs and self._connection is not None:
+            self._connection.send(CancelJob(job_id))
 
-    async def generate(self, job: Job, hear: Hear) -> None:
+    async def generate(self, job: Job, on_chunk: OnChunk) -> None:
         """Have the process work on a job. One that it lost before it admitted it is sent to the next process, once."""
         if job.id in self._jobs or job.id in self._waiters:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         expires = None if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
-        hearing = await self._work(job, hear, expires)
+        hearing = await self._run_job(job, on_chunk, expires)
         if hearing.lost:
-            hearing = await self._work(job, hear, expires)
-        if (refusal := hearing.refusal) is not None:
+            hearing = await self._run_job(job, on_chunk, expires)
+        if (refusal := hearing.rejection) is not None:
             raise EngineError(refusal.code, refusal.message, refusal.retryable)
 
-    async def _work(self, job: Job, hear: Hear, expires: float | None) -> Hearing:
+    async def _run_job(self, job: Job, hear: OnChunk, expires: float | None) -> PendingJob:
         """Send the job as soon as it would be taken, and wait for its end."""
-        await self._turn(job.id, expires)
-        if self._link is None:
-            raise _unavailable(NOT_RUNNING)
+        await self._wait_for_capacity(job.id, expires)
+        if self._connection is None:
+            raise _unavailable_error(NOT_RUNNING)
         if expires is not None:
             job = msgspec.structs.replace(job, deadline=expires - asyncio.get_running_loop().time())
-        hearing = self._jobs[job.id] = Hearing(hear)
-        self._link.say(Add(job))
+        hearing = self._jobs[job.id] = PendingJob(hear)
+        self._connection.send(AddJob(job))
         try:
-            await hearing.over
+            await hearing.done
         finally:
             if self._jobs.get(job.id) is hearing:  # the process still works on it
                 await self.cancel(job.id)
                 self._jobs[job.id] = None
         return hearing
 
-    async def _turn(self, key: Hashable, expires: float | None) -> None:
+    async def _wait_for_capacity(self, key: Hashable, expires: float | None) -> None:
         """Wait, if need be, until the engine would take a job, but not past ``expires`` on the loop's clock."""
         loop = asyncio.get_running_loop()
-        patient = loop.time() + self._limits.patience
+        patient = loop.time() + self._timeouts.wait_timeout
         until = patient if expires is None else min(expires, patient)
-        while self._obstacle is not None:
-            if self._life is None:
-                raise _unavailable(self._obstacle)
-            if len(self._waiters) >= self._bound:
-                raise overloaded()
+        while self._unready_reason is not None:
+            if self._supervisor is None:
+                raise _unavailable_error(self._unready_reason)
+            if len(self._waiters) >= self._capacity:
+                raise overloaded_error()
             self._waiters[key] = waiter = loop.create_future()
             try:
                 async with asyncio.timeout_at(until):
                     await waiter
             except TimeoutError:
                 if until == expires:
-                    raise EngineError("deadline_exceeded", f"not done in time: {self._obstacle}", True) from None
-                raise _unavailable(self._obstacle or NOT_RUNNING) from None
+                    raise EngineError("deadline_exceeded", f"not done in time: {self._unready_reason}", True) from None
+                raise _unavailable_error(self._unready_reason or NOT_RUNNING) from None
             finally:
                 del self._waiters[key]
-        if len(self._jobs) >= self._bound:
-            raise overloaded()
+        if len(self._jobs) >= self._capacity:
+            raise overloaded_error()
 
     # The process: begun, heard, lost, begun again
 
-    async def _live(self, first: "asyncio.Future[None]") -> None:
+    async def _supervise(self, first: "asyncio.Future[None]") -> None:
         """One process after the other. If the first cannot load, there is no second."""
-        pause, tries = self._limits.first_pause, 0
+        pause, tries = self._timeouts.min_restart_delay, 0
         while True:
-            reason = await self._one()
+            reason = await self._run_worker()
             if self._info is None:
-                self._life = None
-                _settle(first, LoadError(reason))
-                self._give_up()
+                self._supervisor = None
+                _resolve(first, LoadError(reason))
+                self._stop_serving()
                 return
-            if self._served:
-                self._served, pause, tries = False, self._limits.first_pause, 0
+            if self._has_served:
+                self._has_served, pause, tries = False, self._timeouts.min_restart_delay, 0
             tries += 1
             log.warning("the engine stopped: %s; try %d to restart it in %g s", reason, tries, pause)
-            self._after = f", after it stopped: {reason}"
+            self._failure_suffix = f", after it stopped: {reason}"
             fault = Fault("engine_unavailable", f"the engine stopped ({reason}) and is being restarted", retryable=True)
-            self._lose(fault, f"restarting: try {tries} in {pause:g} s")
+            self._fail_jobs(fault, f"restarting: try {tries} in {pause:g} s")
             await asyncio.sleep(pause)
-            self._face("loading")
-            pause = min(2 * pause, self._limits.longest_pause)
+            self._set_status("loading")
+            pause = min(2 * pause, self._timeouts.max_restart_delay)
 
-    async def _one(self) -> str:
+    async def _run_worker(self) -> str:
         """One process, from its first word to its end: why it ended."""
-        opening = asyncio.create_task(Link.open(self._spawn, self._hear, self._start), name="engine opening")
+        opening = asyncio.create_task(
+            WorkerConnection.spawn_worker(self._spawn, self._on_report, self._start), name="engine opening"
+        )
         try:
-            link = self._link = await asyncio.shield(opening)
+            link = self._connection = await asyncio.shield(opening)
         except OSError as error:
             return f"no process could be begun: {error}"
         except asyncio.CancelledError:
-            self._link = await opening  # so that it can be closed
+            self._connection = await opening  # so that it can be closed
             raise
         watch = asyncio.create_task(
-            link.watch(hang_after=self._limits.hang_after, load_within=self._limits.load_within), name="engine watch"
+            link.run_watchdog(step_timeout=self._timeouts.step_timeout, load_timeout=self._timeouts.load_timeout),
+            name="engine watch",
         )
         try:
-            return await asyncio.shield(link.ended)
+            return await asyncio.shield(link.exit_reason)
         finally:
             watch.cancel()
 
-    def _hear(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         """In the event loop, as messages come."""
-        if isinstance(report, Step):
+        if isinstance(report, StepReport):
             self._stats = report.stats
-            self._deal(report.said)
-        elif isinstance(report, Failed) and self._info is not None:
-            self._after = ""
-            self._face(f"stopping: {report.reason}")
-        elif isinstance(report, Stage):
-            self._face(f"loading: {report.text}")
-        elif isinstance(report, Ready):
-            self._info, self._bound = report.info, report.slots + report.queue
-            self._stats, self._after = Stats(slots=report.slots), ""
-            self._face(None)
+            self._dispatch_chunks(report.chunks)
+        elif isinstance(report, WorkerFailed) and self._info is not None:
+            self._failure_suffix = ""
+            self._set_status(f"stopping: {report.reason}")
+        elif isinstance(report, LoadProgress):
+            self._set_status(f"loading: {report.text}")
+        elif isinstance(report, WorkerReady):
+            self._info, self._capacity = report.info, report.max_num_seqs + report.max_waiting
+            self._stats, self._failure_suffix = EngineStats(slots=report.max_num_seqs), ""
+            self._set_status(None)
             for waiter in self._waiters.values():
-                _settle(waiter)
-            if self._first is not None:
-                _settle(self._first)
+                _resolve(waiter)
+            if self._first_load is not None:
+                _resolve(self._first_load)
 
-    def _deal(self, said: tuple[Said, ...]) -> None:
+    def _dispatch_chunks(self, said: tuple[JobChunk, ...]) -> None:
         """Hand each chunk to who hears it; those that have left meanwhile are passed over."""
         for job_id, chunk in said:
             if chunk.finish is None:
                 hearing = self._jobs.get(job_id)
             else:
                 hearing = self._jobs.pop(job_id, None)
-                self._served |= chunk.finish in ("stop", "length")
+                self._has_served |= chunk.finish in ("stop", "length")
             if hearing is not None:
-                hearing.take(chunk)
+                hearing.receive_chunk(chunk)
 
-    def _lose(self, fault: Fault, obstacle: str) -> None:
+    def _fail_jobs(self, fault: Fault, obstacle: str) -> None:
         """The process is gone: whatever it had in hand ends with this fault."""
-        self._face(obstacle)
-        self._stats = Stats()
+        self._set_status(obstacle)
+        self._stats = EngineStats()
         jobs, self._jobs = self._jobs, {}
         for hearing in jobs.values():
             if hearing is not None:
-                hearing.lose(fault)
+                hearing.fail_lost(fault)
 
-    def _give_up(self) -> None:
+    def _stop_serving(self) -> None:
         """There will be no next process."""
-        self._lose(STOPPED, NOT_RUNNING)
-        for waiter in (*self._waiters.values(), self._first):
+        self._fail_jobs(ENGINE_STOPPED, NOT_RUNNING)
+        for waiter in (*self._waiters.values(), self._first_load):
             if waiter is not None:
-                _settle(waiter, _unavailable(STOPPED.message))
+                _resolve(waiter, _unavailable_error(ENGINE_STOPPED.message))
 
-    def _face(self, obstacle: str | None) -> None:
-        self._obstacle = obstacle and f"{obstacle}{self._after}"
-        if self._life is not None:
-            self._told(self._obstacle or "ready")
+    def _set_status(self, obstacle: str | None) -> None:
+        self._unready_reason = obstacle and f"{obstacle}{self._failure_suffix}"
+        if self._supervisor is not None:
+            self._on_status(self._unready_reason or "ready")
 
 
-def _unavailable(why: str) -> EngineError:
+def _unavailable_error(why: str) -> EngineError:
     return EngineError("engine_unavailable", why, retryable=True)
 
 
-def _settle(future: "asyncio.Future[None]", error: Exception | None = None) -> None:
+def _resolve(future: "asyncio.Future[None]", error: Exception | None = None) -> None:
     """Wake whoever waits, unless nobody does any more."""
     if future.done():
         return

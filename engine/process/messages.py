@@ -5,119 +5,119 @@ one write and one wake-up, however many streams there are.
 """
 
 import struct
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from antiphon.engine.protocol import Chunk, EngineInfo, Job, Stats
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.protocol import Chunk, EngineInfo, EngineStats, Job
 
-Said = tuple[str, Chunk]
+JobChunk = tuple[str, Chunk]
 """A job's id and what a step brought for it."""
 
-T = TypeVar("T")
+MessageT = TypeVar("MessageT")
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class StartCommand(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The first order. ``build`` is the import path ``module:function`` of an ``engine.process.worker.Build``."""
 
-    build: str
+    core_factory: str
     folder: str
-    options: dict[str, Any]
-    """Fields of ``engine.builder.Options`` that are not left to their defaults."""
+    options: EngineOptions
 
 
-class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class AddJob(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Queue a job. A job that is refused gets one chunk, with a fault."""
 
     job: Job
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class CancelJob(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """End a job before the next step."""
 
     id: str
 
 
-class Ping(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class PingCommand(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Say something, between two steps at the latest."""
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class StopCommand(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Leave. What is still in flight is the parent's to end."""
 
 
-Order = Start | Add | Cancel | Ping | Stop
+Command = StartCommand | AddJob | CancelJob | PingCommand | StopCommand
 
 
-class Stage(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """How far loading has come, in a few words for a person."""
 
     text: str
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class WorkerReady(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The model is loaded: jobs may come, at most ``slots`` and ``queue`` of them at once."""
 
     info: EngineInfo
-    slots: int
-    queue: int
+    max_num_seqs: int
+    max_waiting: int
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class WorkerFailed(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The process cannot start, or cannot go on, and ends now; the reason is one line."""
 
     reason: str
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class StepReport(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """What one step brought, and the counts after it."""
 
-    said: tuple[Said, ...]
-    stats: Stats
+    chunks: tuple[JobChunk, ...]
+    stats: EngineStats
 
 
-class Pong(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class PongReport(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The answer to a ping."""
 
 
-Report = Stage | Ready | Failed | Step | Pong
+Report = LoadProgress | WorkerReady | WorkerFailed | StepReport | PongReport
 
 
-def pack(message: Order | Report) -> bytes:
+def encode_message(message: Command | Report) -> bytes:
     """A message as it travels: four bytes of length, then msgpack."""
     body = _encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
-class Unpacker(Generic[T]):
+class MessageDecoder(Generic[MessageT]):
     """Finds whole messages in a stream of bytes, however it was cut."""
 
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]") -> None:
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[MessageT]") -> None:
         self._decode = decoder.decode
-        self._rest = bytearray()
+        self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[T]:
+    def feed(self, data: bytes) -> list[MessageT]:
         """The messages that are whole now. Raises ``msgspec.DecodeError`` for what is none."""
-        self._rest += data
-        found, at = list[T](), 0
-        while len(self._rest) - at >= _LENGTH.size:
+        self._buffer += data
+        found, at = list[MessageT](), 0
+        while len(self._buffer) - at >= _LENGTH.size:
             body = at + _LENGTH.size
-            end = body + _LENGTH.unpack_from(self._rest, at)[0]
-            if end > len(self._rest):
+            end = body + _LENGTH.unpack_from(self._buffer, at)[0]
+            if end > len(self._buffer):
                 break
-            found.append(self._decode(self._rest[body:end]))
+            found.append(self._decode(self._buffer[body:end]))
             at = end
-        del self._rest[:at]
+        del self._buffer[:at]
         return found
 
 
-def orders() -> Unpacker[Order]:
+def command_decoder() -> MessageDecoder[Command]:
     """For the engine's process."""
-    return Unpacker(msgspec.msgpack.Decoder(Order))
+    return MessageDecoder(msgspec.msgpack.Decoder(Command))
 
 
-def reports() -> Unpacker[Report]:
+def report_decoder() -> MessageDecoder[Report]:
     """For its parent."""
-    return Unpacker(msgspec.msgpack.Decoder(Report))
+    return MessageDecoder(msgspec.msgpack.Decoder(Report))

@@ -16,205 +16,200 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
-from antiphon.engine.checkpoint.files import LoadError
+from antiphon.engine.errors import LoadError
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.messages import (
-    Add,
-    Cancel,
-    Failed,
-    Order,
-    Ping,
-    Pong,
-    Ready,
+    AddJob,
+    CancelJob,
+    Command,
+    JobChunk,
+    LoadProgress,
+    PingCommand,
+    PongReport,
     Report,
-    Said,
-    Stage,
-    Start,
-    Step,
-    Stop,
-    pack,
+    StartCommand,
+    StepReport,
+    StopCommand,
+    WorkerFailed,
+    WorkerReady,
+    encode_message,
 )
-from antiphon.engine.process.messages import orders as order_reader
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
+from antiphon.engine.process.messages import command_decoder as order_reader
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job
 
 log = logging.getLogger(__name__)
 
-FAILED = Fault("server_error", "the engine failed; see the server's log", retryable=True)
-BARREN = 3
+ENGINE_FAILED = Fault("server_error", "the engine failed; see the server's log", retryable=True)
+MAX_FAILED_STEPS = 3
 """So many failed steps in a row, without a token between them, mean that the model will not recover by itself."""
-READ = 1 << 18
+RECV_BYTES = 1 << 18
 PR_SET_PDEATHSIG = 1
 
 
-class Steps(Protocol):
+class EngineCore(Protocol):
     """The interface of ``engine.scheduler.core.Core``, which is imported late: torch takes seconds to import."""
 
     info: EngineInfo
 
     @property
-    def busy(self) -> bool: ...  # noqa: D102
+    def has_work(self) -> bool: ...  # noqa: D102
     def add(self, job: Job) -> None: ...  # noqa: D102
     def cancel(self, job_id: str) -> None: ...  # noqa: D102
-    def step(self) -> list[Said]: ...  # noqa: D102
-    def abort(self, fault: Fault) -> list[Said]: ...  # noqa: D102
-    def stats(self) -> Stats: ...  # noqa: D102
+    def step(self) -> list[JobChunk]: ...  # noqa: D102
+    def abort(self, fault: Fault) -> list[JobChunk]: ...  # noqa: D102
+    def stats(self) -> EngineStats: ...  # noqa: D102
 
 
-Build = Callable[[Path, Mapping[str, Any]], tuple[Steps, int]]
-"""Makes a core of a folder and options, and says how many jobs may wait for a slot."""
+CoreFactory = Callable[[Path, EngineOptions], EngineCore]
+"""Builds a core from a model folder and options."""
 
 
-class Line:
+class ParentConnection:
     """This side of the socket. Every method raises ``OSError`` or ``EOFError`` when the parent is gone."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._orders = order_reader()
+        self._socket = end
+        self._decoder = order_reader()
 
-    def say(self, report: Report) -> None:
+    def send(self, report: Report) -> None:
         """Send it; waits while the parent is behind."""
-        self._end.sendall(pack(report))
+        self._socket.sendall(encode_message(report))
 
-    def hear(self, *, wait: bool) -> list[Order]:
+    def receive_commands(self, *, wait: bool) -> list[Command]:
         """What was ordered meanwhile. ``wait``: sleep until there is something."""
-        heard: list[Order] = []
+        heard: list[Command] = []
         while True:
             try:
-                data = self._end.recv(READ, 0 if wait and not heard else socket.MSG_DONTWAIT)
+                data = self._socket.recv(RECV_BYTES, 0 if wait and not heard else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return heard
             if not data:
                 raise EOFError
-            heard += self._orders.feed(data)
+            heard += self._decoder.feed(data)
 
 
-def serve(line: Line, load: Callable[[Start], tuple[Steps, int]]) -> None:
+def serve_parent(parent: ParentConnection, load: Callable[[StartCommand], EngineCore]) -> None:
     """Everything this process does: returns when it is to end."""
     with contextlib.suppress(EOFError, OSError):
-        start, *more = line.hear(wait=True)
-        assert isinstance(start, Start)  # the parent's first word
+        start, *more = parent.receive_commands(wait=True)
+        assert isinstance(start, StartCommand)  # the parent's first word
         try:
-            with _stages(line), unswept():
-                core, queue = load(start)
+            with _report_progress(parent), gc_paused():
+                core = load(start)
         except Exception as error:
             if not isinstance(error, EngineError):
                 log.exception("the engine could not start")
-            line.say(Failed(str(error) if isinstance(error, EngineError) else _one_line(error)))
+            parent.send(WorkerFailed(str(error) if isinstance(error, EngineError) else _describe_error(error)))
             return
-        line.say(Ready(core.info, core.stats().slots, queue))
-        _Service(core, line).run(more)
+        parent.send(WorkerReady(core.info, core.stats().slots, start.options.max_waiting))
+        _WorkerLoop(core, parent).run_until_stopped(more)
 
 
-def load(start: Start) -> tuple[Steps, int]:
-    """The core that the order names. Raises :class:`engine.checkpoint.files.LoadError` with one line for a person."""
-    module, _, name = start.build.partition(":")
-    build: Build = getattr(importlib.import_module(module), name)
-    return build(Path(start.folder), start.options)
+def load_core(start: StartCommand) -> EngineCore:
+    """Builds the core that the command names. Raises :class:`engine.errors.LoadError` with a one-line message."""
+    module, _, name = start.core_factory.partition(":")
+    factory: CoreFactory = getattr(importlib.import_module(module), name)
+    return factory(Path(start.folder), start.options)
 
 
-def torch_core(folder: Path, given: Mapping[str, Any]) -> tuple[Steps, int]:
-    """The model of a folder; ``given`` are fields of ``engine.builder.Options``. Raises as :func:`load` does."""
+def build_torch_core(folder: Path, options: EngineOptions) -> EngineCore:
+    """Builds the core of the model in a folder. Raises :class:`engine.errors.LoadError` with a one-line message."""
     log.info("importing torch")
     try:
-        from antiphon.engine.builder import Options, build_core  # noqa: PLC0415 - torch is an extra, and takes seconds to import
+        from antiphon.engine.builder import build_core  # noqa: PLC0415  torch is an extra, and takes seconds to import
     except ImportError as error:
         raise LoadError(f"the torch engine is not installed ({error}): pip install 'antiphon[torch]'") from None
-    if strange := set(given) - set(Options.__struct_fields__):
-        raise LoadError(f"unknown engine options: {', '.join(sorted(strange))}")
-    try:
-        options = msgspec.convert(given, Options)
-    except msgspec.ValidationError as error:
-        raise LoadError(f"engine options: {error}") from None
     log.info("loading weights")
-    return build_core(folder, options), options.queue
+    return build_core(folder, options)
 
 
-class _Service:
+class _WorkerLoop:
     """Orders, then a step, until the parent says stop or the core is beyond help."""
 
-    def __init__(self, core: Steps, line: Line) -> None:
-        self._core, self._line = core, line
-        self._refused: list[Said] = []
-        self._before = core.stats()
-        self._barren = 0
+    def __init__(self, core: EngineCore, line: ParentConnection) -> None:
+        self._core, self._parent = core, line
+        self._rejections: list[JobChunk] = []
+        self._last_stats = core.stats()
+        self._failed_steps = 0
 
-    def run(self, heard: list[Order]) -> None:
-        while not any(isinstance(order, Stop) for order in heard):
-            for order in heard:
-                self._obey(order)
-            if (self._core.busy or self._refused) and not self._step():
+    def run_until_stopped(self, commands: list[Command]) -> None:
+        while not any(isinstance(order, StopCommand) for order in commands):
+            for order in commands:
+                self._apply_command(order)
+            if (self._core.has_work or self._rejections) and not self._step_core():
                 return
-            heard = self._line.hear(wait=not self._core.busy)
+            commands = self._parent.receive_commands(wait=not self._core.has_work)
 
-    def _obey(self, order: Order) -> None:
-        if isinstance(order, Add):
-            self._add(order.job)
-        elif isinstance(order, Cancel):
+    def _apply_command(self, order: Command) -> None:
+        if isinstance(order, AddJob):
+            self._add_job(order.job)
+        elif isinstance(order, CancelJob):
             self._core.cancel(order.id)
-        elif isinstance(order, Ping):
-            self._line.say(Pong())
+        elif isinstance(order, PingCommand):
+            self._parent.send(PongReport())
 
-    def _add(self, job: Job) -> None:
+    def _add_job(self, job: Job) -> None:
         try:
             self._core.add(job)
         except EngineError as error:
             fault = Fault(error.code, error.message, error.retryable)
         except Exception:
             log.exception("a fault of the engine itself")
-            fault = FAILED
+            fault = ENGINE_FAILED
         else:
             return
-        self._refused.append((job.id, Chunk(finish="error", fault=fault)))
+        self._rejections.append((job.id, Chunk(finish="error", fault=fault)))
 
-    def _step(self) -> bool:
+    def _step_core(self) -> bool:
         """Step and report. False: this was the last one. What escapes a step has left the core in pieces."""
-        said, self._refused = self._refused, []
+        said, self._rejections = self._rejections, []
         reason = None
         try:
-            if self._core.busy:
+            if self._core.has_work:
                 said += self._core.step()
         except Exception as error:
             log.exception("a fault of the engine itself")
-            reason = _one_line(error)
+            reason = _describe_error(error)
         stats = self._core.stats()
-        reason = reason or self._hopeless(said, stats)
+        reason = reason or self._failure_reason(said, stats)
         if reason is not None:  # told first: nobody who hears of the step's faults is to send another job here
-            said += self._core.abort(FAILED)
-            self._line.say(Failed(reason))
-        self._line.say(Step(tuple(said), stats))
+            said += self._core.abort(ENGINE_FAILED)
+            self._parent.send(WorkerFailed(reason))
+        self._parent.send(StepReport(tuple(said), stats))
         return reason is None
 
-    def _hopeless(self, said: list[Said], stats: Stats) -> str | None:
+    def _failure_reason(self, said: list[JobChunk], stats: EngineStats) -> str | None:
         """A device that is broken, or memory that stays full, fails every step; a bad request fails its own only."""
-        before, self._before = self._before, stats
+        before, self._last_stats = self._last_stats, stats
         if stats.generated_tokens > before.generated_tokens or stats.prompt_tokens > before.prompt_tokens:
-            self._barren = 0
-        elif stats.faults > before.faults:
-            self._barren += any(chunk.fault and chunk.fault.code == "server_error" for _, chunk in said)
-        return f"the model failed in {BARREN} steps in a row" if self._barren >= BARREN else None
+            self._failed_steps = 0
+        elif stats.failed_jobs > before.failed_jobs:
+            self._failed_steps += any(chunk.fault and chunk.fault.code == "server_error" for _, chunk in said)
+        return (
+            f"the model failed in {MAX_FAILED_STEPS} steps in a row" if self._failed_steps >= MAX_FAILED_STEPS else None
+        )
 
 
-class _Told(logging.Handler):
+class _ProgressHandler(logging.Handler):
     """Passes on what the engine's modules log while a model loads."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ParentConnection) -> None:
         super().__init__(logging.INFO)
-        self._line = line
+        self._parent = line
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:
-            self._line.say(Stage(record.getMessage()))
+            self._parent.send(LoadProgress(record.getMessage()))
 
 
 @contextlib.contextmanager
-def _stages(line: Line) -> Iterator[None]:
+def _report_progress(line: ParentConnection) -> Iterator[None]:
     """While a model loads, whatever ``engine.*`` logs as information is a stage of it."""
-    logger, told = logging.getLogger("engine"), _Told(line)
+    logger, told = logging.getLogger("engine"), _ProgressHandler(line)
     level = logger.level
     logger.addHandler(told)
     logger.setLevel(logging.INFO)
@@ -226,7 +221,7 @@ def _stages(line: Line) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unswept() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No garbage is looked for meanwhile, nor ever among what is there by then.
 
     What torch and transformers define are hundreds of thousands of objects that stay: to go through them takes a fifth
@@ -240,13 +235,13 @@ def unswept() -> Iterator[None]:
         gc.enable()
 
 
-def _one_line(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     said = " ".join(f"{type(error).__name__}: {error}".split())
     return f"out of memory ({said})" if short else said
 
 
-def _die_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent dies, even inside a step. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -256,7 +251,7 @@ def _die_with(parent: int) -> None:
             Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
 
 
-def _called(control: socket.socket, module: str) -> socket.socket:
+def _receive_connection(control: socket.socket, module: str) -> socket.socket:
     """The line that comes through ``control``; until then, and until it is needed, ``module`` is imported."""
 
     def prepare() -> None:
@@ -272,15 +267,15 @@ def _called(control: socket.socket, module: str) -> socket.socket:
     return socket.socket(fileno=lines[0])
 
 
-def main(descriptor: int, parent: int, early: str = "") -> None:
+def run_worker(descriptor: int, parent: int, preload: str = "") -> None:
     """Serve the parent behind this file descriptor, then end without ado: there is nothing to be saved.
 
     With ``early``, the line to serve comes through the descriptor, and this module is imported meanwhile.
     """
     end = socket.socket(fileno=descriptor)
-    _die_with(parent)
-    if early:
-        end = _called(end, early)
+    _exit_with_parent(parent)
+    if preload:
+        end = _receive_connection(end, preload)
     end.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -289,7 +284,7 @@ def main(descriptor: int, parent: int, early: str = "") -> None:
     logging.getLogger().handlers[0].setLevel(logging.WARNING)
     code = 1
     try:
-        serve(Line(end), load)
+        serve_parent(ParentConnection(end), load_core)
         code = 0
     except Exception:
         log.exception("the engine's process broke")

@@ -6,7 +6,7 @@ text (the player is handed an encoder) and no time (a pause is a number).
     [[reply]]
     name = "weather"              # required, unique
     when = ["weather", "Oslo"]    # answers the prompts whose text holds all of these; left out: the next in line
-    speak = [                     # in order; each entry is encoded on its own
+    output = [                    # in order; each entry is encoded on its own
       "It is",                    # text
       {pause = 0.5},              # seconds of silence
       {ids = [5, 6]},             # token ids as they are
@@ -14,10 +14,10 @@ text (the player is handed an encoder) and no time (a pause is a number).
       {stall = true},             # silence until the job is cancelled
       {refuse = "full", code = "server_is_overloaded"},            # first entry only: the job is not admitted
     ]
-    step = 1                      # tokens per chunk; 0: one chunk per entry. A chunk never spans two entries
+    tokens_per_chunk = 1          # 0: one chunk per entry. A chunk never spans two entries
     finish = "stop"               # or "length"
     stop_id = 7                   # the token that ends it; left out: the first of the engine's eos_ids, if it has any
-    cached = 0                    # prompt tokens claimed to come from the cache
+    cached_tokens = 0             # prompt tokens claimed to come from the cache
 """
 
 import tomllib
@@ -31,7 +31,7 @@ class ScriptError(ValueError):
     """A script that cannot be played; the message is one line and names the entry."""
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One entry of ``speak`` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
 
     ids: tuple[int, ...] | None = None
@@ -52,31 +52,31 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError("ids must not be negative")
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One scripted turn; the fields are those of the file (see the head of this module)."""
 
     name: str
-    speak: tuple[str | Piece, ...]
+    output: tuple[str | ScriptStep, ...]
     when: tuple[str, ...] = ()
-    step: int = 1
+    tokens_per_chunk: int = 1
     finish: Literal["stop", "length"] = "stop"
     stop_id: int | None = None
-    cached: int = 0
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.step < 0:
-            raise ValueError("step must not be negative")
-        if any(isinstance(piece, Piece) and piece.refuse is not None for piece in self.speak[1:]):
-            raise ValueError("refuse can only be the first entry of speak")
+        if self.tokens_per_chunk < 0:
+            raise ValueError("tokens_per_chunk must not be negative")
+        if any(isinstance(piece, ScriptStep) and piece.refuse is not None for piece in self.output[1:]):
+            raise ValueError("refuse can only be the first entry of output")
 
     @property
-    def refusal(self) -> Piece | None:
+    def refusal(self) -> ScriptStep | None:
         """The first entry, if it refuses the job."""
-        first = self.speak[0] if self.speak else None
-        return first if isinstance(first, Piece) and first.refuse is not None else None
+        first = self.output[0] if self.output else None
+        return first if isinstance(first, ScriptStep) and first.refuse is not None else None
 
 
-def load_script(path: str | Path) -> tuple[Reply, ...]:
+def load_script(path: str | Path) -> tuple[ScriptedReply, ...]:
     """Read the replies of a TOML script, in file order. Raises :class:`ScriptError`."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def load_script(path: str | Path) -> tuple[Reply, ...]:
     return parse_script(table, str(path))
 
 
-def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[Reply, ...]:
+def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[ScriptedReply, ...]:
     """The replies of a script already parsed as TOML. Raises :class:`ScriptError`, which begins with ``origin``."""
     unknown = sorted(set(table) - {"reply"})
     if unknown:
@@ -95,7 +95,7 @@ def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[Reply, 
     entries = table.get("reply")
     if not isinstance(entries, list) or not entries:
         raise ScriptError(f"{origin}: no [[reply]]: a script holds at least one")
-    replies = tuple(_reply(entry, index, origin) for index, entry in enumerate(entries, 1))
+    replies = tuple(_parse_reply(entry, index, origin) for index, entry in enumerate(entries, 1))
     names = [reply.name for reply in replies]
     for index, name in enumerate(names, 1):
         if name in names[: index - 1]:
@@ -103,12 +103,14 @@ def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[Reply, 
     return replies
 
 
-def _reply(entry: Any, index: int, origin: str) -> Reply:
+def _parse_reply(entry: Any, index: int, origin: str) -> ScriptedReply:
     name = entry.get("name") if isinstance(entry, dict) else None
     label = f"{origin}: reply {index}" + (f" ({name!r})" if isinstance(name, str) else "")
     if isinstance(entry, dict) and isinstance(entry.get("when"), str):
         entry = {**entry, "when": [entry["when"]]}
+    if isinstance(entry, dict) and "speak" in entry and "output" not in entry:  # its older name
+        entry = {("output" if key == "speak" else key): value for key, value in entry.items()}
     try:
-        return msgspec.convert(entry, Reply)
+        return msgspec.convert(entry, ScriptedReply)
     except msgspec.ValidationError as error:
         raise ScriptError(f"{label}: {error}") from error

@@ -8,57 +8,59 @@ from collections.abc import Callable, Iterator
 
 from antiphon.engine.protocol import Chunk
 
-Late = tuple[float, Chunk]
+DelayedChunk = tuple[float, Chunk]
 """A chunk, and the seconds to wait before it."""
 
 
-class Steps:
+class StepLoop:
     """Each turn of the event loop, everybody who plays gives one chunk."""
 
     def __init__(self) -> None:
-        self._plays: list[_Play] = []
-        self._due = False
+        self._playbacks: list[_Playback] = []
+        self._step_scheduled = False
 
-    async def play(self, chunks: Iterator[Late], take: Callable[[Chunk], bool]) -> Late | None:
+    async def play_chunks(
+        self, chunks: Iterator[DelayedChunk], deliver: Callable[[Chunk], bool]
+    ) -> DelayedChunk | None:
         """Give the chunks to ``take``, one a step, until it says no: the first that must be waited for, if any.
 
         Raises what either of them raises.
         """
-        play = _Play(chunks, take)
-        self._plays.append(play)
-        self._go_on()
-        return await play.over
+        play = _Playback(chunks, deliver)
+        self._playbacks.append(play)
+        self._schedule_step()
+        return await play.done
 
-    def _go_on(self) -> None:
-        if self._plays and not self._due:
-            self._due = True
+    def _schedule_step(self) -> None:
+        if self._playbacks and not self._step_scheduled:
+            self._step_scheduled = True
             asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
-        self._due = False
-        plays, self._plays = self._plays, []
+        self._step_scheduled = False
+        plays, self._playbacks = self._playbacks, []
         for play in plays:
-            play.step()
-        self._plays = [play for play in plays if not play.over.done()] + self._plays
-        self._go_on()
+            play.play_next()
+        self._playbacks = [play for play in plays if not play.done.done()] + self._playbacks
+        self._schedule_step()
 
 
-class _Play:
+class _Playback:
     """One job. ``over`` may be cancelled at any time, by whoever hears a chunk, too."""
 
-    def __init__(self, chunks: Iterator[Late], take: Callable[[Chunk], bool]) -> None:
-        self._chunks, self._take = chunks, take
-        self.over: asyncio.Future[Late | None] = asyncio.get_running_loop().create_future()
+    def __init__(self, chunks: Iterator[DelayedChunk], deliver: Callable[[Chunk], bool]) -> None:
+        self._chunks, self._deliver = chunks, deliver
+        self.done: asyncio.Future[DelayedChunk | None] = asyncio.get_running_loop().create_future()
 
-    def step(self) -> None:
-        if self.over.done():
+    def play_next(self) -> None:
+        if self.done.done():
             return
         try:
             late = next(self._chunks, None)
-            goes_on = late is not None and late[0] <= 0 and self._take(late[1])
+            goes_on = late is not None and late[0] <= 0 and self._deliver(late[1])
         except Exception as error:  # noqa: BLE001  raised again where the job is awaited
-            if not self.over.done():
-                self.over.set_exception(error)
+            if not self.done.done():
+                self.done.set_exception(error)
             return
-        if not goes_on and not self.over.done():
-            self.over.set_result(late if late is not None and late[0] > 0 else None)
+        if not goes_on and not self.done.done():
+            self.done.set_result(late if late is not None and late[0] > 0 else None)

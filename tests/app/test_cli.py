@@ -10,11 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from antiphon.app.cli import _store_file, main
-from antiphon.app.launch import ENGINE_OPTIONS
+from antiphon.app.cli import _resolve_store_file, main
 from antiphon.app.observability import startup
-from antiphon.app.serve_options import Wish
-from antiphon.app.settings import Settings, admits, digest
+from antiphon.app.settings import Settings, key_digest, matching_key
 from tests.serving import scripted
 from tests.syntax import ROOT
 
@@ -83,8 +81,8 @@ def test_a_port_in_use_is_known_before_anything_loads(script: str) -> None:
 
 def test_where_responses_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert _store_file(None) == tmp_path / "antiphon" / "responses.db"
-    assert _store_file("memory") is None and _store_file("some/file.db") == Path("some/file.db")
+    assert _resolve_store_file(None) == tmp_path / "antiphon" / "responses.db"
+    assert _resolve_store_file("memory") is None and _resolve_store_file("some/file.db") == Path("some/file.db")
 
 
 def test_a_store_that_cannot_be_opened_is_a_refusal(script: str, tmp_path: Path) -> None:
@@ -96,7 +94,16 @@ def test_a_store_that_cannot_be_opened_is_a_refusal(script: str, tmp_path: Path)
 def test_help_names_every_option() -> None:
     result = CliRunner().invoke(main, ["serve", "--help"])
     assert result.exit_code == 0
-    for option in ("--name", "--host", "--port", "--api-key", "--offline", "--engine", "--script", "--reasoning-as"):
+    for option in (
+        "--served-model-name",
+        "--host",
+        "--port",
+        "--api-key",
+        "--offline",
+        "--engine",
+        "--script",
+        "--reasoning-output",
+    ):
         assert option in result.output
 
 
@@ -108,8 +115,8 @@ def test_nothing_heavy_is_loaded_before_the_engines_process_begins() -> None:
 
 def test_the_banner_has_lines_to_paste() -> None:
     screen = Console(file=io.StringIO(), width=200, force_terminal=False)
-    catalogue = scripted([{"name": "hello", "speak": ["Hello."]}], names=("tiny", "gpt-tiny"))
-    settings = Settings(host="0.0.0.0", keys=(digest("sk-secret"),))
+    catalogue = scripted([{"name": "hello", "output": ["Hello."]}], names=("tiny", "gpt-tiny"))
+    settings = Settings(host="0.0.0.0", api_key_digests=(key_digest("sk-secret"),))
     startup.show(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "http://127.0.0.1:8123/v1" in said
@@ -141,13 +148,6 @@ def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
     ]
 
 
-def test_what_is_wished_for_is_what_the_engine_has() -> None:
-    pytest.importorskip("torch")
-    from antiphon.engine.builder import Options
-
-    assert set(ENGINE_OPTIONS) <= set(Options.__struct_fields__) & set(Wish.__struct_fields__)
-
-
 @pytest.mark.slow
 def test_what_only_the_engines_process_finds_out_is_one_line_too() -> None:
     result = serve("--device", "abacus")
@@ -157,8 +157,8 @@ def test_what_only_the_engines_process_finds_out_is_one_line_too() -> None:
 
 
 def test_keys_are_kept_as_digests() -> None:
-    keys = (digest("one"), digest("two"))
-    assert admits(keys, "two") == digest("two")
-    assert admits(keys, "three") is None
-    assert admits((), "") is None
+    keys = (key_digest("one"), key_digest("two"))
+    assert matching_key(keys, "two") == key_digest("two")
+    assert matching_key(keys, "three") is None
+    assert matching_key((), "") is None
     assert b"one" not in b"".join(keys)

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from antiphon.app.model_registry import Catalogue, ServedModel
-from antiphon.engine.process.client import TorchEngine
+from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
@@ -98,7 +98,7 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[Served, str]]:
     loaded = detect.load(folder)
-    engine = TorchEngine(folder, {"threads": 1, "kv_gib": 0.05})
+    engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.05})
     with serve(Catalogue([ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)])) as running:
         yield running, loaded.why
 

@@ -52,7 +52,7 @@ def test_another_servers_seal_is_not_ours() -> None:
 
 
 def test_a_secret_outlives_its_server_and_is_for_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "kept" / "responses.db.secret"
+    path = tmp_path / "kept" / "responses.db.key"
     sealed = open_seals(path).seal("ann", "reasoning", TEXT)
     assert open_seals(path).open("ann", "reasoning", sealed) == TEXT
     assert path.stat().st_mode & 0o777 == 0o600

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from antiphon.app.model_registry import Catalogue, ServedModel
-from antiphon.engine.process.client import Limits, TorchEngine
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
 from antiphon.harmony.detect import bytes_format
 from tests.app.test_server import free_port, within
 from tests.invariants import Event, check
@@ -27,20 +28,20 @@ PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 KILLS, STREAMS, STORM = (100, 16, 1000) if PROVE else (3, 4, 60)
 CHATTER = "tests.engine.fake_core:chatter"
 TINY = "tests.engine.fake_core:tiny"
-LIMITS = Limits(hang_after=2.0, first_pause=0.01, longest_pause=0.5)
+LIMITS = WorkerTimeouts(step_timeout=2.0, min_restart_delay=0.01, max_restart_delay=0.5)
 TIMEOUT = httpx.Timeout(110)
 BODY = {"model": "chatter", "input": "hello", "stream": True}
 
 
 def catalogue(build: str = CHATTER, **options: Any) -> Catalogue:
-    engine = TorchEngine("", options, build=build, limits=LIMITS)
+    engine = ProcessEngine("", EngineOptions(**options), core_factory=build, timeouts=LIMITS)
     form = bytes_format("hermes")
     return Catalogue([ServedModel(names=("chatter",), engine=engine, format=form, created=1_700_000_000)])
 
 
 @pytest.fixture(scope="module")
 def chatty() -> Iterator[Served]:
-    with serve(catalogue(slots=32)) as served:
+    with serve(catalogue(max_num_seqs=32)) as served:
         yield served
 
 
@@ -98,7 +99,7 @@ async def succeeds(client: httpx.AsyncClient, served: Served) -> None:
 @pytest.mark.parametrize("build", [CHATTER, *([TINY] if PROVE else [])])
 @pytest.mark.timeout(1800)
 async def test_killed_under_streams_again_and_again(build: str) -> None:
-    with serve(catalogue(build, slots=STREAMS)) as served:
+    with serve(catalogue(build, max_num_seqs=STREAMS)) as served:
         async with httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None)) as client:
             with healthy(served):
                 for _ in range(KILLS):
@@ -131,7 +132,7 @@ async def test_any_disaster_fails_the_turns_in_hand_and_the_next_is_served(chatt
 
 async def test_a_flood_is_served_or_refused_and_nobody_hangs() -> None:
     body = {**BODY, "stream": False, "max_output_tokens": 20}
-    with serve(catalogue(slots=4, queue=12)) as served:
+    with serve(catalogue(max_num_seqs=4, max_waiting=12)) as served:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as client:
             with healthy(served):
@@ -155,11 +156,11 @@ import uvloop
 from app import server
 from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineError
-from tests.app.test_engine_process import CHATTER, LIMITS, Catalogue, ServedModel, TorchEngine, bytes_format
+from tests.app.test_engine_process import CHATTER, LIMITS, Catalogue, ServedModel, ProcessEngine, bytes_format
 
 async def main(port, folder):
-    settings = Settings(port=int(port), drain=0.2)
-    engine = TorchEngine(folder, build=CHATTER, limits=LIMITS, told=lambda news: print(news, flush=True))
+    settings = Settings(port=int(port), shutdown_timeout=0.2)
+    engine = ProcessEngine(folder, core_factory=CHATTER, timeouts=LIMITS, on_status=lambda news: print(news, flush=True))
     model = ServedModel(names=("chatter",), engine=engine, format=bytes_format("hermes"), created=1)
     with server.bind(settings) as listener:
         home = server.furnish(settings, Catalogue([model]))

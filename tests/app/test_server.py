@@ -19,7 +19,7 @@ from tests.conftest import Serve
 from tests.serving import Served, scripted, serve
 from tests.syntax import ROOT
 
-STALL = [{"name": "stall", "speak": ["Hello ", {"stall": True}]}]
+STALL = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
 RESPONSES = ("/responses", {"model": "scripted", "input": "hi"})
 CHAT = ("/chat/completions", {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]})
 TIMEOUT = httpx.Timeout(10)
@@ -27,7 +27,7 @@ TIMEOUT = httpx.Timeout(10)
 
 @pytest.fixture(scope="module")
 def stalling() -> Iterator[Served]:
-    with serve(scripted(STALL, slots=2)) as served:
+    with serve(scripted(STALL, max_num_seqs=2)) as served:
         yield served
 
 
@@ -50,7 +50,7 @@ def first_line(reply: httpx.Response) -> Iterator[str]:
 
 def idle(served: Served) -> bool:
     stats = served.engine.stats()
-    return (stats.running, stats.waiting, stats.kv_tokens, served.house.turns.running) == (0, 0, 0, 0)
+    return (stats.running, stats.waiting, stats.running_cache_tokens, served.house.turns.running) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
@@ -94,7 +94,7 @@ def test_a_reader_that_leaves_while_it_waits_leaves_the_queue(stalling: Served) 
 
 
 def test_a_reader_that_stops_reading_is_cut_off(server: Serve) -> None:
-    flood = [{"name": "flood", "speak": ["x" * 2_000_000, {"stall": True}], "step": 1000}]
+    flood = [{"name": "flood", "output": ["x" * 2_000_000, {"stall": True}], "tokens_per_chunk": 1000}]
     served = server(flood, stall_timeout=0.5)
     body = json.dumps({**RESPONSES[1], "stream": True}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -127,7 +127,7 @@ def test_a_stored_response_that_was_left_is_cancelled(stalling: Served) -> None:
 
 
 def test_a_storm_is_answered_at_once(server: Serve) -> None:
-    served = server(scripted(STALL, slots=1, queue=1))
+    served = server(scripted(STALL, max_num_seqs=1, max_waiting=1))
     path, body = RESPONSES
     with (
         httpx.Client(timeout=TIMEOUT) as client,
@@ -154,7 +154,7 @@ def _left_alone(url: str, body: dict[str, Any]) -> None:
 
 
 def test_a_stored_stream_can_be_read_again_from_anywhere(server: Serve) -> None:
-    served = server([{"name": "hello", "speak": ["Hello ", "world."]}])
+    served = server([{"name": "hello", "output": ["Hello ", "world."]}])
     path, body = RESPONSES
     whole = httpx.post(served.url + path, json={**body, "stream": True}).text
     made = json.loads(whole.split("data: ")[1].splitlines()[0])["response"]["id"]
@@ -169,7 +169,7 @@ def test_a_stored_stream_can_be_read_again_from_anywhere(server: Serve) -> None:
 
 
 def test_what_is_not_stored_is_not_found(server: Serve) -> None:
-    served = server([{"name": "hello", "speak": ["Hello."]}])
+    served = server([{"name": "hello", "output": ["Hello."]}])
     path, body = RESPONSES
     made = httpx.post(served.url + path, json={**body, "store": False}).json()["id"]
     assert httpx.get(f"{served.url}/responses/{made}").status_code == 404
@@ -225,7 +225,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
 
 def test_sigterm_ends_open_streams_legally(start: Callable[..., Process]) -> None:
-    one = start("--drain", "0.3")
+    one = start("--shutdown-timeout", "0.3")
     path, body = RESPONSES
     with httpx.stream("POST", f"{one.url}/v1{path}", json={**body, "stream": True}, timeout=TIMEOUT) as reply:
         lines = reply.iter_lines()
@@ -241,7 +241,7 @@ def test_sigterm_ends_open_streams_legally(start: Callable[..., Process]) -> Non
 
 
 def test_sigterm_answers_what_was_not_streamed(start: Callable[..., Process]) -> None:
-    one = start("--drain", "0.3")
+    one = start("--shutdown-timeout", "0.3")
     path, body = RESPONSES
     got: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: got.append(httpx.post(f"{one.url}/v1{path}", json=body, timeout=TIMEOUT)))
@@ -254,7 +254,7 @@ def test_sigterm_answers_what_was_not_streamed(start: Callable[..., Process]) ->
 
 
 def test_a_second_signal_insists(start: Callable[..., Process]) -> None:
-    one = start("--drain", "60")
+    one = start("--shutdown-timeout", "60")
     path, body = RESPONSES
     with httpx.stream("POST", f"{one.url}/v1{path}", json={**body, "stream": True}, timeout=TIMEOUT) as reply:
         _held = first_line(reply)
@@ -266,7 +266,7 @@ def test_a_second_signal_insists(start: Callable[..., Process]) -> None:
 
 
 def test_an_idle_server_goes_at_once(start: Callable[..., Process]) -> None:
-    one = start("--drain", "60")
+    one = start("--shutdown-timeout", "60")
     told = one.signal(signal.SIGTERM)
     assert one.process.wait(5) in (0, -signal.SIGTERM)
     assert time.monotonic() - told < 2
@@ -274,7 +274,7 @@ def test_an_idle_server_goes_at_once(start: Callable[..., Process]) -> None:
 
 @pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
 def test_a_turn_too_many_is_refused_before_it_is_read(path: str, body: dict[str, Any]) -> None:
-    with serve(scripted(STALL, slots=1, queue=0)) as served:
+    with serve(scripted(STALL, max_num_seqs=1, max_waiting=0)) as served:
         with httpx.stream("POST", served.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as held:
             _held = first_line(held)
             for sent in (json.dumps(body), "no JSON at all"):
@@ -292,7 +292,7 @@ def test_a_turn_too_many_is_refused_before_it_is_read(path: str, body: dict[str,
 
 
 def test_behind_many_who_connect_at_once_nobody_waits_for_as_many_turns_of_the_loop(server: Serve) -> None:
-    served, turns, lines = server([{"name": "x", "speak": ["x"]}]), [0], list[socket.socket]()
+    served, turns, lines = server([{"name": "x", "output": ["x"]}]), [0], list[socket.socket]()
     ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def busy() -> None:

@@ -24,7 +24,7 @@ from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
-from antiphon.engine.scripted.script import Piece, Reply
+from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
 from tests.bench.scripted_server import WORDS, child, words_format
 
 PAUSE = 0.01
@@ -37,11 +37,13 @@ def catalogue() -> Catalogue:
     """One model that says `LENGTH` words, with a pause before each."""
     form = words_format()
     speak = [
-        piece for n in range(LENGTH) for piece in (Piece(pause=PAUSE), Piece(ids=tuple(form.encode(WORDS[n % 9]))))
+        piece
+        for n in range(LENGTH)
+        for piece in (ScriptStep(pause=PAUSE), ScriptStep(ids=tuple(form.encode(WORDS[n % 9]))))
     ]
-    info = EngineInfo(context=1 << 20, vocab=1 << 18, device="none", eos_ids=form.stop_ids[:1])
-    reply = Reply(name="slow", speak=tuple(speak))
-    engine = ScriptedEngine([reply], encode=form.encode, decode=form.decode, info=info, slots=1024)
+    info = EngineInfo(max_model_len=1 << 20, vocab_size=1 << 18, device="none", eos_ids=form.stop_ids[:1])
+    reply = ScriptedReply(name="slow", output=tuple(speak))
+    engine = ScriptedEngine([reply], encode=form.encode, decode=form.decode, info=info, max_num_seqs=1024)
     return Catalogue([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
 
 
@@ -119,7 +121,7 @@ def main() -> None:
 
 
 async def _serve(path: str) -> None:
-    settings = Settings(port=0, drain=0.1, store=Path(path))
+    settings = Settings(port=0, shutdown_timeout=0.1, store_file=Path(path))
     store = open_store(settings)
     with bind(settings) as listener:
         home = furnish(settings, catalogue(), store=store)

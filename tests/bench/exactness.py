@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import torch
 
-from antiphon.engine.builder import Options, core_of
-from antiphon.engine.hardware import threads
-from antiphon.engine.model.forward import Work
+from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.hardware import physical_cores
+from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.model.loader import load_model
-from antiphon.engine.model.varlen import PackedForward
-from antiphon.engine.optimize.pack_linears import Quantize
+from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.optimize.pack_linears import Quantization
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core
 from tests.bench.figures import NONE, median, table
@@ -33,10 +34,10 @@ Piece = tuple[list[int], int]
 """Tokens that follow, and how many of them the model said."""
 
 
-def forward_of(name: str, quantize: Quantize | None) -> PackedForward:
+def forward_of(name: str, quantize: Quantization | None) -> VarlenForward:
     """The model as it is served."""
     forward = core_for(name, quantize, deterministic=False)._forward
-    assert isinstance(forward, PackedForward)
+    assert isinstance(forward, VarlenForward)
     return forward
 
 
@@ -66,31 +67,31 @@ def pieces_of(text: list[int], prompt: int, grain: int, chance: random.Random) -
     return pieces
 
 
-def alone(forward: PackedForward, pieces: list[Piece]) -> torch.Tensor:
+def alone(forward: VarlenForward, pieces: list[Piece]) -> torch.Tensor:
     """Logits of every position, fed in these pieces."""
-    own = forward.new_state(0)
-    return torch.cat([forward.run([Work(own, piece, len(piece), said)]) for piece, said in pieces])
+    own = forward.new_cache(0)
+    return torch.cat([forward.run([SequenceInput(own, piece, len(piece), said)]) for piece, said in pieces])
 
 
 def crowded(
-    forward: PackedForward, pieces: list[Piece], others: list[list[int]], chance: random.Random
+    forward: VarlenForward, pieces: list[Piece], others: list[list[int]], chance: random.Random
 ) -> torch.Tensor:
     """The same, each piece beside pieces of some others."""
-    own, parts = forward.new_state(0), []
+    own, parts = forward.new_cache(0), []
     for piece, said in pieces:
         beside = [
             other[: chance.choice((1, 1, 1, 30))] for other in chance.sample(others, chance.randint(0, CROWD - 1))
         ]
-        work = [Work(own, piece, len(piece), said)]
-        work += [Work(forward.new_state(0), part, len(part)) for part in beside]
+        work = [SequenceInput(own, piece, len(piece), said)]
+        work += [SequenceInput(forward.new_cache(0), part, len(part)) for part in beside]
         chance.shuffle(work)
-        place = sum(item.rows for item in itertools.takewhile(lambda item: item.state is not own, work))
+        place = sum(item.num_logits for item in itertools.takewhile(lambda item: item.cache is not own, work))
         parts.append(forward.run(work)[place : place + len(piece)])
     return torch.cat(parts)
 
 
 @torch.inference_mode()
-def positions(name: str, quantize: Quantize | None, count: int, truth: PackedForward | None) -> list[str]:
+def positions(name: str, quantize: Quantization | None, count: int, truth: VarlenForward | None) -> list[str]:
     """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's."""
     forward, chance = forward_of(name, quantize), random.Random(7)
     texts = texts_of(count // LENGTH, 90_000)
@@ -99,7 +100,7 @@ def positions(name: str, quantize: Quantize | None, count: int, truth: PackedFor
     for number, text in enumerate(texts):
         prompt = chance.randint(1, LENGTH)
         one = alone(forward, whole(text, prompt))
-        pieces = pieces_of(text, prompt, forward.grain, chance)
+        pieces = pieces_of(text, prompt, forward.prompt_alignment, chance)
         two = crowded(forward, pieces, texts[:number] + texts[number + 1 :], chance)
         apart = (one - two).abs()
         worst, typical = max(worst, float(apart.max())), typical + float(apart.mean())
@@ -111,11 +112,17 @@ def positions(name: str, quantize: Quantize | None, count: int, truth: PackedFor
     return [*cells, NONE if truth is None else f"{near:.5f}"]
 
 
-def core_for(name: str, quantize: Quantize | None, *, deterministic: bool) -> Core:
+def core_for(name: str, quantize: Quantization | None, *, deterministic: bool) -> Core:
     """A core of its own on the model."""
     model, folder = load_model(build(name), device="cpu")
-    options = Options(quantize=quantize, deterministic=deterministic, slots=CROWD, kv_gib=1.0, reuse=False)
-    return core_of(model, folder, options, tune=True)
+    options = EngineOptions(
+        quantization=quantize,
+        deterministic=deterministic,
+        max_num_seqs=CROWD,
+        kv_cache_gib=1.0,
+        enable_prefix_caching=False,
+    )
+    return build_core_from_model(model, folder, options, optimize=True)
 
 
 def spoken(core: Core, jobs: list[Job]) -> tuple[dict[str, list[int]], float]:
@@ -124,13 +131,13 @@ def spoken(core: Core, jobs: list[Job]) -> tuple[dict[str, list[int]], float]:
     for job in jobs:
         core.add(job)
     begun = time.perf_counter()
-    while core.busy:
+    while core.has_work:
         for name, chunk in core.step():
             said[name] += chunk.tokens
     return said, time.perf_counter() - begun
 
 
-def divergence(name: str, quantize: Quantize | None, count: int, length: int) -> list[list[str]]:
+def divergence(name: str, quantize: Quantization | None, count: int, length: int) -> list[list[str]]:
     """Two lines: seeded jobs alone against a crowd, and the crowd's time, without and with `deterministic`."""
     texts, chance = texts_of(count, 90_000), random.Random(9)
     jobs = [
@@ -171,8 +178,8 @@ def main() -> None:
     words.add_argument("--jobs", type=int, default=32)
     words.add_argument("--tokens", type=int, default=64)
     asked: Any = words.parse_args()
-    torch.set_num_threads(threads())
-    kinds: tuple[Quantize | None, ...] = (None, "int8")
+    torch.set_num_threads(physical_cores())
+    kinds: tuple[Quantization | None, ...] = (None, "int8")
     plain = forward_of(asked.model, None)
     rows = [positions(asked.model, kind, asked.positions, plain if kind else None) for kind in kinds]
     print(

@@ -109,7 +109,7 @@ def main() -> None:
     if asked.probe:
         probe(asked.probe)
         return
-    with scripted_server.server([(200, 1)], slots=64, queue=64) as (_, port):
+    with scripted_server.server([(200, 1)], max_num_seqs=64, max_waiting=64) as (_, port):
         flood(port, 1, 0)
         found: dict[str, list[float]] = {}
         with probed(port, found):

@@ -82,7 +82,7 @@ class Peer:
 def _antiphon(*more: str) -> Callable[[Path, int], list[str]]:
     return lambda model, port: [
         *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model)),
-        *("--name", model.name, "--port", str(port), *more),
+        *("--served-model-name", model.name, "--port", str(port), *more),
     ]
 
 
@@ -127,7 +127,7 @@ def _llama(model: Path, port: int) -> list[str]:
     ]
 
 
-KEPT = ("--kv-gib", os.environ.get("KV_GIB", "1"))
+KEPT = ("--kv-cache-gib", os.environ.get("KV_GIB", "1"))
 """Memory for keys and values, no more than vLLM gets: what is kept for later turns would fill the machine otherwise."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
@@ -144,7 +144,7 @@ PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer("antiphon", _antiphon(*KEPT), _OURS, models=_ALL),
-        Peer("antiphon-int8", _antiphon("--quantize", "int8", *KEPT), _OURS, bytes_per_weight=1.0, models=_ALL),
+        Peer("antiphon-int8", _antiphon("--quantization", "int8", *KEPT), _OURS, bytes_per_weight=1.0, models=_ALL),
         Peer("vllm-fp32", _vllm("float32"), ("vllm", "torch"), "vllm", environ=VLLM),
         Peer("vllm-bf16", _vllm("bfloat16"), ("vllm", "torch"), "vllm", bytes_per_weight=2.0, environ=VLLM),
         Peer("llama.cpp", _llama, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
@@ -167,7 +167,7 @@ PEERS: dict[str, Peer] = {
         ),
         Peer(
             "antiphon-gpu",
-            _antiphon("--device", "cuda", "--slots", str(CROWD)),
+            _antiphon("--device", "cuda", "--max-num-seqs", str(CROWD)),
             _OURS,
             most=CROWD,
             bytes_per_weight=2.0,

@@ -147,7 +147,7 @@ def spent(work: Callable[[], None]) -> float:
 def dialects() -> dict[tuple[str, int], float]:
     """Reading one token at a time, by dialect, what is written, and length."""
     costs = {}
-    catalogue = scripted([{"name": "x", "speak": ["x"]}])
+    catalogue = scripted([{"name": "x", "output": ["x"]}])
     tools = [{"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}]
     asked = request.read({"model": "scripted", "input": "Hi", "tools": tools}, catalogue)
     for name, (text, call) in READ.items():

@@ -19,14 +19,14 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from antiphon.app.launch import settle
+from antiphon.app.launch import tune_gc
 from antiphon.app.model_registry import Catalogue, ServedModel
 from antiphon.app.observability.access_log import Journal, for_people
 from antiphon.app.server import bind, furnish, run
 from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
-from antiphon.engine.scripted.script import Piece, Reply
+from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
 from antiphon.harmony.detect import _ADDED, _CHATML, _SPECIAL
 from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.prompt.jinja import Template
@@ -43,19 +43,19 @@ def words_format() -> ChatFormat:
     return ChatFormat(HERMES, ByteVocabulary((*_ADDED, *WORDS), _SPECIAL), template)
 
 
-def reply(form: ChatFormat, length: int, step: int) -> Reply:
+def reply(form: ChatFormat, length: int, step: int) -> ScriptedReply:
     """An answer of `length` tokens, the end marker among them, `step` tokens a chunk; asked for by its name."""
     name = f"say {length} by {step}."
     text = "".join(islice(cycle(WORDS), length - 1))
     ids = tuple(form.encode(text))
     assert len(ids) == length - 1
-    return Reply(name=name, when=(name,), speak=(Piece(ids=ids),), step=step)
+    return ScriptedReply(name=name, when=(name,), output=(ScriptStep(ids=ids),), tokens_per_chunk=step)
 
 
 def catalogue(cases: Sequence[tuple[int, int]], **places: int) -> Catalogue:
     """One model that answers each (length, step); `places` may say other `slots` and another `queue`."""
     form = words_format()
-    info = EngineInfo(context=1 << 20, vocab=1 << 18, device="none", eos_ids=form.stop_ids[:1])
+    info = EngineInfo(max_model_len=1 << 20, vocab_size=1 << 18, device="none", eos_ids=form.stop_ids[:1])
     replies = [reply(form, length, step) for length, step in cases]
     many: dict[str, int] = {"slots": 1024, **places}
     engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **many)
@@ -181,12 +181,12 @@ async def write(port: int, streams: int, piece: bytes, count: int) -> float:
 
 
 def _listening(port: int) -> None:
-    settle()
+    tune_gc()
     print(port, flush=True)
 
 
 async def _serve(cases: Any, places: Any) -> None:
-    settings = Settings(port=0, drain=0.1)
+    settings = Settings(port=0, shutdown_timeout=0.1)
     with bind(settings) as listener:
         home = furnish(settings, catalogue([(length, step) for length, step in cases], **places))
         # What is said of requests is a part of what they cost; nobody reads it.

@@ -32,11 +32,11 @@ SCRIPT = """
 [[reply]]
 name = "stall"
 when = ["Forever"]
-speak = ["On and on", { stall = true }]
+output = ["On and on", { stall = true }]
 [[reply]]
 name = "any"
-speak = ["<think>\\nA thought.\\n</think>\\n\\n", "Word by word, this is what is said to everybody. "]
-step = 2
+output = ["<think>\\nA thought.\\n</think>\\n\\n", "Word by word, this is what is said to everybody. "]
+tokens_per_chunk = 2
 """
 CROWD = 12
 PAUSE = 3.0
@@ -215,7 +215,16 @@ def main() -> None:
         script = Path(folder) / "soak.toml"
         script.write_text(SCRIPT, encoding="utf-8")
         words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
-        words += ["--port", "0", "--store", str(Path(folder) / "r.db"), "--log-format", "json", "--store-gib", "0.01"]
+        words += [
+            "--port",
+            "0",
+            "--store",
+            str(Path(folder) / "r.db"),
+            "--log-format",
+            "json",
+            "--store-max-gib",
+            "0.01",
+        ]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ) as server:
             assert server.stderr is not None
             while "base URL" not in (line := server.stderr.readline()):

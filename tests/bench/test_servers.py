@@ -17,7 +17,9 @@ def peer(tmp_path: Path) -> Peer:
     script = tmp_path / "script.toml"
     script.write_text(f"[[reply]]\nname = 'x'\nspeak = [{WORDS}]\n", encoding="utf-8")
     words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
-    return Peer("antiphon", lambda model, port: [*words, "--name", model.name, "--port", str(port)], ("antiphon",))
+    return Peer(
+        "antiphon", lambda model, port: [*words, "--served-model-name", model.name, "--port", str(port)], ("antiphon",)
+    )
 
 
 async def test_a_server_from_its_start_to_its_end(peer: Peer, tmp_path: Path) -> None:

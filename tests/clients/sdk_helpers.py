@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from antiphon.app.model_registry import Catalogue
 from antiphon.engine.protocol import EngineInfo
-from antiphon.engine.scripted.script import Piece
+from antiphon.engine.scripted.script import ScriptStep
 from tests.serving import Served, scripted
 from tests.snapshots.cases import CASES, TOOLS, Case
 
@@ -51,22 +51,22 @@ def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: A
         replies = [
             {
                 "name": case.name,
-                "speak": case.speak,
+                "output": case.speak,
                 "finish": case.finish,
-                "step": case.step if step is None else step,
+                "tokens_per_chunk": case.step if step is None else step,
                 "when": [f"[{case.name}]"],
             }
             for case in cases
             if case.dialect == dialect
         ]
-        info = EngineInfo(context=131_072, vocab=262_144, device="none", eos_ids=_stop_ids(dialect))
-        after = {"name": "after", "speak": ["Done."], "when": [AFTER]}
+        info = EngineInfo(max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=_stop_ids(dialect))
+        after = {"name": "after", "output": ["Done."], "when": [AFTER]}
         models += scripted([after, *replies], dialect=dialect, names=(dialect,), info=info, **engine).models
     return Catalogue(models)
 
 
 def _stop_ids(dialect: str) -> tuple[int, ...]:
-    return tuple(scripted([{"name": "x", "speak": []}], dialect=dialect).models[0].format.stop_ids[:1])
+    return tuple(scripted([{"name": "x", "output": []}], dialect=dialect).models[0].format.stop_ids[:1])
 
 
 def responses_body(case: Case) -> Json:
@@ -220,7 +220,7 @@ def within(seconds: float, holds: Any) -> bool:
 
 def stalls(case: Case) -> bool:
     """Whether the case ends only by being cancelled."""
-    pieces = [msgspec.convert(piece, Piece) for piece in case.speak if isinstance(piece, dict)]
+    pieces = [msgspec.convert(piece, ScriptStep) for piece in case.speak if isinstance(piece, dict)]
     return any(piece.stall for piece in pieces)
 
 

@@ -14,24 +14,24 @@ from tests.serving import Served, scripted, serve
 
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "on", "when": ["Go on."], "speak": ["Yes."]},
-    {"name": "third", "when": ["Where was that"], "speak": ["In Oslo."]},
-    {"name": "second", "when": ["Sunny"], "speak": ["It is sunny."]},
+    {"name": "on", "when": ["Go on."], "output": ["Yes."]},
+    {"name": "third", "when": ["Where was that"], "output": ["In Oslo."]},
+    {"name": "second", "when": ["Sunny"], "output": ["It is sunny."]},
     {
         "name": "first",
         "when": ["weather in Oslo"],
-        "speak": ["<think>\nAsk.\n</think>\n\n", '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'],
+        "output": ["<think>\nAsk.\n</think>\n\n", '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'],
     },
     {
         "name": "slow",
         "when": ["Slowly"],
-        "speak": ["One", {"pause": 0.3}, " two", {"pause": 0.3}, " three."],
-        "step": 1,
+        "output": ["One", {"pause": 0.3}, " two", {"pause": 0.3}, " three."],
+        "tokens_per_chunk": 1,
     },
-    {"name": "endless", "when": ["Forever"], "speak": ["On and on", {"stall": True}]},
-    {"name": "cut", "when": ["Break"], "speak": ['<tool_call>\n{"name": "weather", "argum'], "finish": "length"},
-    {"name": "fault", "when": ["Fail"], "speak": ["Oh", {"fault": "broken", "code": "server_error"}]},
-    {"name": "any", "speak": ["Yes."]},
+    {"name": "endless", "when": ["Forever"], "output": ["On and on", {"stall": True}]},
+    {"name": "cut", "when": ["Break"], "output": ['<tool_call>\n{"name": "weather", "argum'], "finish": "length"},
+    {"name": "fault", "when": ["Fail"], "output": ["Oh", {"fault": "broken", "code": "server_error"}]},
+    {"name": "any", "output": ["Yes."]},
 ]
 KEYS = ("sk-one", "sk-two")
 
@@ -39,7 +39,7 @@ KEYS = ("sk-one", "sk-two")
 @pytest.fixture(scope="module", params=["memory", "file"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     store = tmp_path_factory.mktemp("store") / "responses.db" if request.param == "file" else None
-    with serve(scripted(SCRIPT), keys=KEYS, store=store) as running:
+    with serve(scripted(SCRIPT), api_keys=KEYS, store_file=store) as running:
         yield running
 
 

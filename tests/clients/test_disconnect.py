@@ -23,18 +23,18 @@ from tests.clients.test_chat_stream import as_whole
 from tests.invariants import check
 from tests.serving import Served, scripted, serve
 
-STALL = [{"name": "stall", "speak": ["Hello ", {"stall": True}]}]
+STALL = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
 
 
 @pytest.fixture(scope="module")
 def stalling() -> Iterator[Served]:
-    with serve(scripted(STALL, slots=4)) as served:
+    with serve(scripted(STALL, max_num_seqs=4)) as served:
         yield served
 
 
 def idle(served: Served) -> bool:
     stats = served.engine.stats()
-    return (stats.running, stats.waiting, stats.kv_tokens) == (0, 0, 0)
+    return (stats.running, stats.waiting, stats.running_cache_tokens) == (0, 0, 0)
 
 
 def test_leaving_the_middle_of_a_stream_frees_the_slot_within_a_second(stalling: Served) -> None:

@@ -18,34 +18,36 @@ CALL = [
     '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>',
 ]
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "nothing", "when": ["about to be cut short", "Say nothing"], "speak": ["<think>\nHm.\n</think>\n\n"]},
+    {"name": "nothing", "when": ["about to be cut short", "Say nothing"], "output": ["<think>\nHm.\n</think>\n\n"]},
     {
         "name": "broken",
         "when": ["about to be cut short", "Fail"],
-        "speak": ["Oh", {"fault": "broken", "code": "server_error"}],
+        "output": ["Oh", {"fault": "broken", "code": "server_error"}],
     },
     {
         "name": "long",
         "when": ["about to be cut short", "Go on for ever"],
-        "speak": ["<think>\nMuch.\n</think>\n\nThere was much to"],
+        "output": ["<think>\nMuch.\n</think>\n\nThere was much to"],
         "finish": "length",
     },
     {
         "name": "summary",
         "when": ["about to be cut short"],
-        "speak": ["<think>\nWhat matters?\n</think>\n\n", "They asked for Oslo's weather; it was sunny.\n"],
+        "output": ["<think>\nWhat matters?\n</think>\n\n", "They asked for Oslo's weather; it was sunny.\n"],
     },
-    {"name": "after", "when": ["A summary of it", "it was sunny.", "Where was that?"], "speak": ["In Oslo."]},
-    {"name": "lost", "when": ["Where was that?"], "speak": ["I do not know."]},
-    {"name": "told", "when": ["Sunny"], "speak": ["It is sunny."]},
-    {"name": "call", "when": ["weather in Oslo"], "speak": CALL},
-    {"name": "any", "speak": ["Yes."]},
+    {"name": "after", "when": ["A summary of it", "it was sunny.", "Where was that?"], "output": ["In Oslo."]},
+    {"name": "lost", "when": ["Where was that?"], "output": ["I do not know."]},
+    {"name": "told", "when": ["Sunny"], "output": ["It is sunny."]},
+    {"name": "call", "when": ["weather in Oslo"], "output": CALL},
+    {"name": "any", "output": ["Yes."]},
 ]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(scripted(SCRIPT), keys=KEYS, store=tmp_path_factory.mktemp("store") / "responses.db") as running:
+    with serve(
+        scripted(SCRIPT), api_keys=KEYS, store_file=tmp_path_factory.mktemp("store") / "responses.db"
+    ) as running:
         yield running
 
 
@@ -125,11 +127,11 @@ def test_a_seal_that_is_not_ours_is_named(client: openai.OpenAI, other: openai.O
 
 def test_seals_outlive_the_server(tmp_path: Path) -> None:
     store = tmp_path / "responses.db"
-    with serve(scripted(SCRIPT), store=store) as first, sdk(first) as asking:
+    with serve(scripted(SCRIPT), store_file=store) as first, sdk(first) as asking:
         said = turn(asking)
-    with serve(scripted(SCRIPT), store=store) as second, sdk(second) as asking:
+    with serve(scripted(SCRIPT), store_file=store) as second, sdk(second) as asking:
         assert asking.responses.create(input=said, **SEALED).output_text == "It is sunny."
-    with serve(scripted(SCRIPT), store=tmp_path / "another.db") as third, sdk(third) as asking:  # noqa: SIM117
+    with serve(scripted(SCRIPT), store_file=tmp_path / "another.db") as third, sdk(third) as asking:  # noqa: SIM117
         with pytest.raises(openai.BadRequestError, match="could not be verified"):
             asking.responses.create(input=said, **SEALED)
 

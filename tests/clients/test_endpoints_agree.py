@@ -21,22 +21,22 @@ TOOL: Any = {
 PATCH: Any = {"type": "custom", "name": "patch"}
 BODY: dict[str, Any] = {"model": "scripted", "tools": [TOOL, PATCH], "instructions": "Be brief."}
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "last", "when": ["Thank you"], "speak": ["<think>\nPolite.\n</think>\n\nYou are welcome."]},
-    {"name": "patched", "when": ["Success"], "speak": ["It is sunny, and noted."]},
+    {"name": "last", "when": ["Thank you"], "output": ["<think>\nPolite.\n</think>\n\nYou are welcome."]},
+    {"name": "patched", "when": ["Success"], "output": ["It is sunny, and noted."]},
     {
         "name": "note",
         "when": ["Sunny"],
-        "speak": ["Noting.\n<tool_call>\n<custom=patch>\n+sunny\n</custom>\n</tool_call>"],
+        "output": ["Noting.\n<tool_call>\n<custom=patch>\n+sunny\n</custom>\n</tool_call>"],
     },
     {
         "name": "ask",
         "when": ["weather in Oslo"],
-        "speak": [
+        "output": [
             "<think>\nAsk.\n</think>\n\n",
             *['<tool_call>\n{"name": "weather", "arguments":  {"city":"Oslo"}}\n</tool_call>\n'] * 2,
         ],
     },
-    {"name": "long", "speak": ["<think>\n", "thinking " * 40, "\n</think>\n\n", "word " * 120], "step": 3},
+    {"name": "long", "output": ["<think>\n", "thinking " * 40, "\n</think>\n\n", "word " * 120], "tokens_per_chunk": 3},
 ]
 
 

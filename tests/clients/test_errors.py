@@ -9,7 +9,7 @@ from tests.clients.sdk_helpers import post, sdk
 from tests.conftest import Serve
 from tests.serving import Served
 
-HELLO = [{"name": "hello", "speak": ["Hello."]}]
+HELLO = [{"name": "hello", "output": ["Hello."]}]
 ASK: dict[str, Any] = {"model": "hermes", "input": "hi"}
 CHAT: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -64,7 +64,7 @@ def test_a_wrong_chat_request_raises_alike(
 
 
 def test_a_key_is_asked_for_where_one_is_set(server: Serve) -> None:
-    served = server(HELLO, keys=("secret",))
+    served = server(HELLO, api_keys=("secret",))
     with sdk(served, "wrong") as (client, _):
         for call in (
             lambda: client.responses.create(model="scripted", input="hi"),
@@ -79,7 +79,7 @@ def test_a_key_is_asked_for_where_one_is_set(server: Serve) -> None:
 
 
 def test_a_body_over_the_cap_is_413(server: Serve) -> None:
-    served = server(HELLO, max_body=2_000)
+    served = server(HELLO, max_body_bytes=2_000)
     with sdk(served) as (client, _):
         with pytest.raises(openai.APIStatusError) as caught:
             client.responses.create(model="scripted", input="x" * 3_000)
@@ -91,7 +91,7 @@ def test_a_prompt_over_the_context_is_400_whether_streamed_or_not(server: Serve)
     from antiphon.engine.protocol import EngineInfo
     from tests.serving import scripted
 
-    served = server(scripted(HELLO, info=EngineInfo(context=50, vocab=262_144)))
+    served = server(scripted(HELLO, info=EngineInfo(max_model_len=50, vocab_size=262_144)))
     for stream in (False, True):
         with sdk(served) as (client, tape), pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="scripted", input="x" * 100, stream=stream)

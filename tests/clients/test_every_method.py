@@ -22,10 +22,10 @@ __all__ = ["node"]
 KEY = "sk-one"
 NOBODY = "resp_0000000000000000"
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "json", "when": ["A city"], "speak": ['{"city": "Oslo"}']},
-    {"name": "endless", "when": ["Forever"], "speak": ["On and on", {"stall": True}]},
-    {"name": "summary", "when": ["about to be cut short"], "speak": ["They said hello."]},
-    {"name": "any", "speak": ["Hello."]},
+    {"name": "json", "when": ["A city"], "output": ['{"city": "Oslo"}']},
+    {"name": "endless", "when": ["Forever"], "output": ["On and on", {"stall": True}]},
+    {"name": "summary", "when": ["about to be cut short"], "output": ["They said hello."]},
+    {"name": "any", "output": ["Hello."]},
 ]
 
 
@@ -35,7 +35,7 @@ class City(BaseModel):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(scripted(SCRIPT), keys=(KEY,), store=tmp_path_factory.mktemp("store") / "r.db") as running:
+    with serve(scripted(SCRIPT), api_keys=(KEY,), store_file=tmp_path_factory.mktemp("store") / "r.db") as running:
         yield running
 
 

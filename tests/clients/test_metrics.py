@@ -19,9 +19,9 @@ from tests.serving import Served, scripted, serve
 from tests.syntax import ROOT
 
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "cut", "when": ["Cut"], "speak": ["Some words"], "finish": "length"},
-    {"name": "fault", "when": ["Fail"], "speak": ["Oh", {"fault": "broken", "code": "server_error"}]},
-    {"name": "any", "speak": ["Yes, indeed."], "step": 1},
+    {"name": "cut", "when": ["Cut"], "output": ["Some words"], "finish": "length"},
+    {"name": "fault", "when": ["Fail"], "output": ["Oh", {"fault": "broken", "code": "server_error"}]},
+    {"name": "any", "output": ["Yes, indeed."], "tokens_per_chunk": 1},
 ]
 SECRET = "a-word-nobody-may-log"
 
@@ -77,7 +77,7 @@ def test_methods_that_somebody_made_up_are_no_labels(served: Served) -> None:
 
 
 def test_the_numbers_are_for_those_with_a_key() -> None:
-    with serve(scripted(SCRIPT), keys=("sk-one",)) as locked:
+    with serve(scripted(SCRIPT), api_keys=("sk-one",)) as locked:
         assert get(f"{locked.root}/metrics").status_code == 401
         assert get(f"{locked.root}/metrics", headers={"authorization": "Bearer sk-one"}).status_code == 200
 

@@ -10,7 +10,7 @@ from tests.serving import Served, scripted, serve
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve(scripted([{"name": "any", "speak": ["Yes."]}], names=("org/model", "alias"))) as running:
+    with serve(scripted([{"name": "any", "output": ["Yes."]}], names=("org/model", "alias"))) as running:
         yield running
 
 
@@ -26,15 +26,15 @@ def test_every_list_has_every_name(served: Served) -> None:
 
 def test_codex_hears_of_the_window_that_there_is(served: Served) -> None:
     for known in get(f"{served.url}/models").json()["models"]:
-        assert known["context_window"] == served.engine.info.context
+        assert known["context_window"] == served.engine.info.max_model_len
         assert known["truncation_policy"]["limit"] <= known["context_window"]
         assert known["apply_patch_tool_type"] == "freeform" and known["supports_reasoning_summaries"] is False
-    with serve(scripted([{"name": "any", "speak": ["Yes."]}]), reasoning_as="summary") as telling:
+    with serve(scripted([{"name": "any", "output": ["Yes."]}]), reasoning_output="summary") as telling:
         assert get(f"{telling.url}/models").json()["models"][0]["supports_reasoning_summaries"] is True
 
 
 def test_lists_are_for_those_with_a_key() -> None:
-    with serve(scripted([{"name": "any", "speak": ["Yes."]}]), keys=("sk-one",)) as locked:
+    with serve(scripted([{"name": "any", "output": ["Yes."]}]), api_keys=("sk-one",)) as locked:
         for path in ("/v1/models", "/api/tags", "/api/version"):
             assert get(locked.root + path).status_code == 401
             assert get(locked.root + path, headers={"authorization": "Bearer sk-one"}).status_code == 200

@@ -12,15 +12,15 @@ from tests.invariants import check
 from tests.serving import Served, scripted, serve
 
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "old", "when": ["older than"], "speak": ["I remember it all."]},
-    {"name": "any", "speak": ["Short.", " And a little longer, word by word."], "step": 3},
+    {"name": "old", "when": ["older than"], "output": ["I remember it all."]},
+    {"name": "any", "output": ["Short.", " And a little longer, word by word."], "tokens_per_chunk": 3},
 ]
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    info = EngineInfo(context=2_000, vocab=262_144, device="none", eos_ids=())
+    info = EngineInfo(max_model_len=2_000, vocab_size=262_144, device="none", eos_ids=())
     with serve(scripted(SCRIPT, info=info)) as running:
         yield running
 
@@ -129,7 +129,7 @@ def test_an_image_is_named_in_the_prompt_and_nothing_of_it_is_read(served: Serve
 )  # fmt: skip
 def test_one_switch_has_them_refused(served: Served, path: str, body: Any, param: str) -> None:
     assert ask(served, path, **body).status_code == 200
-    with serve(scripted(SCRIPT), media="refuse") as strict:
+    with serve(scripted(SCRIPT), unsupported_media="refuse") as strict:
         refused = ask(strict, path, **body)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == param
         assert ask(strict, input="Hi").status_code == 200

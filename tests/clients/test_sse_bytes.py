@@ -77,7 +77,7 @@ def test_every_write_ends_with_a_whole_frame(house: Served, path: str, make: obj
 
 
 def test_text_leaves_as_it_is_made_and_not_when_it_is_whole(server: Serve) -> None:
-    served = server(scripted([{"name": "slow", "speak": ["One. ", {"stall": True}]}]))
+    served = server(scripted([{"name": "slow", "output": ["One. ", {"stall": True}]}]))
     body = {"model": "scripted", "input": "hi"}
     pieces = writes(served, "/responses", body)
     read = b""
@@ -88,7 +88,7 @@ def test_text_leaves_as_it_is_made_and_not_when_it_is_whole(server: Serve) -> No
 
 
 def test_no_code_point_is_split_over_two_deltas(server: Serve) -> None:
-    served = server([{"name": "byte by byte", "speak": ["é😀漢"], "step": 1}])
+    served = server([{"name": "byte by byte", "output": ["é😀漢"], "tokens_per_chunk": 1}])
     sent = raw(served, "/responses", {"model": "scripted", "input": "hi"})
     told = [json.loads(line[6:]) for line in sent.split(b"\n") if line.startswith(b"data: {")]
     deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
@@ -99,7 +99,7 @@ def test_no_code_point_is_split_over_two_deltas(server: Serve) -> None:
 @pytest.mark.parametrize("path", ["/responses", "/chat/completions"])
 def test_a_comment_stands_for_silence_and_for_nothing_else(server: Serve, path: str) -> None:
     speak = ["<think>\nHm.", {"pause": 0.01}, "\n</think>", {"pause": 0.01}, "\n\n", "Yes.", {"fault": "out"}]
-    served = server(scripted([{"name": "in steps", "speak": speak, "step": 1}], delay=0.001))
+    served = server(scripted([{"name": "in steps", "output": speak, "tokens_per_chunk": 1}], delay=0.001))
     body = {"model": "scripted", "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
     body.pop("messages" if path == "/responses" else "input")
     assert b"\n:" not in raw(served, path, body)

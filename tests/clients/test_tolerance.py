@@ -16,9 +16,9 @@ THOUGHT, WORDS, ARGUMENTS = "Look it up.", "One moment.", '{"city": "Oslo"}'
 FIRST = f'<think>\n{THOUGHT}\n</think>\n\n{WORDS}\n\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 OUTPUT = {"type": "function_call_output", "output": "12 degrees and rain"}
 SCRIPT = [
-    {"name": "second turn", "when": ["12 degrees"], "speak": ["It is 12 degrees in Oslo."]},
-    {"name": "first turn", "when": ["How is the weather"], "speak": [FIRST]},
-    {"name": "anything else", "speak": ["All right."]},
+    {"name": "second turn", "when": ["12 degrees"], "output": ["It is 12 degrees in Oslo."]},
+    {"name": "first turn", "when": ["How is the weather"], "output": [FIRST]},
+    {"name": "anything else", "output": ["All right."]},
 ]
 
 

@@ -14,15 +14,15 @@ from tests.invariants import check
 from tests.serving import Served, scripted, serve
 
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "more", "when": ["three."], "speak": ["Four."]},
-    {"name": "endless", "when": ["Forever"], "speak": ["On and on", {"stall": True}]},
+    {"name": "more", "when": ["three."], "output": ["Four."]},
+    {"name": "endless", "when": ["Forever"], "output": ["On and on", {"stall": True}]},
     {
         "name": "slow",
         "when": ["Slowly"],
-        "speak": ["One", {"pause": 0.4}, " two", {"pause": 0.4}, " three."],
-        "step": 1,
+        "output": ["One", {"pause": 0.4}, " two", {"pause": 0.4}, " three."],
+        "tokens_per_chunk": 1,
     },
-    {"name": "any", "speak": ["Yes."]},
+    {"name": "any", "output": ["Yes."]},
 ]
 Pair = tuple[Served, Served]
 
@@ -30,7 +30,7 @@ Pair = tuple[Served, Served]
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     store = tmp_path / "responses.db"
-    with serve(scripted(SCRIPT), store=store) as one, serve(scripted(SCRIPT), store=store) as two:
+    with serve(scripted(SCRIPT), store_file=store) as one, serve(scripted(SCRIPT), store_file=store) as two:
         yield one, two
 
 

@@ -19,25 +19,25 @@ from tests.serving import Served, scripted, serve
 KEYS = ("sk-one", "sk-two")
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 SCRIPT: list[dict[str, Any]] = [
-    {"name": "fault", "when": ["Fail"], "speak": ["Oh", {"fault": "broken", "code": "server_error"}]},
-    {"name": "on", "when": ["Where was that"], "speak": ["In Oslo."]},
-    {"name": "told", "when": ["Sunny"], "speak": ["It is sunny."]},
+    {"name": "fault", "when": ["Fail"], "output": ["Oh", {"fault": "broken", "code": "server_error"}]},
+    {"name": "on", "when": ["Where was that"], "output": ["In Oslo."]},
+    {"name": "told", "when": ["Sunny"], "output": ["It is sunny."]},
     {
         "name": "call",
         "when": ["weather in Oslo"],
-        "speak": ["<think>\nAsk.\n</think>\n\n", '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'],
+        "output": ["<think>\nAsk.\n</think>\n\n", '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'],
     },
-    {"name": "endless", "when": ["Forever"], "speak": ["On and on", {"stall": True}]},
-    {"name": "slow", "when": ["Slowly"], "speak": ["One", {"pause": 0.3}, " two."], "step": 1},
-    {"name": "long", "when": ["At length"], "speak": ["word " * 20_000]},
-    {"name": "any", "speak": ["Yes."]},
+    {"name": "endless", "when": ["Forever"], "output": ["On and on", {"stall": True}]},
+    {"name": "slow", "when": ["Slowly"], "output": ["One", {"pause": 0.3}, " two."], "tokens_per_chunk": 1},
+    {"name": "long", "when": ["At length"], "output": ["word " * 20_000]},
+    {"name": "any", "output": ["Yes."]},
 ]
 USER: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve(scripted(SCRIPT), keys=KEYS, max_body=200_000) as running:
+    with serve(scripted(SCRIPT), api_keys=KEYS, max_body_bytes=200_000) as running:
         yield running
 
 
@@ -340,7 +340,7 @@ def test_a_handshake_that_is_none_is_answered_like_everything_else(served: Serve
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_what_is_open_to_all_opens_no_socket(path: str) -> None:
-    with serve(scripted(SCRIPT), keys=KEYS) as locked:
+    with serve(scripted(SCRIPT), api_keys=KEYS) as locked:
         with pytest.raises(InvalidStatus) as raised, connect(locked.root.replace("http", "ws") + path):
             pass
         assert raised.value.response.status_code == 404
@@ -378,12 +378,18 @@ def test_nothing_new_is_something_where_something_was_said(served: Served) -> No
         ({}, "/responses", {}, 401, "invalid_api_key"),
         ({}, "/responses", {"origin": "https://evil.example"}, 403, "origin_not_allowed"),
         ({}, "/chat/completions", {"authorization": f"Bearer {KEYS[0]}"}, 404, "unknown_url"),
-        ({"websocket": False}, "/responses", {"authorization": f"Bearer {KEYS[0]}"}, 426, "upgrade_not_supported"),
+        (
+            {"enable_websocket": False},
+            "/responses",
+            {"authorization": f"Bearer {KEYS[0]}"},
+            426,
+            "upgrade_not_supported",
+        ),
     ],
     ids=str,
 )
 def test_who_is_not_let_in_hears_why(settings: Any, path: str, headers: Any, status: int, code: str) -> None:
-    with serve(scripted(SCRIPT), keys=KEYS, **settings) as strict:
+    with serve(scripted(SCRIPT), api_keys=KEYS, **settings) as strict:
         with (
             pytest.raises(InvalidStatus) as raised,
             connect(strict.url.replace("http", "ws") + path, additional_headers=headers),
@@ -396,7 +402,7 @@ def test_who_is_not_let_in_hears_why(settings: Any, path: str, headers: Any, sta
 
 
 def test_a_server_that_goes_ends_the_turn_properly() -> None:
-    with serve(scripted(SCRIPT), drain=0.1) as going, line(going) as opened:
+    with serve(scripted(SCRIPT), shutdown_timeout=0.1) as going, line(going) as opened:
         say(opened, "Forever")
         while json.loads(opened.recv(timeout=10))["type"] != "response.output_text.delta":
             pass

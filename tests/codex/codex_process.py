@@ -125,7 +125,7 @@ class Codex(Struct):
     def _configure(self, served: Served) -> None:
         """What a user pastes, and nothing that talks to anyone else."""
         model = served.house.catalogue.models[0].names[0]
-        pasted = CODEX.format(model=model, url=served.url) + (KEYED if served.house.settings.keys else "")
+        pasted = CODEX.format(model=model, url=served.url) + (KEYED if served.house.settings.api_key_digests else "")
         (self.home / "config.toml").write_text(f"{QUIET}\n{pasted}\n", encoding="utf-8")
 
     def _environment(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ AGAIN = "model_providers.antiphon.stream_max_retries=1"
 
 def reply(name: str, *speak: Any, when: str | None = None, **more: Any) -> dict[str, Any]:
     """One scripted turn, in pieces of a few tokens."""
-    return {"name": name, "speak": list(speak), "step": 7, **({"when": [when]} if when else {}), **more}
+    return {"name": name, "output": list(speak), "tokens_per_chunk": 7, **({"when": [when]} if when else {}), **more}
 
 
 def call(name: str, **arguments: Any) -> str:

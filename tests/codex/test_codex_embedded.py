@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.app.model_registry import Catalogue, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.process.client import TorchEngine
+from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony import detect
@@ -34,8 +34,8 @@ def form() -> Format:
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[tuple[Served, Tape]]:
     """One for all: a process with torch and a model in it takes seconds to begin."""
-    engine, tape = TorchEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), Tape()
-    with serve(catalogue(engine, form()), keys=(KEY,), around=tape.around) as running:
+    engine, tape = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), Tape()
+    with serve(catalogue(engine, form()), api_keys=(KEY,), around=tape.around) as running:
         yield running, tape
 
 
@@ -56,12 +56,12 @@ def served(recorded: tuple[Served, Tape], tape: Tape) -> Served:
 def test_the_users_words_reach_the_model_whole(codex: Codex, server: Serve) -> None:
     """The template keeps little of a prompt. What Codex itself says before the user speaks must not cost the request."""
     told = form()
-    reply = {"name": "heard", "when": ["<|im_start|>user\nrun `echo antiphon-7391`<|im_end|>"], "speak": ["Heard."]}
-    replies = parse_script({"reply": [reply, {"name": "lost", "speak": ["Lost."]}]})
+    reply = {"name": "heard", "when": ["<|im_start|>user\nrun `echo antiphon-7391`<|im_end|>"], "output": ["Heard."]}
+    replies = parse_script({"reply": [reply, {"name": "lost", "output": ["Lost."]}]})
     engine = ScriptedEngine(replies, encode=told.encode, decode=told.decode)
     deep = codex.home / LONG / LONG / LONG / LONG
     there = Codex(program=codex.program, home=deep)
-    ran = there.exec(server(catalogue(engine, told), keys=(KEY,)), "run `echo antiphon-7391`")
+    ran = there.exec(server(catalogue(engine, told), api_keys=(KEY,)), "run `echo antiphon-7391`")
     assert ran.final == "Heard."
 
 

@@ -25,7 +25,7 @@ def test_a_command_is_executed_and_its_output_comes_back(codex: Codex, server: S
         reply("run", "<think>\nI run it.\n</think>\n\n", run(COMMAND)),
         NOTHING,
     ]
-    ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Run it.")
+    ran = codex.exec(server(script, api_keys=(KEY,), around=tape.around), "Run it.")
     assert ran.code == 0
     [command] = ran.items("command_execution")
     assert (command["aggregated_output"], command["exit_code"]) == ("antiphon-7391\n", 0)
@@ -99,7 +99,7 @@ def test_the_next_turn_brings_the_last_one_back(codex: Codex, server: Serve, tap
 
 def test_reasoning_is_shown_where_it_is_told_as_a_summary(codex: Codex, server: Serve, tape: Tape) -> None:
     script = [reply("think", "<think>\nA greeting is due.\n</think>\n\nHello.")]
-    ran = codex.exec(server(script, around=tape.around, reasoning_as="summary"), "Hi.")
+    ran = codex.exec(server(script, around=tape.around, reasoning_output="summary"), "Hi.")
     assert ran.code == 0 and ran.final == "Hello."
     assert [item["text"] for item in ran.items("reasoning")] == ["A greeting is due."]
 
@@ -110,7 +110,7 @@ def test_two_parallel_calls_are_both_executed(codex: Codex, server: Serve, tape:
         reply("run", run("echo first-$((20 + 1))"), "\n", run("echo second-$((40 + 2))")),
         NOTHING,
     ]
-    ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Run both.")
+    ran = codex.exec(server(script, api_keys=(KEY,), around=tape.around), "Run both.")
     assert ran.code == 0 and ran.final == "Both were written."
     outputs = {command["aggregated_output"] for command in ran.items("command_execution")}
     assert outputs == {"first-21\n", "second-42\n"}
@@ -128,7 +128,7 @@ def test_a_namespaced_call_reaches_its_tool(codex: Codex, server: Serve, tape: T
         reply("close", call("multi_agent_v1__close_agent", target=NOBODY)),
         NOTHING,
     ]
-    ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Close it.")
+    ran = codex.exec(server(script, api_keys=(KEY,), around=tape.around), "Close it.")
     assert ran.code == 0 and ran.final == "There is no such agent."
     second = tape.turns[1]
     [made] = second.items("function_call")
@@ -140,7 +140,7 @@ def test_a_namespaced_call_reaches_its_tool(codex: Codex, server: Serve, tape: T
 def test_half_a_call_is_not_executed(codex: Codex, server: Serve, tape: Tape) -> None:
     half = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "touch never; echo half'
     script = [reply("half", "I run it.", half, finish="length")]
-    ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Run it.", *ONCE)
+    ran = codex.exec(server(script, api_keys=(KEY,), around=tape.around), "Run it.", *ONCE)
     assert ran.code == 1 and ran.of("turn.failed")
     assert not ran.items("command_execution") and not any(codex.work.iterdir())
     assert [item["text"] for item in ran.items("agent_message")] == ["I run it."]
@@ -158,7 +158,7 @@ def test_a_call_that_the_model_leaves_open_is_not_executed(codex: Codex, server:
         reply("whole", run("echo whole-$((10 + 1))")),
         NOTHING,
     ]
-    ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Run it.", AGAIN)
+    ran = codex.exec(server(script, api_keys=(KEY,), around=tape.around), "Run it.", AGAIN)
     assert ran.code == 0 and ran.final == "Done."
     [command] = ran.items("command_execution")
     assert command["aggregated_output"] == "whole-11\n" and not any(codex.work.iterdir())
@@ -170,7 +170,7 @@ def test_a_call_that_the_model_leaves_open_is_not_executed(codex: Codex, server:
 def test_a_failed_turn_is_shown_as_failed(codex: Codex, server: Serve, tape: Tape) -> None:
     fault = {"fault": "the accelerator is on fire", "code": "server_error"}
     script = [reply("fault", "Half a sen", fault)]
-    ran = codex.exec(server(script, keys=(KEY,), around=tape.around), "Say something.", AGAIN)
+    ran = codex.exec(server(script, api_keys=(KEY,), around=tape.around), "Say something.", AGAIN)
     assert ran.code == 1
     [failed] = ran.of("turn.failed")
     assert "the accelerator is on fire" in failed["error"]["message"]
@@ -180,14 +180,14 @@ def test_a_failed_turn_is_shown_as_failed(codex: Codex, server: Serve, tape: Tap
 
 def test_a_full_server_is_asked_again(codex: Codex, server: Serve, tape: Tape) -> None:
     full = {"refuse": "too many requests are waiting", "code": "server_is_overloaded", "retryable": True}
-    served = server([reply("full", full), reply("free", "Here I am.")], keys=(KEY,), around=tape.around)
+    served = server([reply("full", full), reply("free", "Here I am.")], api_keys=(KEY,), around=tape.around)
     ran = codex.exec(served, "Say something.", AGAIN)
     assert ran.code == 0 and ran.final == "Here I am."
     assert [one.status for one in tape.turns] == [429, 200]
 
 
 def test_a_wrong_key_is_shown_as_such(codex: Codex, server: Serve, tape: Tape) -> None:
-    served = server([NOTHING], keys=("sk-another",), around=tape.around)
+    served = server([NOTHING], api_keys=("sk-another",), around=tape.around)
     ran = codex.exec(served, "Say something.", *ONCE)
     assert ran.code == 1
     assert "Incorrect API key provided." in ran.of("turn.failed")[0]["error"]["message"]
@@ -195,7 +195,7 @@ def test_a_wrong_key_is_shown_as_such(codex: Codex, server: Serve, tape: Tape) -
 
 def test_a_silent_engine_is_survived_by_reminders(codex: Codex, server: Serve, tape: Tape) -> None:
     script = [reply("late", {"pause": 3.5}, "At last.")]
-    served = server(script, keys=(KEY,), around=tape.around, pace=Pace(remind_after=0.4))
+    served = server(script, api_keys=(KEY,), around=tape.around, pace=Pace(remind_after=0.4))
     ran = codex.exec(served, "Think.", *ONCE, "model_providers.antiphon.stream_idle_timeout_ms=2000")
     assert ran.code == 0 and ran.final == "At last." and not ran.of("error")
     [turn] = tape.turns
@@ -206,7 +206,7 @@ def test_a_silent_engine_is_survived_by_reminders(codex: Codex, server: Serve, t
 def test_without_reminders_codex_gives_a_silent_engine_up(codex: Codex, server: Serve) -> None:
     """What the test before this one would not notice: that nothing else keeps Codex waiting."""
     script = [reply("late", {"pause": 3.5}, "At last.")]
-    served = server(script, keys=(KEY,))
+    served = server(script, api_keys=(KEY,))
     ran = codex.exec(served, "Think.", *ONCE, "model_providers.antiphon.stream_idle_timeout_ms=2000")
     assert ran.code == 1
     assert "idle timeout" in ran.of("turn.failed")[0]["error"]["message"]

@@ -26,7 +26,7 @@ WARM = [reply("warm", "Nobody hears this."), *RUN]
 
 
 def test_turns_over_one_socket_send_only_what_is_new(codex: Codex, server: Serve, tape: Tape) -> None:
-    served = server(WARM, keys=(KEY,), around=tape.around)
+    served = server(WARM, api_keys=(KEY,), around=tape.around)
     ran = codex.exec(served, "Run it.", SOCKET)
     assert ran.code == 0 and ran.final == TOLD
     assert not tape.turns, "nothing went by POST"
@@ -42,7 +42,7 @@ def test_turns_over_one_socket_send_only_what_is_new(codex: Codex, server: Serve
 
 
 def test_a_socket_that_is_not_offered_is_done_without(codex: Codex, server: Serve, tape: Tape) -> None:
-    ran = codex.exec(server(RUN, keys=(KEY,), around=tape.around, websocket=False), "Run it.", SOCKET)
+    ran = codex.exec(server(RUN, api_keys=(KEY,), around=tape.around, enable_websocket=False), "Run it.", SOCKET)
     assert ran.code == 0 and ran.final == TOLD and len(tape.turns) == 2
     assert not ran.of("error"), "it falls back without a word"
 
@@ -68,7 +68,7 @@ def test_the_servers_own_catalogue_brings_the_patch_tool_and_a_short_prompt(
         reply("patch", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>"),
         NOTHING,
     ]
-    served = server(scripted(script), keys=(KEY,), around=tape.around)
+    served = server(scripted(script), api_keys=(KEY,), around=tape.around)
     ran = codex.exec(served, "Write it.", catalogue_of(served))
     assert ran.code == 0 and ran.final == "It is written."
     assert not ran.items("error"), "it has its metadata"
@@ -169,7 +169,7 @@ def test_a_long_session_is_compacted_by_the_server(codex: Codex, server: Serve, 
         reply("first", run("seq 1 4000")),
         NOTHING,
     ]
-    served = server(script, keys=(KEY,), around=tape.around)
+    served = server(script, api_keys=(KEY,), around=tape.around)
     named = f'{PROVIDER}.name="OpenAI"'
     ran = codex.exec(served, "Count.", catalogue_of(served), named, "model_auto_compact_token_limit=14000")
     assert ran.code == 0 and ran.final == "I went on.", ran

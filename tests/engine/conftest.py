@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def compiled() -> "Kernels":
     """The kernels of this machine."""
-    from antiphon.engine.kernels.library import kernels
+    from antiphon.engine.kernels.library import load_kernels
 
-    found = kernels()
+    found = load_kernels()
     if found is None:
         pytest.skip("this machine has no C compiler")
     return found
@@ -25,4 +25,6 @@ def chosen_either_way(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """The module's ``choose`` with compiled kernels and without."""
     if request.param == "kernels":
         found = request.getfixturevalue("compiled")
-        monkeypatch.setattr(request.module, "choose", functools.partial(request.module.choose, kernels=found))
+        monkeypatch.setattr(
+            request.module, "sample_tokens", functools.partial(request.module.sample_tokens, kernels=found)
+        )

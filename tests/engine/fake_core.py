@@ -8,13 +8,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphon.engine.checkpoint.files import LoadError
-from antiphon.engine.process.messages import Said
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Fault, Job, Stats
+from antiphon.engine.errors import LoadError
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.messages import JobChunk
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job
 
 PACE = 0.002
 SAID = ord("a")
@@ -39,28 +40,28 @@ class Chatter:
     """Counts as a core does. After a job that says POISON, every step of the model fails."""
 
     def __init__(self, slots: int, queue: int) -> None:
-        self.info = EngineInfo(context=100_000, vocab=100_000, description="chatter")
+        self.info = EngineInfo(max_model_len=100_000, vocab_size=100_000, description="chatter")
         self._slots, self._queue = slots, queue
         self._jobs: dict[str, Job] = {}
         self._said: dict[str, int] = {}
-        self._outbox: list[Said] = []
+        self._outbox: list[JobChunk] = []
         self._generated = self._faults = self._steps = self._finished = 0
         self._poisoned = False
 
     @property
-    def busy(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self._jobs or self._outbox)
 
-    def stats(self) -> Stats:
-        return Stats(
+    def stats(self) -> EngineStats:
+        return EngineStats(
             running=len(self._said),
             waiting=len(self._jobs) - len(self._said),
             slots=self._slots,
-            kv_tokens=sum(self._said.values()),
+            running_cache_tokens=sum(self._said.values()),
             steps=self._steps,
             generated_tokens=self._generated,
-            finished=self._finished,
-            faults=self._faults,
+            finished_jobs=self._finished,
+            failed_jobs=self._faults,
         )
 
     def add(self, job: Job) -> None:
@@ -74,13 +75,13 @@ class Chatter:
         if job_id in self._jobs:
             self._end(job_id, Chunk(finish="cancelled"))
 
-    def abort(self, fault: Fault) -> list[Said]:
+    def abort(self, fault: Fault) -> list[JobChunk]:
         for job_id in list(self._jobs):
             self._end(job_id, Chunk(finish="error", fault=fault))
         said, self._outbox = self._outbox, []
         return said
 
-    def step(self) -> list[Said]:
+    def step(self) -> list[JobChunk]:
         for job_id in self._jobs:
             if job_id not in self._said and len(self._said) < self._slots:
                 self._said[job_id] = 0
@@ -122,30 +123,28 @@ class Chatter:
         self._outbox.append((job_id, chunk))
 
 
-def chatter(folder: Path, options: Mapping[str, Any]) -> tuple[Chatter, int]:
-    """An ``engine.process.worker.Build``. A file ``refuse`` in the folder is why it cannot be made; while one is ``slow``, it takes time."""
+def chatter(folder: Path, options: EngineOptions) -> Chatter:
+    """A core factory. A file ``refuse`` in the folder makes it fail with the file's text; while ``slow`` exists, it waits."""
     if (folder / "refuse").exists():
         raise LoadError((folder / "refuse").read_text(encoding="utf-8"))
     if (folder / "slow").exists():
         logging.getLogger("engine.chatter").info("packing weights")
         while (folder / "slow").exists():
             time.sleep(0.01)
-    queue = int(options.get("queue", 256))
-    return Chatter(int(options.get("slots", 32)), queue), queue
+    return Chatter(options.max_num_seqs, options.max_waiting)
 
 
-def tiny(folder: Path, options: Mapping[str, Any]) -> tuple[Any, int]:
-    """An ``engine.process.worker.Build``: a real core with a tiny random model, over bytes and a few markers."""
+def tiny(folder: Path, options: EngineOptions) -> Any:
+    """A core factory: a real core with a tiny random model, over bytes and a few markers."""
     import torch
     import transformers
 
-    from antiphon.engine.builder import Options, core_of
+    from antiphon.engine.builder import build_core_from_model
 
     torch.manual_seed(7)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 8192}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 265, "eos_token_id": 264}
     config = transformers.LlamaConfig(**sizes, **heads)
     model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    chosen = Options(threads=1, **options)
     torch.set_num_threads(1)
-    return core_of(model.eval(), options=chosen), chosen.queue
+    return build_core_from_model(model.eval(), options=options)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.engine.cache.contiguous import KV, Contiguous
-from antiphon.engine.cache.paged import PAGE, PagedKV, Pages
-from antiphon.engine.model.forward import Work
+from antiphon.engine.cache.contiguous import ContiguousKVCache, KVCache
+from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
+from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scheduler.core import Core
 
@@ -33,38 +33,38 @@ class Rigged:
     ``feeds`` holds of each pass the number of tokens and of rows of each sequence. With ``pages``, caches are paged.
     """
 
-    chunked = True
-    grain = 1
+    supports_chunked_prefill = True
+    prompt_alignment = 1
 
-    def __init__(self, following: Next = scattered, pages: Pages | None = None) -> None:
+    def __init__(self, following: Next = scattered, pages: PagePool | None = None) -> None:
         self.following = following
         self.pages = pages
-        self.paged = pages is not None
+        self.is_paged = pages is not None
         self.feeds: list[list[tuple[int, int]]] = []
         self.now = 0.0
         self.base = 1.0
         self.per_token = 0.0
         self.broken = False
 
-    def new_state(self, expected: int) -> KV:
-        return Contiguous(expected) if self.pages is None else PagedKV(self.pages, expected)
+    def new_cache(self, expected: int) -> KVCache:
+        return ContiguousKVCache(expected) if self.pages is None else PagedKVCache(self.pages, expected)
 
-    def run(self, work: list[Work]) -> Tensor:
-        self.feeds.append([(len(item.ids), item.rows) for item in work])
+    def run(self, work: list[SequenceInput]) -> Tensor:
+        self.feeds.append([(len(item.ids), item.num_logits) for item in work])
         self.now += self.base + self.per_token * sum(len(item.ids) for item in work)
         rows = [row for item in work for row in self._one(item)]
         if self.broken:
             raise ZeroDivisionError
         for item in work:
-            item.state.commit(len(item.ids))
+            item.cache.commit(len(item.ids))
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
 
-    def _one(self, item: Work) -> list[Tensor]:
+    def _one(self, item: SequenceInput) -> list[Tensor]:
         ids = torch.tensor(item.ids, dtype=torch.float32).reshape(1, 1, -1, 1)
-        read, again = item.state.extend(0, ids, -ids)
+        read, again = item.cache.write_and_read(0, ids, -ids)
         history = [int(token) for token in read[0, 0, :, 0].tolist()]
         assert history == [-int(token) for token in again[0, 0, :, 0].tolist()]
-        return [self._row(history[: len(history) - later]) for later in reversed(range(item.rows))]
+        return [self._row(history[: len(history) - later]) for later in reversed(range(item.num_logits))]
 
     def _row(self, history: list[int]) -> Tensor:
         dice = torch.Generator().manual_seed(random.Random(repr(history)).getrandbits(40))
@@ -77,8 +77,8 @@ def rigged(
     following: Next = scattered, *, context: int = 1000, paged: bool = False, **options: Any
 ) -> tuple[Core, Rigged]:
     """A core on such a model, and the model; options are the core's own. ``paged``: with no page too many."""
-    slots = options.get("slots", 32)
-    count = -(-options.get("room", slots * context) // PAGE) + slots + 1
-    forward = Rigged(following, Pages(1, count) if paged else None)
-    info = EngineInfo(context=context, vocab=VOCAB, eos_ids=(2,))
+    slots = options.get("max_num_seqs", 32)
+    count = -(-options.get("max_cache_tokens", slots * context) // PAGE_TOKENS) + slots + 1
+    forward = Rigged(following, PagePool(1, count) if paged else None)
+    info = EngineInfo(max_model_len=context, vocab_size=VOCAB, eos_ids=(2,))
     return Core(forward, info, clock=lambda: forward.now, **options), forward

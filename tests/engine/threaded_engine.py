@@ -7,8 +7,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-from antiphon.engine.process.client import TorchEngine
-from antiphon.engine.process.worker import Line, Steps, serve
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.process.worker import EngineCore, ParentConnection, serve_parent
 
 
 class Thread:
@@ -16,14 +17,14 @@ class Thread:
 
     pid = os.getpid()
 
-    def __init__(self, far: socket.socket, build: Callable[[], Steps], queue: int) -> None:
+    def __init__(self, far: socket.socket, build: Callable[[], EngineCore]) -> None:
         self._far = far
-        self._thread = threading.Thread(target=self._work, args=(build, queue), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(build,), name="engine", daemon=True)
         self._thread.start()
 
-    def _work(self, build: Callable[[], Steps], queue: int) -> None:
+    def _work(self, build: Callable[[], EngineCore]) -> None:
         with self._far:
-            serve(Line(self._far), lambda _: (build(), queue))
+            serve_parent(ParentConnection(self._far), lambda _: build())
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # it has ended already
@@ -34,6 +35,6 @@ class Thread:
         return "the thread ended"
 
 
-def threaded(build: Callable[[], Steps], *, queue: int = 256) -> TorchEngine:
+def threaded(build: Callable[[], EngineCore], *, queue: int = 256) -> ProcessEngine:
     """An engine, not yet started, of the core that ``build`` makes."""
-    return TorchEngine(spawn=lambda far: Thread(far, build, queue))
+    return ProcessEngine(spawn=lambda far: Thread(far, build), options=EngineOptions(max_waiting=queue))

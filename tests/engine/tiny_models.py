@@ -8,7 +8,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from antiphon.engine.builder import Options, core_of
+from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, Job, Sampling
 from antiphon.engine.scheduler.core import Core
 
@@ -65,7 +66,7 @@ def fresh(family: str) -> PreTrainedModel:
 
 def core_for(family: str = "llama", **options: Any) -> Core:
     """A core of the family's model."""
-    return core_of(fresh(family), options=Options(**options))
+    return build_core_from_model(fresh(family), options=EngineOptions(**options))
 
 
 def job_of(tokens: list[int], name: str = "j", **options: Any) -> Job:
@@ -79,7 +80,7 @@ def drain(core: Core, *jobs: Job) -> dict[str, list[Chunk]]:
     for job in jobs:
         core.add(job)
     chunks: dict[str, list[Chunk]] = {}
-    while core.busy:
+    while core.has_work:
         for name, chunk in core.step():
             chunks.setdefault(name, []).append(chunk)
     return chunks

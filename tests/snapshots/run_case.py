@@ -67,7 +67,7 @@ def turns(**options: Any) -> Turns:
 
 
 def catalogue(case: Case):
-    reply = {"name": case.name, "speak": case.speak, "finish": case.finish, "step": case.step}
+    reply = {"name": case.name, "output": case.speak, "finish": case.finish, "tokens_per_chunk": case.step}
     return scripted([reply], dialect=case.dialect)
 
 

@@ -149,7 +149,7 @@ def test_an_error_is_written_with_its_headers() -> None:
 @pytest.fixture
 def busy() -> Iterator[Served]:
     """One turn runs for ever and one waits: there is no place left."""
-    stalls = scripted([{"name": "x", "speak": [{"stall": True}]}], slots=1, queue=1)
+    stalls = scripted([{"name": "x", "output": [{"stall": True}]}], max_num_seqs=1, max_waiting=1)
     with serve(stalls) as served, connected(served) as one, connected(served) as two:
         for line in (one, two):
             line.sendall(asked())
@@ -200,7 +200,7 @@ def test_what_is_wrong_is_told_before_that_it_is_one_too_many(busy: Served) -> N
 
 
 def test_at_the_same_instant_exactly_as_many_get_in_as_there_are_places() -> None:
-    with serve(scripted([{"name": "x", "speak": [{"stall": True}]}], slots=2, queue=3)) as served:
+    with serve(scripted([{"name": "x", "output": [{"stall": True}]}], max_num_seqs=2, max_waiting=3)) as served:
         lines = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(60)]
         try:
             for line in lines:
@@ -217,7 +217,7 @@ def test_at_the_same_instant_exactly_as_many_get_in_as_there_are_places() -> Non
 
 
 def test_requests_that_become_no_turns_keep_no_place() -> None:
-    with serve(scripted([{"name": "x", "speak": ["Hello."]}], slots=1, queue=1)) as served:
+    with serve(scripted([{"name": "x", "output": ["Hello."]}], max_num_seqs=1, max_waiting=1)) as served:
         nonsense = [asked(body=b"{"), asked(body=b'{"model": "none", "input": "x"}'), asked().replace(b"Host", b"Hose")]
         for data in nonsense * 3:
             with connected(served) as line:

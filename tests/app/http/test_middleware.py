@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Serve
 from tests.serving import Served, serve
 
-HELLO = [{"name": "hello", "speak": ["Hello."]}]
+HELLO = [{"name": "hello", "output": ["Hello."]}]
 CLIENT = httpx.Client()
 BODY = {"model": "scripted", "input": "hi"}
 
@@ -26,14 +26,14 @@ def closed() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """One server for all tests that change nothing about it."""
-    with serve(HELLO, hosts=("box.lan",)) as running:
+    with serve(HELLO, allowed_hosts=("box.lan",)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Served]:
     """One that asks for a key."""
-    with serve(HELLO, keys=("sk-one", "sk-two")) as running:
+    with serve(HELLO, api_keys=("sk-one", "sk-two")) as running:
         yield running
 
 
@@ -95,7 +95,7 @@ def test_no_body_in_a_code_that_is_not_spoken(served: Served, encoding: str) -> 
 
 
 def test_a_body_over_the_cap_by_its_own_account(server: Serve) -> None:
-    served = server(HELLO, max_body=1000)
+    served = server(HELLO, max_body_bytes=1000)
     said = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1001\r\n\r\n"
     began = time.monotonic()
     assert b"413" in raw(served, said).partition(b"\r\n")[0]
@@ -103,7 +103,7 @@ def test_a_body_over_the_cap_by_its_own_account(server: Serve) -> None:
 
 
 def test_a_body_over_the_cap_in_chunks(server: Serve) -> None:
-    served = server(HELLO, max_body=1000)
+    served = server(HELLO, max_body_bytes=1000)
 
     def chunks() -> Any:
         for _ in range(50):
@@ -207,7 +207,7 @@ def test_ids_that_cannot_be_are_unknown(served: Served, said: str) -> None:
 
 def test_a_websocket_is_sent_back_to_http_where_it_is_switched_off() -> None:
     headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
-    with serve(HELLO, websocket=False) as served:
+    with serve(HELLO, enable_websocket=False) as served:
         assert error(CLIENT.get(served.url + "/responses", headers=headers)) == (426, "upgrade_not_supported", None)
 
 

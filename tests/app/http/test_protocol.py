@@ -34,7 +34,7 @@ def request(version: str = "1.1", *headers: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve([{"name": "hello", "speak": ["Hello, ", "you."], "step": 1}]) as running:
+    with serve([{"name": "hello", "output": ["Hello, ", "you."], "tokens_per_chunk": 1}]) as running:
         yield running
 
 
@@ -133,10 +133,10 @@ def wait_for(fact: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 def test_a_slow_reader_holds_nobody_up_and_gets_everything(server: Serve) -> None:
-    served = server([{"name": "long", "speak": [LONG], "step": 16}])
+    served = server([{"name": "long", "output": [LONG], "tokens_per_chunk": 16}])
     with connected(served, buffer=4096) as line:
         line.sendall(request("1.1", "Connection: close"))
-        assert wait_for(lambda: served.engine.stats().finished == 1), "the turn ends though nobody reads"
+        assert wait_for(lambda: served.engine.stats().finished_jobs == 1), "the turn ends though nobody reads"
         log = next(iter(served.house.store._logs.values()))  # type: ignore[attr-defined]
         got = whole(line)
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -144,7 +144,7 @@ def test_a_slow_reader_holds_nobody_up_and_gets_everything(server: Serve) -> Non
 
 
 def test_a_reader_that_leaves_with_the_answer_stuck_takes_the_turn_along(server: Serve) -> None:
-    served = server([{"name": "endless", "speak": [LONG, {"stall": True}], "step": 16}])
+    served = server([{"name": "endless", "output": [LONG, {"stall": True}], "tokens_per_chunk": 16}])
     with connected(served, buffer=4096) as line:
         line.sendall(request())
         assert wait_for(lambda: served.engine.stats().generated_tokens == len(LONG))

@@ -29,7 +29,7 @@ ONE = {name: pack for name, pack in PACK.items() if name.islower() and not name.
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serve(scripted([{"name": "any", "speak": ["Yes."]}]), max_body=MOST) as running:
+    with serve(scripted([{"name": "any", "output": ["Yes."]}]), max_body_bytes=MOST) as running:
         yield running
 
 

@@ -18,8 +18,8 @@ DEFAULTS = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 
 
 def catalogue() -> Catalogue:
-    replies = parse_script({"reply": [{"name": "hello", "speak": ["Hello."]}]})
-    info = EngineInfo(context=4096, vocab=256, defaults=DEFAULTS)
+    replies = parse_script({"reply": [{"name": "hello", "output": ["Hello."]}]})
+    info = EngineInfo(max_model_len=4096, vocab_size=256, default_sampling=DEFAULTS)
     engine = ScriptedEngine(replies, encode=lambda text: list(text.encode()), info=info)
     # Requests are read without a format: only the engine's defaults are looked at.
     return Catalogue([ServedModel(names=("tiny", "gpt-tiny"), engine=engine, format=cast("Any", None), created=1)])

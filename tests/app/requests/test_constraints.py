@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.app.model_registry import Catalogue, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.process.client import TorchEngine
+from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
 from tests.serving import Served, serve
 
@@ -47,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def one(name: str, folder: Path) -> ServedModel:
-    engine = TorchEngine(folder, {"threads": 1, "kv_gib": 0.2})
+    engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.2})
     return ServedModel(names=(name,), engine=engine, format=detect.load(folder, None).format, created=1)
 
 

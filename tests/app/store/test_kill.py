@@ -34,10 +34,10 @@ from antiphon.app.store.factory import open_store
 from tests.serving import scripted
 
 SPOKEN = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
-SCRIPT = [{"name": "long", "speak": [SPOKEN], "step": 2}]
+SCRIPT = [{"name": "long", "output": [SPOKEN], "tokens_per_chunk": 2}]
 
 async def main(path):
-    settings = Settings(port=0, drain=0.2, store=Path(path))
+    settings = Settings(port=0, shutdown_timeout=0.2, store_file=Path(path))
     with server.bind(settings) as listener:
         store = open_store(settings)
         home = server.furnish(settings, scripted(SCRIPT, delay=0.003), store=store)

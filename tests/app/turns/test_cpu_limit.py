@@ -52,7 +52,7 @@ def test_a_prompt_that_takes_too_long_is_refused_by_name(monkeypatch: pytest.Mon
         return read(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Recall, "read", slow)
-    with serve([{"name": "x", "speak": ["x"]}], pace=Pace(render_within=0.05)) as served:
+    with serve([{"name": "x", "output": ["x"]}], pace=Pace(render_within=0.05)) as served:
         reply = httpx.post(f"{served.url}/responses", json={"model": "scripted", "input": "Hi"})
     assert reply.status_code == 400
     error = reply.json()["error"]

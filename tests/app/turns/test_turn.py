@@ -23,7 +23,7 @@ class Stage:
     """One scripted model, and turns on it."""
 
     def __init__(self, speak: list[Any], pace: Pace | None = None, **options: Any) -> None:
-        self.catalogue = scripted([{"name": "only", "speak": speak, "step": 0}], **options)
+        self.catalogue = scripted([{"name": "only", "output": speak, "tokens_per_chunk": 0}], **options)
         self.turns: Turns = turns(pace=pace or Pace())
         (self.model,) = self.catalogue.models
 
@@ -61,7 +61,7 @@ async def test_an_admitted_turn_is_in_progress_when_it_opens() -> None:
 
 
 async def test_a_turn_that_waits_says_that_it_is_queued() -> None:
-    stage = Stage([{"stall": True}], Pace(queue_after=0.02), slots=1)
+    stage = Stage([{"stall": True}], Pace(queue_after=0.02), max_num_seqs=1)
     first, second = await stage.open(), await stage.open()
     assert kinds(second) == ["created", "queued"]
     stage.turns.cancel(first)
@@ -74,7 +74,7 @@ async def test_a_turn_that_waits_says_that_it_is_queued() -> None:
 
 
 async def test_a_waiting_turn_can_be_cancelled() -> None:
-    stage = Stage([{"stall": True}], Pace(queue_after=0.02), slots=1)
+    stage = Stage([{"stall": True}], Pace(queue_after=0.02), max_num_seqs=1)
     first, second = await stage.open(), await stage.open()
     stage.turns.cancel(second)
     assert (await second.finished()).status == "cancelled"
@@ -103,14 +103,14 @@ async def test_a_refused_job_is_an_error_before_any_event() -> None:
 
 
 async def test_a_prompt_longer_than_the_context_is_refused() -> None:
-    stage = Stage(["Hi"], info=EngineInfo(context=8, vocab=1000, eos_ids=()))
+    stage = Stage(["Hi"], info=EngineInfo(max_model_len=8, vocab_size=1000, eos_ids=()))
     with pytest.raises(ApiError) as caught:
         await stage.open(input="word " * 50)
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", "input")
 
 
 async def test_one_refused_choice_ends_all() -> None:
-    stage = Stage([{"stall": True}], slots=1, queue=1)
+    stage = Stage([{"stall": True}], max_num_seqs=1, max_waiting=1)
     asked = request.read({"model": "scripted", "input": "Hi"}, stage.catalogue)
     import msgspec
 
@@ -123,7 +123,7 @@ async def test_one_refused_choice_ends_all() -> None:
 async def test_in_a_flood_a_turn_too_many_is_refused_before_its_prompt_is_laid_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, read, laid_out = Stage([{"stall": True}], slots=2, queue=3), Recall.read, []
+    stage, read, laid_out = Stage([{"stall": True}], max_num_seqs=2, max_waiting=3), Recall.read, []
 
     def slow(*args: Any) -> Any:
         laid_out.append(args)
@@ -144,7 +144,7 @@ async def test_in_a_flood_a_turn_too_many_is_refused_before_its_prompt_is_laid_o
 
 
 async def test_whoever_leaves_while_waiting_frees_the_slot() -> None:
-    stage = Stage([{"stall": True}], Pace(queue_after=30), slots=1)
+    stage = Stage([{"stall": True}], Pace(queue_after=30), max_num_seqs=1)
     first = await stage.open()
     waiting = asyncio.create_task(stage.open())
     async with asyncio.timeout(10):
@@ -211,7 +211,7 @@ async def test_a_response_is_stored_when_it_may_be(store: bool) -> None:
 
 
 async def test_many_turns_at_once_keep_apart() -> None:
-    stage = Stage(["<think>\nHm.\n</think>\n\n", "Hi", {"pause": 0.01}, "!"], slots=8)
+    stage = Stage(["<think>\nHm.\n</think>\n\n", "Hi", {"pause": 0.01}, "!"], max_num_seqs=8)
     logs = await asyncio.gather(*(stage.open() for _ in range(40)))
     for log in logs:
         await log.finished()

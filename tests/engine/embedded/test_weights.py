@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.builder import Options
 from antiphon.engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
 from antiphon.engine.embedded.messages import user
+from antiphon.engine.options import EngineOptions
 
 
 @pytest.fixture(scope="module")
@@ -58,5 +58,7 @@ def test_the_first_things_that_people_try(shipped: Any) -> None:
 
 def test_the_core_answers_as_transformers_does() -> None:
     for skill in ("call", "repeat"):
-        plain, served = (evaluate.evaluate(MODEL_DIR, 2, [skill], options)[skill] for options in (None, Options()))
+        plain, served = (
+            evaluate.evaluate(MODEL_DIR, 2, [skill], options)[skill] for options in (None, EngineOptions())
+        )
         assert [one.written for one in served] == [one.written for one in plain]

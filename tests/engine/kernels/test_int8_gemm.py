@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.compiler import CompilationError, library
-from antiphon.engine.kernels.int8_layout import CHUNK, panels
-from antiphon.engine.kernels.library import SOURCES, proved
+from antiphon.engine.kernels.compiler import CompilationError, load_library
+from antiphon.engine.kernels.int8_layout import OUTPUTS_PER_CHUNK, pack_int8_weight
+from antiphon.engine.kernels.library import SOURCES, verify_kernels
 
 LESS = [
     "",
@@ -33,10 +33,10 @@ def made(less: str, folder: Path) -> Kernels:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("CC", f"cc {less}")
         try:
-            found = proved(library(*SOURCES))
+            found = verify_kernels(load_library(*SOURCES))
         except CompilationError as failure:
             pytest.skip(f"not compiled: {failure}")
-    if not found.multipliable(torch.ones(1, 1)):
+    if not found.supports_int8_linear(torch.ones(1, 1)):
         pytest.skip("there is no such kernel for this CPU")
     return found
 
@@ -64,18 +64,18 @@ def test_products_are_those_of_rounded_numbers_and_know_no_neighbours(
     compiled: Kernels, outputs: int, inputs: int, threads: int
 ) -> None:
     weight, x, bias = table(outputs, inputs), table(100, inputs, seed=2), table(outputs, seed=3)
-    matrix = compiled.panels(weight)
-    truth = functional.linear(rounded(x, compiled.levels).double(), rounded(weight, 127).double())
+    matrix = compiled.pack_int8_weight(weight)
+    truth = functional.linear(rounded(x, compiled.activation_levels).double(), rounded(weight, 127).double())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        together = compiled.multiply(x, matrix, bias)
+        together = compiled.int8_linear(x, matrix, bias)
         assert ((together - truth - bias).norm() / truth.norm()) < 2e-3  # ties may be rounded the other way
-        assert torch.allclose(compiled.multiply(x, matrix) + bias, together, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(compiled.int8_linear(x, matrix) + bias, together, rtol=1e-5, atol=1e-5)
         for count in (1, 2, 3, 5, 12, 13, 16, 17, 31, 32, 33, 49):
             for first in (0, 7, 50):
                 assert torch.equal(
-                    compiled.multiply(x[first : first + count], matrix, bias), together[first : first + count]
+                    compiled.int8_linear(x[first : first + count], matrix, bias), together[first : first + count]
                 )
     finally:
         torch.set_num_threads(before)
@@ -83,28 +83,28 @@ def test_products_are_those_of_rounded_numbers_and_know_no_neighbours(
 
 @pytest.mark.parametrize("count", [0, 1, 5, 40])
 def test_a_gate_before_it_changes_nothing_but_its_input(compiled: Kernels, count: int) -> None:
-    x, matrix, bias = table(2, count, 160), compiled.panels(table(40, 80, seed=2)), table(40, seed=3)
-    truth = compiled.multiply(compiled.gate(x), matrix, bias)
-    assert torch.equal(compiled.multiply(x, matrix, bias, gated=True), truth)
+    x, matrix, bias = table(2, count, 160), compiled.pack_int8_weight(table(40, 80, seed=2)), table(40, seed=3)
+    truth = compiled.int8_linear(compiled.silu_mul(x), matrix, bias)
+    assert torch.equal(compiled.int8_linear(x, matrix, bias, gated=True), truth)
 
 
 def test_the_largest_sums_there_are(compiled: Kernels) -> None:
     """Pairs of products fill 16 bits, and all of them 32: nothing is cut off."""
     signs = table(3, 65536).sign()
-    matrix = compiled.panels(signs)
-    assert torch.equal(compiled.multiply(signs, matrix), functional.linear(signs, signs))
-    assert torch.equal(compiled.multiply(-signs[:1], matrix), -functional.linear(signs[:1], signs))
+    matrix = compiled.pack_int8_weight(signs)
+    assert torch.equal(compiled.int8_linear(signs, matrix), functional.linear(signs, signs))
+    assert torch.equal(compiled.int8_linear(-signs[:1], matrix), -functional.linear(signs[:1], signs))
 
 
 def test_what_is_no_number_stays_none_and_zeros_give_the_bias(compiled: Kernels) -> None:
     weight, bias, x = table(20, 64), table(20, seed=2), table(40, 64, seed=3)
-    matrix = compiled.panels(weight)
-    sound = compiled.multiply(x, matrix, bias)
+    matrix = compiled.pack_int8_weight(weight)
+    sound = compiled.int8_linear(x, matrix, bias)
     x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
     for first in (0, 1, 2, 3, 20):
-        alone = compiled.multiply(x[first : first + 1], matrix, bias)
+        alone = compiled.int8_linear(x[first : first + 1], matrix, bias)
         assert torch.equal(alone, bias[None]) if first == 0 else alone.isfinite().all() == (first == 3)
-    y = compiled.multiply(x, matrix, bias)
+    y = compiled.int8_linear(x, matrix, bias)
     assert torch.equal(y[0], bias) and y[3].isfinite().all()
     assert not y[[1, 2, 20]].isfinite().any()
     assert torch.equal(y[4:20], sound[4:20]) and torch.equal(y[21:], sound[21:])
@@ -122,10 +122,10 @@ def test_what_is_no_number_stays_none_and_zeros_give_the_bias(compiled: Kernels)
     ],
 )
 def test_rows_may_lie_anyhow(compiled: Kernels, view: Any) -> None:
-    x, matrix = view(table(1920)), compiled.panels(table(40, 64, seed=2))
-    product = compiled.multiply(x, matrix)
+    x, matrix = view(table(1920)), compiled.pack_int8_weight(table(40, 64, seed=2))
+    product = compiled.int8_linear(x, matrix)
     assert product.shape == (*x.shape[:-1], 40)
-    assert torch.equal(product, compiled.multiply(x.clone(memory_format=torch.contiguous_format), matrix))
+    assert torch.equal(product, compiled.int8_linear(x.clone(memory_format=torch.contiguous_format), matrix))
 
 
 def test_other_instructions_give_the_same_bits(tmp_path: Path) -> None:
@@ -133,16 +133,16 @@ def test_other_instructions_give_the_same_bits(tmp_path: Path) -> None:
     results = {}
     for less in LESS:
         found = made(less, tmp_path)
-        result = found.multiply(x, found.panels(weight), bias)
-        assert torch.equal(result, results.setdefault(found.levels, result))
+        result = found.int8_linear(x, found.pack_int8_weight(weight), bias)
+        assert torch.equal(result, results.setdefault(found.activation_levels, result))
     assert results.keys() <= {63, 127}
 
 
 def test_a_matrix_of_many_outputs_is_laid_out_as_in_one_piece() -> None:
-    weight = table(2 * CHUNK + 5, 12)
-    whole = panels(weight, 8, 128)
-    for first in (0, CHUNK, 2 * CHUNK):
-        part = panels(weight[first : first + 5], 8, 128)
+    weight = table(2 * OUTPUTS_PER_CHUNK + 5, 12)
+    whole = pack_int8_weight(weight, 8, 128)
+    for first in (0, OUTPUTS_PER_CHUNK, 2 * OUTPUTS_PER_CHUNK):
+        part = pack_int8_weight(weight[first : first + 5], 8, 128)
         for one, two in ((whole.scales, part.scales), (whole.zeros, part.zeros)):
             assert torch.equal(one[first : first + 5], two[:5])
         assert torch.equal(whole.weights[first // 8, :, :5], part.weights[0, :, :5])

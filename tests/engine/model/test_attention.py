@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
-from antiphon.engine.cache.contiguous import MOST_HALF, Contiguous
+from antiphon.engine.cache.contiguous import MAX_FP16, ContiguousKVCache
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.attention import Pack, Span, attend
+from antiphon.engine.model.attention import AttentionMetadata, SequenceSpan, attend
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,8 +46,8 @@ class Crowd:
         generator = torch.Generator().manual_seed(1)
         self.kvs, self.news = [], [new for _, new in members]
         for length, new in members:
-            kv = Contiguous(length + new, halves=halves)
-            kv.extend(0, *(torch.randn((1, kv_heads, max(length, 1), dim), generator=generator) for _ in "kv"))
+            kv = ContiguousKVCache(length + new, fp16=halves)
+            kv.write_and_read(0, *(torch.randn((1, kv_heads, max(length, 1), dim), generator=generator) for _ in "kv"))
             kv.commit(length)
             self.kvs.append(kv)
         # As a model's projections leave them: tokens outside, heads inside, keys and values in one wide row.
@@ -65,23 +65,25 @@ class Crowd:
         """(tokens of these, heads, dim); of copies, so that it can be asked again."""
         spans, places = [], []
         for n in which:
-            spans.append(Span(self.kvs[n].copy(self.kvs[n].length, 0), [(len(places), len(places) + self.news[n])]))
+            spans.append(
+                SequenceSpan(self.kvs[n].copy(self.kvs[n].length, 0), [(len(places), len(places) + self.news[n])])
+            )
             places += self.places(n)
         given = (tensor[:, :, places] for tensor in (self.query, self.key, self.value))
-        return attended(given, Pack(spans, windowed(window), (), kernels), **options)
+        return attended(given, AttentionMetadata(spans, windowed(window), (), kernels), **options)
 
 
 def windowed(window: int | None) -> dict[int, int]:
     return {} if window is None else {0: window}
 
 
-def attended(given: Iterator[Tensor], pack: Pack, **options: Any) -> Tensor:
-    return attend(Layer(), *given, None, pack=pack, **options)[0][0]  # type: ignore[arg-type]
+def attended(given: Iterator[Tensor], attn_metadata: AttentionMetadata, **options: Any) -> Tensor:
+    return attend(Layer(), *given, None, attn_metadata=attn_metadata, **options)[0][0]  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=[False, True], ids=["fp32", "fp16"])
 def halves(request: pytest.FixtureRequest, compiled: Kernels) -> bool:
-    if request.param and not compiled.halves:
+    if request.param and not compiled.supports_fp16_cache:
         pytest.skip("this CPU does not convert fp16")
     return bool(request.param)
 
@@ -125,15 +127,15 @@ def test_however_a_text_is_cut_it_is_the_same(
     given = (crowd.query, crowd.key, crowd.value)
     whole = crowd.attend([0], compiled, window)
     for sizes in ([1], [2, 3], [16], [1, 1, 64, 5]):
-        kv, bounds = Contiguous(halves=halves), [0]
+        kv, bounds = ContiguousKVCache(fp16=halves), [0]
         while bounds[-1] < length:
             bounds.append(min(bounds[-1] + chance.choice(sizes), length))
         for start, end in pairwise(bounds):
-            pack = Pack([Span(kv, [(0, end - start)])], windowed(window), (), compiled)
-            piece = attended((tensor[:, :, start:end] for tensor in given), pack)
-            assert pack.compiled and torch.equal(piece, whole[start:end]), (sizes, start)
+            attn_metadata = AttentionMetadata([SequenceSpan(kv, [(0, end - start)])], windowed(window), (), compiled)
+            piece = attended((tensor[:, :, start:end] for tensor in given), attn_metadata)
+            assert attn_metadata.used_kernels and torch.equal(piece, whole[start:end]), (sizes, start)
             kv.commit(end - start)
-        stored = kv.extend(0, *(tensor[:, :, :0] for tensor in given[1:]))
+        stored = kv.write_and_read(0, *(tensor[:, :, :0] for tensor in given[1:]))
         for one, two in zip(stored, given[1:], strict=True):
             assert torch.equal(one, two.half().float() if halves else two)
 
@@ -142,10 +144,12 @@ def test_tokens_are_written_where_they_belong_and_nowhere_else(compiled: Kernels
     crowd = Crowd([(6, 1), (9, 4)], 4, 2, 16, halves=halves)
     for kv in crowd.kvs:
         kv.reserve(kv.capacity + 3)
-        kv.extend(0, *2 * [torch.full((1, 2, kv.capacity - kv.length, 16), 7.0)])
+        kv.write_and_read(0, *2 * [torch.full((1, 2, kv.capacity - kv.length, 16), 7.0)])
     before = [[held.clone() for held in kv._layers[0][:2]] for kv in crowd.kvs]
-    pack = Pack([Span(crowd.kvs[0], [(0, 1)]), Span(crowd.kvs[1], [(1, 5)])], {}, (), compiled)
-    attended(iter((crowd.query, crowd.key, crowd.value)), pack)
+    attn_metadata = AttentionMetadata(
+        [SequenceSpan(crowd.kvs[0], [(0, 1)]), SequenceSpan(crowd.kvs[1], [(1, 5)])], {}, (), compiled
+    )
+    attended(iter((crowd.query, crowd.key, crowd.value)), attn_metadata)
     for n, kv in enumerate(crowd.kvs):
         for held, old, new in zip(kv._layers[0][:2], before[n], (crowd.key, crowd.value), strict=True):
             old[:, :, kv.length : kv.length + crowd.news[n]] = new[:, :, crowd.places(n)]
@@ -159,7 +163,10 @@ def test_a_buffer_that_is_too_small_grows_first(compiled: Kernels, halves: bool)
     kv.reserve(900)  # promised, and not yet taken
     full = kv._layers[0][0].shape[2]
     for _ in range(full):
-        attended(iter((crowd.query, crowd.key, crowd.value)), Pack([Span(kv, [(0, 1)])], {}, (), compiled))
+        attended(
+            iter((crowd.query, crowd.key, crowd.value)),
+            AttentionMetadata([SequenceSpan(kv, [(0, 1)])], {}, (), compiled),
+        )
         kv.commit(1)
     assert kv._layers[0][0].shape[2] == 900 and kv.length == full + 4
     stored = kv._layers[0][0][:, :, 4 : kv.length]
@@ -167,13 +174,16 @@ def test_a_buffer_that_is_too_small_grows_first(compiled: Kernels, halves: bool)
 
 
 def test_what_fp16_cannot_hold_becomes_its_largest_number_by_kernels_and_by_torch(compiled: Kernels) -> None:
-    if not compiled.halves:
+    if not compiled.supports_fp16_cache:
         pytest.skip("this CPU does not convert fp16")
     given = torch.tensor([1e5, -1e5, 65_504.0, 65_519.9, INF, -INF, NAN, 1e-9] * 2).view(1, 1, 1, 16)
-    kept = [MOST_HALF, -MOST_HALF, MOST_HALF, MOST_HALF, MOST_HALF, -MOST_HALF, NAN, 0.0] * 2
+    kept = [MAX_FP16, -MAX_FP16, MAX_FP16, MAX_FP16, MAX_FP16, -MAX_FP16, NAN, 0.0] * 2
     for kernels in (compiled, None):
-        kv = Contiguous(halves=True)
-        attended(iter((torch.zeros(1, 1, 1, 16), given, given)), Pack([Span(kv, [(0, 1)])], {}, (), kernels))
+        kv = ContiguousKVCache(fp16=True)
+        attended(
+            iter((torch.zeros(1, 1, 1, 16), given, given)),
+            AttentionMetadata([SequenceSpan(kv, [(0, 1)])], {}, (), kernels),
+        )
         for held in kv._layers[0][:2]:
             assert torch.equal(held[0, 0, 0].float().nan_to_num(-1), torch.tensor(kept).nan_to_num(-1))
 
@@ -205,8 +215,8 @@ def test_scores_beyond_what_can_be_raised_to_a_power(compiled: Kernels) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 12), (65, 1, 16), (2, 1, 528)])
 def test_shapes_they_do_not_know_are_left_to_torch(compiled: Kernels, heads: int, kv_heads: int, dim: int) -> None:
     crowd = Crowd([(0, 1), (5, 1), (30, 2)], heads, kv_heads, dim)
-    assert not compiled.attendable(crowd.query, crowd.key, crowd.value, None)
+    assert not compiled.supports_attention(crowd.query, crowd.key, crowd.value, None)
     assert torch.equal(crowd.attend([0, 1, 2], compiled), crowd.attend([0, 1, 2], None))
-    pack = Pack([Span(crowd.kvs[0], [(0, 1)])], {}, (), compiled)
-    attended((tensor[:, :, :1] for tensor in (crowd.query, crowd.key, crowd.value)), pack)
-    assert not pack.compiled
+    attn_metadata = AttentionMetadata([SequenceSpan(crowd.kvs[0], [(0, 1)])], {}, (), compiled)
+    attended((tensor[:, :, :1] for tensor in (crowd.query, crowd.key, crowd.value)), attn_metadata)
+    assert not attn_metadata.used_kernels

@@ -12,12 +12,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from antiphon.engine.builder import Options, build_core
+from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import hub
-from antiphon.engine.checkpoint.files import Folder, LoadError, inspect_folder
-from antiphon.engine.checkpoint.hub import fetch
+from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
+from antiphon.engine.checkpoint.hub import fetch_checkpoint
+from antiphon.engine.errors import LoadError
 from antiphon.engine.model import loader
-from antiphon.engine.model.loader import check_memory, choose_device, describe, load_model, sampling_defaults
+from antiphon.engine.model.loader import check_memory, choose_device, engine_info, load_model, sampling_defaults
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Sampling
 from tests.engine.tiny_models import fresh, generate, job_of, prompts, run
 
@@ -51,9 +53,9 @@ def refusal(call: Callable[[], object]) -> str:
 
 def test_a_saved_model_is_served_as_it_was(folder: Path) -> None:
     edit(folder / "generation_config.json", temperature=0.6, top_k=20, top_p=0.95, eos_token_id=[2, 5], do_sample=True)
-    core = build_core(folder, Options(slots=2, kv_gib=0.01))
-    assert core.info.defaults == Sampling(temperature=0.6, top_k=20, top_p=0.95)
-    assert (core.info.context, core.info.vocab, core.info.eos_ids) == (256, 96, (2, 5))
+    core = build_core(folder, EngineOptions(max_num_seqs=2, kv_cache_gib=0.01))
+    assert core.info.default_sampling == Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    assert (core.info.max_model_len, core.info.vocab_size, core.info.eos_ids) == (256, 96, (2, 5))
     assert (core.info.device, core.info.dtype) == ("cpu", "float32")
     assert core.info.description.startswith("LlamaForCausalLM, 0.0 M")
     prompt = prompts(9)[0]
@@ -62,7 +64,7 @@ def test_a_saved_model_is_served_as_it_was(folder: Path) -> None:
 
 def test_weights_in_another_type_are_computed_in_the_one_that_was_asked_for(tmp_path: Path) -> None:
     fresh("llama").bfloat16().save_pretrained(tmp_path)
-    assert inspect_folder(tmp_path).tensors.keys() == {"BF16"}
+    assert inspect_checkpoint(tmp_path).elements_by_dtype.keys() == {"BF16"}
     assert load_model(tmp_path, device="cpu")[0].dtype == torch.float32
     assert load_model(tmp_path, device="cpu", dtype="bfloat16")[0].dtype == torch.bfloat16
     assert "float32, bfloat16, float16" in refusal(lambda: load_model(tmp_path, dtype="int3"))
@@ -70,9 +72,9 @@ def test_weights_in_another_type_are_computed_in_the_one_that_was_asked_for(tmp_
 
 def test_little_memory_for_the_cache_shortens_the_context(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head size, bytes
-    core = build_core(folder, Options(kv_gib=100 * per_token / 2**30))
-    assert core.info.context == 100 and "memory for 100 tokens" in caplog.text
-    assert "no memory is left" in refusal(lambda: build_core(folder, Options(kv_gib=per_token / 2**30)))
+    core = build_core(folder, EngineOptions(kv_cache_gib=100 * per_token / 2**30))
+    assert core.info.max_model_len == 100 and "limits the context to 100 tokens" in caplog.text
+    assert "no memory is left" in refusal(lambda: build_core(folder, EngineOptions(kv_cache_gib=per_token / 2**30)))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +123,10 @@ def test_what_is_no_folder_gets_one_line(folder: Path) -> None:
 
 
 def test_too_little_memory_gets_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = Folder(Path("large"), {}, {}, {"BF16": 20_000_000_000})
+    large = Checkpoint(Path("large"), {}, {}, {"BF16": 20_000_000_000})
     assert "needs 74.5 GiB for its weights, 10.0 GiB are free" in refusal(lambda: check_memory(large, 4, 10 * 2**30))
     check_memory(large, 4, None)
-    check_memory(Folder(Path("packed"), {"quantization_config": {}}, {}, {"U8": 9 * 2**30}), 4, 10 * 2**30)
+    check_memory(Checkpoint(Path("packed"), {"quantization_config": {}}, {}, {"U8": 9 * 2**30}), 4, 10 * 2**30)
     monkeypatch.setattr(loader, "free_memory", lambda device: 1000)
     assert "choose a smaller model" in refusal(lambda: load_model(folder, device="cpu"))
 
@@ -141,11 +143,11 @@ def test_defaults_come_from_the_generation_config_only() -> None:
     assert sampling_defaults({"repetition_penalty": 1.1, "top_k": None}) == Sampling(repetition_penalty=1.1)
     recurrent = fresh("mamba")
     del recurrent.config.max_position_embeddings
-    assert describe(recurrent).context == loader.ENDLESS
+    assert engine_info(recurrent).max_model_len == loader.DEFAULT_CONTEXT_TOKENS
 
 
 def test_an_existing_folder_is_taken_as_it_is(folder: Path) -> None:
-    assert fetch(str(folder)) == folder
+    assert fetch_checkpoint(str(folder)) == folder
 
 
 @pytest.mark.parametrize(
@@ -170,13 +172,13 @@ def test_a_download_that_fails_gets_one_line(
         raise type(name, (Exception,), {})("a\nlong\nstory")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert words in refusal(lambda: fetch("owner/name", offline=offline))
+    assert words in refusal(lambda: fetch_checkpoint("owner/name", offline=offline))
     assert asked["local_files_only"] is offline
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in asked["allow_patterns"])
-    assert "not a hub id" in refusal(lambda: fetch("some/where/else"))
+    assert "not a hub id" in refusal(lambda: fetch_checkpoint("some/where/else"))
 
 
 def test_a_download_gives_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda source, **options: str(tmp_path / source))
-    assert fetch("owner/name") == tmp_path / "owner/name"
-    assert "*.safetensors" in hub.PATTERNS
+    assert fetch_checkpoint("owner/name") == tmp_path / "owner/name"
+    assert "*.safetensors" in hub.ALLOWED_PATTERNS

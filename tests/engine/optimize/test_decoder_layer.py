@@ -14,11 +14,12 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from antiphon.engine.builder import Options, core_of
+from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.forward import Work
-from antiphon.engine.model.varlen import PackedForward
-from antiphon.engine.optimize.decoder_layer import Layer, fuse_layers
+from antiphon.engine.model.forward import SequenceInput
+from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer, fuse_decoder_layers
+from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import BASE, drain, fresh, job_of, prompts, tokens_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,20 +40,22 @@ def model_of(family: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def inference(compiled: Kernels) -> Iterator[None]:
-    if not compiled.levels:
+    if not compiled.activation_levels:
         pytest.skip("there are no int8 products for this CPU")
     with torch.inference_mode():
         yield
 
 
-def tuned(model: Any, **options: Any) -> PackedForward:
-    forward = core_of(model, options=Options(**{"quantize": "int8"} | options), tune=True)._forward
-    assert isinstance(forward, PackedForward)
+def tuned(model: Any, **options: Any) -> VarlenForward:
+    forward = build_core_from_model(
+        model, options=EngineOptions(**{"quantization": "int8"} | options), optimize=True
+    )._forward
+    assert isinstance(forward, VarlenForward)
     return forward
 
 
-def layers(model: nn.Module) -> list[Layer]:
-    return [module for module in model.modules() if isinstance(module, Layer)]
+def layers(model: nn.Module) -> list[FusedDecoderLayer]:
+    return [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
 
 
 def taken_back(model: Any) -> None:
@@ -61,16 +64,16 @@ def taken_back(model: Any) -> None:
         model.model.layers[place] = layer.original
 
 
-def said(forward: PackedForward, texts: list[list[int]], chance: random.Random) -> list[Tensor]:
+def said(forward: VarlenForward, texts: list[list[int]], chance: random.Random) -> list[Tensor]:
     """All logits of texts that come in pieces, together."""
-    left: list[list[Work]] = []
+    left: list[list[SequenceInput]] = []
     for text in texts:
-        state, inner = forward.new_state(0), sorted(chance.sample(range(1, len(text)), min(4, len(text) - 1)))
-        left.append([Work(state, text[a:b], b - a) for a, b in pairwise([0, *inner, len(text)])])
+        state, inner = forward.new_cache(0), sorted(chance.sample(range(1, len(text)), min(4, len(text) - 1)))
+        left.append([SequenceInput(state, text[a:b], b - a) for a, b in pairwise([0, *inner, len(text)])])
     rows: list[list[Tensor]] = [[] for _ in texts]
     while any(left):
         work = [(n, pieces.pop(0)) for n, pieces in enumerate(left) if pieces]
-        logits = forward.run([item for _, item in work]).split([item.rows for _, item in work])
+        logits = forward.run([item for _, item in work]).split([item.num_logits for _, item in work])
         for (n, _), part in zip(work, logits, strict=True):
             rows[n].append(part)
     return [torch.cat(parts) for parts in rows]
@@ -80,7 +83,7 @@ def said(forward: PackedForward, texts: list[list[int]], chance: random.Random) 
 @pytest.mark.parametrize("family", KNOWN)
 def test_it_says_what_its_parts_say_to_the_bit(family: str, kv_dtype: Any) -> None:
     model = model_of(family)
-    forward = tuned(model, kv_dtype=kv_dtype)
+    forward = tuned(model, kv_cache_dtype=kv_dtype)
     assert len(layers(model)) == BASE["num_hidden_layers"]
     texts = prompts(70, 1, 2, 40, 16, 33)
     together = said(forward, texts, random.Random(1))
@@ -106,7 +109,7 @@ def test_layers_of_another_kind_stay(family: str) -> None:
 @pytest.mark.parametrize("change", ["pack", "quantize"])
 def test_layers_that_are_not_in_int8_stay(change: str) -> None:
     model = model_of("qwen3")
-    tuned(model, quantize=None, pack=change == "quantize")
+    tuned(model, quantization=None, pack_linears=change == "quantize")
     assert not layers(model)
 
 
@@ -137,11 +140,11 @@ def altered(layer: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif way == "nameless":
         del layer.self_attn.scaling
     elif way == "wide":
-        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.MOST_DIM", 16)
+        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.MAX_HEAD_DIM", 16)
     elif way == "many":
-        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.MOST_GROUPS", 1)
+        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.MAX_QUERY_GROUPS", 1)
     elif way == "fault":
-        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.Layer._at_once", lambda *_: 1 / 0)
+        monkeypatch.setattr("antiphon.engine.optimize.decoder_layer.FusedDecoderLayer._run_fused", lambda *_: 1 / 0)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_a_layer_that_does_something_else_stays(
     tuned(model)
     taken_back(model)
     altered(model.model.layers[1], way, monkeypatch)
-    assert fuse_layers(model, compiled) == 2 - stays
+    assert fuse_decoder_layers(model, compiled) == 2 - stays
 
 
 def test_who_calls_it_otherwise_gets_the_original() -> None:
@@ -182,7 +185,9 @@ def test_who_calls_it_otherwise_gets_the_original() -> None:
 
 def test_jobs_say_the_same_whatever_else_is_running() -> None:
     model = model_of("qwen3")
-    core = core_of(model, options=Options(quantize="int8", slots=3, chunk=8), tune=True)
+    core = build_core_from_model(
+        model, options=EngineOptions(quantization="int8", max_num_seqs=3, max_batched_tokens=8), optimize=True
+    )
     asked = [
         job_of(prompt, str(n), max_tokens=12, seed=n, temperature=1.0)
         for n, prompt in enumerate(prompts(3, 30, 1, 9, 40))

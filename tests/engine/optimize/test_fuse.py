@@ -13,10 +13,10 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.select import choose_forward, sample
-from antiphon.engine.optimize.fuse import ROTARY, Gated, Rotary, fuse
-from antiphon.engine.optimize.linears import Sibling
-from antiphon.engine.optimize.pack_linears import pack
+from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.optimize.fuse import ROTARY_FUNCTION, FusedRotary, FusedSwiGLU, fuse_layers_and_rotary
+from antiphon.engine.optimize.linears import MergedLinearSlice
+from antiphon.engine.optimize.pack_linears import pack_linears
 from tests.engine.tiny_models import fresh
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,19 +25,23 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """transformers' own functions are put back, also those that another test replaced before."""
-    held = {name: getattr(module, ROTARY) for name, module in list(sys.modules.items()) if hasattr(module, ROTARY)}
+    held = {
+        name: getattr(module, ROTARY_FUNCTION)
+        for name, module in list(sys.modules.items())
+        if hasattr(module, ROTARY_FUNCTION)
+    }
     for name, function in held.items():
-        if isinstance(function, Rotary):
-            setattr(sys.modules[name], ROTARY, function._original)
+        if isinstance(function, FusedRotary):
+            setattr(sys.modules[name], ROTARY_FUNCTION, function._original)
     yield
     for name, function in held.items():
-        setattr(sys.modules[name], ROTARY, function)
+        setattr(sys.modules[name], ROTARY_FUNCTION, function)
 
 
 def packed(family: str, compiled: Kernels) -> tuple[nn.Module, Any]:
     model = fresh(family)
-    forward = choose_forward(model, kernels=compiled)
-    pack(model, lambda: sample(forward, model))
+    forward = select_forward(model, kernels=compiled)
+    pack_linears(model, lambda: reference_logits(forward, model))
     return model, forward
 
 
@@ -55,31 +59,31 @@ def packed(family: str, compiled: Kernels) -> tuple[nn.Module, Any]:
 )
 def test_a_model_gives_the_same_logits_in_fewer_steps(compiled: Kernels, family: str, gates: int, rotary: int) -> None:
     model, forward = packed(family, compiled)
-    truth = sample(forward, model)
-    assert fuse(model, compiled) == (gates, rotary)
-    assert torch.allclose(sample(forward, model), truth, atol=1e-4)
-    assert sum(isinstance(module, Gated) for module in model.modules()) == gates
-    assert fuse(model, compiled) == (0, rotary)
+    truth = reference_logits(forward, model)
+    assert fuse_layers_and_rotary(model, compiled) == (gates, rotary)
+    assert torch.allclose(reference_logits(forward, model), truth, atol=1e-4)
+    assert sum(isinstance(module, FusedSwiGLU) for module in model.modules()) == gates
+    assert fuse_layers_and_rotary(model, compiled) == (0, rotary)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_in_int8_a_gate_is_part_of_the_product_after_it(
     compiled: Kernels, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not compiled.multipliable(torch.ones(1, 1)):
+    if not compiled.supports_int8_linear(torch.ones(1, 1)):
         pytest.skip("there is no such kernel for this CPU")
     model = fresh(family)
-    forward = choose_forward(model, kernels=compiled)
-    pack(model, lambda: sample(forward, model), "int8", compiled)
-    assert fuse(model, compiled)[0] == 2
-    apart = [module for module in model.modules() if isinstance(module, Gated)]
-    at_once = sample(forward, model)
-    monkeypatch.setattr(Kernels, "gate", None)
-    assert torch.equal(sample(forward, model), at_once), "no gate of its own"
+    forward = select_forward(model, kernels=compiled)
+    pack_linears(model, lambda: reference_logits(forward, model), "int8", compiled)
+    assert fuse_layers_and_rotary(model, compiled)[0] == 2
+    apart = [module for module in model.modules() if isinstance(module, FusedSwiGLU)]
+    at_once = reference_logits(forward, model)
+    monkeypatch.setattr(Kernels, "silu_mul", None)
+    assert torch.equal(reference_logits(forward, model), at_once), "no gate of its own"
     monkeypatch.undo()
     for module in apart:
-        module._at_once = None
-    assert torch.equal(sample(forward, model), at_once)
+        module._activate_and_project = None
+    assert torch.equal(reference_logits(forward, model), at_once)
 
 
 class Watched:
@@ -89,17 +93,17 @@ class Watched:
         self.turns = 0
         self._kernels = kernels
 
-    def turnable(self, *given: Any) -> bool:
-        return self._kernels.turnable(*given)
+    def supports_rotary(self, *given: Any) -> bool:
+        return self._kernels.supports_rotary(*given)
 
-    def turn(self, *given: Any) -> Any:
+    def apply_rotary(self, *given: Any) -> Any:
         self.turns += 1
-        return self._kernels.turn(*given)
+        return self._kernels.apply_rotary(*given)
 
 
 def test_shapes_that_the_kernel_does_not_know_are_turned_as_before(compiled: Kernels) -> None:
     watched: Any = Watched(compiled)
-    rotary = Rotary(modeling_llama.apply_rotary_pos_emb, watched)
+    rotary = FusedRotary(modeling_llama.apply_rotary_pos_emb, watched)
     generator = torch.Generator().manual_seed(1)
 
     def given(batch: int = 1, dim: int = 32, table: int | None = None, kind: torch.dtype = torch.float32) -> list[Any]:
@@ -134,8 +138,8 @@ def test_a_function_that_turns_otherwise_stays(compiled: Kernels, monkeypatch: p
 
     model, _ = packed("llama", compiled)
     for strange in (other, lambda q, k, cos, sin, unsqueeze_dim: q + 1, lambda x, cos, sin: x, "no function"):
-        monkeypatch.setattr(modeling_llama, ROTARY, strange)
-        assert fuse(model, compiled)[1] == 0 and getattr(modeling_llama, ROTARY) is strange
+        monkeypatch.setattr(modeling_llama, ROTARY_FUNCTION, strange)
+        assert fuse_layers_and_rotary(model, compiled)[1] == 0 and getattr(modeling_llama, ROTARY_FUNCTION) is strange
 
 
 class Louder(nn.Module):
@@ -164,7 +168,7 @@ def test_layers_that_are_not_plainly_gated_stay(compiled: Kernels, change: str) 
     model: Any
     model, _ = packed("llama", compiled) if change != "not packed" else (fresh("llama"), None)
     mlp = model.model.layers[0].mlp
-    assert change == "not packed" or isinstance(mlp.gate_proj, Sibling)
+    assert change == "not packed" or isinstance(mlp.gate_proj, MergedLinearSlice)
     if change == "formula":
         model.model.layers[0].mlp = Louder(mlp)
     elif change == "more inputs":
@@ -178,4 +182,4 @@ def test_layers_that_are_not_plainly_gated_stay(compiled: Kernels, change: str) 
         mlp.register_forward_pre_hook(lambda *_: None)
     elif change == "own weight":
         mlp.scale = nn.Parameter(torch.ones(1))
-    assert fuse(model, compiled)[0] == (0 if change == "not packed" else 1)
+    assert fuse_layers_and_rotary(model, compiled)[0] == (0 if change == "not packed" else 1)

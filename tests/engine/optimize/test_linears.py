@@ -10,8 +10,17 @@ import torch
 from torch import nn
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.library import kernels
-from antiphon.engine.optimize.linears import CompiledInt8, Fp32, Int8, Linear, Sibling, Siblings, UnusableError, int8
+from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.optimize.linears import (
+    CompiledInt8Linear,
+    FbgemmInt8Linear,
+    MergedLinear,
+    MergedLinearSlice,
+    OneDnnLinear,
+    PackedLinear,
+    UnusableKernelError,
+    build_int8_linear,
+)
 
 torch.set_num_threads(1)
 
@@ -19,14 +28,14 @@ SHAPES = [(16, 8), (37, 50), (256, 256), (100, 1024), (96, 1025), (64, 3072)]
 COUNTS = [1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 100]
 
 
-def compiled(weight: Any, bias: Any) -> CompiledInt8:
-    found = kernels()
-    if found is None or not found.multipliable(torch.ones(1, 1)):
+def compiled(weight: Any, bias: Any) -> CompiledInt8Linear:
+    found = load_kernels()
+    if found is None or not found.supports_int8_linear(torch.ones(1, 1)):
         pytest.skip("no compiled kernel for int8")
-    return CompiledInt8(weight, bias, found)
+    return CompiledInt8Linear(weight, bias, found)
 
 
-KINDS = [Fp32, Int8, compiled]
+KINDS = [OneDnnLinear, FbgemmInt8Linear, compiled]
 
 
 def weights(outputs: int, inputs: int, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -35,7 +44,7 @@ def weights(outputs: int, inputs: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize(("kind", "most"), [(Fp32, 1e-6), (Int8, 0.02), (compiled, 0.02)])
+@pytest.mark.parametrize(("kind", "most"), [(OneDnnLinear, 1e-6), (FbgemmInt8Linear, 0.02), (compiled, 0.02)])
 def test_rows_are_right_and_bit_identical_alone_and_among_others(
     kind: Any, most: float, outputs: int, inputs: int
 ) -> None:
@@ -52,7 +61,7 @@ def test_rows_are_right_and_bit_identical_alone_and_among_others(
             assert torch.equal(kernel(x[None, :count])[0], together[:count])
 
 
-@pytest.mark.parametrize("kind", [Int8, compiled])
+@pytest.mark.parametrize("kind", [FbgemmInt8Linear, compiled])
 def test_one_large_row_does_not_make_the_others_coarse(kind: Any) -> None:
     weight, _, x = weights(64, 128)
     kernel = kind(weight, None)
@@ -82,7 +91,7 @@ def test_a_weight_of_zeros_can_be_packed(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_give_no_rows(kind: Any) -> None:
     weight, bias, _ = weights(16, 8)
-    assert Linear(kind(weight, bias), 8, 16)(torch.empty(1, 0, 8)).shape == (1, 0, 16)
+    assert PackedLinear(kind(weight, bias), 8, 16)(torch.empty(1, 0, 8)).shape == (1, 0, 16)
 
 
 def test_siblings_compute_once_for_one_input_and_hold_nothing_afterwards() -> None:
@@ -93,8 +102,8 @@ def test_siblings_compute_once_for_one_input_and_hold_nothing_afterwards() -> No
         calls.append(len(x))
         return torch.nn.functional.linear(x, weight, bias)
 
-    group = Siblings(Linear(kernel, 8, 24), [8, 16])
-    first, second = Sibling(group, 0, 8, 8), Sibling(group, 1, 8, 16)
+    group = MergedLinear(PackedLinear(kernel, 8, 24), [8, 16])
+    first, second = MergedLinearSlice(group, 0, 8, 8), MergedLinearSlice(group, 1, 8, 16)
     for rows in (x[:3], x[:5]):
         truth = torch.nn.functional.linear(rows, weight, bias)
         assert torch.equal(second(rows), truth[:, 8:]) and torch.equal(first(rows), truth[:, :8])
@@ -107,26 +116,26 @@ def test_siblings_compute_once_for_one_input_and_hold_nothing_afterwards() -> No
 
 def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _, _ = weights(16, 8)
-    monkeypatch.setattr(Int8, "__call__", lambda self, x: torch.zeros(len(x), 16))
-    with pytest.raises(UnusableError, match="off by"):
-        Int8(weight, None)
-    monkeypatch.setattr(Fp32, "__call__", lambda self, x: nn.functional.linear(x, weight) + 1e-7 * len(x))
-    with pytest.raises(UnusableError, match="depends on the other rows"):
-        Fp32(weight, None)
+    monkeypatch.setattr(FbgemmInt8Linear, "__call__", lambda self, x: torch.zeros(len(x), 16))
+    with pytest.raises(UnusableKernelError, match="off by"):
+        FbgemmInt8Linear(weight, None)
+    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x: nn.functional.linear(x, weight) + 1e-7 * len(x))
+    with pytest.raises(UnusableKernelError, match="depends on the other rows"):
+        OneDnnLinear(weight, None)
 
 
 def test_int8_is_compiled_where_there_are_kernels_and_torchs_where_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight, bias, x = weights(16, 8)
-    assert isinstance(int8(weight, bias, None), Int8)
+    assert isinstance(build_int8_linear(weight, bias, None), FbgemmInt8Linear)
     made = compiled(weight, bias)
-    assert isinstance(int8(weight, bias, kernels()), CompiledInt8)
-    assert torch.allclose(made(x), Int8(weight, bias)(x), rtol=0.05, atol=0.1)
-    monkeypatch.setattr(Kernels, "multipliable", lambda self, weight: False)
-    assert isinstance(int8(weight, bias, kernels()), Int8)
+    assert isinstance(build_int8_linear(weight, bias, load_kernels()), CompiledInt8Linear)
+    assert torch.allclose(made(x), FbgemmInt8Linear(weight, bias)(x), rtol=0.05, atol=0.1)
+    monkeypatch.setattr(Kernels, "supports_int8_linear", lambda self, weight: False)
+    assert isinstance(build_int8_linear(weight, bias, load_kernels()), FbgemmInt8Linear)
     assert not caplog.messages
     monkeypatch.undo()
-    monkeypatch.setattr(CompiledInt8, "__call__", lambda self, x: torch.zeros(len(x), 16))
-    assert isinstance(int8(weight, bias, kernels()), Int8)
+    monkeypatch.setattr(CompiledInt8Linear, "__call__", lambda self, x: torch.zeros(len(x), 16))
+    assert isinstance(build_int8_linear(weight, bias, load_kernels()), FbgemmInt8Linear)
     assert "off by" in caplog.text

@@ -12,15 +12,16 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from antiphon.engine.builder import BLOCK, Options, core_of
-from antiphon.engine.checkpoint.files import LoadError
-from antiphon.engine.kernels.library import kernels
-from antiphon.engine.model.forward import Work
-from antiphon.engine.model.select import choose_forward, sample
-from antiphon.engine.model.varlen import PackedForward
-from antiphon.engine.optimize.linears import Linear, Sibling
-from antiphon.engine.optimize.pack_linears import pack
-from antiphon.engine.optimize.rms_norm import RMSNorm, replace_norms
+from antiphon.engine.builder import INT8_PROMPT_BLOCK_TOKENS, build_core_from_model
+from antiphon.engine.errors import LoadError
+from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.model.forward import SequenceInput
+from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.optimize.linears import MergedLinearSlice, PackedLinear
+from antiphon.engine.optimize.pack_linears import pack_linears
+from antiphon.engine.optimize.rms_norm import FusedRMSNorm, replace_norms
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.tiny_models import VOCAB, drain, fresh, generate, job_of, prompts, run, tokens_of
 
@@ -32,23 +33,23 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def tuned(family: str, **options: Any) -> Core:
-    return core_of(fresh(family), options=Options(**options), tune=True)
+    return build_core_from_model(fresh(family), options=EngineOptions(**options), optimize=True)
 
 
-def packed(family: str, quantize: Any = None, *, deterministic: bool = False) -> PackedForward:
+def packed(family: str, quantize: Any = None, *, deterministic: bool = False) -> VarlenForward:
     model = fresh(family)
-    forward = choose_forward(model, kernels=kernels())
-    assert isinstance(forward, PackedForward)
-    done = pack(model, lambda: sample(forward, model), quantize, kernels())
+    forward = select_forward(model, kernels=load_kernels())
+    assert isinstance(forward, VarlenForward)
+    done = pack_linears(model, lambda: reference_logits(forward, model), quantize, load_kernels())
     if deterministic:
-        forward.determine(independent=done.whole)
+        forward.make_deterministic(independent_rows=done.is_complete)
     return forward
 
 
-def logits_of(forward: PackedForward, texts: list[list[int]], cuts: random.Random | None, together: int) -> Any:
+def logits_of(forward: VarlenForward, texts: list[list[int]], cuts: random.Random | None, together: int) -> Any:
     """Logits of every position, text by text; fed whole, or in random pieces beside up to ``together`` others."""
     rows: list[list[Any]] = [[] for _ in texts]
-    states = [forward.new_state(len(text)) for text in texts]
+    states = [forward.new_cache(len(text)) for text in texts]
     fed = [0] * len(texts)
     with torch.inference_mode():
         while any(count < len(text) for count, text in zip(fed, texts, strict=True)):
@@ -59,7 +60,8 @@ def logits_of(forward: PackedForward, texts: list[list[int]], cuts: random.Rando
                 for n in active
             ]
             work = [
-                Work(states[n], texts[n][fed[n] : fed[n] + size], size) for n, size in zip(active, sizes, strict=True)
+                SequenceInput(states[n], texts[n][fed[n] : fed[n] + size], size)
+                for n, size in zip(active, sizes, strict=True)
             ]
             for n, size, part in zip(active, sizes, forward.run(work).split(sizes), strict=True):
                 rows[n].append(part)
@@ -76,7 +78,7 @@ def texts_of(total: int, length: int = 50) -> list[list[int]]:
 def test_greedy_equals_generate_with_packed_layers(family: str) -> None:
     asked = prompts(3, 30, 1, 9)
     truth = [generate(family, prompt, 16) for prompt in asked]
-    core = tuned(family, slots=3, chunk=8)
+    core = tuned(family, max_num_seqs=3, max_batched_tokens=8)
     assert "packed" in core.info.description
     together = drain(core, *(job_of(prompt, str(n), max_tokens=16) for n, prompt in enumerate(asked)))
     assert [tokens_of(together[str(n)]) for n in range(len(asked))] == truth
@@ -84,13 +86,13 @@ def test_greedy_equals_generate_with_packed_layers(family: str) -> None:
 
 def test_siblings_that_share_their_input_are_one_layer() -> None:
     model: Any = fresh("qwen3")
-    forward = choose_forward(model)
+    forward = select_forward(model)
     norms = replace_norms(model)
-    assert pack(model, lambda: sample(forward, model))[:2] == ("packed", True)
+    assert pack_linears(model, lambda: reference_logits(forward, model))[:2] == ("packed", True)
     layer = model.model.layers[1]
-    assert all(isinstance(getattr(layer.self_attn, name), Sibling) for name in ("q_proj", "k_proj", "v_proj"))
-    assert isinstance(layer.mlp.up_proj, Sibling) and isinstance(layer.mlp.down_proj, Linear)
-    assert isinstance(model.lm_head, Linear) and isinstance(layer.self_attn.q_norm, RMSNorm)
+    assert all(isinstance(getattr(layer.self_attn, name), MergedLinearSlice) for name in ("q_proj", "k_proj", "v_proj"))
+    assert isinstance(layer.mlp.up_proj, MergedLinearSlice) and isinstance(layer.mlp.down_proj, PackedLinear)
+    assert isinstance(model.lm_head, PackedLinear) and isinstance(layer.self_attn.q_norm, FusedRMSNorm)
     assert norms == 2 * 4 + 1
 
 
@@ -112,7 +114,7 @@ def odd(use: Any) -> tuple[Odd, Any, Any, Any]:
     x = torch.randn(6, 8)
     with torch.inference_mode():
         before = model(x)
-        done = pack(model, lambda: model(x))
+        done = pack_linears(model, lambda: model(x))
         return model, done, before, model(x)
 
 
@@ -126,11 +128,11 @@ def _written_to(model: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("use", "kind"),
     [
-        (lambda m, x: m.q_proj(x) + m.k_proj(x) + m.v_proj(x), Sibling),
-        (lambda m, x: m.q_proj(x) + m.k_proj(x.clone()) + m.v_proj(x), Linear),
-        (lambda m, x: m.q_proj(x) + m.k_proj(m.q_proj(x)) + m.v_proj(x), Linear),
-        (lambda m, x: m.q_proj(x) + m.k_proj(x), Linear),
-        (_written_to, Linear),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x) + m.v_proj(x), MergedLinearSlice),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x.clone()) + m.v_proj(x), PackedLinear),
+        (lambda m, x: m.q_proj(x) + m.k_proj(m.q_proj(x)) + m.v_proj(x), PackedLinear),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x), PackedLinear),
+        (_written_to, PackedLinear),
         (lambda m, x: x @ m.q_proj.weight + m.k_proj(x) + m.v_proj(x), nn.Linear),
         (lambda m, x: m.q_proj(x).view(-1) + m.k_proj(x).view(-1) + m.v_proj(x).view(-1), nn.Linear),
     ],
@@ -139,10 +141,10 @@ def test_layers_are_replaced_exactly_as_far_as_the_model_allows(use: Any, kind: 
     model, done, before, after = odd(use)
     assert {type(layer) for layer in (model.q_proj, model.k_proj, model.v_proj)} == {kind}
     assert torch.allclose(before, after, atol=1e-5)
-    assert bool(done.line) == (kind is not nn.Linear)
+    assert bool(done.description) == (kind is not nn.Linear)
 
 
-@pytest.mark.parametrize("place", ["rehearse", "_kernel"])
+@pytest.mark.parametrize("place", ["find_merged_groups", "_build_kernel"])
 def test_a_failure_without_a_word_leaves_the_model_as_it_is(
     place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,19 +153,19 @@ def test_a_failure_without_a_word_leaves_the_model_as_it_is(
 
     monkeypatch.setattr(f"antiphon.engine.optimize.pack_linears.{place}", fail)
     model = fresh("llama")
-    forward = choose_forward(model)
-    before = sample(forward, model)
-    pack(model, lambda: sample(forward, model))
-    assert torch.equal(sample(forward, model), before)
+    forward = select_forward(model)
+    before = reference_logits(forward, model)
+    pack_linears(model, lambda: reference_logits(forward, model))
+    assert torch.equal(reference_logits(forward, model), before)
     assert "RuntimeError" in caplog.text
 
 
 def test_a_model_in_bf16_is_left_alone_and_cannot_be_quantized(caplog: pytest.LogCaptureFixture) -> None:
     model = fresh("llama").to(torch.bfloat16)
-    core_of(model, tune=True)
+    build_core_from_model(model, optimize=True)
     assert "packed weights are for fp32 on a CPU" in caplog.text
     with pytest.raises(LoadError, match="quantize"):
-        core_of(model, options=Options(quantize="int8"), tune=True)
+        build_core_from_model(model, options=EngineOptions(quantization="int8"), optimize=True)
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
@@ -173,7 +175,7 @@ def test_rows_are_bit_identical_in_any_batch_if_the_text_is_cut_alike(family: st
     texts = texts_of(POSITIONS // 4, 25)
     alone = logits_of(forward, texts, None, 1)
     with torch.inference_mode():
-        together = forward.run([Work(forward.new_state(0), text, len(text)) for text in texts])
+        together = forward.run([SequenceInput(forward.new_cache(0), text, len(text)) for text in texts])
     assert torch.equal(alone, together)
 
 
@@ -181,24 +183,26 @@ def test_rows_are_bit_identical_in_any_batch_if_the_text_is_cut_alike(family: st
 @pytest.mark.parametrize("family", DENSE)
 def test_deterministic_rows_are_bit_identical_however_the_text_is_cut(family: str, quantize: Any) -> None:
     forward = packed(family, quantize, deterministic=True)
-    assert forward.exact and not forward.lonely
+    assert forward.batch_invariant and not forward.one_token_passes
     texts = texts_of(POSITIONS)
     assert torch.equal(logits_of(forward, texts, None, 1), logits_of(forward, texts, random.Random(3), together=7))
 
 
-def as_scheduled(forward: PackedForward, text: list[int], prompt: int, chance: random.Random | None) -> Any:
+def as_scheduled(forward: VarlenForward, text: list[int], prompt: int, chance: random.Random | None) -> Any:
     """Logits of every position: the prompt whole or cut where a scheduler may, the rest one by one or as drafts."""
-    own, rows, fed = forward.new_state(0), [], 0
+    own, rows, fed = forward.new_cache(0), [], 0
     while fed < len(text):
         if fed < prompt:
             blocks = 99 if chance is None else chance.randint(1, 3)
-            size = min((fed // forward.grain + blocks) * forward.grain, prompt) - fed
-            work = [Work(own, text[fed : fed + size], size)]
+            size = min((fed // forward.prompt_alignment + blocks) * forward.prompt_alignment, prompt) - fed
+            work = [SequenceInput(own, text[fed : fed + size], size)]
         else:
             size = 1 if chance is None else min(chance.choice([1, 1, 4]), len(text) - fed)
-            work = [Work(own, text[fed : fed + size], size, said=size)]
+            work = [SequenceInput(own, text[fed : fed + size], size, num_generated=size)]
         if chance is not None:
-            work += [Work(forward.new_state(0), text[:other], 1) for other in chance.choices([1, 1, 2, 30], k=3)]
+            work += [
+                SequenceInput(forward.new_cache(0), text[:other], 1) for other in chance.choices([1, 1, 2, 30], k=3)
+            ]
         rows.append(forward.run(work)[:size])
         fed += size
     return torch.cat(rows)
@@ -207,10 +211,12 @@ def as_scheduled(forward: PackedForward, text: list[int], prompt: int, chance: r
 @pytest.mark.parametrize("compile_", [True, False])
 @pytest.mark.parametrize("family", DENSE)
 def test_int8_rows_are_bit_identical_however_a_scheduler_cuts_the_prompt(family: str, compile_: bool) -> None:
-    forward = tuned(family, quantize="int8", compile=compile_)._forward
-    assert isinstance(forward, PackedForward) and forward.grain == (1 if forward.compiled else BLOCK)
+    forward = tuned(family, quantization="int8", compile_kernels=compile_)._forward
+    assert isinstance(forward, VarlenForward) and forward.prompt_alignment == (
+        1 if forward.uses_kernels else INT8_PROMPT_BLOCK_TOKENS
+    )
     known = family != "gemma2"  # its scores are bent
-    assert forward.compiled == (compile_ and known and kernels() is not None)
+    assert forward.uses_kernels == (compile_ and known and load_kernels() is not None)
     chance = random.Random(3)
     with torch.inference_mode():
         for text in texts_of(POSITIONS, 100):
@@ -221,14 +227,14 @@ def test_int8_rows_are_bit_identical_however_a_scheduler_cuts_the_prompt(family:
 
 @pytest.mark.parametrize("family", DENSE)
 def test_int8_jobs_say_the_same_after_a_prompt_that_is_cached(family: str) -> None:
-    core = tuned(family, quantize="int8", slots=3, chunk=20)
+    core = tuned(family, quantization="int8", max_num_seqs=3, max_batched_tokens=20)
     jobs = [job_of(prompt, str(n), max_tokens=12, seed=n) for n, prompt in enumerate(prompts(40, 70, 33))]
     first, again = drain(core, *jobs), {job.id: drain(core, job)[job.id] for job in jobs}
     assert {name: tokens_of(said) for name, said in first.items()} == {
         name: tokens_of(said) for name, said in again.items()
     }
-    grain = core._forward.grain
-    assert again["0"][0].cached == 39 - 39 % grain and again["1"][0].cached == 69 - 69 % grain
+    grain = core._forward.prompt_alignment
+    assert again["0"][0].cached_tokens == 39 - 39 % grain and again["1"][0].cached_tokens == 69 - 69 % grain
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
@@ -250,19 +256,17 @@ def test_deterministic_jobs_get_the_same_tokens_alone_and_in_a_random_crowd(fami
         job_of(p, str(n), max_tokens=10, temperature=1.0, seed=n, top_p=0.9 + 0.1 * (n % 2))
         for n, p in enumerate(asked)
     ]
-    core = tuned(family, deterministic=True, slots=3, chunk=8)
+    core = tuned(family, deterministic=True, max_num_seqs=3, max_batched_tokens=8)
     assert "deterministic" in core.info.description
     alone = [run(core, job) for job in jobs]
-    other = tuned(family, deterministic=True, slots=4, chunk=5)
+    other = tuned(family, deterministic=True, max_num_seqs=4, max_batched_tokens=5)
     crowd = drain(other, *jobs)
     assert [tokens_of(crowd[job.id]) for job in jobs] == alone
 
 
 def test_int8_says_what_it_costs_and_leaves_experts_and_routers_alone(caplog: pytest.LogCaptureFixture) -> None:
-    core = tuned("mixtral", quantize="int8")
-    told = re.search(
-        r"int8, (?:keys and values in float16, )?cosine of the logits with fp32 (0\.\d+)", core.info.description
-    )
+    core = tuned("mixtral", quantization="int8")
+    told = re.search(r"int8, (?:KV cache in float16, )?cosine of the logits with fp32 (0\.\d+)", core.info.description)
     assert told and float(told[1]) > 0.95  # the model is so small that a bit less, without VNNI, can be seen
     assert "6 weights stay fp32" in caplog.text  # two layers: a router and two tables of experts each
     assert run(core, job_of(prompts(4)[0], max_tokens=3))
@@ -272,7 +276,7 @@ def test_int8_says_what_it_costs_and_leaves_experts_and_routers_alone(caplog: py
 def test_a_norm_is_what_torch_computes_and_bit_identical_among_any_rows(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     rows = torch.randn(1, 130, size, generator=generator) * torch.logspace(-6, 4, 130).view(1, -1, 1)
-    norm = RMSNorm(torch.nn.Parameter(torch.rand(size, generator=generator)), 1e-6)
+    norm = FusedRMSNorm(torch.nn.Parameter(torch.rand(size, generator=generator)), 1e-6)
     with torch.inference_mode():
         together = norm(rows)
         truth = torch.nn.functional.rms_norm(rows, (size,), norm.weight, 1e-6)
@@ -286,7 +290,7 @@ def test_norms_that_are_not_plain_stay() -> None:
     model = fresh("gemma2")
     assert replace_norms(model) == 0
     plain = fresh("llama")
-    truth = sample(choose_forward(plain), plain)
+    truth = reference_logits(select_forward(plain), plain)
     other = fresh("llama")
     assert replace_norms(other) == 5
-    assert torch.allclose(sample(choose_forward(other), other), truth, atol=1e-4)
+    assert torch.allclose(reference_logits(select_forward(other), other), truth, atol=1e-4)

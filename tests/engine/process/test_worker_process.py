@@ -14,23 +14,39 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.checkpoint.files import LoadError
-from antiphon.engine.process.client import Limits, TorchEngine
-from antiphon.engine.process.messages import Add, Cancel, Order, Ping, Start, Step, Stop, orders, pack, reports
-from antiphon.engine.process.spawn import Early, words
-from antiphon.engine.protocol import Chunk, EngineError, Fault, Job, Sampling, Stats, TokenLogprob
+from antiphon.engine.errors import LoadError
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
+from antiphon.engine.process.messages import (
+    AddJob,
+    CancelJob,
+    Command,
+    PingCommand,
+    StartCommand,
+    StepReport,
+    StopCommand,
+    command_decoder,
+    encode_message,
+    report_decoder,
+)
+from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
+from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob
 from tests.engine.chunk_stream import listen
 from tests.engine.fake_core import SAID
 from tests.syntax import ROOT
 
 CHATTER = "tests.engine.fake_core:chatter"
-QUICK = Limits(hang_after=2.0, load_within=20, patience=20, first_pause=0.01, longest_pause=0.2)
+QUICK = WorkerTimeouts(
+    step_timeout=2.0, load_timeout=20, wait_timeout=20, min_restart_delay=0.01, max_restart_delay=0.2
+)
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 
 
 @asynccontextmanager
-async def running(folder: Path | str = "", limits: Limits = QUICK, **options: Any) -> AsyncIterator[TorchEngine]:
-    engine = TorchEngine(folder, options, build=CHATTER, limits=limits)
+async def running(
+    folder: Path | str = "", limits: WorkerTimeouts = QUICK, **options: Any
+) -> AsyncIterator[ProcessEngine]:
+    engine = ProcessEngine(folder, EngineOptions(**options), core_factory=CHATTER, timeouts=limits)
     await engine.start()
     try:
         yield engine
@@ -42,11 +58,11 @@ def job(name: str, prompt: str = "hello", count: int | None = 5, **more: Any) ->
     return Job(id=name, tokens=tuple(prompt.encode()), sampling=Sampling(max_tokens=count), **more)
 
 
-async def collect(engine: TorchEngine, asked: Job) -> list[Chunk]:
+async def collect(engine: ProcessEngine, asked: Job) -> list[Chunk]:
     return [chunk async for chunk in listen(engine, asked)]
 
 
-async def code_of(engine: TorchEngine, asked: Job) -> str:
+async def code_of(engine: ProcessEngine, asked: Job) -> str:
     with pytest.raises(EngineError) as caught:
         await collect(engine, asked)
     return caught.value.code
@@ -63,10 +79,10 @@ def alive(pid: int) -> bool:
     return False
 
 
-async def faces(engine: TorchEngine, *words: str) -> bool:
+async def faces(engine: ProcessEngine, *words: str) -> bool:
     """Whether it comes to have an obstacle with all these words."""
     for _ in range(1000):
-        if all(word in str(engine.obstacle()) for word in words):
+        if all(word in str(engine.unready_reason()) for word in words):
             return True
         await asyncio.sleep(0.01)
     return False
@@ -90,48 +106,48 @@ async def gone(pid: int) -> bool:
     return False
 
 
-ORDERS: list[Order] = [
-    Start("a:b", "/models", {"device": "cpu", "slots": 4, "kv_gib": 0.5}),
-    Add(job("one", deadline=1.5)),
-    Add(Job(id="two", tokens=tuple(range(100_000)), sampling=Sampling(logit_bias={3: -1.0}, stop_ids=(7,)))),
-    Cancel("one"),
-    Ping(),
-    Stop(),
+ORDERS: list[Command] = [
+    StartCommand("a:b", "/models", EngineOptions(device="cpu", max_num_seqs=4, kv_cache_gib=0.5)),
+    AddJob(job("one", deadline=1.5)),
+    AddJob(Job(id="two", tokens=tuple(range(100_000)), sampling=Sampling(logit_bias={3: -1.0}, stop_ids=(7,)))),
+    CancelJob("one"),
+    PingCommand(),
+    StopCommand(),
 ]
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 1000, 1 << 20])
 def test_messages_survive_any_cut(size: int) -> None:
-    sent = b"".join(pack(order) for order in (ORDERS if size > 3 else [o for o in ORDERS if o != ORDERS[2]]))
-    reader = orders()
+    sent = b"".join(encode_message(order) for order in (ORDERS if size > 3 else [o for o in ORDERS if o != ORDERS[2]]))
+    reader = command_decoder()
     heard = [order for at in range(0, len(sent), size) for order in reader.feed(sent[at : at + size])]
     assert heard == (ORDERS if size > 3 else [o for o in ORDERS if o != ORDERS[2]])
 
 
 def test_a_step_is_one_message_with_everything_in_it() -> None:
     best = TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.5)))
-    step = Step(
+    step = StepReport(
         (
             ("plain", Chunk(tokens=(70_000,))),
             ("rich", Chunk(tokens=(3,), logprobs=(best,), finish="stop", stop_id=3, prompt_logprobs=(None, best))),
-            ("first", Chunk(cached=12)),
+            ("first", Chunk(cached_tokens=12)),
             ("failed", Chunk(finish="error", fault=Fault("server_error", "no", retryable=True))),
         ),
-        Stats(running=2, generated_tokens=9),
+        EngineStats(running=2, generated_tokens=9),
     )
-    assert reports().feed(pack(step)) == [step]
+    assert report_decoder().feed(encode_message(step)) == [step]
 
 
 def test_exits_in_words() -> None:
-    assert "memory" in words(-signal.SIGKILL) and "SIGKILL" in words(-signal.SIGKILL)
-    assert words(-signal.SIGSEGV) == "died of signal 11 (Segmentation fault)"
-    assert words(3) == "exit status 3"
+    assert "memory" in describe_exit(-signal.SIGKILL) and "SIGKILL" in describe_exit(-signal.SIGKILL)
+    assert describe_exit(-signal.SIGSEGV) == "died of signal 11 (Segmentation fault)"
+    assert describe_exit(3) == "exit status 3"
 
 
 async def test_jobs_are_served_by_another_process() -> None:
-    async with running(slots=2) as engine:
+    async with running(max_num_seqs=2) as engine:
         assert engine.pid not in (None, os.getpid())
-        assert (engine.info.description, engine.obstacle()) == ("chatter", None)
+        assert (engine.info.description, engine.unready_reason()) == ("chatter", None)
         results = await asyncio.gather(*(collect(engine, job(str(n), count=n + 1)) for n in range(6)))
         assert [len(text(chunks)) for chunks in results] == [1, 2, 3, 4, 5, 6]
         assert all(chunks[0] == Chunk() and chunks[-1].finish == "length" for chunks in results)
@@ -173,15 +189,15 @@ async def test_whatever_ends_it_the_next_job_is_served(
         assert text(await collect(engine, job("next"))) == [SAID] * 5
         assert engine.pid != first and first is not None and not alive(first)
         assert reason in caplog.text and "restart" in caplog.text
-        assert (engine.obstacle(), engine.stats().running) == (None, 0)
+        assert (engine.unready_reason(), engine.stats().running) == (None, 0)
 
 
-async def _doom(engine: TorchEngine, fate: str) -> list[Chunk]:
+async def _doom(engine: ProcessEngine, fate: str) -> list[Chunk]:
     """A job that meets its fate; poison takes three steps, and a job for each that the others do not share."""
     await asyncio.sleep(0.05)
     for number in range(5):
         chunks = await collect(engine, job(f"doomed {number}", fate, None))
-        if engine.obstacle() is not None or fate != "POISON":
+        if engine.unready_reason() is not None or fate != "POISON":
             break
     return chunks
 
@@ -190,12 +206,12 @@ async def test_a_slow_step_is_no_hung_one() -> None:
     async with running() as engine:
         first = engine.pid
         assert len(text(await collect(engine, job("slow", "SLOW")))) == 5
-        await asyncio.sleep(2 * QUICK.hang_after)  # nor is one that has nothing to do
-        assert engine.pid == first and engine.obstacle() is None
+        await asyncio.sleep(2 * QUICK.step_timeout)  # nor is one that has nothing to do
+        assert engine.pid == first and engine.unready_reason() is None
 
 
 async def test_a_job_that_only_waited_is_served_by_the_next_process() -> None:
-    async with running(slots=1) as engine:
+    async with running(max_num_seqs=1) as engine:
         doomed = asyncio.create_task(collect(engine, job("doomed", "KILLED", None)))
         await asyncio.sleep(0)
         assert text(await collect(engine, job("waited"))) == [SAID] * 5
@@ -203,7 +219,7 @@ async def test_a_job_that_only_waited_is_served_by_the_next_process() -> None:
 
 
 async def test_a_stream_that_is_left_frees_its_slot_and_its_name_is_free_when_the_process_says_so() -> None:
-    async with running(slots=1, queue=0) as engine:
+    async with running(max_num_seqs=1, max_waiting=0) as engine:
         stream = listen(engine, job("a", count=None))
         await anext(stream)
         assert await code_of(engine, job("b")) == "server_is_overloaded"
@@ -217,21 +233,21 @@ async def test_a_stream_that_is_left_frees_its_slot_and_its_name_is_free_when_th
 
 
 async def test_more_jobs_than_fit_are_refused_without_asking_the_process() -> None:
-    async with running(slots=2, queue=3) as engine:
+    async with running(max_num_seqs=2, max_waiting=3) as engine:
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP)  # nobody there to ask
         waiting = [asyncio.create_task(collect(engine, job(str(n)))) for n in range(5)]
         await asyncio.sleep(0)
         assert [await code_of(engine, job(f"more {n}")) for n in range(20)] == ["server_is_overloaded"] * 20
         with pytest.raises(EngineError, match="too many"):
-            await engine.ready()
+            await engine.wait_ready()
         os.kill(engine.pid, signal.SIGCONT)
         assert [len(text(chunks)) for chunks in await asyncio.gather(*waiting)] == [5] * 5
 
 
 async def test_jobs_wait_for_a_restart_but_not_for_ever(tmp_path: Path) -> None:
-    limits = Limits(patience=0.3, first_pause=0.01, longest_pause=0.05)
-    async with running(tmp_path, limits, queue=1, slots=1) as engine:
+    limits = WorkerTimeouts(wait_timeout=0.3, min_restart_delay=0.01, max_restart_delay=0.05)
+    async with running(tmp_path, limits, max_waiting=1, max_num_seqs=1) as engine:
         (tmp_path / "refuse").write_text("the disk is gone", encoding="utf-8")
         await collect(engine, job("doomed", "KILLED"))
         waiting = [asyncio.create_task(code_of(engine, job(str(n)))) for n in range(2)]
@@ -247,7 +263,7 @@ async def test_jobs_wait_for_a_restart_but_not_for_ever(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         for _ in range(100):  # each of them waits a while
             with contextlib.suppress(EngineError):
-                await engine.ready()
+                await engine.wait_ready()
                 break
         assert text(await collect(engine, job("next"))) == [SAID] * 5
 
@@ -260,14 +276,14 @@ async def test_pauses_double_and_begin_anew_after_a_served_job(caplog: pytest.Lo
         await collect(engine, job("good"))
         caplog.clear()
         await collect(engine, job("d", "KILLED"))
-        await engine.ready()
+        await engine.wait_ready()
         assert "try 1 to restart it in 0.01 s" in caplog.text
 
 
 async def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "refuse").write_text("weights are missing; get them", encoding="utf-8")
     told: list[str] = []
-    engine = TorchEngine(tmp_path, build=CHATTER, limits=QUICK, told=told.append)
+    engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=QUICK, on_status=told.append)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0)
     waiting = asyncio.create_task(code_of(engine, job("early")))
@@ -281,7 +297,7 @@ async def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None
 async def test_a_job_that_comes_while_it_loads_is_served_when_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     told: list[str] = []
-    engine = TorchEngine(tmp_path, build=CHATTER, limits=QUICK, told=told.append)
+    engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=QUICK, on_status=told.append)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0)
     with pytest.raises(EngineError, match="loading"):
@@ -297,7 +313,7 @@ async def test_a_job_that_comes_while_it_loads_is_served_when_it_is_there(tmp_pa
 
 async def test_loading_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
-    engine = TorchEngine(tmp_path, build=CHATTER, limits=Limits(hang_after=0.2, load_within=1.0))
+    engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=WorkerTimeouts(step_timeout=0.2, load_timeout=1.0))
     with pytest.raises(EngineError, match="no answer for 1 s"):
         await engine.start()
 
@@ -306,7 +322,7 @@ async def test_loading_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
 async def test_closing_ends_the_process_whatever_it_does(tmp_path: Path, when: str) -> None:
     if when == "loading":
         (tmp_path / "slow").touch()
-    engine = TorchEngine(tmp_path, build=CHATTER)
+    engine = ProcessEngine(tmp_path, core_factory=CHATTER)
     starting = asyncio.create_task(engine.start())
     while engine.pid is None:
         await asyncio.sleep(0.01)
@@ -324,7 +340,7 @@ async def test_closing_ends_the_process_whatever_it_does(tmp_path: Path, when: s
         assert last.fault is not None and last.fault.code == "engine_unavailable"
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
-    assert (engine.stats(), engine.pid, engine.obstacle()) == (Stats(), None, "the engine is not running")
+    assert (engine.stats(), engine.pid, engine.unready_reason()) == (EngineStats(), None, "the engine is not running")
 
 
 @pytest.mark.parametrize("prompt", ["hello", "HANG"])
@@ -381,11 +397,11 @@ PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from antiphon.engine.protocol import Job, Sampling
-from antiphon.engine.process.client import TorchEngine
+from antiphon.engine.process.client import ProcessEngine
 from tests.engine.chunk_stream import listen
 
 async def main():
-    engine = TorchEngine(build="tests.engine.fake_core:chatter")
+    engine = ProcessEngine(core_factory="tests.engine.fake_core:chatter")
     await engine.start()
     said = 0
     async for chunk in listen(engine, Job(id="a", tokens=tuple(b"PROMPT"))):
@@ -399,8 +415,8 @@ asyncio.run(main())
 
 
 async def test_a_process_that_was_begun_before_it_was_asked_is_the_first_and_imports_meanwhile() -> None:
-    with Early("tests.engine.fake_core") as early:
-        engine = TorchEngine(build=CHATTER, limits=QUICK, spawn=early)
+    with PrespawnedWorker("tests.engine.fake_core") as early:
+        engine = ProcessEngine(core_factory=CHATTER, timeouts=QUICK, spawn=early)
         await engine.start()
         try:
             assert engine.pid == early.pid
@@ -413,10 +429,10 @@ async def test_a_process_that_was_begun_before_it_was_asked_is_the_first_and_imp
 
 
 async def test_a_process_that_was_begun_early_and_died_is_replaced() -> None:
-    with Early("tests.engine.fake_core") as early:
+    with PrespawnedWorker("tests.engine.fake_core") as early:
         os.kill(early.pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitid, os.P_PID, early.pid, os.WEXITED | os.WNOWAIT)
-        engine = TorchEngine(build=CHATTER, limits=QUICK, spawn=early)
+        engine = ProcessEngine(core_factory=CHATTER, timeouts=QUICK, spawn=early)
         await engine.start()
         try:
             assert text(await collect(engine, job("a"))) == [SAID] * 5
@@ -426,15 +442,15 @@ async def test_a_process_that_was_begun_early_and_died_is_replaced() -> None:
 
 @pytest.mark.parametrize("module", ["tests.engine.fake_core", "missing.module"])
 async def test_what_cannot_be_imported_early_is_told_when_it_is_asked_for(module: str) -> None:
-    with Early(module) as early:
-        engine = TorchEngine(build="missing.module:build", limits=QUICK, spawn=early)
+    with PrespawnedWorker(module) as early:
+        engine = ProcessEngine(core_factory="missing.module:build", timeouts=QUICK, spawn=early)
         with pytest.raises(LoadError, match="No module named 'missing'"):
             await engine.start()
         assert not alive(early.pid)
 
 
 def test_a_process_that_nobody_asked_anything_does_not_stay() -> None:
-    with Early("tests.engine.fake_core") as early:
+    with PrespawnedWorker("tests.engine.fake_core") as early:
         assert alive(early.pid)
     assert not alive(early.pid)
 
@@ -490,8 +506,8 @@ def test_the_parents_side_needs_no_torch() -> None:
 def test_what_was_loaded_is_not_looked_through_for_garbage_again() -> None:
     check = """
 import gc, sys
-from antiphon.engine.process.worker import unswept
-with unswept():
+from antiphon.engine.process.worker import gc_paused
+with gc_paused():
     kept = [[] for _ in range(5000)]
     assert not gc.isenabled()
 sys.exit(not (gc.isenabled() and gc.get_freeze_count() >= 5000))

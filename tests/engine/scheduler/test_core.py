@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from antiphon.engine.builder import Options, core_of
+from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
 from antiphon.engine.scheduler.core import Core
 from tests.engine.fake_model import Rigged, rigged
@@ -21,7 +22,7 @@ SHORT, LONG = prompts(4, 40)
 
 def idle(core: Core) -> bool:
     stats = core.stats()
-    return not core.busy and stats.running == stats.waiting == stats.kv_tokens == 0
+    return not core.has_work and stats.running == stats.waiting == stats.running_cache_tokens == 0
 
 
 def refusal(core: Core, job: Job) -> EngineError:
@@ -42,7 +43,7 @@ def test_the_first_chunk_is_admission_and_the_last_has_the_finish() -> None:
     assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1, 1]
     assert [chunk.finish for chunk in chunks] == [None, None, None, "length"]
     assert idle(core)
-    assert (core.stats().prompt_tokens, core.stats().generated_tokens, core.stats().finished) == (4, 3, 1)
+    assert (core.stats().prompt_tokens, core.stats().generated_tokens, core.stats().finished_jobs) == (4, 3, 1)
 
 
 def test_a_stop_token_ends_the_turn_and_is_its_last_token() -> None:
@@ -66,16 +67,16 @@ def test_eos_ends_the_turn_unless_it_is_ignored() -> None:
 
 
 def test_the_context_bounds_an_answer_without_max_tokens() -> None:
-    core = core_for(context=50)
-    assert core.info.context == 50
+    core = core_for(max_model_len=50)
+    assert core.info.max_model_len == 50
     assert len(run(core, job_of(LONG, ignore_eos=True))) == 10
     assert len(run(core, job_of(LONG, ignore_eos=True, max_tokens=99))) == 10
     assert refusal(core, job_of([5] * 50)).code == "context_length_exceeded"
-    assert core_for(context=10_000).info.context == 256
+    assert core_for(max_model_len=10_000).info.max_model_len == 256
 
 
 def test_log_probabilities_are_the_models_own() -> None:
-    core = core_for(chunk=7)
+    core = core_for(max_batched_tokens=7)
     job = job_of(LONG, max_tokens=4, top_logprobs=3, prompt_logprobs=2, ignore_eos=True, presence_penalty=1.0)
     chunks = drain(core, job, job_of(SHORT, "other", max_tokens=9))["j"]
     said = tokens_of(chunks)
@@ -99,7 +100,7 @@ def test_prompt_log_probabilities_can_be_all_that_is_asked_for() -> None:
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
-    core, job = core_for(slots=4), job_of(SHORT, temperature=1.2, seed=11, max_tokens=20, ignore_eos=True)
+    core, job = core_for(max_num_seqs=4), job_of(SHORT, temperature=1.2, seed=11, max_tokens=20, ignore_eos=True)
     alone = run(core, job)
     others = [job_of(prompt, str(n), temperature=0.9, max_tokens=15) for n, prompt in enumerate(prompts(9, 30, 2))]
     assert tokens_of(drain(core, *others, job)["j"]) == alone
@@ -115,12 +116,12 @@ def test_bias_and_penalties_reach_the_sampler() -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_the_others() -> None:
-    core = core_for(slots=2, chunk=8)
+    core = core_for(max_num_seqs=2, max_batched_tokens=8)
     core.add(job_of(SHORT, "quick", max_tokens=30, ignore_eos=True))
     core.step(), core.step()
     core.add(job_of(LONG, "slow", max_tokens=2))
     heard = []
-    while core.busy:
+    while core.has_work:
         said = core.step()
         heard.append([name for name, chunk in said if chunk.tokens])
     waiting = heard[: next(n for n, names in enumerate(heard) if "slow" in names)]
@@ -129,7 +130,7 @@ def test_a_long_prompt_does_not_hold_up_the_others() -> None:
 
 
 def test_cancel_frees_the_slot_within_a_step() -> None:
-    core = core_for(slots=1)
+    core = core_for(max_num_seqs=1)
     core.add(job_of(SHORT, "first", ignore_eos=True))
     core.add(job_of(SHORT, "second", max_tokens=1))
     core.step(), core.step()
@@ -143,7 +144,7 @@ def test_cancel_frees_the_slot_within_a_step() -> None:
 
 
 def test_a_waiting_job_that_is_cancelled_was_never_admitted() -> None:
-    core = core_for(slots=1)
+    core = core_for(max_num_seqs=1)
     core.add(job_of(SHORT, "first", max_tokens=2))
     core.add(job_of(SHORT, "second"))
     core.cancel("second")
@@ -154,7 +155,7 @@ def test_a_fault_in_the_model_fails_the_jobs_of_that_step_and_the_next_is_served
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = fresh("llama")
-    core = core_of(model, options=Options(slots=2))
+    core = build_core_from_model(model, options=EngineOptions(max_num_seqs=2))
     core.add(job_of(SHORT, "a", ignore_eos=True))
     core.add(job_of(LONG, "b", ignore_eos=True))
     core.add(job_of(SHORT, "c", max_tokens=5))
@@ -169,11 +170,11 @@ def test_a_fault_in_the_model_fails_the_jobs_of_that_step_and_the_next_is_served
         assert "ZeroDivisionError" in chunk.fault.message and "\n" not in chunk.fault.message
     assert "ZeroDivisionError" in caplog.text
     assert tokens_of(drain(core)["c"]) == generate("llama", SHORT, 5)
-    assert idle(core) and core.stats().faults == 2
+    assert idle(core) and core.stats().failed_jobs == 2
 
 
 def test_the_queue_is_bounded() -> None:
-    core = core_for(slots=1, queue=1)
+    core = core_for(max_num_seqs=1, max_waiting=1)
     core.add(job_of(SHORT, "a", max_tokens=1))
     core.add(job_of(SHORT, "b", max_tokens=1))
     error = refusal(core, job_of(SHORT, "c"))
@@ -183,19 +184,19 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_priorities_go_first_and_equals_in_the_order_of_arrival() -> None:
-    core = core_for(slots=1)
+    core = core_for(max_num_seqs=1)
     for name, priority in [("a", 0), ("b", 0), ("urgent", 5), ("c", 0), ("later", -1)]:
         core.add(job_of(SHORT, name, priority=priority, max_tokens=1))
     order = []
-    while core.busy:
+    while core.has_work:
         order += [name for name, chunk in core.step() if chunk.finish]
     assert order == ["urgent", "a", "b", "c", "later"]
 
 
 def test_a_deadline_ends_running_and_waiting_jobs() -> None:
     now = 0.0
-    small = core_for(slots=1)
-    core = Core(small._forward, small.info, slots=1, clock=lambda: now)
+    small = core_for(max_num_seqs=1)
+    core = Core(small._forward, small.info, max_num_seqs=1, clock=lambda: now)
     core.add(job_of(SHORT, "a", deadline=5.0, ignore_eos=True))
     core.add(job_of(SHORT, "b", deadline=5.0))
     core.step(), core.step()
@@ -208,8 +209,10 @@ def test_a_deadline_ends_running_and_waiting_jobs() -> None:
 
 
 def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -> None:
-    small = core_for(slots=3)
-    core = Core(small._forward, small.info, slots=3, room=60, chunk=16, speculate=0)
+    small = core_for(max_num_seqs=3)
+    core = Core(
+        small._forward, small.info, max_num_seqs=3, max_cache_tokens=60, max_batched_tokens=16, max_draft_seqs=0
+    )
     asked = prompts(12, 14, 10)
     chunks = drain(
         core,
@@ -224,7 +227,7 @@ def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -
 
 
 def test_abort_ends_everything() -> None:
-    core = core_for(slots=1)
+    core = core_for(max_num_seqs=1)
     core.add(job_of(SHORT, "a", ignore_eos=True))
     core.add(job_of(SHORT, "b"))
     core.step(), core.step()
@@ -259,7 +262,7 @@ def test_a_job_id_is_used_once_at_a_time() -> None:
 
 def test_numbers_that_are_none_end_the_job_with_a_fault() -> None:
     model = fresh("llama")
-    core = core_of(model)
+    core = build_core_from_model(model)
     with torch.inference_mode():
         model.lm_head.weight[0] = float("nan")
     last = drain(core, job_of(SHORT))["j"][-1]
@@ -286,7 +289,7 @@ def test_a_long_prompt_among_eight_streams_raises_their_median_gap_less_than_two
     """Milliseconds as measured on two cores; the prompt is still being computed when the streams end."""
 
     def streams(with_prompt: bool) -> list[float]:
-        core, forward = rigged(context=7000, chunk=512)
+        core, forward = rigged(context=7000, max_batched_tokens=512)
         forward.base, forward.per_token = base, per_token
         for n in range(8):
             core.add(job_of([3 + n] * 20, str(n), max_tokens=100, ignore_eos=True))
@@ -301,13 +304,13 @@ def test_a_long_prompt_among_eight_streams_raises_their_median_gap_less_than_two
 
 
 def test_prompts_that_come_together_are_computed_in_whole_chunks() -> None:
-    core, forward = rigged(chunk=512)
+    core, forward = rigged(max_batched_tokens=512)
     drain(core, *(job_of([3 + n] * 130, str(n), max_tokens=1, ignore_eos=True) for n in range(3)))
     assert forward.feeds == [[(130, 1), (130, 1), (130, 1)]]
 
 
 def test_an_owner_with_fewer_jobs_takes_a_place_and_whoever_loses_it_is_told() -> None:
-    core, _ = rigged(slots=1, queue=2)
+    core, _ = rigged(max_num_seqs=1, max_waiting=2)
     for name in ("a", "b", "c"):
         core.add(job_of(SHORT, name, owner="many", max_tokens=1))
     core.step()
@@ -315,21 +318,21 @@ def test_an_owner_with_fewer_jobs_takes_a_place_and_whoever_loses_it_is_told() -
     chunks = drain(core)
     assert [chunk.fault.code for chunk in chunks["c"] if chunk.fault] == ["server_is_overloaded"]
     assert len(chunks["c"]) == 1 and all(chunks[name][-1].finish == "length" for name in "bd")
-    assert core.stats().faults == 1 and idle(core)
+    assert core.stats().failed_jobs == 1 and idle(core)
 
 
 def test_a_higher_priority_is_the_last_to_give_way() -> None:
-    core, _ = rigged(slots=3, room=150, chunk=64, speculate=0)
+    core, _ = rigged(max_num_seqs=3, max_cache_tokens=150, max_batched_tokens=64, max_draft_seqs=0)
     for n, priority in enumerate([-1, 0, 1]):
         core.add(job_of([3 + n] * 30, str(n), priority=priority, max_tokens=60, ignore_eos=True))
     ends = []
-    while core.busy:
+    while core.has_work:
         ends += [name for name, chunk in core.step() if chunk.finish]
     assert ends == ["2", "1", "0"]
 
 
 def test_prompt_tokens_are_counted_once_when_a_step_has_read_them() -> None:
-    core, forward = rigged(chunk=16, slots=1)
+    core, forward = rigged(max_batched_tokens=16, max_num_seqs=1)
     core.add(job_of([5] * 40, "a", max_tokens=2))
     seen = []
     for _ in range(4):

@@ -15,13 +15,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from antiphon.engine.builder import Options, core_of
-from antiphon.engine.checkpoint.files import inspect_folder
+from antiphon.engine.builder import build_core_from_model
+from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
-from antiphon.engine.model.forward import Work
+from antiphon.engine.model.forward import SequenceInput
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import EngineError, Job, Sampling
 from antiphon.engine.scheduler.core import Core
-from antiphon.engine.scheduler.grammar import KEPT, Guide, opener, prepare
+from antiphon.engine.scheduler.grammar import MAX_COMPILED_GRAMMARS, GrammarMatcher, compiler_factory, prefetch_masks
 from tests.engine.tiny_models import core_for, drain, job_of, prompts, tokens_of
 
 SCHEMA = {
@@ -46,7 +47,7 @@ def ignorant(**options: Any) -> Core:
     """The embedded model's shape and vocabulary with random weights."""
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.float32)  # type: ignore[no-untyped-call]
-    return core_of(model.eval(), inspect_folder(MODEL_DIR), Options(**options))
+    return build_core_from_model(model.eval(), inspect_checkpoint(MODEL_DIR), EngineOptions(**options))
 
 
 def job(name: str, grammar: str | None, seed: int = 1, **more: Any) -> Job:
@@ -95,43 +96,43 @@ def test_lark_and_patterns(tokenizer: Tokenizer, grammar: str, pattern: str) -> 
 
 def test_the_turn_ends_where_the_answer_is_whole_and_only_there(tokenizer: Tokenizer) -> None:
     """The stop token is what a model's own configuration says, whatever the tokenizer calls its end."""
-    guides = opener(MODEL_DIR, 1024, [0])()
+    guides = compiler_factory(MODEL_DIR, 1024, [0])()
     assert guides is not None
-    guide = guides.guide('start: "ab" "cd"?', {STOP, 0})
+    guide = guides.create_matcher('start: "ab" "cd"?', {STOP, 0})
     steps = []
     for token in tokenizer.encode("abcd", add_special_tokens=False).ids:
-        steps.append(bool(guide.mask()[STOP]))
+        steps.append(bool(guide.next_mask()[STOP]))
         guide.advance(token)
-    last = guide.mask()
+    last = guide.next_mask()
     assert steps[0] is False and last.nonzero().flatten().tolist() == [0, STOP]
     guide.advance(STOP)
     guide.advance(5)
 
 
 def test_a_matcher_that_gave_up_allows_nothing() -> None:
-    guides = opener(MODEL_DIR, 1024, [STOP])()
+    guides = compiler_factory(MODEL_DIR, 1024, [STOP])()
     assert guides is not None
-    guide = guides.guide('start: "yes"', {STOP})
-    wrong = int((~guide.mask()).nonzero()[10])
+    guide = guides.create_matcher('start: "yes"', {STOP})
+    wrong = int((~guide.next_mask()).nonzero()[10])
     guide.advance(wrong)
-    assert not guide.mask().any()
+    assert not guide.next_mask().any()
 
 
 def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass of the model waits until the masks of all who are to say something are there."""
-    computed: Counter[Guide] = Counter()
-    compute = Guide._compute
+    computed: Counter[GrammarMatcher] = Counter()
+    compute = GrammarMatcher._compute_mask
 
-    def counted(guide: Guide) -> torch.Tensor:
+    def counted(guide: GrammarMatcher) -> torch.Tensor:
         computed[guide] += 1
         return compute(guide)
 
-    monkeypatch.setattr(Guide, "_compute", counted)
+    monkeypatch.setattr(GrammarMatcher, "_compute_mask", counted)
     core = ignorant()
     passes: list[bool] = []
     run = core._forward.run
 
-    def watching(work: list[Work]) -> torch.Tensor:
+    def watching(work: list[SequenceInput]) -> torch.Tensor:
         logits = run(work)
         end = time.monotonic() + 10
         while computed.total() < 3 * (len(passes) + 1) and time.monotonic() < end:
@@ -147,16 +148,16 @@ def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_mask_that_was_prepared_for_nothing_does_not_outlive_its_place(tokenizer: Tokenizer) -> None:
-    guides = opener(MODEL_DIR, 1024, [STOP])()
+    guides = compiler_factory(MODEL_DIR, 1024, [STOP])()
     assert guides is not None
-    one, two = (guides.guide('start: "ab" "cd"?', {STOP}) for _ in range(2))
+    one, two = (guides.create_matcher('start: "ab" "cd"?', {STOP}) for _ in range(2))
     for token in tokenizer.encode("abcd", add_special_tokens=False).ids:
-        prepare([one, None])
+        prefetch_masks([one, None])
         one.advance(token)
         two.advance(token)
-        prepare([one])
-        prepare([one])
-        assert one.mask().equal(two.mask()) and one.mask().any()
+        prefetch_masks([one])
+        prefetch_masks([one])
+        assert one.next_mask().equal(two.next_mask()) and one.next_mask().any()
 
 
 def test_a_bad_grammar_is_refused_and_touches_nobody() -> None:
@@ -175,12 +176,12 @@ def test_a_model_without_a_tokenizer_says_so() -> None:
 
 
 def test_compiled_grammars_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    guides = opener(MODEL_DIR, 1024, [STOP])()
+    guides = compiler_factory(MODEL_DIR, 1024, [STOP])()
     assert guides is not None
-    for number in range(KEPT + 5):
-        guides.guide(f'start: "{number}"', {STOP})
-    assert len(guides._compiled) == KEPT
+    for number in range(MAX_COMPILED_GRAMMARS + 5):
+        guides.create_matcher(f'start: "{number}"', {STOP})
+    assert len(guides._compiled) == MAX_COMPILED_GRAMMARS
     monkeypatch.setattr("antiphon.engine.scheduler.grammar.LLMatcher", None)
-    one, two = (guides.guide(f'start: "{KEPT}"', {STOP}) for _ in range(2))
-    one.advance(int(one.mask().nonzero()[0]))
-    assert not torch.equal(one.mask(), two.mask()), "each follows its own answer"
+    one, two = (guides.create_matcher(f'start: "{MAX_COMPILED_GRAMMARS}"', {STOP}) for _ in range(2))
+    one.advance(int(one.next_mask().nonzero()[0]))
+    assert not torch.equal(one.next_mask(), two.next_mask()), "each follows its own answer"

@@ -8,7 +8,15 @@ import pytest
 pytest.importorskip("torch")
 
 from antiphon.engine.protocol import Chunk, Job
-from antiphon.engine.scheduler.ngram import FIRST, LONGEST, LONGEST_REST, PAYS, SHORTEST_REST, Drafter, lookup
+from antiphon.engine.scheduler.ngram import (
+    INITIAL_DRAFT_TOKENS,
+    MAX_COOLDOWN_STEPS,
+    MAX_DRAFT_TOKENS,
+    MIN_COOLDOWN_STEPS,
+    MIN_GAIN,
+    Drafter,
+    find_continuation,
+)
 from tests.engine.fake_model import Rigged, rigged, scattered
 from tests.engine.tiny_models import core_for, drain, job_of, run, tokens_of
 
@@ -29,7 +37,7 @@ def ends(chunks: list[Chunk]) -> tuple[list[int], str | None, int | None]:
 
 def both(job: Job, following: Any = cycling, **options: Any) -> tuple[list[Chunk], list[Chunk], Rigged]:
     """The job's chunks with drafts and without, and the model of the first."""
-    (quick, forward), (plain, _) = rigged(following, **options), rigged(following, speculate=0, **options)
+    (quick, forward), (plain, _) = rigged(following, **options), rigged(following, max_draft_seqs=0, **options)
     return drain(quick, job)[job.id], drain(plain, job)[job.id], forward
 
 
@@ -57,23 +65,23 @@ def both(job: Job, following: Any = cycling, **options: Any) -> tuple[list[Chunk
     ],
 )
 def test_a_draft_continues_the_longest_match_and_the_latest_of_equals(text: str, most: int, draft: str) -> None:
-    assert "".join(map(chr, lookup(array("i", map(ord, text)), most))) == draft
+    assert "".join(map(chr, find_continuation(array("i", map(ord, text)), most))) == draft
 
 
 def test_drafts_grow_while_they_are_right_and_shrink_to_what_was() -> None:
     drafter, text = Drafter(), array("i", [5] * 50)
-    assert len(drafter.draft(text, 99)) == FIRST
-    drafter.learn(FIRST, FIRST, 1.0)
-    assert len(drafter.draft(text, 99)) == LONGEST
-    assert len(drafter.draft(text, 3)) == 3
-    drafter.learn(LONGEST, 2, 1.0)
-    assert len(drafter.draft(text, 99)) == 3
+    assert len(drafter.propose(text, 99)) == INITIAL_DRAFT_TOKENS
+    drafter.update(INITIAL_DRAFT_TOKENS, INITIAL_DRAFT_TOKENS, 1.0)
+    assert len(drafter.propose(text, 99)) == MAX_DRAFT_TOKENS
+    assert len(drafter.propose(text, 3)) == 3
+    drafter.update(MAX_DRAFT_TOKENS, 2, 1.0)
+    assert len(drafter.propose(text, 99)) == 3
 
 
 def rests(drafter: Drafter) -> int:
     """How many steps pass before the next draft."""
     text, steps = array("i", [5] * 50), 0
-    while not drafter.draft(text, 9):
+    while not drafter.propose(text, 9):
         steps += 1
     return steps
 
@@ -81,23 +89,23 @@ def rests(drafter: Drafter) -> int:
 def test_drafts_that_are_wrong_rest_longer_and_longer() -> None:
     drafter = Drafter()
     while not (first := rests(drafter)):
-        drafter.learn(4, 0, 1.0)
+        drafter.update(4, 0, 1.0)
     seen = [first]
     for _ in range(5):
-        drafter.learn(4, 0, 1.0)
+        drafter.update(4, 0, 1.0)
         seen.append(rests(drafter))
-    assert seen == [8, 16, 32, 64, 64, 64] and seen[0] == SHORTEST_REST and seen[-1] == LONGEST_REST
-    drafter.learn(1, 1, 1.0)
+    assert seen == [8, 16, 32, 64, 64, 64] and seen[0] == MIN_COOLDOWN_STEPS and seen[-1] == MAX_COOLDOWN_STEPS
+    drafter.update(1, 1, 1.0)
     assert rests(drafter) == 0, "one that is right opens them again"
     while not (again := rests(drafter)):
-        drafter.learn(4, 0, 1.0)
-    assert again == SHORTEST_REST
+        drafter.update(4, 0, 1.0)
+    assert again == MIN_COOLDOWN_STEPS
 
 
 def test_right_drafts_that_take_too_long_rest_too() -> None:
     drafter = Drafter()
     for _ in range(9):
-        drafter.learn(4, 4, 5 / PAYS + 0.1)
+        drafter.update(4, 4, 5 / MIN_GAIN + 0.1)
     assert rests(drafter) > 0
 
 
@@ -127,7 +135,7 @@ def test_repetitive_text_takes_few_steps() -> None:
     quick, plain, forward = both(job)
     assert tokens_of(quick) == tokens_of(plain)
     assert len(forward.feeds) < 200 / 4
-    assert max(len(chunk.tokens) for chunk in quick) == LONGEST + 1
+    assert max(len(chunk.tokens) for chunk in quick) == MAX_DRAFT_TOKENS + 1
 
 
 def test_text_that_never_repeats_costs_few_drafts() -> None:
@@ -168,14 +176,14 @@ def test_a_mask_is_asked_for_each_token_in_its_turn() -> None:
     class Guide:
         told: list[int] = []  # noqa: RUF012  # one test's
 
-        def mask(self) -> None:
+        def next_mask(self) -> None:
             asked.append(sequence.tokens.tolist()[len(job.tokens) :])
             assert asked[-1] == self.told
 
         def advance(self, token: int) -> None:
             self.told.append(token)
 
-    sequence.dice.guide = Guide()
+    sequence.sampling_state.grammar = Guide()
     said = tokens_of(drain(core)["j"])
     assert asked == [said[:n] for n in range(40)]
 
@@ -187,7 +195,7 @@ def test_a_row_without_a_usable_number_fails_after_what_came_before() -> None:
     chunks = drain(core, job_of(CYCLE * 3, max_tokens=100, ignore_eos=True))["j"]
     assert len(tokens_of(chunks)) == 41 - 21
     assert chunks[-1].finish == "error" and not chunks[-1].tokens
-    assert not len(core._memory.prefixes)
+    assert not len(core._cache_manager.prefix_cache)
 
 
 def test_what_was_guessed_wrong_is_not_left_in_the_cache() -> None:
@@ -196,14 +204,17 @@ def test_what_was_guessed_wrong_is_not_left_in_the_cache() -> None:
     answer = run(core, job_of(prompt, max_tokens=100, ignore_eos=True))
     job = job_of([*prompt, *answer, 9], max_tokens=50, ignore_eos=True)
     chunks = drain(core, job)["j"]
-    assert chunks[0].cached == len(prompt) + 99
-    plain, _ = rigged(cycling, reuse=False, speculate=0)
+    assert chunks[0].cached_tokens == len(prompt) + 99
+    plain, _ = rigged(cycling, enable_prefix_caching=False, max_draft_seqs=0)
     assert tokens_of(chunks) == run(plain, job)
 
 
 def test_only_one_that_runs_alone_gets_drafts_unless_more_are_allowed() -> None:
     jobs = [job_of(CYCLE * 3, str(n), max_tokens=60, ignore_eos=True) for n in range(2)]
-    (core, forward), (pair, paired) = rigged(cycling, reuse=False), rigged(cycling, reuse=False, speculate=2)
+    (core, forward), (pair, paired) = (
+        rigged(cycling, enable_prefix_caching=False),
+        rigged(cycling, enable_prefix_caching=False, max_draft_seqs=2),
+    )
     one, two = drain(core, *jobs), drain(pair, *jobs)
     assert all(rows == 1 for feeds in forward.feeds if len(feeds) == 2 for _, rows in feeds)
     assert any(rows > 1 for feeds in paired.feeds if len(feeds) == 2 for _, rows in feeds)
@@ -211,14 +222,14 @@ def test_only_one_that_runs_alone_gets_drafts_unless_more_are_allowed() -> None:
 
 
 def test_drafts_stay_within_the_memory_and_the_context() -> None:
-    core, forward = rigged(cycling, context=60, room=60)
+    core, forward = rigged(cycling, context=60, max_cache_tokens=60)
     chunks = drain(core, job_of(CYCLE * 3, ignore_eos=True))["j"]
     assert len(tokens_of(chunks)) == 60 - 21
     assert any(rows > 1 for feeds in forward.feeds for _, rows in feeds)
 
 
 def test_where_checking_a_draft_costs_more_than_it_brings_there_are_none() -> None:
-    core, forward = rigged(cycling, reuse=False)
+    core, forward = rigged(cycling, enable_prefix_caching=False)
     forward.base, forward.per_token = 0.0, 1.0
     drain(core, job_of(CYCLE * 3, max_tokens=400, ignore_eos=True))
     late = forward.feeds[len(forward.feeds) // 2 :]
@@ -228,7 +239,7 @@ def test_where_checking_a_draft_costs_more_than_it_brings_there_are_none() -> No
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "mistral"])
 def test_drafts_change_no_token_of_a_transformer(family: str) -> None:
     quick, plain = core_for(family), core_for(family)
-    plain._speculate = 0
+    plain._max_draft_seqs = 0
     for options in ({}, {"temperature": 0.7, "seed": 4}):
         few = dict.fromkeys(range(5, 9), 8.0)
         job = job_of([5, 6, 7, 8] * 6, max_tokens=60, ignore_eos=True, logit_bias=few, **options)
@@ -244,6 +255,6 @@ def test_a_prompt_that_arrives_beside_drafts_is_not_held_up_by_them() -> None:
         core.step()
     core.add(job_of([5] * 600, "prompt", max_tokens=1, ignore_eos=True))
     ends: list[str] = []
-    while core.busy:
+    while core.has_work:
         ends += [name for name, chunk in core.step() if chunk.finish]
     assert ends == ["prompt", "stream"]

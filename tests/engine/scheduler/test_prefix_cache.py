@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from antiphon.engine.cache.contiguous import KV, Contiguous
+from antiphon.engine.cache.contiguous import ContiguousKVCache, KVCache
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.engine.scheduler.core import Core
-from antiphon.engine.scheduler.prefix_cache import LEAST, Prefixes
-from antiphon.engine.scheduler.sequence import shared
+from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, PrefixCache
+from antiphon.engine.scheduler.sequence import common_prefix_length
 from tests.engine.fake_model import rigged
 from tests.engine.tiny_models import core_for, drain, job_of, run, tokens_of
 
@@ -25,34 +25,34 @@ def ids(count: int, start: int = 0) -> list[int]:
     return [3 + (start * 7 + 13 * n * n + 5 * n) % 40 for n in range(count)]
 
 
-def entry(pool: Prefixes, tokens: list[int], key: tuple[str, str] = ME, capacity: int = 0) -> KV:
-    kv = Contiguous(capacity or len(tokens))
+def entry(pool: PrefixCache, tokens: list[int], key: tuple[str, str] = ME, capacity: int = 0) -> KVCache:
+    kv = ContiguousKVCache(capacity or len(tokens))
     kv.commit(len(tokens))
-    pool.keep(key, array("i", tokens), kv)
+    pool.insert(key, array("i", tokens), kv)
     return kv
 
 
-def found(pool: Prefixes, tokens: list[int], key: tuple[str, str] = ME) -> int:
-    return pool.find(key, array("i", tokens), len(tokens))[1]
+def found(pool: PrefixCache, tokens: list[int], key: tuple[str, str] = ME) -> int:
+    return pool.longest_match(key, array("i", tokens), len(tokens))[1]
 
 
 def idle(core: Core) -> bool:
     stats = core.stats()
-    return not core.busy and stats.running == stats.waiting == stats.kv_tokens == 0
+    return not core.has_work and stats.running == stats.waiting == stats.running_cache_tokens == 0
 
 
 def cached(chunks: list[Chunk]) -> int:
-    assert not any(chunk.cached for chunk in chunks[1:])
-    return chunks[0].cached
+    assert not any(chunk.cached_tokens for chunk in chunks[1:])
+    return chunks[0].cached_tokens
 
 
 def alone(job: Job, **options: Any) -> list[int]:
     """What the job says where nothing is reused."""
-    return run(rigged(reuse=False, speculate=0, **options)[0], job)
+    return run(rigged(enable_prefix_caching=False, max_draft_seqs=0, **options)[0], job)
 
 
 def held(core: Core) -> int:
-    return core._memory.prefixes.held + sum(one.state.capacity for one in core._scheduler.running)
+    return core._cache_manager.prefix_cache.capacity_tokens + sum(one.cache.capacity for one in core._scheduler.running)
 
 
 @pytest.mark.parametrize("turns", [2, 4])
@@ -62,10 +62,10 @@ def test_a_text_that_comes_back_with_a_little_more_is_not_copied(turns: int) -> 
     for turn in range(turns):
         said = drain(core, job_of(text, str(turn), max_tokens=20))[str(turn)]
         assert cached(said) == (0 if not turn else len(text) - 31)
-        (kept,) = core._memory.prefixes._entries
-        places.add(kept.kv._layers[0].place)  # type: ignore[attr-defined]
+        (kept,) = core._cache_manager.prefix_cache._entries
+        places.add(kept.cache._layers[0].addresses)  # type: ignore[attr-defined]
         text = [*text, *tokens_of(said), *ids(30, turn)]
-    assert len(places) == 1 and kept.kv.capacity < 1.2 * len(text)
+    assert len(places) == 1 and kept.cache.capacity < 1.2 * len(text)
 
 
 # The pool.
@@ -76,81 +76,86 @@ def test_the_shared_beginning_is_counted_to_the_first_difference(place: int) -> 
     one, two = array("i", range(300)), array("i", range(300))
     if place < 300:
         two[place] = -1
-    assert shared(one, two, 300) == place
-    assert shared(one, two, 5) == min(place, 5)
-    assert shared(one, two[:20], 300) == min(place, 20)
-    assert shared(array("i"), two, 9) == shared(one, two, 0) == shared(one, two, -1) == 0
+    assert common_prefix_length(one, two, 300) == place
+    assert common_prefix_length(one, two, 5) == min(place, 5)
+    assert common_prefix_length(one, two[:20], 300) == min(place, 20)
+    assert (
+        common_prefix_length(array("i"), two, 9)
+        == common_prefix_length(one, two, 0)
+        == common_prefix_length(one, two, -1)
+        == 0
+    )
 
 
 def test_the_longest_beginning_is_found_and_among_equals_the_shortest_entry() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     common = ids(30)
     entry(pool, [*common, 50, *ids(90)])
     short = entry(pool, [*common, 51, *ids(20)])
     entry(pool, [*common[:20], 52])
-    best, length = pool.find(ME, array("i", [*common, 60, 61]), 31)
-    assert best is not None and best.kv is short and length == 30
+    best, length = pool.longest_match(ME, array("i", [*common, 60, 61]), 31)
+    assert best is not None and best.cache is short and length == 30
     assert found(pool, [*common[:20], 52, 53]) == 21
-    assert found(pool, ids(30)[: LEAST - 1]) == 0
+    assert found(pool, ids(30)[: MIN_PREFIX_TOKENS - 1]) == 0
     assert found(pool, [1, *common]) == 0
 
 
 def test_nothing_is_shared_between_keys() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     entry(pool, ids(40), ("a", "x"))
     assert [found(pool, ids(40), key) for key in [("a", "x"), ("a", ""), ("", "x"), ("b", "x")]] == [40, 0, 0, 0]
 
 
 def test_an_entry_that_begins_another_one_is_dropped() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     entry(pool, ids(40))
     entry(pool, ids(60))
     entry(pool, ids(50))
     entry(pool, ids(30), ("other", ""))
-    assert (len(pool), pool.tokens) == (2, 90)
+    assert (len(pool), pool.num_tokens) == (2, 90)
 
 
 def test_too_short_a_sequence_is_not_kept() -> None:
-    pool = Prefixes()
-    entry(pool, ids(LEAST - 1))
+    pool = PrefixCache()
+    entry(pool, ids(MIN_PREFIX_TOKENS - 1))
     assert not len(pool)
 
 
 def test_what_holds_much_more_memory_than_it_needs_gives_it_back() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     entry(pool, ids(100), capacity=150)
     entry(pool, ids(100, 1), capacity=400)
-    assert pool.held == 150 + 112
+    assert pool.capacity_tokens == 150 + 112
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     for n in range(4):
         entry(pool, ids(100, n))
-    best, _ = pool.find(ME, array("i", ids(100, 0)), 99)
+    best, _ = pool.longest_match(ME, array("i", ids(100, 0)), 99)
     assert best is not None
-    pool.touch(best)
-    pool.fit(300)
+    pool.mark_used(best)
+    pool.evict_to(300)
     assert [bool(found(pool, ids(100, n))) for n in range(4)] == [True, False, True, True]
-    pool.fit(150, spared=best)
+    pool.evict_to(150, spared=best)
     assert [bool(found(pool, ids(100, n))) for n in range(4)] == [True, False, False, False]
 
 
 def test_the_last_entry_is_cut_before_it_is_dropped() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     entry(pool, ids(400))
-    pool.fit(300)
+    pool.evict_to(300)
     kept = found(pool, ids(400))
-    assert 200 < kept < 300 and pool.held <= 300 and pool.tokens == kept
-    pool.fit(50)
-    assert not len(pool) and pool.held == 0
+    assert 200 < kept < 300 and pool.capacity_tokens <= 300 and pool.num_tokens == kept
+    pool.evict_to(50)
+    assert not len(pool) and pool.capacity_tokens == 0
 
 
 def test_memory_that_is_let_go_is_free() -> None:
-    pool = Prefixes()
+    pool = PrefixCache()
     gone = weakref.ref(entry(pool, ids(100)))
     entry(pool, ids(90, 1))
-    pool.fit(95)
+    pool.evict_to(95)
     gc.collect()
     assert gone() is None
 
@@ -161,8 +166,11 @@ def test_memory_that_is_let_go_is_free() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "mistral"])
 def test_reading_the_cache_changes_no_token(family: str) -> None:
     """Sliding windows, sinks and grouped heads included: taken over, copied, and cut where histories part."""
-    core, plain = core_for(family, chunk=16, slots=3), core_for(family, chunk=16, slots=3)
-    plain._memory._reuse = False
+    core, plain = (
+        core_for(family, max_batched_tokens=16, max_num_seqs=3),
+        core_for(family, max_batched_tokens=16, max_num_seqs=3),
+    )
+    plain._cache_manager._enable_prefix_caching = False
     first = ids(60)
     history = [*first, *run(core, job_of(first, max_tokens=20, ignore_eos=True)), *ids(9)]
     asked = [history, [*history[:50], *ids(30, 4)], first, [*history[:70], *ids(20, 2)]]
@@ -176,11 +184,11 @@ def test_reading_the_cache_changes_no_token(family: str) -> None:
     together = [job_of(prompt, str(n), max_tokens=12, ignore_eos=True) for n, prompt in enumerate(asked)]
     both = drain(core, *together), drain(plain, *together)
     assert [tokens_of(both[0][str(n)]) for n in range(4)] == [tokens_of(both[1][str(n)]) for n in range(4)]
-    assert idle(core) and not len(plain._memory.prefixes)
+    assert idle(core) and not len(plain._cache_manager.prefix_cache)
 
 
 def test_a_history_that_is_resent_is_read_from_the_cache() -> None:
-    core, forward = rigged(context=6000, chunk=64)
+    core, forward = rigged(context=6000, max_batched_tokens=64)
     history = ids(300)
     read = []
     for turn in range(10):
@@ -194,7 +202,7 @@ def test_a_history_that_is_resent_is_read_from_the_cache() -> None:
     assert read[0][0] == 0 and all(count == length - 9 for count, length, _ in read[1:])
     assert read[-1][0] / read[-1][1] > 0.95
     assert all(fed < 60 for *_, fed in read[1:]), "but for drafts, only what is new is computed"
-    assert len(core._memory.prefixes) == 1
+    assert len(core._cache_manager.prefix_cache) == 1
     assert core.stats().prompt_tokens == sum(length for _, length, _ in read)
 
 
@@ -221,7 +229,7 @@ def test_a_running_sequence_can_be_read() -> None:
 
 
 def test_requests_that_begin_alike_and_come_together_compute_it_once() -> None:
-    core, forward = rigged(slots=8, chunk=64)
+    core, forward = rigged(max_num_seqs=8, max_batched_tokens=64)
     jobs = [job_of([*ids(300), 7, 3 + n], str(n), max_tokens=5) for n in range(8)]
     chunks = drain(core, *jobs)
     assert [cached(chunks[job.id]) >= 300 for job in jobs] == [False] + 7 * [True]
@@ -230,7 +238,7 @@ def test_requests_that_begin_alike_and_come_together_compute_it_once() -> None:
 
 
 def test_who_waits_for_a_beginning_goes_on_when_its_leader_is_cancelled() -> None:
-    core, _ = rigged(slots=8, chunk=64)
+    core, _ = rigged(max_num_seqs=8, max_batched_tokens=64)
     jobs = [job_of([*ids(300), 3 + n], str(n), max_tokens=5) for n in range(3)]
     for job in jobs:
         core.add(job)
@@ -262,7 +270,7 @@ def test_prompt_log_probabilities_are_computed_and_then_may_be_read() -> None:
 
 
 def test_what_a_cancelled_sequence_computed_can_be_read() -> None:
-    core, _ = rigged(chunk=32)
+    core, _ = rigged(max_batched_tokens=32)
     core.add(job_of(ids(100), "gone", max_tokens=50))
     core.step(), core.step(), core.step()
     core.cancel("gone")
@@ -272,7 +280,7 @@ def test_what_a_cancelled_sequence_computed_can_be_read() -> None:
 
 
 def test_a_step_that_fails_leaves_nothing_to_read() -> None:
-    core, forward = rigged(slots=2)
+    core, forward = rigged(max_num_seqs=2)
     run(core, job_of(ids(60, 5), max_tokens=4))
     for n in range(2):
         core.add(job_of(ids(100, n), str(n), max_tokens=50))
@@ -292,23 +300,23 @@ def test_a_sequence_without_a_usable_number_leaves_nothing_to_read() -> None:
     row = forward._row
     forward._row = lambda history: row(history) * float("nan")  # type: ignore[method-assign]
     assert drain(core, job_of(ids(50)))["j"][-1].finish == "error"
-    assert not len(core._memory.prefixes) and idle(core)
+    assert not len(core._cache_manager.prefix_cache) and idle(core)
 
 
 def test_all_caches_together_never_exceed_the_room() -> None:
-    core, _ = rigged(room=700, slots=4, chunk=64)
+    core, _ = rigged(max_cache_tokens=700, max_num_seqs=4, max_batched_tokens=64)
     jobs = [job_of(ids(60 + 17 * n, n % 5), str(n), max_tokens=20 + 7 * n, ignore_eos=True) for n in range(14)]
     for job in jobs:
         core.add(job)
     said: dict[str, list[int]] = {job.id: [] for job in jobs}
     fullest = 0
-    while core.busy:
+    while core.has_work:
         for name, chunk in core.step():
             said[name] += chunk.tokens
         fullest = max(fullest, held(core))
     assert 600 < fullest <= 700
     assert all(said[job.id] == alone(job) for job in jobs)
-    assert idle(core) and len(core._memory.prefixes) > 1
+    assert idle(core) and len(core._cache_manager.prefix_cache) > 1
 
 
 def test_without_a_bound_ended_sequences_hold_one_context() -> None:
@@ -316,11 +324,11 @@ def test_without_a_bound_ended_sequences_hold_one_context() -> None:
     for n in range(4):
         run(core, job_of(ids(120, n), max_tokens=10))
         assert held(core) <= 300
-    assert len(core._memory.prefixes) == 2
+    assert len(core._cache_manager.prefix_cache) == 2
 
 
 def test_where_a_copy_does_not_fit_the_entry_is_taken_over() -> None:
-    core, _ = rigged(room=400)
+    core, _ = rigged(max_cache_tokens=400)
     run(core, job_of(ids(300), max_tokens=10, ignore_eos=True))
     job = job_of([*ids(200), 5, 6], max_tokens=10)
     chunks = drain(core, job)["j"]
@@ -329,7 +337,7 @@ def test_where_a_copy_does_not_fit_the_entry_is_taken_over() -> None:
 
 
 def test_a_sequence_that_gave_way_finds_what_is_left_of_its_own() -> None:
-    core, forward = rigged(room=400, slots=2, chunk=64, speculate=0)
+    core, forward = rigged(max_cache_tokens=400, max_num_seqs=2, max_batched_tokens=64, max_draft_seqs=0)
     jobs = [job_of(ids(150, n), str(n), max_tokens=120, ignore_eos=True) for n in range(2)]
     chunks = drain(core, *jobs)
     assert [tokens_of(chunks[job.id]) for job in jobs] == [alone(job) for job in jobs]
@@ -344,7 +352,7 @@ def test_a_cache_that_cannot_be_had_fails_only_its_job(monkeypatch: pytest.Monke
     core, forward = rigged()
     core.add(job_of(ids(50), "fine", max_tokens=5))
     core.step(), core.step()
-    monkeypatch.setattr(forward, "new_state", lambda expected: 1 / 0)
+    monkeypatch.setattr(forward, "new_cache", lambda expected: 1 / 0)
     chunks = drain(core, job_of(ids(50, 3), "unlucky"))
     assert [chunk.finish for chunk in chunks["unlucky"]] == ["error"]
     assert chunks["fine"][-1].finish == "length" and idle(core)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from antiphon.engine.protocol import Sampling
-from antiphon.engine.scheduler.sampler import HEAD, Dice, choose, logprobs_of
+from antiphon.engine.scheduler.sampler import TOP_P_CANDIDATES, SamplingState, compute_logprobs, sample_tokens
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
 
@@ -19,7 +19,7 @@ class Masked:
     """A guide whose word is what a function says."""
 
     def __init__(self, mask: Any) -> None:
-        self.mask = mask
+        self.next_mask = mask
 
     def advance(self, token: int) -> None:
         pass
@@ -28,12 +28,12 @@ class Masked:
 pytestmark = pytest.mark.usefixtures("chosen_either_way")
 
 
-def dice(prompt: tuple[int, ...] = (), stops: tuple[int, ...] = (), mask: Any = None, **sampling: Any) -> Dice:
-    return Dice(Sampling(**{"seed": 1} | sampling), prompt, frozenset(stops), Masked(mask) if mask else None)
+def dice(prompt: tuple[int, ...] = (), stops: tuple[int, ...] = (), mask: Any = None, **sampling: Any) -> SamplingState:
+    return SamplingState(Sampling(**{"seed": 1} | sampling), prompt, frozenset(stops), Masked(mask) if mask else None)
 
 
 def frequencies(logits: Any, draws: int = 4000, **sampling: Any) -> dict[int, float]:
-    rows = choose(logits.expand(draws, -1), [dice(**sampling | {"seed": seed}) for seed in range(draws)])
+    rows = sample_tokens(logits.expand(draws, -1), [dice(**sampling | {"seed": seed}) for seed in range(draws)])
     return {token: count / draws for token, count in Counter(rows).items() if token is not None}
 
 
@@ -72,25 +72,28 @@ def test_temperature_zero_takes_the_likeliest_whatever_the_seed() -> None:
 def test_a_seed_fixes_the_draws_whatever_the_batch() -> None:
     rows = torch.randn(30, 50, generator=torch.Generator().manual_seed(0))
     alone, crowded = dice(seed=5, top_p=0.9), dice(seed=5, top_p=0.9)
-    first = [choose(row[None], [alone])[0] for row in rows]
+    first = [sample_tokens(row[None], [alone])[0] for row in rows]
     second = []
     for step, row in enumerate(rows):
         others = [dice(seed=step * 10 + n, temperature=0.7 * n) for n in range(step % 4)]
         batch = torch.cat([rows[: len(others)], row[None]])
-        second.append(choose(batch, [*others, crowded])[-1])
+        second.append(sample_tokens(batch, [*others, crowded])[-1])
     assert first == second
     different = dice(seed=6, top_p=0.9)
-    assert first != [choose(row[None], [different])[0] for row in rows]
-    assert dice(seed=-1).uniform() != dice(seed=1).uniform()
-    assert Dice(Sampling(), (), frozenset()).uniform() != Dice(Sampling(), (), frozenset()).uniform()
+    assert first != [sample_tokens(row[None], [different])[0] for row in rows]
+    assert dice(seed=-1).next_uniform() != dice(seed=1).next_uniform()
+    assert (
+        SamplingState(Sampling(), (), frozenset()).next_uniform()
+        != SamplingState(Sampling(), (), frozenset()).next_uniform()
+    )
 
 
 def test_top_p_looks_beyond_its_head_when_it_must() -> None:
-    flat = torch.zeros(4 * HEAD)
+    flat = torch.zeros(4 * TOP_P_CANDIDATES)
     flat[7] = 0.01
     kept = frequencies(flat, draws=200, top_p=0.9)
     assert len(kept) > 150
-    sure = torch.full((4 * HEAD,), -20.0)
+    sure = torch.full((4 * TOP_P_CANDIDATES,), -20.0)
     sure[[5, 9]] = torch.tensor([1.0, 0.9])
     assert set(frequencies(sure, draws=50, top_p=0.99)) == {5, 9}
 
@@ -98,11 +101,11 @@ def test_top_p_looks_beyond_its_head_when_it_must() -> None:
 def test_penalties_are_those_of_the_field() -> None:
     spoken = dice(presence_penalty=0.5, frequency_penalty=0.25)
     for token in (1, 1, 3):
-        spoken.say(token)
-    assert spoken.adjust(LOGITS).tolist() == [2.0, 1.0 - 0.5 - 0.5, 0.0, -1.0 - 0.5 - 0.25, -2.0]
+        spoken.record_token(token)
+    assert spoken.adjust_logits(LOGITS).tolist() == [2.0, 1.0 - 0.5 - 0.5, 0.0, -1.0 - 0.5 - 0.25, -2.0]
     repeating = dice(prompt=(0,), repetition_penalty=2.0)
-    repeating.say(3)
-    assert repeating.adjust(LOGITS).tolist() == [1.0, 1.0, 0.0, -2.0, -2.0]
+    repeating.record_token(3)
+    assert repeating.adjust_logits(LOGITS).tolist() == [1.0, 1.0, 0.0, -2.0, -2.0]
     assert LOGITS.tolist() == [2.0, 1.0, 0.0, -1.0, -2.0]
 
 
@@ -111,7 +114,7 @@ def test_repetition_penalty_is_transformers_own() -> None:
 
     prompt = (0, 2, 4)
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt]), LOGITS[None].clone())[0]
-    assert torch.allclose(dice(prompt=prompt, repetition_penalty=1.3).adjust(LOGITS), theirs)
+    assert torch.allclose(dice(prompt=prompt, repetition_penalty=1.3).adjust_logits(LOGITS), theirs)
 
 
 def test_filters_are_transformers_own() -> None:
@@ -131,18 +134,18 @@ def test_filters_are_transformers_own() -> None:
 
 def test_stop_tokens_are_forbidden_until_enough_is_said() -> None:
     early = dice(stops=(0,), min_tokens=2, temperature=0.0)
-    assert [choose(LOGITS[None], [early])[0] for _ in range(3)] == [1, 1, 0]
+    assert [sample_tokens(LOGITS[None], [early])[0] for _ in range(3)] == [1, 1, 0]
 
 
 def test_a_mask_says_what_is_allowed() -> None:
     masks = iter([torch.tensor([False, False, True, True, False]), None, torch.zeros(5, dtype=torch.bool)])
     masked = dice(mask=lambda: next(masks), temperature=0.0)
-    assert [choose(LOGITS[None], [masked])[0] for _ in range(3)] == [2, 0, None]
+    assert [sample_tokens(LOGITS[None], [masked])[0] for _ in range(3)] == [2, 0, None]
 
 
 def test_a_row_without_numbers_gives_no_token_and_leaves_the_others_alone() -> None:
     rows = torch.stack([LOGITS, LOGITS * float("nan"), LOGITS + float("inf"), LOGITS])
-    tokens = choose(rows, [dice(temperature=0.0), dice(), dice(temperature=0.0), dice(top_k=1)])
+    tokens = sample_tokens(rows, [dice(temperature=0.0), dice(), dice(temperature=0.0), dice(top_k=1)])
     assert tokens == [0, None, None, 0]
 
 
@@ -150,7 +153,7 @@ def test_log_probabilities_are_log_softmax() -> None:
     rows = torch.randn(3, 11, generator=torch.Generator().manual_seed(2))
     truth = rows.log_softmax(-1)
     for top in (0, 4):
-        entries = logprobs_of(rows, [3, 0, 10], top)
+        entries = compute_logprobs(rows, [3, 0, 10], top)
         assert [entry.logprob for entry in entries] == pytest.approx(
             [float(truth[n, t]) for n, t in enumerate([3, 0, 10])]
         )

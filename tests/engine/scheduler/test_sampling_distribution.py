@@ -11,11 +11,22 @@ pytest.importorskip("torch")
 import torch
 
 from antiphon.engine.protocol import Sampling
-from antiphon.engine.scheduler.sampler import BLOCK, HEAD, Dice, choose, likeliest, logprobs_of
+from antiphon.engine.scheduler.sampler import (
+    SOFTMAX_BLOCK,
+    TOP_P_CANDIDATES,
+    SamplingState,
+    compute_logprobs,
+    sample_tokens,
+    top_tokens,
+)
 
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 DRAWS = 100_000 if PROVE else 2_000
-SIZES = [3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7] if PROVE else [3, BLOCK, BLOCK + 1]
+SIZES = (
+    [3, SOFTMAX_BLOCK - 1, SOFTMAX_BLOCK, SOFTMAX_BLOCK + 1, 5 * SOFTMAX_BLOCK + 7]
+    if PROVE
+    else [3, SOFTMAX_BLOCK, SOFTMAX_BLOCK + 1]
+)
 LARGE = 20_011
 """Not a multiple of any block."""
 
@@ -27,14 +38,14 @@ class Masked:
     """A guide whose word is what a function says."""
 
     def __init__(self, mask: Any) -> None:
-        self.mask = mask
+        self.next_mask = mask
 
     def advance(self, token: int) -> None:
         pass
 
 
-def dice(seed: int = 1, mask: Any = None, stops: tuple[int, ...] = (), **sampling: Any) -> Dice:
-    return Dice(Sampling(**sampling, seed=seed), (), frozenset(stops), Masked(mask) if mask else None)
+def dice(seed: int = 1, mask: Any = None, stops: tuple[int, ...] = (), **sampling: Any) -> SamplingState:
+    return SamplingState(Sampling(**sampling, seed=seed), (), frozenset(stops), Masked(mask) if mask else None)
 
 
 def noise(rows: int, size: int, seed: int = 0) -> Any:
@@ -60,7 +71,7 @@ def surprise(row: Any, sampling: dict[str, Any]) -> tuple[float, int]:
     one = dice(seed=42, **sampling)
     drawn: list[int] = []
     while len(drawn) < DRAWS:
-        drawn += [token for token in choose(row.expand(1000, -1), [one] * 1000) if token is not None]
+        drawn += [token for token in sample_tokens(row.expand(1000, -1), [one] * 1000) if token is not None]
     counts = torch.bincount(torch.tensor(drawn), minlength=len(row)).double()
     assert not counts[truth == 0].any()
     common = truth * len(drawn) >= 5
@@ -115,9 +126,9 @@ def test_a_row_is_drawn_alone_as_in_any_batch(threads: int) -> None:
         crowd_dice = [dice(seed=n, **KINDS[n % len(KINDS)]) for n in range(len(rows))]
         chance = random.Random(9)
         for _ in range(3):
-            alone = [choose(row[None], [die])[0] for row, die in zip(rows, alone_dice, strict=True)]
+            alone = [sample_tokens(row[None], [die])[0] for row, die in zip(rows, alone_dice, strict=True)]
             order = chance.sample(range(len(rows)), len(rows))
-            crowd = choose(rows[order], [crowd_dice[n] for n in order])
+            crowd = sample_tokens(rows[order], [crowd_dice[n] for n in order])
             assert [crowd[order.index(n)] for n in range(len(rows))] == alone
     finally:
         torch.set_num_threads(1)
@@ -127,9 +138,9 @@ def test_a_row_is_drawn_alone_as_in_any_batch(threads: int) -> None:
 def test_what_is_drawn_could_be_drawn(sampling: dict[str, Any]) -> None:
     rows = noise(12, LARGE, seed=4)
     rows[:, 100:] -= 2.0
-    tokens = choose(rows, [dice(seed=n, **sampling) for n in range(12)])
+    tokens = sample_tokens(rows, [dice(seed=n, **sampling) for n in range(12)])
     for row, token in zip(rows, tokens, strict=True):
-        adjusted = dice(**sampling).adjust(row)
+        adjusted = dice(**sampling).adjust_logits(row)
         s = Sampling(**sampling | {"temperature": max(sampling.get("temperature", 1.0), 1e-5)})
         assert token is not None
         if s.top_k == 1 or s.temperature <= 1e-5 or s.min_p == 1.0 or s.top_p < 1e-8:
@@ -139,12 +150,12 @@ def test_what_is_drawn_could_be_drawn(sampling: dict[str, Any]) -> None:
 
 
 def test_a_nucleus_wider_than_the_head_is_found_whole() -> None:
-    flat = noise(1, 8 * HEAD) * 0.01
+    flat = noise(1, 8 * TOP_P_CANDIDATES) * 0.01
     truth = reference(flat[0], Sampling(top_p=0.5))
-    assert int((truth > 0).sum()) > 2 * HEAD
-    tokens = choose(flat.expand(400, -1), [dice(seed=seed, top_p=0.5) for seed in range(400)])
+    assert int((truth > 0).sum()) > 2 * TOP_P_CANDIDATES
+    tokens = sample_tokens(flat.expand(400, -1), [dice(seed=seed, top_p=0.5) for seed in range(400)])
     assert all(token is not None and truth[token] > 0 for token in tokens)
-    assert len({*tokens} - {*flat[0].topk(HEAD).indices.tolist()}) > 100
+    assert len({*tokens} - {*flat[0].topk(TOP_P_CANDIDATES).indices.tolist()}) > 100
 
 
 @pytest.mark.parametrize(
@@ -155,12 +166,12 @@ def test_one_allowed_token_is_taken_and_none_gives_none(sampling: dict[str, Any]
     for allowed in (0, 777, LARGE - 1):
         mask = torch.zeros(LARGE, dtype=torch.bool)
         mask[allowed] = True
-        assert choose(rows, [dice(mask=lambda m=mask: m, **sampling), dice(temperature=0.0)]) == [
+        assert sample_tokens(rows, [dice(mask=lambda m=mask: m, **sampling), dice(temperature=0.0)]) == [
             allowed,
             int(rows[1].argmax()),
         ]
     nothing = torch.zeros(LARGE, dtype=torch.bool)
-    assert choose(rows[:1], [dice(mask=lambda: nothing, **sampling)]) == [None]
+    assert sample_tokens(rows[:1], [dice(mask=lambda: nothing, **sampling)]) == [None]
 
 
 @pytest.mark.parametrize("sampling", KINDS)
@@ -168,7 +179,7 @@ def test_one_allowed_token_is_taken_and_none_gives_none(sampling: dict[str, Any]
 def test_one_number_that_is_none_spoils_its_row_only(sampling: dict[str, Any], wrong: float) -> None:
     rows = noise(3, LARGE)
     rows[1, 15_000] = wrong
-    tokens = choose(rows, [dice(**sampling) for _ in range(3)])
+    tokens = sample_tokens(rows, [dice(**sampling) for _ in range(3)])
     assert tokens[1] is None and None not in (tokens[0], tokens[2])
 
 
@@ -176,7 +187,7 @@ def test_masked_rows_are_drawn_from_what_is_left() -> None:
     rows = noise(1, LARGE)
     rows[:, 5:] = float("-inf")
     for sampling in KINDS[:12]:
-        token = choose(rows, [dice(**sampling)])[0]
+        token = sample_tokens(rows, [dice(**sampling)])[0]
         assert token is not None and token < 5
 
 
@@ -186,7 +197,7 @@ def test_the_likeliest_are_found_exactly(size: int, count: int) -> None:
     rows = noise(4, size, seed=size)
     rows[1] = 0.0
     rows[2, : size // 2] = float("-inf")
-    values, ids = likeliest(rows, min(count, size))
+    values, ids = top_tokens(rows, min(count, size))
     assert torch.equal(values, rows.topk(min(count, size)).values)
     assert torch.equal(rows.gather(1, ids), values)
     assert all(len(set(row)) == len(row) for row in ids.tolist())
@@ -195,14 +206,14 @@ def test_the_likeliest_are_found_exactly(size: int, count: int) -> None:
 def test_greedy_takes_the_first_of_equals() -> None:
     row = torch.zeros(1, LARGE)
     row[0, [300, 9000, 19_999]] = 2.0
-    assert choose(row, [dice(temperature=0.0)]) == [300]
+    assert sample_tokens(row, [dice(temperature=0.0)]) == [300]
 
 
 def test_log_probabilities_of_a_large_row_are_those_of_log_softmax() -> None:
     rows = noise(3, LARGE)
     rows[2, 100:] = float("-inf")
     truth = rows.double().log_softmax(-1)
-    entries = logprobs_of(rows, [5, LARGE - 1, 50], 20)
+    entries = compute_logprobs(rows, [5, LARGE - 1, 50], 20)
     for n, entry in enumerate(entries):
         assert entry.logprob == pytest.approx(float(truth[n, entry.id]), abs=1e-5)
         assert [value for _, value in entry.top] == pytest.approx(truth[n].topk(20).values.tolist(), abs=1e-5)

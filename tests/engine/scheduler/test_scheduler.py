@@ -7,25 +7,38 @@ import pytest
 pytest.importorskip("torch")
 
 from antiphon.engine.protocol import EngineError, Job
-from antiphon.engine.scheduler.prefill_budget import Pace
-from antiphon.engine.scheduler.sampler import Dice
+from antiphon.engine.scheduler.prefill_budget import PrefillBudget
+from antiphon.engine.scheduler.sampler import SamplingState
 from antiphon.engine.scheduler.scheduler import Scheduler
 from antiphon.engine.scheduler.sequence import Sequence
 
 
 def sequence(name: str, owner: str = "", length: int = 10, priority: int = 0) -> Sequence:
     job = Job(id=name, tokens=(5,) * length, owner=owner, priority=priority)
-    return Sequence(job, Dice(job.sampling, job.tokens, frozenset()), limit=9, stops=frozenset(), expires=None)
+    return Sequence(
+        job,
+        SamplingState(job.sampling, job.tokens, frozenset()),
+        max_new_tokens=9,
+        stop_ids=frozenset(),
+        deadline_at=None,
+    )
 
 
-def scheduler(slots: int = 1, queue: int = 99, room: int = 10_000, chunk: int = 64) -> Scheduler:
-    return Scheduler(slots=slots, queue=queue, room=room, pace=Pace(chunk))
+def scheduler(
+    max_num_seqs: int = 1, max_waiting: int = 99, max_cache_tokens: int = 10_000, max_batched_tokens: int = 64
+) -> Scheduler:
+    return Scheduler(
+        max_num_seqs=max_num_seqs,
+        max_waiting=max_waiting,
+        max_cache_tokens=max_cache_tokens,
+        prefill_budget=PrefillBudget(max_batched_tokens),
+    )
 
 
 def admitted(schedule: Scheduler) -> list[str]:
     names = []
-    for one in schedule.admit(lambda *_: None):
-        one.state, one.announced = object(), True
+    for one in schedule.admit_waiting(lambda *_: None):
+        one.cache, one.admitted = object(), True
         names.append(one.job.id)
     return names
 
@@ -42,7 +55,9 @@ def served(schedule: Scheduler) -> list[str]:
 
 @pytest.mark.parametrize(("grain", "shares"), [(1, [10, 10, 10]), (4, [12, 8, 8]), (16, [16]), (32, [32])])
 def test_prompts_are_cut_at_multiples_of_the_grain(grain: int, shares: list[int]) -> None:
-    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30, grain))
+    schedule = Scheduler(
+        max_num_seqs=9, max_waiting=9, max_cache_tokens=10_000, prefill_budget=PrefillBudget(30, grain)
+    )
     for name in "abc":
         schedule.add(sequence(name, owner=name, length=37))
     admitted(schedule)
@@ -50,38 +65,38 @@ def test_prompts_are_cut_at_multiples_of_the_grain(grain: int, shares: list[int]
 
 
 def test_the_end_of_a_prompt_need_not_be_a_multiple() -> None:
-    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=Pace(30, 16))
+    schedule = Scheduler(max_num_seqs=9, max_waiting=9, max_cache_tokens=10_000, prefill_budget=PrefillBudget(30, 16))
     schedule.add(sequence("a", length=37))
     admitted(schedule)
     seen = []
-    while (one := schedule.running[0]).pending > 1:
-        ((_, count),) = schedule.plan()
+    while (one := schedule.running[0]).num_pending > 1:
+        ((_, count),) = schedule.schedule()
         seen.append(count)
-        one.fed += count
+        one.num_computed_tokens += count
     assert seen == [16, 16, 5]
 
 
 def test_a_block_that_is_more_than_a_step_may_carry_is_saved_up_for() -> None:
-    pace = Pace(7, 16)
-    schedule = Scheduler(slots=9, queue=9, room=10_000, pace=pace)
+    pace = PrefillBudget(7, 16)
+    schedule = Scheduler(max_num_seqs=9, max_waiting=9, max_cache_tokens=10_000, prefill_budget=pace)
     for name, length in (("a", 10), ("b", 40)):
         schedule.add(sequence(name, owner=name, length=length))
     admitted(schedule)
     one, two = schedule.running
-    one.fed = 9  # it decodes, which leaves room for six tokens in each step
-    pace.record(1, 0, 0.1)
+    one.num_computed_tokens = 9  # it decodes, which leaves room for six tokens in each step
+    pace.record_step(1, 0, 0.1)
     seen = []
     for _ in range(9):
         counts = planned(schedule)
         assert counts["a"] == 1
         seen.append(counts.get("b", 0))
-        two.fed += seen[-1]
-        pace.record(1, seen[-1], 0.1)
+        two.num_computed_tokens += seen[-1]
+        pace.record_step(1, seen[-1], 0.1)
     assert seen == [0, 0, 16, 0, 0, 16, 0, 0, 8]
 
 
 def planned(schedule: Scheduler) -> dict[str, int]:
-    return {one.job.id: count for one, count in schedule.plan()}
+    return {one.job.id: count for one, count in schedule.schedule()}
 
 
 def test_owners_take_turns_however_many_one_of_them_sends() -> None:
@@ -96,7 +111,7 @@ def test_owners_take_turns_however_many_one_of_them_sends() -> None:
 
 
 def test_the_owner_with_fewer_running_jobs_goes_first() -> None:
-    schedule = scheduler(slots=4)
+    schedule = scheduler(max_num_seqs=4)
     for n in range(3):
         schedule.add(sequence(f"a{n}", "a"))
     assert admitted(schedule) == ["a0", "a1", "a2"]
@@ -108,14 +123,14 @@ def test_the_owner_with_fewer_running_jobs_goes_first() -> None:
 def test_priority_comes_before_fairness_and_who_ran_already_before_who_did_not() -> None:
     schedule = scheduler()
     again = sequence("again", "a")
-    again.announced = True
+    again.admitted = True
     for one in (sequence("plain", "b"), again, sequence("urgent", "a", priority=1)):
         schedule.add(one)
     assert served(schedule) == ["urgent", "again", "plain"]
 
 
 def test_when_all_places_are_taken_an_owner_with_fewer_displaces_the_last_of_the_most() -> None:
-    schedule = scheduler(slots=1, queue=3)
+    schedule = scheduler(max_num_seqs=1, max_waiting=3)
     for n in range(4):
         assert schedule.add(sequence(f"a{n}", "a")) is None
     admitted(schedule)
@@ -132,19 +147,19 @@ def test_when_all_places_are_taken_an_owner_with_fewer_displaces_the_last_of_the
 
 
 def test_nobody_is_displaced_by_a_lower_priority_or_once_it_was_admitted() -> None:
-    schedule = scheduler(slots=1, queue=3)
+    schedule = scheduler(max_num_seqs=1, max_waiting=3)
     for n in range(4):
         schedule.add(sequence(f"a{n}", "a", priority=1))
     with pytest.raises(EngineError):
         schedule.add(sequence("b", "b"))
     for one in schedule.waiting:
-        one.announced = True
+        one.admitted = True
     with pytest.raises(EngineError):
         schedule.add(sequence("c", "c", priority=1))
 
 
 def test_what_does_not_fit_into_the_cache_waits_and_nobody_passes_it() -> None:
-    schedule = scheduler(slots=3, room=50)
+    schedule = scheduler(max_num_seqs=3, max_cache_tokens=50)
     for name, length in [("a", 30), ("big", 25), ("small", 5)]:
         schedule.add(sequence(name, length=length))
     assert admitted(schedule) == ["a"]
@@ -153,63 +168,65 @@ def test_what_does_not_fit_into_the_cache_waits_and_nobody_passes_it() -> None:
 
 
 def test_one_that_is_larger_than_the_cache_runs_alone() -> None:
-    schedule = scheduler(slots=3, room=20)
+    schedule = scheduler(max_num_seqs=3, max_cache_tokens=20)
     for name, length in [("huge", 40), ("a", 5)]:
         schedule.add(sequence(name, length=length))
     assert served(schedule) == ["huge", "a"]
 
 
 def test_the_lowest_priority_gives_way_then_the_youngest() -> None:
-    schedule = scheduler(slots=4, room=45)
+    schedule = scheduler(max_num_seqs=4, max_cache_tokens=45)
     for name, priority in [("low", -1), ("old", 0), ("young", 0), ("high", 1)]:
         schedule.add(sequence(name, priority=priority))
     assert len(admitted(schedule)) == 4
     order = []
     for one in list(schedule.running):
         one.tokens.extend([5] * 5)
-    while schedule.yielding():
+    while schedule.preempt():
         order = [other.job.id for other in schedule.waiting]
     assert order == ["low"]
     schedule.running[0].tokens.extend([5] * 10)
-    assert {one.job.id for one in schedule.yielding()} == {"young"}
+    assert {one.job.id for one in schedule.preempt()} == {"young"}
     assert [one.job.id for one in schedule.waiting] == ["young", "low"]
     assert admitted(schedule) == []
 
 
 def test_who_follows_a_leader_is_passed_until_the_leader_has_fed_enough() -> None:
-    schedule = scheduler(slots=3)
+    schedule = scheduler(max_num_seqs=3)
     lead, follow, other = sequence("lead"), sequence("follow"), sequence("other")
     for one in (lead, follow, other):
         schedule.add(one)
 
     def names() -> list[str]:
         found = []
-        for one in schedule.admit(lambda one, running: (lead, 8) if one is follow and lead.fed < 8 else None):
-            one.state = object()
+        for one in schedule.admit_waiting(
+            lambda one, running: (lead, 8) if one is follow and lead.num_computed_tokens < 8 else None
+        ):
+            one.cache = object()
             found.append(one.job.id)
         return found
 
     assert names() == ["lead", "other"]
-    lead.fed = 7
+    lead.num_computed_tokens = 7
     assert names() == []
-    lead.fed = 8
+    lead.num_computed_tokens = 8
     assert names() == ["follow"]
 
 
 def test_who_follows_a_leader_that_is_gone_goes_on_alone() -> None:
-    schedule = scheduler(slots=2)
+    schedule = scheduler(max_num_seqs=2)
     lead, follow = sequence("lead"), sequence("follow")
     schedule.add(lead)
     admitted(schedule)
-    follow.leader = (lead, 8)
+    follow.prefix_leader = (lead, 8)
     schedule.add(follow)
     assert admitted(schedule) == []
-    lead.state = None
+    lead.cache = None
     assert admitted(schedule) == ["follow"]
 
 
 def test_owners_share_a_steps_tokens_and_one_owners_prompts_come_in_order() -> None:
-    schedule = scheduler(slots=9, chunk=60)
+    schedule = scheduler(max_num_seqs=9, max_batched_tokens=60)
     for name, owner, length in [("a1", "a", 100), ("a2", "a", 100), ("b1", "b", 10), ("c1", "c", 100)]:
         schedule.add(sequence(name, owner, length))
     admitted(schedule)
@@ -217,7 +234,7 @@ def test_owners_share_a_steps_tokens_and_one_owners_prompts_come_in_order() -> N
 
 
 def test_several_short_prompts_share_one_step_and_what_is_left_goes_to_the_next() -> None:
-    schedule = scheduler(slots=9, chunk=64)
+    schedule = scheduler(max_num_seqs=9, max_batched_tokens=64)
     for n in range(9):
         schedule.add(sequence(f"j{n}", length=20))
     admitted(schedule)
@@ -225,7 +242,7 @@ def test_several_short_prompts_share_one_step_and_what_is_left_goes_to_the_next(
 
 
 def test_a_higher_priority_prompt_is_fed_before_others() -> None:
-    schedule = scheduler(slots=2, chunk=30)
+    schedule = scheduler(max_num_seqs=2, max_batched_tokens=30)
     schedule.add(sequence("plain", "a", 40))
     schedule.add(sequence("urgent", "b", 25, priority=2))
     admitted(schedule)
@@ -233,19 +250,19 @@ def test_a_higher_priority_prompt_is_fed_before_others() -> None:
 
 
 def test_whoever_generates_gets_a_token_in_every_step_even_where_the_budget_is_less() -> None:
-    schedule = scheduler(slots=9, chunk=3)
+    schedule = scheduler(max_num_seqs=9, max_batched_tokens=3)
     for n in range(5):
         schedule.add(sequence(f"j{n}"))
     admitted(schedule)
     for one in schedule.running[:4]:
-        one.fed = len(one.tokens) - 1
+        one.num_computed_tokens = len(one.tokens) - 1
     assert planned(schedule) == {f"j{n}": 1 for n in range(4)}, "first, decoding is measured"
 
 
 def test_without_chunks_one_whole_prompt_a_step() -> None:
-    schedule = Scheduler(slots=3, queue=9, room=999, pace=None)
+    schedule = Scheduler(max_num_seqs=3, max_waiting=9, max_cache_tokens=999, prefill_budget=None)
     for n in range(3):
         schedule.add(sequence(f"j{n}", length=50))
     admitted(schedule)
-    schedule.running[0].fed = 49
+    schedule.running[0].num_computed_tokens = 49
     assert planned(schedule) == {"j0": 1, "j1": 50}

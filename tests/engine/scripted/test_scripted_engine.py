@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job, Sampling
-from antiphon.engine.scripted.engine import Piece, Reply, ScriptedEngine, ScriptError, load_script, parse_script
-from antiphon.engine.scripted.playback import perform
+from antiphon.engine.scripted.engine import (
+    ScriptedEngine,
+    ScriptedReply,
+    ScriptError,
+    ScriptStep,
+    load_script,
+    parse_script,
+)
+from antiphon.engine.scripted.playback import play_reply
 from tests.engine.chunk_stream import listen
 
-INFO = EngineInfo(context=64, vocab=256, eos_ids=(0,))
+INFO = EngineInfo(max_model_len=64, vocab_size=256, eos_ids=(0,))
 
 
 def encode(text: str) -> list[int]:
@@ -25,7 +32,7 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(ids).decode()
 
 
-def engine_of(*replies: Reply, **options: Any) -> ScriptedEngine:
+def engine_of(*replies: ScriptedReply, **options: Any) -> ScriptedEngine:
     return ScriptedEngine(replies, encode=encode, decode=decode, info=INFO, **options)
 
 
@@ -44,14 +51,14 @@ def said(chunks: list[Chunk]) -> str:
 
 def idle(engine: ScriptedEngine) -> bool:
     stats = engine.stats()
-    return stats.running == stats.waiting == stats.kv_tokens == 0
+    return stats.running == stats.waiting == stats.running_cache_tokens == 0
 
 
 @pytest.mark.asyncio
 async def test_a_reply_is_admission_then_tokens_then_its_stop_token() -> None:
-    engine = engine_of(Reply(name="a", speak=("Hey",), cached=1))
+    engine = engine_of(ScriptedReply(name="a", output=("Hey",), cached_tokens=1))
     chunks = await chunks_of(engine, job_of())
-    assert chunks[0] == Chunk(cached=1)
+    assert chunks[0] == Chunk(cached_tokens=1)
     assert [chunk.tokens for chunk in chunks[1:]] == [(72,), (101,), (121,), (0,)]
     assert [chunk.finish for chunk in chunks] == [None, None, None, None, "stop"]
     assert chunks[-1].stop_id == 0
@@ -60,10 +67,10 @@ async def test_a_reply_is_admission_then_tokens_then_its_stop_token() -> None:
 
 @pytest.mark.asyncio
 async def test_step_sets_the_size_of_chunks_and_a_chunk_never_spans_entries() -> None:
-    speak = ("abc", Piece(ids=(1, 2)))
+    speak = ("abc", ScriptStep(ids=(1, 2)))
     sizes = {}
     for step in (0, 2):
-        chunks = await chunks_of(engine_of(Reply(name="a", speak=speak, step=step)), job_of())
+        chunks = await chunks_of(engine_of(ScriptedReply(name="a", output=speak, tokens_per_chunk=step)), job_of())
         sizes[step] = [len(chunk.tokens) for chunk in chunks]
     assert sizes == {0: [0, 3, 2, 1], 2: [0, 2, 1, 2, 1]}
 
@@ -83,17 +90,19 @@ async def test_step_sets_the_size_of_chunks_and_a_chunk_never_spans_entries() ->
 async def test_limits_and_stop_ids_cut_the_reply(
     options: dict[str, Any], text: str, finish: str, stop_id: int | None
 ) -> None:
-    chunks = await chunks_of(engine_of(Reply(name="a", speak=("abcd",), step=3)), job_of(**options))
+    chunks = await chunks_of(
+        engine_of(ScriptedReply(name="a", output=("abcd",), tokens_per_chunk=3)), job_of(**options)
+    )
     assert (said(chunks), chunks[-1].finish, chunks[-1].stop_id) == (text, finish, stop_id)
 
 
 @pytest.mark.asyncio
 async def test_the_end_of_a_reply_is_as_the_script_says() -> None:
     for reply, text, finish in [
-        (Reply(name="a", speak=("x",), finish="length"), "x", "length"),
-        (Reply(name="a", speak=("x",), stop_id=7), "x\7", "stop"),
-        (Reply(name="a", speak=(Piece(ids=(120, 0, 121)),)), "x\0", "stop"),
-        (Reply(name="a", speak=()), "\0", "stop"),
+        (ScriptedReply(name="a", output=("x",), finish="length"), "x", "length"),
+        (ScriptedReply(name="a", output=("x",), stop_id=7), "x\7", "stop"),
+        (ScriptedReply(name="a", output=(ScriptStep(ids=(120, 0, 121)),)), "x\0", "stop"),
+        (ScriptedReply(name="a", output=()), "\0", "stop"),
     ]:
         chunks = await chunks_of(engine_of(reply), job_of())
         assert (said(chunks), chunks[-1].finish) == (text, finish)
@@ -101,7 +110,7 @@ async def test_the_end_of_a_reply_is_as_the_script_says() -> None:
 
 @pytest.mark.asyncio
 async def test_the_context_is_a_limit_and_a_longer_prompt_is_refused() -> None:
-    engine = engine_of(Reply(name="a", speak=("x" * 100,), step=0))
+    engine = engine_of(ScriptedReply(name="a", output=("x" * 100,), tokens_per_chunk=0))
     chunks = await chunks_of(engine, job_of("p" * 60))
     assert (said(chunks), chunks[-1].finish) == ("xxxx", "length")
     with pytest.raises(EngineError) as caught:
@@ -112,10 +121,10 @@ async def test_the_context_is_a_limit_and_a_longer_prompt_is_refused() -> None:
 @pytest.mark.asyncio
 async def test_replies_are_chosen_by_the_prompt_first_and_then_in_order() -> None:
     engine = engine_of(
-        Reply(name="both", speak=("B",), when=("run", "exited")),
-        Reply(name="run", speak=("R",), when=("run",)),
-        Reply(name="one", speak=("1",)),
-        Reply(name="two", speak=("2",)),
+        ScriptedReply(name="both", output=("B",), when=("run", "exited")),
+        ScriptedReply(name="run", output=("R",), when=("run",)),
+        ScriptedReply(name="one", output=("1",)),
+        ScriptedReply(name="two", output=("2",)),
     )
     prompts = ["run it", "hello", "run it: exited", "hello", "hello"]
     assert [said(await chunks_of(engine, job_of(prompt)))[0] for prompt in prompts] == ["R", "1", "B", "2", "2"]
@@ -124,9 +133,9 @@ async def test_replies_are_chosen_by_the_prompt_first_and_then_in_order() -> Non
 @pytest.mark.asyncio
 async def test_a_fault_is_the_last_chunk_and_a_refusal_is_raised() -> None:
     engine = engine_of(
-        Reply(name="a", speak=("ab", Piece(fault="boom", code="overheated", retryable=True), "never")),
-        Reply(name="b", speak=(Piece(refuse="full", code="server_is_overloaded", retryable=True),)),
-        Reply(name="c", speak=(Piece(fault="at once"),)),
+        ScriptedReply(name="a", output=("ab", ScriptStep(fault="boom", code="overheated", retryable=True), "never")),
+        ScriptedReply(name="b", output=(ScriptStep(refuse="full", code="server_is_overloaded", retryable=True),)),
+        ScriptedReply(name="c", output=(ScriptStep(fault="at once"),)),
     )
     chunks = await chunks_of(engine, job_of())
     assert said(chunks) == "ab" and chunks[-1].finish == "error"
@@ -135,13 +144,13 @@ async def test_a_fault_is_the_last_chunk_and_a_refusal_is_raised() -> None:
         await chunks_of(engine, job_of())
     assert (caught.value.code, caught.value.retryable) == ("server_is_overloaded", True)
     assert [chunk.finish for chunk in await chunks_of(engine, job_of())] == [None, "error"]
-    assert idle(engine) and engine.stats().faults == 2
+    assert idle(engine) and engine.stats().failed_jobs == 2
 
 
 @pytest.mark.asyncio
 async def test_log_probabilities_are_invented_deterministically() -> None:
     job = job_of("abc", top_logprobs=2, prompt_logprobs=0)
-    engine = engine_of(Reply(name="a", speak=("xy",)))
+    engine = engine_of(ScriptedReply(name="a", output=("xy",)))
     first, second = await chunks_of(engine, job), await chunks_of(engine, job)
     assert first == second
     entries = [entry for chunk in first for entry in chunk.logprobs]
@@ -153,7 +162,7 @@ async def test_log_probabilities_are_invented_deterministically() -> None:
 
 @pytest.mark.asyncio
 async def test_a_stalled_reply_waits_until_it_is_cancelled() -> None:
-    engine = engine_of(Reply(name="a", speak=("x", Piece(stall=True), "y")))
+    engine = engine_of(ScriptedReply(name="a", output=("x", ScriptStep(stall=True), "y")))
     stream = listen(engine, job_of(name="stuck"))
     assert [await anext(stream), await anext(stream)][1].tokens == (120,)
     asyncio.get_running_loop().call_later(0.01, asyncio.ensure_future, engine.cancel("stuck"))
@@ -166,9 +175,9 @@ async def test_a_stalled_reply_waits_until_it_is_cancelled() -> None:
 
 @pytest.mark.asyncio
 async def test_pauses_and_delays_are_silence_before_a_chunk() -> None:
-    reply = Reply(name="a", speak=("a", Piece(pause=0.5), Piece(pause=0.25), "b"))
-    assert [wait for wait, _ in perform(reply, job_of(), INFO, encode, 0.125)] == [0.125, 0.875, 0.125]
-    engine = engine_of(Reply(name="a", speak=(Piece(pause=0.02), "b")))
+    reply = ScriptedReply(name="a", output=("a", ScriptStep(pause=0.5), ScriptStep(pause=0.25), "b"))
+    assert [wait for wait, _ in play_reply(reply, job_of(), INFO, encode, 0.125)] == [0.125, 0.875, 0.125]
+    engine = engine_of(ScriptedReply(name="a", output=(ScriptStep(pause=0.02), "b")))
     begin = asyncio.get_running_loop().time()
     await chunks_of(engine, job_of())
     assert asyncio.get_running_loop().time() - begin >= 0.02
@@ -176,7 +185,7 @@ async def test_pauses_and_delays_are_silence_before_a_chunk() -> None:
 
 @pytest.mark.asyncio
 async def test_slots_are_given_in_order_and_closing_a_stream_frees_its_slot() -> None:
-    engine = engine_of(Reply(name="a", speak=("x", Piece(stall=True))), slots=1, queue=1)
+    engine = engine_of(ScriptedReply(name="a", output=("x", ScriptStep(stall=True))), max_num_seqs=1, max_waiting=1)
     first, second = listen(engine, job_of(name="1")), listen(engine, job_of(name="2"))
     await anext(first)
     waiting = asyncio.ensure_future(anext(second))
@@ -194,7 +203,7 @@ async def test_slots_are_given_in_order_and_closing_a_stream_frees_its_slot() ->
 
 @pytest.mark.asyncio
 async def test_a_waiting_job_can_be_cancelled_abandoned_or_run_out_of_time() -> None:
-    engine = engine_of(Reply(name="a", speak=(Piece(stall=True),)), slots=1)
+    engine = engine_of(ScriptedReply(name="a", output=(ScriptStep(stall=True),)), max_num_seqs=1)
     holder = listen(engine, job_of(name="holder"))
     await anext(holder)
     waiting = asyncio.ensure_future(anext(listen(engine, job_of(name="w"))))
@@ -217,7 +226,7 @@ async def test_a_waiting_job_can_be_cancelled_abandoned_or_run_out_of_time() -> 
 
 @pytest.mark.asyncio
 async def test_a_deadline_and_a_closing_engine_end_a_running_job_with_a_fault() -> None:
-    engine = engine_of(Reply(name="a", speak=("x", Piece(stall=True))))
+    engine = engine_of(ScriptedReply(name="a", output=("x", ScriptStep(stall=True))))
     late = await chunks_of(engine, job_of(deadline=0.01))
     assert late[-1].fault is not None and late[-1].fault.code == "deadline_exceeded"
     running = asyncio.ensure_future(chunks_of(engine, job_of()))
@@ -233,13 +242,13 @@ async def test_a_deadline_and_a_closing_engine_end_a_running_job_with_a_fault() 
 
 @pytest.mark.asyncio
 async def test_sixty_four_jobs_interleave() -> None:
-    engine = engine_of(Reply(name="a", speak=("hello",)), slots=8)
+    engine = engine_of(ScriptedReply(name="a", output=("hello",)), max_num_seqs=8)
     results = await asyncio.gather(*(chunks_of(engine, job_of(name=str(n))) for n in range(64)))
     assert {said(chunks) for chunks in results} == {"hello\0"} and idle(engine)
 
 
 async def test_a_step_is_one_callback_for_all_jobs() -> None:
-    engine = engine_of(Reply(name="r", speak=("abc",)))
+    engine = engine_of(ScriptedReply(name="r", output=("abc",)))
     heard: list[tuple[str, Any]] = []
 
     def hear_as(name: str) -> Any:
@@ -251,7 +260,7 @@ async def test_a_step_is_one_callback_for_all_jobs() -> None:
 
 
 async def test_who_hears_may_break_or_leave_and_the_others_go_on() -> None:
-    engine = engine_of(Reply(name="r", speak=("abcdef",)))
+    engine = engine_of(ScriptedReply(name="r", output=("abcdef",)))
     works: dict[str, asyncio.Task[None]] = {}
     heard: dict[str, int] = {"breaks": 0, "leaves": 0, "stays": 0}
 
@@ -275,27 +284,30 @@ async def test_who_hears_may_break_or_leave_and_the_others_go_on() -> None:
 def test_a_file_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "script.toml"
     path.write_text(
-        '[[reply]]\nname = "a"\nwhen = "x"\nspeak = ["t", {pause = 0.5}, {ids = [5]}, {stall = true}]\nstep = 0\n'
-        '[[reply]]\nname = "b"\nspeak = [{refuse = "no", code = "c", retryable = true}]\n',
+        '[[reply]]\nname = "a"\nwhen = "x"\noutput = ["t", {pause = 0.5}, {ids = [5]}, {stall = true}]\ntokens_per_chunk = 0\n'
+        '[[reply]]\nname = "b"\noutput = [{refuse = "no", code = "c", retryable = true}]\n',
         encoding="utf-8",
     )
     first, second = load_script(path)
-    assert first == Reply(
-        name="a", when=("x",), step=0, speak=("t", Piece(pause=0.5), Piece(ids=(5,)), Piece(stall=True))
+    assert first == ScriptedReply(
+        name="a",
+        when=("x",),
+        tokens_per_chunk=0,
+        output=("t", ScriptStep(pause=0.5), ScriptStep(ids=(5,)), ScriptStep(stall=True)),
     )
-    assert second.refusal == Piece(refuse="no", code="c", retryable=True)
+    assert second.refusal == ScriptStep(refuse="no", code="c", retryable=True)
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"speak": []}, "reply 1: .*name"),
-        ({"name": "a"}, "reply 1 .'a'.: .*speak"),
-        ({"name": "a", "speak": [{"paus": 1}]}, r"reply 1 .'a'.: .*paus.*speak\[0\]"),
-        ({"name": "a", "speak": [{"pause": 1, "ids": [1]}]}, "exactly one of"),
-        ({"name": "a", "speak": ["x", {"refuse": "no"}]}, "first entry"),
-        ({"name": "a", "speak": [], "finish": "bored"}, "finish"),
-        ({"name": "a", "speak": [], "wen": "x"}, "wen"),
+        ({"output": []}, "reply 1: .*name"),
+        ({"name": "a"}, "reply 1 .'a'.: .*output"),
+        ({"name": "a", "output": [{"paus": 1}]}, r"reply 1 .'a'.: .*paus.*output\[0\]"),
+        ({"name": "a", "output": [{"pause": 1, "ids": [1]}]}, "exactly one of"),
+        ({"name": "a", "output": ["x", {"refuse": "no"}]}, "first entry"),
+        ({"name": "a", "output": [], "finish": "bored"}, "finish"),
+        ({"name": "a", "output": [], "wen": "x"}, "wen"),
         ("a", "reply 1: "),
     ],
 )
@@ -311,7 +323,7 @@ def test_a_faulty_file_is_named_in_one_line(tmp_path: Path) -> None:
         ("", "no .*reply"),
         ("x = ", "not TOML"),
         ("replies = 1", "'replies'"),
-        ('[[reply]]\nname="a"\nspeak=[]\n' * 2, "taken by reply 1"),
+        ('[[reply]]\nname="a"\noutput=[]\n' * 2, "taken by reply 1"),
     ]:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ScriptError, match=message):
@@ -319,14 +331,14 @@ def test_a_faulty_file_is_named_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="cannot be read"):
         load_script(tmp_path / "missing.toml")
     with pytest.raises(ScriptError, match="decoder"):
-        ScriptedEngine([Reply(name="a", speak=(), when=("x",))], encode=encode)
+        ScriptedEngine([ScriptedReply(name="a", output=(), when=("x",))], encode=encode)
     with pytest.raises(ScriptError, match="at least one"):
         ScriptedEngine([], encode=encode)
 
 
 @pytest.mark.asyncio
 async def test_a_script_without_an_answer_says_so_and_a_grammar_changes_nothing() -> None:
-    engine = engine_of(Reply(name="a", speak=(), when=("x",)))
+    engine = engine_of(ScriptedReply(name="a", output=(), when=("x",)))
     with pytest.raises(EngineError, match="no reply"):
         await chunks_of(engine, job_of("hello"))
     assert said(await chunks_of(engine, job_of("x", grammar="start: A"))) == "\0"
