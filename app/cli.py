@@ -171,13 +171,13 @@ def list_dialects() -> None:
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    from antiphon.harmony.detect import overview  # noqa: PLC0415
+    from antiphon.harmony.detect import dialect_table  # noqa: PLC0415
 
     screen = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("dialect", "models", "reasoning", "calls", "custom tools"):
         table.add_column(head, overflow="fold")
-    for row in overview():
+    for row in dialect_table():
         table.add_row(*map(escape, row))
     screen.print(table)
 

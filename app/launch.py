@@ -33,7 +33,7 @@ from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import Engine, EngineError
 from antiphon.engine.scripted.engine import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
 from antiphon.harmony import detect
-from antiphon.harmony.detect import DialectError, Loaded
+from antiphon.harmony.detect import DialectError, LoadedFormat
 
 EMBEDDED_MODEL_NAME = "antiphon"
 """What the embedded model is called."""
@@ -95,10 +95,10 @@ async def _create_model(wish: ServeOptions, told: Callable[[str], None], spawn: 
     else:
         engine, loaded, name = await _create_torch_engine(wish, told, spawn)
     names = tuple(dict.fromkeys((name, *wish.served_model_names)))
-    return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.why
+    return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.reason
 
 
-def _create_scripted_engine(wish: ServeOptions) -> tuple[Engine, Loaded, str]:
+def _create_scripted_engine(wish: ServeOptions) -> tuple[Engine, LoadedFormat, str]:
     if wish.script is None:
         raise ServeError("--engine scripted needs --script FILE")
     replies = load_script(wish.script)
@@ -106,19 +106,19 @@ def _create_scripted_engine(wish: ServeOptions) -> tuple[Engine, Loaded, str]:
     form = detect.bytes_format(dialect)
     info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
     engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
-    return engine, Loaded(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
+    return engine, LoadedFormat(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
 
 
 async def _create_torch_engine(
     wish: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker
-) -> tuple[Engine, Loaded, str]:
+) -> tuple[Engine, LoadedFormat, str]:
     """The cheapest checks first: the folder, what is in it, its dialect. torch is imported by the engine's process."""
     folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
     if wish.model is not None:
         folder = await asyncio.to_thread(fetch_checkpoint, wish.model, offline=wish.offline)
         name = _default_model_name(wish.model, folder)
     inspect_checkpoint(folder)
-    loaded = detect.load(folder, wish.dialect)
+    loaded = detect.load_format(folder, wish.dialect)
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise ServeError(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from antiphon.app.errors import ApiError, clip, missing
 from antiphon.engine.protocol import Engine
-from antiphon.harmony.format import Format
+from antiphon.harmony.format import ModelFormat
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
     names: tuple[str, ...]
     engine: Engine
-    format: Format
+    format: ModelFormat
     created: int
     """When it was put on offer, in whole seconds since 1970."""
     owned_by: str = "antiphon"

@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from antiphon.events.inputs import AnyInput, GrammarFormat
 from antiphon.events.items import Logprob
-from antiphon.harmony.grammar import Asked
-from antiphon.harmony.tools import Offered, ToolTable
+from antiphon.harmony.grammar import AnswerRequirements
+from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.segments import Segment
 
 
-class Conversation(Struct, frozen=True, kw_only=True):
+class PromptInput(Struct, frozen=True, kw_only=True):
     """What was said so far and what may be called now.
 
     `effort` is how hard to think, in the request's words; "none" switches thinking off where the model can.
@@ -27,40 +27,49 @@ class Conversation(Struct, frozen=True, kw_only=True):
     items: tuple[AnyInput, ...] = ()
     tools: ToolTable = ToolTable()
     tool_choice: Literal["auto", "none", "required"] = "auto"
-    only: frozenset[str] | None = None
+    allowed_tools: frozenset[str] | None = None
     """The flat names of the tools that may be called, where not all may; the others are shown all the same."""
-    single: bool = False
+    single_call: bool = False
     """At most one call."""
-    answer: dict[str, Any] | None = None
+    answer_schema: dict[str, Any] | None = None
     """The JSON Schema that the text for the user must fit."""
     effort: str | None = None
 
     @property
-    def callable(self) -> tuple[Offered, ...]:
+    def callable_tools(self) -> tuple[ToolSpec, ...]:
         """The tools that may be called now."""
         if self.tool_choice == "none":
             return ()
-        return tuple(offer for offer in self.tools if self.only is None or offer.flat in self.only)
+        return tuple(
+            offer for offer in self.tools if self.allowed_tools is None or offer.model_name in self.allowed_tools
+        )
 
     @property
-    def held(self) -> bool:
+    def needs_grammar(self) -> bool:
         """Whether the answer has to be held to a grammar: no promise was made otherwise."""
-        promised = any(offer.strict or isinstance(offer.format, GrammarFormat) for offer in self.callable)
-        return promised or self.tool_choice == "required" or self.only is not None or self.answer is not None
+        promised = any(offer.strict or isinstance(offer.format, GrammarFormat) for offer in self.callable_tools)
+        return (
+            promised
+            or self.tool_choice == "required"
+            or self.allowed_tools is not None
+            or self.answer_schema is not None
+        )
 
 
-def asked_of(conversation: Conversation) -> Asked:
+def answer_requirements(prompt_input: PromptInput) -> AnswerRequirements:
     """What the answer must be, besides readable."""
-    required = conversation.tool_choice == "required"
-    return Asked(required=required, single=conversation.single, answer=conversation.answer)
+    required = prompt_input.tool_choice == "required"
+    return AnswerRequirements(
+        call_required=required, single_call=prompt_input.single_call, text_schema=prompt_input.answer_schema
+    )
 
 
-class Prompt(Struct, frozen=True):
+class RenderedPrompt(Struct, frozen=True):
     """What the model is given. `thinking`: the answer begins inside reasoning, as the rendered prompt shows."""
 
     tokens: tuple[int, ...]
     text: str
-    thinking: bool = False
+    in_reasoning: bool = False
 
 
 class RenderError(ValueError):
@@ -72,7 +81,7 @@ class RenderError(ValueError):
         self.param = param
 
 
-class Reader(Protocol):
+class OutputReader(Protocol):
     """Reads one answer, token by token. However the tokens are cut into feeds, the segments add up to the same."""
 
     @property
@@ -80,7 +89,7 @@ class Reader(Protocol):
         """How many of the tokens read so far began inside reasoning."""
 
     @property
-    def broken(self) -> bool:
+    def call_failed(self) -> bool:
         """A call was begun that can no longer become whole: reading on is pointless."""
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
@@ -90,7 +99,7 @@ class Reader(Protocol):
         """The answer is over: say what was held back. `natural`: the model ended it; else it was cut off."""
 
 
-class Format(Protocol):
+class ModelFormat(Protocol):
     """A model's dialect together with its vocabulary and its way of laying out a prompt."""
 
     @property
@@ -105,16 +114,16 @@ class Format(Protocol):
     def end_ids(self) -> tuple[int, ...]:
         """Tokens with which a message ends in a prompt: `stop_ids`, and what history shows in their place."""
 
-    def render(self, conversation: Conversation, *, now: datetime, owner: str = "") -> Prompt:
+    def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Lay the conversation out for the model. Raises `RenderError`.
 
         What is remembered of it is used for the same owner only.
         """
 
-    def reader(self, prompt: Prompt, conversation: Conversation) -> Reader:
+    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> OutputReader:
         """A reader for the answer to this prompt."""
 
-    def grammar(self, prompt: Prompt, conversation: Conversation) -> str | None:
+    def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:
         """All answers that read well from this prompt on, as Lark text for llguidance; None: anything does."""
 
     def encode(self, text: str) -> list[int]:
@@ -123,5 +132,5 @@ class Format(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """All of the tokens' text, markers and control tokens included."""
 
-    def token(self, token: int) -> tuple[str, bytes]:
+    def decode_token(self, token: int) -> tuple[str, bytes]:
         """A token's text, with replacement characters where it holds part of one only, and its bytes."""

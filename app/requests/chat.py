@@ -15,7 +15,7 @@ from antiphon.app.requests.responses import Asked
 from antiphon.app.requests.tools import Tools
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.settings import DEFAULT_SETTINGS, Settings
-from antiphon.harmony.format import Conversation
+from antiphon.harmony.format import PromptInput
 
 
 def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = DEFAULT_SETTINGS) -> Asked:
@@ -45,14 +45,14 @@ def read(body: Mapping[str, Any], catalogue: Catalogue, settings: Settings = DEF
     )  # fmt: skip
     spec = TurnSpec(
         head=head,
-        conversation=Conversation(
+        conversation=PromptInput(
             items=said,
             tools=table,
             tool_choice=called.mode,
-            only=called.only,
+            allowed_tools=called.only,
             effort=effort,
-            answer=answer,
-            single=body.get("parallel_tool_calls") is False,
+            answer_schema=answer,
+            single_call=body.get("parallel_tool_calls") is False,
         ),
         promises=tuple(kept),
         sampling=chosen,

@@ -143,5 +143,5 @@ def _named(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
     c.string()(name, f"{path}.name")
     for offer in table:
         if offer.name == name and offer.kind == sent["type"] and namespace in (None, offer.namespace):
-            return offer.flat
+            return offer.model_name
     raise invalid_value("tool_choice", f"Tool choice '{clip(name)}' not found in 'tools' parameter.")

@@ -17,7 +17,7 @@ from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import ConversationRef, Response
-from antiphon.harmony.format import Conversation
+from antiphon.harmony.format import PromptInput
 from antiphon.harmony.tools import ToolTable
 
 LOGPROBS = "message.output_text.logprobs"
@@ -63,8 +63,8 @@ def read(
     if given.compact:
         return Asked(model, structs.replace(spec, compact=True, stop=(), logprobs=False))
     kept = constraints.of_tools(offered_all)
-    if conversation.answer is not None:
-        kept.append(Promise("schema", json.dumps(conversation.answer), "text.format.schema"))
+    if conversation.answer_schema is not None:
+        kept.append(Promise("schema", json.dumps(conversation.answer_schema), "text.format.schema"))
     return Asked(model, structs.replace(spec, promises=tuple(kept)))
 
 
@@ -77,24 +77,24 @@ def _said(past: tuple[AnyInput, ...], given: input_items.Input, behind: Behind) 
     return (*earlier, *legible(given.items, behind.opened, "input"))
 
 
-def _conversation(body: Mapping[str, Any], said: tuple[AnyInput, ...], table: ToolTable) -> Conversation:
+def _conversation(body: Mapping[str, Any], said: tuple[AnyInput, ...], table: ToolTable) -> PromptInput:
     chosen, shape = constraints.choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
-    return Conversation(
+    return PromptInput(
         instructions=body.get("instructions"),
         items=said,
         tools=table,
         tool_choice=chosen.mode,
-        only=chosen.only,
-        single=body.get("parallel_tool_calls") is False,
-        answer=constraints.answer(shape),
+        allowed_tools=chosen.only,
+        single_call=body.get("parallel_tool_calls") is False,
+        answer_schema=constraints.answer(shape),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
 
 
-def _to_be_compacted(conversation: Conversation) -> Conversation:
+def _to_be_compacted(conversation: PromptInput) -> PromptInput:
     """The same, with the wish for a summary at its end. There is nothing to call and no shape to fit."""
     wish = InputMessage(role="user", content=SUMMARY_WANTED)
-    return Conversation(
+    return PromptInput(
         instructions=conversation.instructions,
         items=(*conversation.items, wish),
         effort=conversation.effort,
@@ -124,7 +124,7 @@ def _input(body: Mapping[str, Any], behind: Behind) -> input_items.Input:
 def _spec(
     body: Mapping[str, Any],
     model: ServedModel,
-    conversation: Conversation,
+    conversation: PromptInput,
     echo: tuple[dict[str, Any], ...],
     settings: Settings,
 ) -> TurnSpec:

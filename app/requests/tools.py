@@ -30,7 +30,7 @@ class Tools(Struct, frozen=True):
     def table(self) -> ToolTable:
         """The offer as the dialects know it. Raises `ApiError` for two tools of one name."""
         try:
-            return ToolTable.build(self.offers)
+            return ToolTable.from_request(self.offers)
         except ToolError as error:
             place = f"{self.paths[error.index]}.name"
             raise invalid_value(place, f"Invalid '{place}': {error.message}") from None

@@ -9,7 +9,7 @@ from antiphon.app.requests.constraints import Promise
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
-from antiphon.harmony.format import Conversation
+from antiphon.harmony.format import PromptInput
 
 
 class TurnSpec(Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """
 
     head: Response
-    conversation: Conversation
+    conversation: PromptInput
     given: tuple[AnyInput, ...] = ()
     """The items of the conversation that came with this request; what is before them is stored already."""
     sampling: Sampling

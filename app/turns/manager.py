@@ -26,7 +26,7 @@ from antiphon.app.turns.token_history import Layout, Recall, Spoken
 from antiphon.app.turns.truncation import truncated
 from antiphon.app.turns.turn import SHUTTING_DOWN, Pace, Turn
 from antiphon.engine.protocol import Engine, Job, overloaded_error
-from antiphon.harmony.format import Conversation, RenderError
+from antiphon.harmony.format import PromptInput, RenderError
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
 
@@ -175,9 +175,9 @@ class Turns:
         layout = self._recall.read(model.format, owner, spec.conversation, now)
         if spec.truncate and len(layout.prompt.tokens) >= model.engine.info.max_model_len:
             layout = self._shortened(model, spec, layout)
-        if not spec.conversation.held:
+        if not spec.conversation.needs_grammar:
             return layout
-        grammar = model.format.grammar(layout.prompt, spec.conversation)
+        grammar = model.format.build_grammar(layout.prompt, spec.conversation)
         if grammar is None:
             raise ApiError(400, "unsupported_parameter", "This model's dialect has no tool calls.", "tool_choice")
         return msgspec.structs.replace(layout, grammar=grammar)
@@ -187,10 +187,10 @@ class Turns:
         context = model.engine.info.max_model_len
         room = context - min(spec.sampling.max_tokens or context, context // 4)
 
-        def read(conversation: Conversation) -> Layout:
+        def read(conversation: PromptInput) -> Layout:
             return self._recall.read(model.format, layout.owner, conversation, layout.now)
 
-        def fits(conversation: Conversation) -> bool:
+        def fits(conversation: PromptInput) -> bool:
             try:
                 return len(read(conversation).prompt.tokens) <= room
             except RenderError:  # what is left is no conversation that the template knows

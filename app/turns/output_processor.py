@@ -15,7 +15,7 @@ from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
 from antiphon.events.items import Logprob, TopLogprob
 from antiphon.events.response import InputTokensDetails, OutputTokensDetails, Usage
-from antiphon.harmony.format import Format, Prompt
+from antiphon.harmony.format import ModelFormat, RenderedPrompt
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
 from antiphon.state.machine import Machine
@@ -32,8 +32,8 @@ class Scribe:
     def __init__(
         self,
         spec: TurnSpec,
-        prompt: Prompt,
-        form: Format,
+        prompt: RenderedPrompt,
+        form: ModelFormat,
         *,
         ids: NewId,
         clock: Callable[[], int],
@@ -42,9 +42,9 @@ class Scribe:
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
         self._summary = Summary(lambda text: seal("compaction", text)) if spec.compact else None
-        self._reader = form.reader(prompt, spec.conversation)
+        self._reader = form.create_reader(prompt, spec.conversation)
         # A stop string would break JSON off in the middle of what was promised to be whole.
-        self._stops = Stops(spec.stop if spec.conversation.answer is None else ())
+        self._stops = Stops(spec.stop if spec.conversation.answer_schema is None else ())
         self._calls = 0
         self._cached = 0
         self.spoken: list[int] = []
@@ -100,7 +100,7 @@ class Scribe:
         self._hear(self._reader.feed(chunk.tokens, self._logprobs(chunk) if self._spec.logprobs else ()))
         if self.ended:
             return
-        if self._reader.broken:
+        if self._reader.call_failed:
             self._said += self.machine.stop()
         elif chunk.finish:
             self._finish(chunk)
@@ -181,9 +181,9 @@ class Scribe:
         return [self._logprob(entry) for entry in chunk.logprobs]
 
     def _logprob(self, entry: TokenLogprob) -> Logprob:
-        token, raw = self._format.token(entry.id)
+        token, raw = self._format.decode_token(entry.id)
         top = []
         for other, logprob in entry.top:
-            text, data = self._format.token(other)
+            text, data = self._format.decode_token(other)
             top.append(TopLogprob(token=text, bytes=tuple(data), logprob=min(logprob, 0.0)))
         return Logprob(token=token, bytes=tuple(raw), logprob=min(entry.logprob, 0.0), top_logprobs=tuple(top))

@@ -25,7 +25,7 @@ from msgspec import Struct
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.input_items import read_item
 from antiphon.events.response import OutputItem
-from antiphon.harmony.format import Conversation, Format, Prompt, RenderError
+from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt, RenderError
 
 PREFILL = 32
 """Tokens that a prompt may end with and history does not show: the opener of the answer, an empty thought."""
@@ -38,14 +38,14 @@ COMPARED = 8
 class Layout(Struct, frozen=True, kw_only=True):
     """A conversation laid out for a model."""
 
-    format: Format
+    format: ModelFormat
     owner: str
-    conversation: Conversation
+    conversation: PromptInput
     now: datetime
     """Templates write the date."""
     laid: tuple[int, ...]
     """The prompt as the template lays it out."""
-    prompt: Prompt
+    prompt: RenderedPrompt
     """The prompt as the model reads it."""
     grammar: str | None = None
     """What the answer is held to."""
@@ -81,12 +81,12 @@ class Recall:
         self._by_start: dict[_Start, deque[_Kept]] = {}
         self._lock = threading.Lock()
 
-    def read(self, form: Format, owner: str, conversation: Conversation, now: datetime) -> Layout:
+    def read(self, form: ModelFormat, owner: str, conversation: PromptInput, now: datetime) -> Layout:
         """Lay a conversation out; what this owner's model has spoken of it stands there as it was spoken.
 
         Raises `harmony.format.RenderError`.
         """
-        prompt = form.render(conversation, now=now, owner=owner)
+        prompt = form.render_prompt(conversation, now=now, owner=owner)
         return Layout(
             format=form,
             owner=owner,
@@ -119,7 +119,7 @@ class Recall:
         if not alike:
             del self._by_start[oldest.start]
 
-    def _spoken(self, form: Format, owner: str, prompt: Prompt) -> Prompt:
+    def _spoken(self, form: ModelFormat, owner: str, prompt: RenderedPrompt) -> RenderedPrompt:
         whole = _packed(prompt.tokens)
         best: _Passage | None = None
         for kept in self._candidates(_starts(form, owner, prompt.tokens)):
@@ -157,7 +157,7 @@ def _compared(turn: Spoken) -> _Passage | None:
     try:
         back = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
         after = msgspec.structs.replace(layout.conversation, items=(*layout.conversation.items, *back))
-        laid = form.render(after, now=layout.now, owner=layout.owner).tokens
+        laid = form.render_prompt(after, now=layout.now, owner=layout.owner).tokens
     except (ApiError, RenderError):
         return None
     shared, end = _shared(laid, layout.laid), _end(form, laid)
@@ -170,7 +170,7 @@ def _compared(turn: Spoken) -> _Passage | None:
     return _Passage(_packed(laid[: end + 1]), _packed((*layout.prompt.tokens, *spoken, laid[end])))
 
 
-def _starts(form: Format, owner: str, tokens: Sequence[int]) -> "list[_Start]":
+def _starts(form: ModelFormat, owner: str, tokens: Sequence[int]) -> "list[_Start]":
     """A text up to the end of each of its messages, which are few: so turns are found, however many are remembered."""
     packed, digest, done = memoryview(array("I", tokens)), blake2b(digest_size=16), 0
     starts = []
@@ -189,11 +189,11 @@ def _places(tokens: Sequence[int], token: int) -> Iterator[int]:
             yield place
 
 
-def _squeezed(form: Format, tokens: Sequence[int]) -> str:
+def _squeezed(form: ModelFormat, tokens: Sequence[int]) -> str:
     return "".join(form.decode(tokens).split())
 
 
-def _end(form: Format, tokens: Sequence[int]) -> int:
+def _end(form: ModelFormat, tokens: Sequence[int]) -> int:
     """Where the last message ends; -1 where none does."""
     return next((place for place in reversed(range(len(tokens))) if tokens[place] in form.end_ids), -1)
 

@@ -18,13 +18,13 @@ from antiphon.events.inputs import (
     InputMessage,
     InputReasoning,
 )
-from antiphon.harmony.format import Conversation
+from antiphon.harmony.format import PromptInput
 
 Calls = InputFunctionCall | InputCustomCall
 Outputs = InputFunctionOutput | InputCustomOutput
 
 
-def truncated(conversation: Conversation, fits: Callable[[Conversation], bool]) -> Conversation | None:
+def truncated(conversation: PromptInput, fits: Callable[[PromptInput], bool]) -> PromptInput | None:
     """The conversation without as many of its oldest units as it takes; None where nothing helps.
 
     `fits` is asked about log2 of the number of units.
@@ -69,7 +69,7 @@ def _of_user(item: AnyInput) -> bool:
     return isinstance(item, InputMessage) and item.role == "user"
 
 
-def _without(conversation: Conversation, gone: Sequence[frozenset[int]]) -> Conversation:
+def _without(conversation: PromptInput, gone: Sequence[frozenset[int]]) -> PromptInput:
     places = frozenset().union(*gone)
     kept = tuple(item for place, item in enumerate(conversation.items) if place not in places)
     return structs.replace(conversation, items=kept)

@@ -12,49 +12,49 @@ from msgspec import Struct
 from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall
 from antiphon.events.items import FileCitation
 from antiphon.harmony.parsing.reader import TapeReader
-from antiphon.harmony.parsing.tape import Malformed, Wait, stops_at
+from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 
-LONGEST = 2048
+MAX_CITATION_CHARS = 2048
 """Characters that are held back for the end of a citation."""
 _SOURCES = re.compile(r"\d+:\[[\d, ]*\](?:, ?\d+:\[[\d, ]*\])*")
 _NUMBER = re.compile(r"(\d+):\[")
 
 
-class Citations(Struct, frozen=True):
+class CitationFormat(Struct, frozen=True):
     """`open` TEXT `close` SOURCES `end`."""
 
     open: str
     close: str
     end: str = ">"
 
-    def read(
+    def read_citation(
         self, reader: TapeReader, items: Sequence[AnyInput], others: Sequence[str], *, thinking: bool
-    ) -> Wait[None]:
+    ) -> Parser[None]:
         """Read a citation and say what was cited, and of what; of reasoning, the former. Raises `Malformed`.
 
         `others`: what cannot stand in it, as it stands on the tape.
         """
-        tape, spell = reader.tape, reader.tape.alphabet.spell
+        tape, spell = reader.tape, reader.tape.alphabet.tape_text
         yield from tape.expect(spell(self.open))
-        place = tape.place()
-        text = yield from tape.until(stops_at(spell(self.close), *others, controls=True), LONGEST)
+        place = tape.position()
+        text = yield from tape.skip_until(literals(spell(self.close), *others, controls=True), MAX_CITATION_CHARS)
         yield from tape.expect(spell(self.close))
-        sources = yield from tape.word(spell(self.end))
+        sources = yield from tape.skip_word(spell(self.end))
         if not _SOURCES.fullmatch(sources.strip()):
-            raise Malformed(sources)
-        after = tape.place()
+            raise MalformedText(sources)
+        after = tape.position()
         tape.rewind(place)
         if thinking:
-            reader.think(len(text))
+            reader.emit_reasoning(len(text))
         else:
-            reader.say(len(text))
-            written = tape.alphabet.written(text).rstrip()
-            for source in _sources(sources, items) if written else ():
-                reader.cite(source, len(written))
-        tape.skip(after[0] - tape.pos)
+            reader.emit_text(len(text))
+            written = tape.alphabet.original_text(text).rstrip()
+            for source in _cited_calls(sources, items) if written else ():
+                reader.emit_citation(source, len(written))
+        tape.skip(after[0] - tape.index)
 
 
-def _sources(sources: str, items: Sequence[AnyInput]) -> list[FileCitation]:
+def _cited_calls(sources: str, items: Sequence[AnyInput]) -> list[FileCitation]:
     """The calls whose results were cited, each once."""
     calls = [item for item in items if isinstance(item, InputFunctionCall | InputCustomCall)]
     numbers = dict.fromkeys(int(number) for number in _NUMBER.findall(sources))

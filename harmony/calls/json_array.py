@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from antiphon.harmony.calls.base import Between, ListFrame
-from antiphon.harmony.calls.json_object import JsonFrame, arguments
-from antiphon.harmony.grammar import Grammar
+from antiphon.harmony.calls.base import DelimitedCall, ListCall
+from antiphon.harmony.calls.json_object import JsonCall, read_arguments
+from antiphon.harmony.grammar import GrammarBuilder
 from antiphon.harmony.parsing import json_stream
 from antiphon.harmony.parsing.reader import TapeReader
-from antiphon.harmony.parsing.tape import Malformed, Wait
-from antiphon.harmony.tools import Offered
+from antiphon.harmony.parsing.tape import MalformedText, Parser
+from antiphon.harmony.tools import ToolSpec
 
 
-class ArrayFrame(ListFrame, frozen=True, kw_only=True):
+class JsonArrayCall(ListCall, frozen=True, kw_only=True):
     """`open [{"name": …, "arguments": …}, …] close`; `keyed`: the elements are `{NAME: arguments}`.
 
     The closer may be missing. A single object in place of the array is one call.
@@ -21,85 +21,89 @@ class ArrayFrame(ListFrame, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ("arguments", "parameters")
     keyed: bool = False
 
-    def call(self, reader: TapeReader) -> Wait[None]:
+    def read_one_call(self, reader: TapeReader) -> Parser[None]:
         """Read one element of the array."""
         tape = reader.tape
         if not self.keyed:
-            yield from _object(self).element(reader)
+            yield from _element_format(self).read_element(reader)
             return
         yield from tape.expect("{")
-        yield from tape.blanks()
-        reader.begin(reader.offered((yield from json_stream.key(tape))))
-        yield from arguments(reader)
-        reader.close()
-        yield from tape.blanks()
-        if not (yield from tape.literal("}")):
-            raise Malformed("more than one tool in an element")
+        yield from tape.skip_whitespace()
+        reader.begin_call(reader.require_tool((yield from json_stream.skip_key(tape))))
+        yield from read_arguments(reader)
+        reader.close_item()
+        yield from tape.skip_whitespace()
+        if not (yield from tape.skip_literal("}")):
+            raise MalformedText("more than one tool in an element")
 
-    def _head(self, offer: Offered) -> str:
+    def _element_head(self, offer: ToolSpec) -> str:
         """An element up to its arguments."""
-        return f'{{"{offer.flat}": ' if self.keyed else f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+        return (
+            f'{{"{offer.model_name}": '
+            if self.keyed
+            else f'{{"{self.name}": "{offer.model_name}", "{self.arguments[0]}": '
+        )
 
-    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
         """What may follow the opener: an array of one call."""
         if offer.kind == "custom":
             return None
-        value = grammar.json(offer.parameters)
-        begin = "" if self.bare else grammar.text("[")
-        close = f"BLANKS {grammar.marker(self.close)}" if self.close else ""
-        return f"{begin} {grammar.text(self._head(offer))} {value} BLANKS {grammar.text('}]')} {close}"
+        value = grammar.json_value(offer.parameters)
+        begin = "" if self.head_only else grammar.literal_text("[")
+        close = f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
+        return f"{begin} {grammar.literal_text(self._element_head(offer))} {value} BLANKS {grammar.literal_text('}]')} {close}"
 
-    def one(self, offer: Offered, arguments: str) -> str | None:
+    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
         """An element of the array."""
-        return None if offer.kind == "custom" else f"{self._head(offer)}{arguments}}}"
+        return None if offer.kind == "custom" else f"{self._element_head(offer)}{arguments}}}"
 
 
-class ObjectsFrame(Between, frozen=True, kw_only=True):
+class JsonSequenceCall(DelimitedCall, frozen=True, kw_only=True):
     """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first one's brace alone."""
 
     open: str = "{"
-    apart: str = "; "
+    separator: str = "; "
     name: str = "name"
     arguments: tuple[str, ...] = ("parameters", "arguments")
 
-    def read(self, reader: TapeReader) -> Wait[None]:
+    def read_calls(self, reader: TapeReader) -> Parser[None]:
         """Read the calls from the opener on."""
         tape = reader.tape
-        if not self.bare:
-            yield from tape.expect(tape.alphabet.spell(self.open))
-            yield from tape.blanks()
-        yield from _object(self).element(reader)
-        while not reader.broken and (yield from reader.attempt(self._another(reader))):
+        if not self.head_only:
+            yield from tape.expect(tape.alphabet.tape_text(self.open))
+            yield from tape.skip_whitespace()
+        yield from _element_format(self).read_element(reader)
+        while not reader.call_failed and (yield from reader.try_parse(self._read_next(reader))):
             pass
-        yield from self.finish(reader)
+        yield from self.skip_closer(reader)
 
-    def _another(self, reader: TapeReader) -> Wait[None]:
+    def _read_next(self, reader: TapeReader) -> Parser[None]:
         tape = reader.tape
-        yield from tape.blanks()
-        if not (yield from tape.literal(";")):
-            yield from tape.literal(",")
-        yield from tape.blanks()
-        yield from _object(self).element(reader)
+        yield from tape.skip_whitespace()
+        if not (yield from tape.skip_literal(";")):
+            yield from tape.skip_literal(",")
+        yield from tape.skip_whitespace()
+        yield from _element_format(self).read_element(reader)
 
-    def grammar(self, offer: Offered, grammar: Grammar) -> str | None:
+    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
         """What may follow the opener."""
         if offer.kind == "custom":
             return None
-        begin = "" if self.bare else "BLANKS"
-        head = f'"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
-        brace = "" if self.bare else "{"
-        return f"{begin} {grammar.text(brace + head)} {grammar.json(offer.parameters)} BLANKS {grammar.text('}')}"
+        begin = "" if self.head_only else "BLANKS"
+        head = f'"{self.name}": "{offer.model_name}", "{self.arguments[0]}": '
+        brace = "" if self.head_only else "{"
+        return f"{begin} {grammar.literal_text(brace + head)} {grammar.json_value(offer.parameters)} BLANKS {grammar.literal_text('}')}"
 
-    def one(self, offer: Offered, arguments: str) -> str | None:
+    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
         """One of the objects."""
-        head = f'{{"{self.name}": "{offer.flat}", "{self.arguments[0]}": '
+        head = f'{{"{self.name}": "{offer.model_name}", "{self.arguments[0]}": '
         return None if offer.kind == "custom" else f"{head}{arguments}}}"
 
-    def together(self, written: Sequence[str]) -> str:
+    def join_calls(self, written: Sequence[str]) -> str:
         """Objects that were written one by one."""
-        return f"{'' if self.bare else self.open}{self.apart.join(written)}"
+        return f"{'' if self.head_only else self.open}{self.separator.join(written)}"
 
 
-def _object(frame: ArrayFrame | ObjectsFrame) -> JsonFrame:
+def _element_format(frame: JsonArrayCall | JsonSequenceCall) -> JsonCall:
     """How one object with a name and arguments is read."""
-    return JsonFrame(open="", close="", name=frame.name, arguments=frame.arguments, late=frame.bare)
+    return JsonCall(open="", close="", name=frame.name, arguments=frame.arguments, needs_arguments=frame.head_only)

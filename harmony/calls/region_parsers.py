@@ -12,39 +12,39 @@ from typing import Any
 
 from msgspec import Struct
 
-LONGEST_NAME = 256
+MAX_KEY_CHARS = 256
 """Characters in which a key has to end."""
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 """Stand around the number of a string that was taken out; nobody has characters for these."""
-Arguments = Mapping[str, Any]
+ParserArguments = Mapping[str, Any]
 
 
-def _text(text: str, arguments: Arguments) -> str:
+def _parse_text(text: str, arguments: ParserArguments) -> str:
     return text.strip() if arguments.get("strip", True) else text
 
 
-def _json(text: str, arguments: Arguments) -> Any:
+def _parse_json(text: str, arguments: ParserArguments) -> Any:
     """JSON; keys may lack quotation marks, strings may stand between marks of their own."""
     strings: list[str] = []
     working = text.replace(_OPEN, "").replace(_CLOSE, "")
     for opener, closer in arguments.get("string_delims", ()):
-        working = _taken_out(working, opener, closer, strings)
+        working = _extract_strings(working, opener, closer, strings)
     if arguments.get("unquoted_keys"):
         working = re.sub(r"(?<=[{,])(\w+):", r'"\1":', working)
     try:
-        value = json.loads(working, parse_constant=_no_constant)
+        value = json.loads(working, parse_constant=_refuse_constant)
     except ValueError:
         if arguments.get("allow_non_json"):
-            return _text(text, arguments)
+            return _parse_text(text, arguments)
         raise
-    return _restored(value, strings) if strings else value
+    return _restore_strings(value, strings) if strings else value
 
 
-def _no_constant(name: str) -> object:
+def _refuse_constant(name: str) -> object:
     raise ValueError(name)
 
 
-def _taken_out(text: str, opener: str, closer: str, strings: list[str]) -> str:
+def _extract_strings(text: str, opener: str, closer: str, strings: list[str]) -> str:
     """The text with the number of each string in its place; they are added to `strings`."""
     parts, at = [], 0
     while (start := text.find(opener, at)) >= 0 and (end := text.find(closer, start + len(opener))) >= 0:
@@ -54,11 +54,11 @@ def _taken_out(text: str, opener: str, closer: str, strings: list[str]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _restored(value: Any, strings: Sequence[str]) -> Any:
+def _restore_strings(value: Any, strings: Sequence[str]) -> Any:
     if isinstance(value, dict):
-        return {_restored(key, strings): _restored(inner, strings) for key, inner in value.items()}
+        return {_restore_strings(key, strings): _restore_strings(inner, strings) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_restored(inner, strings) for inner in value]
+        return [_restore_strings(inner, strings) for inner in value]
     found = re.fullmatch(f"{_OPEN}(\\d+){_CLOSE}", value) if isinstance(value, str) else None
     return strings[int(found[1])] if found else value
 
@@ -74,7 +74,7 @@ _TAG = re.compile(
 """A pattern of a key and a value between texts. Others could take for ever on what a model writes."""
 
 
-class Tag(Struct, frozen=True):
+class TagPattern(Struct, frozen=True):
     """The texts before a key, between it and its value (blanks may stand between these), and behind that."""
 
     before: str
@@ -82,16 +82,16 @@ class Tag(Struct, frozen=True):
     behind: str
     trims: bool
 
-    def find(self, text: str, at: int) -> tuple[str, str, int] | None:
+    def find_pair(self, text: str, at: int) -> tuple[str, str, int] | None:
         """The next key and value, and where they end. Raises `ValueError` for a key without a value."""
         start = text.find(self.before, at)
         if start < 0:
             return None
         start += len(self.before)
-        middle = text.find(self.between[0], start, start + LONGEST_NAME)
+        middle = text.find(self.between[0], start, start + MAX_KEY_CHARS)
         place = middle + len(self.between[0])
         for more in self.between[1:]:
-            place += len(text[place : place + LONGEST_NAME]) - len(text[place : place + LONGEST_NAME].lstrip())
+            place += len(text[place : place + MAX_KEY_CHARS]) - len(text[place : place + MAX_KEY_CHARS].lstrip())
             if not text.startswith(more, place):
                 raise ValueError(more)
             place += len(more)
@@ -102,31 +102,31 @@ class Tag(Struct, frozen=True):
         return text[start:middle], value.strip() if self.trims else value, end + len(self.behind)
 
 
-def tag_of(pattern: object) -> Tag | None:
+def parse_tag_pattern(pattern: object) -> TagPattern | None:
     """What a `tag_pattern` says; None where it says more than a :class:`Tag` can."""
-    return _tag(pattern) if isinstance(pattern, str) else None
+    return _compile_tag_pattern(pattern) if isinstance(pattern, str) else None
 
 
 @lru_cache(maxsize=64)
-def _tag(pattern: str) -> Tag | None:
+def _compile_tag_pattern(pattern: str) -> TagPattern | None:
     found = _TAG.fullmatch(pattern)
     if found is None:
         return None
-    between = tuple(filter(None, map(_plain, found["between"].split(r"\s*"))))
+    between = tuple(filter(None, map(_unescape, found["between"].split(r"\s*"))))
     trims = found["trims"] != "" or found["between"].endswith(r"\s*")
-    return Tag(_plain(found["before"]), between, _plain(found["behind"]), trims) if between else None
+    return TagPattern(_unescape(found["before"]), between, _unescape(found["behind"]), trims) if between else None
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     return re.sub(r"\\(.)", lambda one: "\n" if one[1] == "n" else one[1], text)
 
 
-def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
+def _parse_tags(text: str, arguments: ParserArguments) -> dict[str, Any]:
     """Keys and values in tags."""
-    tag, found, at = tag_of(arguments["tag_pattern"]), dict[str, Any](), 0
-    while tag is not None and (one := tag.find(text, at)) is not None:
+    tag, found, at = parse_tag_pattern(arguments["tag_pattern"]), dict[str, Any](), 0
+    while tag is not None and (one := tag.find_pair(text, at)) is not None:
         key, raw, at = one
-        value = _inner(raw, arguments)
+        value = _parse_value(raw, arguments)
         if key in found and arguments.get("merge_duplicates"):
             found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), value]
         else:
@@ -134,26 +134,26 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
     return found
 
 
-def _lines(text: str, arguments: Arguments) -> dict[str, Any]:
+def _parse_lines(text: str, arguments: ParserArguments) -> dict[str, Any]:
     """Lines of a key and a value."""
     sign = arguments.get("kv_sep", ":")
     lines = (line.strip() for line in text.split(arguments.get("line_sep", "\n")))
     pairs = (line.split(sign, 1) for line in lines if sign in line)
-    return {key.strip(): _inner(value.strip(), arguments) for key, value in pairs}
+    return {key.strip(): _parse_value(value.strip(), arguments) for key, value in pairs}
 
 
-def _inner(text: str, arguments: Arguments) -> Any:
+def _parse_value(text: str, arguments: ParserArguments) -> Any:
     parser = arguments.get("value_parser")
     return text if parser is None else PARSERS[parser.get("name", "text")](text, parser.get("args", {}))
 
 
-PARSERS: Mapping[str, Callable[[str, Arguments], Any]] = {
-    "text": _text,
-    "int": lambda text, arguments: int(_text(text, arguments)),
-    "float": lambda text, arguments: float(_text(text, arguments)),
-    "bool": lambda text, arguments: _text(text, arguments).lower() in ("true", "1"),
-    "json": _json,
-    "xml-inline": _tags,
-    "kv-lines": _lines,
+PARSERS: Mapping[str, Callable[[str, ParserArguments], Any]] = {
+    "text": _parse_text,
+    "int": lambda text, arguments: int(_parse_text(text, arguments)),
+    "float": lambda text, arguments: float(_parse_text(text, arguments)),
+    "bool": lambda text, arguments: _parse_text(text, arguments).lower() in ("true", "1"),
+    "json": _parse_json,
+    "xml-inline": _parse_tags,
+    "kv-lines": _parse_lines,
 }
 """By the names that response templates have for them."""

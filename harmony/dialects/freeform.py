@@ -5,14 +5,14 @@ frame, so the prompt teaches it where there are such tools.
 """
 
 
-def raw(before: str, after: str) -> str:
+def write_call(before: str, after: str) -> str:
     """A call of a custom tool, between what opens and what closes a call in this dialect."""
     return f"{before}\n<custom={{name}}>\n{{input}}\n</custom>\n{after}".rstrip("\n")
 
 
-def lesson(before: str, after: str) -> str:
+def write_instructions(before: str, after: str) -> str:
     """What a model is told of it."""
-    call = raw(before, after).replace("{name}", "NAME").replace("{input}", "raw text")
+    call = write_call(before, after).replace("{name}", "NAME").replace("{input}", "raw text")
     return f"""# Freeform tools
 
 These tools take raw text instead of JSON:

@@ -1,15 +1,15 @@
 """GLM 4.5 to 5 and relatives: the name behind the opener, then keys and values, each in tags of its own."""
 
-from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
 GLM = Dialect(
     name="glm",
     models="GLM 4.5, 4.6, 4.7, 5",
-    signs=("<arg_key>", "<tool_call>"),
+    template_markers=("<arg_key>", "<tool_call>"),
     think=("<think>", "</think>"),
-    frames=(
-        TaggedFrame(
+    calls=(
+        XmlTagCall(
             open="",
             close="",
             head="<tool_call>",

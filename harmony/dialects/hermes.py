@@ -1,6 +1,7 @@
 """Hermes, Qwen2.5 and Qwen3: one JSON object with name and arguments in `<tool_call>`, reasoning in `<think>`."""
 
-from antiphon.harmony.calls.json_object import JsonFrame, RawFrame
+from antiphon.harmony.calls.json_object import JsonCall
+from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
 
@@ -9,9 +10,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES = Dialect(
     name="hermes",
     models="Hermes, Qwen2.5, Qwen3, Granite 4",
-    signs=("<tool_call>",),
+    template_markers=("<tool_call>",),
     think=("<think>", "</think>"),
-    frames=(JsonFrame(open=OPEN, close=CLOSE), RawFrame(open=OPEN, close=CLOSE)),
-    raw=freeform.raw(OPEN, CLOSE),
-    lesson=freeform.lesson(OPEN, CLOSE),
+    calls=(JsonCall(open=OPEN, close=CLOSE), RawTextCall(open=OPEN, close=CLOSE)),
+    freeform_call=freeform.write_call(OPEN, CLOSE),
+    freeform_instructions=freeform.write_instructions(OPEN, CLOSE),
 )

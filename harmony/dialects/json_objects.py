@@ -1,8 +1,9 @@
 """Families that write one JSON object for each call, between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
 
-from antiphon.harmony.calls.json_object import JsonFrame, RawFrame
-from antiphon.harmony.calls.section import Section
-from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.calls.json_object import JsonCall
+from antiphon.harmony.calls.raw_text import RawTextCall
+from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
 
@@ -11,52 +12,52 @@ THINK = ("<think>", "</think>")
 INTERNLM = Dialect(
     name="internlm",
     models="InternLM 2.5, 3",
-    signs=("<|action_start|>",),
-    frames=(
-        JsonFrame(open="<|action_start|><|plugin|>", close="<|action_end|>", arguments=("parameters", "arguments")),
-        RawFrame(open="<|action_start|><|plugin|>", close="<|action_end|>"),
+    template_markers=("<|action_start|>",),
+    calls=(
+        JsonCall(open="<|action_start|><|plugin|>", close="<|action_end|>", arguments=("parameters", "arguments")),
+        RawTextCall(open="<|action_start|><|plugin|>", close="<|action_end|>"),
     ),
-    raw=freeform.raw("<|action_start|><|plugin|>", "<|action_end|>"),
-    lesson=freeform.lesson("<|action_start|><|plugin|>", "<|action_end|>"),
+    freeform_call=freeform.write_call("<|action_start|><|plugin|>", "<|action_end|>"),
+    freeform_instructions=freeform.write_instructions("<|action_start|><|plugin|>", "<|action_end|>"),
 )
 LONGCAT = Dialect(
     name="longcat",
     models="LongCat",
-    signs=("<longcat_tool_call>",),
+    template_markers=("<longcat_tool_call>",),
     think=("<longcat_think>", "</longcat_think>"),
-    frames=(
-        JsonFrame(open="<longcat_tool_call>", close="</longcat_tool_call>"),
-        RawFrame(open="<longcat_tool_call>", close="</longcat_tool_call>"),
+    calls=(
+        JsonCall(open="<longcat_tool_call>", close="</longcat_tool_call>"),
+        RawTextCall(open="<longcat_tool_call>", close="</longcat_tool_call>"),
     ),
     stop=("</longcat_s>",),
-    raw=freeform.raw("<longcat_tool_call>", "</longcat_tool_call>"),
-    lesson=freeform.lesson("<longcat_tool_call>", "</longcat_tool_call>"),
+    freeform_call=freeform.write_call("<longcat_tool_call>", "</longcat_tool_call>"),
+    freeform_instructions=freeform.write_instructions("<longcat_tool_call>", "</longcat_tool_call>"),
 )
 ERNIE = Dialect(
     name="ernie",
     models="ERNIE 4.5",
-    signs=("<tool_call>", "<response>"),
+    template_markers=("<tool_call>", "<response>"),
     think=THINK,
     answer=("<response>", "</response>"),
-    frames=(
-        JsonFrame(open="<tool_call>", close="</tool_call>"),
-        RawFrame(open="<tool_call>", close="</tool_call>"),
+    calls=(
+        JsonCall(open="<tool_call>", close="</tool_call>"),
+        RawTextCall(open="<tool_call>", close="</tool_call>"),
     ),
     stop=("<|im_end|>", "</s>"),
-    raw=freeform.raw("<tool_call>", "</tool_call>"),
-    lesson=freeform.lesson("<tool_call>", "</tool_call>"),
+    freeform_call=freeform.write_call("<tool_call>", "</tool_call>"),
+    freeform_instructions=freeform.write_instructions("<tool_call>", "</tool_call>"),
 )
 STEP3 = Dialect(
     name="step3",
     models="Step 3",
-    signs=("<steptml:invoke",),
+    template_markers=("<steptml:invoke",),
     think=THINK,
-    frames=(
-        Section(
+    calls=(
+        CallSection(
             open="<｜tool_calls_begin｜>",
             close="<｜tool_calls_end｜>",
-            inside=(
-                TaggedFrame(
+            calls=(
+                XmlTagCall(
                     open="<｜tool_call_begin｜>function<｜tool_sep｜>",
                     close="<｜tool_call_end｜>",
                     head="<steptml:invoke name=",
@@ -65,7 +66,7 @@ STEP3 = Dialect(
                     value_end="</steptml:parameter>",
                     quote='"',
                     gap="",
-                    outer=("<｜tool_calls_end｜>",),
+                    outer_closers=("<｜tool_calls_end｜>",),
                 ),
             ),
         ),

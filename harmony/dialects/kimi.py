@@ -1,9 +1,9 @@
 """Kimi: K2's section of calls, whose headers are ids that the model counts up over the conversation; K3's channels."""
 
-from antiphon.harmony.calls.json_object import RawFrame
-from antiphon.harmony.calls.name_header import HeadedFrame
-from antiphon.harmony.calls.section import Section
-from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.calls.name_header import NamedJsonCall
+from antiphon.harmony.calls.raw_text import RawTextCall
+from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
 
@@ -13,28 +13,28 @@ CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
 KIMI = Dialect(
     name="kimi-k2",
     models="Kimi K2, K2-Thinking, K2.5",
-    signs=("<|tool_calls_section_begin|>",),
+    template_markers=("<|tool_calls_section_begin|>",),
     think=("<think>", "</think>"),
-    frames=(
-        Section(
+    calls=(
+        CallSection(
             open=CALLS[0],
             close=CALLS[1],
-            inside=(
-                HeadedFrame(
+            calls=(
+                NamedJsonCall(
                     open=CALL[0],
                     before="functions.",
                     end="<|tool_call_argument_begin|>",
                     close=CALL[1],
-                    numbered=True,
-                    apart="",
+                    native_ids=True,
+                    separator="",
                 ),
-                RawFrame(open=CALL[0], close=CALL[1]),
+                RawTextCall(open=CALL[0], close=CALL[1]),
             ),
         ),
     ),
     stop=("<|im_end|>", "[EOS]"),
-    raw=freeform.raw(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
-    lesson=freeform.lesson(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    freeform_call=freeform.write_call(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
+    freeform_instructions=freeform.write_instructions(CALLS[0] + CALL[0], CALL[1] + CALLS[1]),
 )
 
 
@@ -46,18 +46,18 @@ def _channel(name: str) -> tuple[str, str]:
 K3 = Dialect(
     name="kimi-k3",
     models="Kimi K3",
-    signs=("<|open|>", "<|sep|>"),
+    template_markers=("<|open|>", "<|sep|>"),
     think=_channel("think"),
     answer=_channel("response"),
-    dropped=(_channel("message")[1],),
-    frames=(
-        Section(
+    ignored_markers=(_channel("message")[1],),
+    calls=(
+        CallSection(
             open=_channel("tools")[0],
             close=_channel("tools")[1],
-            inside=(
-                TaggedFrame(
+            calls=(
+                XmlTagCall(
                     open="",
-                    apart="",
+                    separator="",
                     head="<|open|>call tool=",
                     end="<|sep|>",
                     foot=_channel("call")[1],
@@ -65,10 +65,10 @@ K3 = Dialect(
                     key_end="<|sep|>",
                     value_end=_channel("argument")[1],
                     quote='"',
-                    typed="type",
-                    counted="index",
+                    type_attribute="type",
+                    count_attribute="index",
                     gap="",
-                    outer=(_channel("tools")[1],),
+                    outer_closers=(_channel("tools")[1],),
                 ),
             ),
         ),

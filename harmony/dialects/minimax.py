@@ -1,11 +1,11 @@
 """MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3's element trees."""
 
-from antiphon.harmony.calls.section import Section
-from antiphon.harmony.calls.xml_elements import ElementsFrame
-from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.calls.xml_elements import XmlElementCall
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
-_INVOKE = TaggedFrame(
+_INVOKE = XmlTagCall(
     open="",
     close="",
     head="<invoke name=",
@@ -14,29 +14,29 @@ _INVOKE = TaggedFrame(
     value_end="</parameter>",
     quote='"',
     gap="",
-    outer=("</minimax:tool_call>", "</dots_function_call>"),
+    outer_closers=("</minimax:tool_call>", "</dots_function_call>"),
 )
 
 MINIMAX = Dialect(
     name="minimax-m2",
     models="MiniMax M2",
-    signs=("<minimax:tool_call>",),
+    template_markers=("<minimax:tool_call>",),
     think=("<think>", "</think>"),
-    frames=(Section(open="<minimax:tool_call>", close="</minimax:tool_call>", inside=(_INVOKE,), between="\n"),),
+    calls=(CallSection(open="<minimax:tool_call>", close="</minimax:tool_call>", calls=(_INVOKE,), padding="\n"),),
     stop=("[e~[",),
 )
 _MARK = "]<]minimax[>["
 M3 = Dialect(
     name="minimax-m3",
     models="MiniMax M3",
-    signs=(_MARK,),
+    template_markers=(_MARK,),
     think=("<mm:think>", "</mm:think>"),
-    frames=(
-        Section(
+    calls=(
+        CallSection(
             open=f"{_MARK}<tool_call>",
             close=f"{_MARK}</tool_call>",
-            inside=(ElementsFrame(mark=_MARK),),
-            between="\n",
+            calls=(XmlElementCall(tag_prefix=_MARK),),
+            padding="\n",
         ),
     ),
     stop=("[e~[",),
@@ -44,17 +44,17 @@ M3 = Dialect(
 DOTS = Dialect(
     name="dots",
     models="dots",
-    signs=("<dots_function_call>",),
+    template_markers=("<dots_function_call>",),
     think=("<think>", "</think>"),
-    frames=(Section(open="<dots_function_call>", close="</dots_function_call>", inside=(_INVOKE,), between="\n"),),
+    calls=(CallSection(open="<dots_function_call>", close="</dots_function_call>", calls=(_INVOKE,), padding="\n"),),
 )
 MINICPM = Dialect(
     name="minicpm5",
     models="MiniCPM5",
-    signs=("<function name=", "<param name="),
+    template_markers=("<function name=", "<param name="),
     think=("<think>", "</think>"),
-    frames=(
-        TaggedFrame(
+    calls=(
+        XmlTagCall(
             open="",
             close="",
             head="<function name=",

@@ -1,32 +1,36 @@
 """Mistral: up to tokenizer version 10 an array of calls, from 11 on one marker for each call."""
 
-from antiphon.harmony.calls.json_array import ArrayFrame
-from antiphon.harmony.calls.json_object import RawFrame
-from antiphon.harmony.calls.name_header import HeadedFrame
+from antiphon.harmony.calls.json_array import JsonArrayCall
+from antiphon.harmony.calls.name_header import NamedJsonCall
+from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
 
 OPEN = "[TOOL_CALLS]"
-_ARRAY = ArrayFrame(open=OPEN)
+_ARRAY = JsonArrayCall(open=OPEN)
 
 MISTRAL = Dialect(
     name="mistral",
     models="Mistral and Mixtral before tokenizer version 11",
-    signs=("[TOOL_CALLS]",),
+    template_markers=("[TOOL_CALLS]",),
     think=("<think>", "</think>"),
-    frames=(_ARRAY, RawFrame(open=OPEN, close="")),
+    calls=(_ARRAY, RawTextCall(open=OPEN, close="")),
     stop=("</s>",),
-    raw=freeform.raw(OPEN, ""),
-    lesson=freeform.lesson(OPEN, ""),
+    freeform_call=freeform.write_call(OPEN, ""),
+    freeform_instructions=freeform.write_instructions(OPEN, ""),
 )
 MISTRAL_V11 = Dialect(
     name="mistral-v11",
     models="Mistral from tokenizer version 11 on, Magistral, Devstral",
-    signs=("[TOOL_CALLS]", "[ARGS]"),
+    template_markers=("[TOOL_CALLS]", "[ARGS]"),
     think=("[THINK]", "[/THINK]"),
-    also=(("<think>", "</think>"),),
-    frames=(HeadedFrame(open=OPEN, end="[ARGS]", id_mark="[CALL_ID]", apart=""), _ARRAY, RawFrame(open=OPEN, close="")),
+    think_aliases=(("<think>", "</think>"),),
+    calls=(
+        NamedJsonCall(open=OPEN, end="[ARGS]", id_mark="[CALL_ID]", separator=""),
+        _ARRAY,
+        RawTextCall(open=OPEN, close=""),
+    ),
     stop=("</s>",),
-    raw=freeform.raw(OPEN, ""),
-    lesson=freeform.lesson(OPEN, ""),
+    freeform_call=freeform.write_call(OPEN, ""),
+    freeform_instructions=freeform.write_instructions(OPEN, ""),
 )

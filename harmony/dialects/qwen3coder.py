@@ -4,8 +4,8 @@ A custom tool is a function with the one parameter `input`: values are raw text 
 checkpoints fall back to the JSON that their ancestors wrote, so that is read too.
 """
 
-from antiphon.harmony.calls.json_object import JsonFrame
-from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.calls.json_object import JsonCall
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -13,10 +13,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 QWEN3CODER = Dialect(
     name="qwen3-coder",
     models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step 3.5, Granite thinking",
-    signs=("<function=", "<tool_call>"),
+    template_markers=("<function=", "<tool_call>"),
     think=("<think>", "</think>"),
-    frames=(
-        TaggedFrame(
+    calls=(
+        XmlTagCall(
             open=OPEN,
             close=CLOSE,
             head="<function=",
@@ -24,6 +24,6 @@ QWEN3CODER = Dialect(
             key="<parameter=",
             value_end="</parameter>",
         ),
-        JsonFrame(open=OPEN, close=CLOSE),
+        JsonCall(open=OPEN, close=CLOSE),
     ),
 )

@@ -1,15 +1,15 @@
 """Seed-OSS: Qwen3-Coder's tags in a wrapper of its own."""
 
-from antiphon.harmony.calls.xml_tags import TaggedFrame
+from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 
 SEED = Dialect(
     name="seed-oss",
     models="Seed-OSS",
-    signs=("<seed:tool_call>",),
+    template_markers=("<seed:tool_call>",),
     think=("<seed:think>", "</seed:think>"),
-    frames=(
-        TaggedFrame(
+    calls=(
+        XmlTagCall(
             open="<seed:tool_call>",
             close="</seed:tool_call>",
             head="<function=",

@@ -12,74 +12,74 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from antiphon.harmony.tokens.detokenizer import CONTROLS, Alphabet
+from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE, MarkerAlphabet
 
-_PATIENCE = 40
-Role = Literal["given", "missing", "started"]
+_MAX_HEADER_WORDS_CHARS = 40
+HeaderStart = Literal["given", "missing", "started"]
 """Where a header begins: behind the role that the prompt gave, behind an end without a new start, behind a start."""
-_ROLES: dict[Role, str] = {"given": "", "missing": "(?:assistant)?", "started": r"[\w.-]{0,64}"}
+_ROLE_PATTERNS: dict[HeaderStart, str] = {"given": "", "missing": "(?:assistant)?", "started": r"[\w.-]{0,64}"}
 # What may still become a header although nothing of one is there yet.
-_BEGUN = "(?:a(?:s(?:s(?:i(?:s(?:t(?:a(?:n(?:t)?)?)?)?)?)?)?)?)?"
-_HOPES: dict[Role, re.Pattern[str]] = {
+_ASSISTANT_PREFIX = "(?:a(?:s(?:s(?:i(?:s(?:t(?:a(?:n(?:t)?)?)?)?)?)?)?)?)?"
+_POSSIBLE_PREFIXES: dict[HeaderStart, re.Pattern[str]] = {
     "given": re.compile(r"\s*(?:t|to|to=)?"),
-    "missing": re.compile(rf"\s*(?:{_BEGUN}|(?:assistant)?\s*(?:t|to|to=)?)"),
+    "missing": re.compile(rf"\s*(?:{_ASSISTANT_PREFIX}|(?:assistant)?\s*(?:t|to|to=)?)"),
 }
 
 
-class Header(Struct, frozen=True):
+class MessageHeader(Struct, frozen=True):
     """What a header says, and how many characters its role and the whole of it take."""
 
     channel: str = ""
     recipient: str = ""
-    role: int = 0
-    size: int = 0
-    messaged: bool = False
+    role_length: int = 0
+    length: int = 0
+    has_message_marker: bool = False
     """`<|message|>` follows. Else its body, if any, begins without it."""
 
 
-class Headers:
+class HeaderParser:
     """How headers look in the text of one alphabet."""
 
-    def __init__(self, alphabet: Alphabet) -> None:
-        channel, constrain = alphabet.spell("<|channel|>"), alphabet.spell("<|constrain|>")
-        self._message = alphabet.spell("<|message|>")
-        self._ahead = re.compile(rf"(?:[^{CONTROLS}]|[{channel}{constrain}])*")
+    def __init__(self, alphabet: MarkerAlphabet) -> None:
+        channel, constrain = alphabet.tape_text("<|channel|>"), alphabet.tape_text("<|constrain|>")
+        self._message = alphabet.tape_text("<|message|>")
+        self._ahead = re.compile(rf"(?:[^{CONTROL_RANGE}]|[{channel}{constrain}])*")
         to, kind = r"to=(?P<{}>[\w.:/-]+)", rf"\s*{constrain}\s*\w*"
         rest = (
             rf"(?P<rest>(?:\s*{to.format('before')})?(?:{kind})?"
             rf"(?:\s*{channel}\s*(?P<channel>analysis|commentary|final|\w*))?"
             rf"(?:\s*{to.format('after')})?(?:{kind}|\s*(?:json|code|text)\b)?)"
         )
-        self._heads = {role: re.compile(rf"(?P<role>\s*{pattern}){rest}") for role, pattern in _ROLES.items()}
+        self._heads = {role: re.compile(rf"(?P<role>\s*{pattern}){rest}") for role, pattern in _ROLE_PATTERNS.items()}
 
-    def ahead(self, text: str, at: int) -> str:
+    def header_text(self, text: str, at: int) -> str:
         """The text from a place to the next control token that cannot stand in a header."""
         found = self._ahead.match(text, at)
         return found.group() if found else ""
 
-    def judge(self, text: str, following: str | None, role: Role) -> Header | None:
+    def classify(self, text: str, following: str | None, role: HeaderStart) -> MessageHeader | None:
         """The header at the beginning of a text; None if more text has to come before that is settled.
 
         `following` is the control token after the text, "" for the end of the answer, None while that is not known.
         """
-        header = self._read(text, role)
-        words = text[header.size :].lstrip()
-        if header.size or role == "started":
-            named, worded = True, len(words) > _PATIENCE or "\n" in words
+        header = self._match_header(text, role)
+        words = text[header.length :].lstrip()
+        if header.length or role == "started":
+            named, worded = True, len(words) > _MAX_HEADER_WORDS_CHARS or "\n" in words
         else:
-            named, worded = text.strip() in {"", "assistant"}, not _HOPES[role].fullmatch(text)
+            named, worded = text.strip() in {"", "assistant"}, not _POSSIBLE_PREFIXES[role].fullmatch(text)
         if worded:
             return header
         if following is None:
             return None
         if following == self._message and named:
-            return replace(header, size=len(text), messaged=True)
-        return header if words else replace(header, size=len(text))
+            return replace(header, length=len(text), has_message_marker=True)
+        return header if words else replace(header, length=len(text))
 
-    def _read(self, text: str, role: Role) -> Header:
+    def _match_header(self, text: str, role: HeaderStart) -> MessageHeader:
         found = self._heads[role].match(text)
         assert found is not None  # every part of the pattern may be missing
         if not found["rest"] and role != "started":
-            return Header()
+            return MessageHeader()
         recipient = found["before"] or found["after"] or ""
-        return Header(found["channel"] or "", recipient, found.end("role"), found.end())
+        return MessageHeader(found["channel"] or "", recipient, found.end("role"), found.end())

@@ -8,103 +8,102 @@ object by then. How a prompt is made is not known here.
 """
 
 from antiphon.events.items import Phase
-from antiphon.harmony.calls.base import INPUT
-from antiphon.harmony.format import Conversation
-from antiphon.harmony.gptoss.header import Header, Headers, Role
+from antiphon.harmony.format import PromptInput
+from antiphon.harmony.gptoss.header import HeaderParser, HeaderStart, MessageHeader
 from antiphon.harmony.parsing import json_stream
 from antiphon.harmony.parsing.reader import TapeReader
-from antiphon.harmony.parsing.tape import Malformed, Wait, stops_at
-from antiphon.harmony.tokens.detokenizer import Alphabet
-from antiphon.harmony.tools import Offered
+from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
+from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
+from antiphon.harmony.tools import INPUT, ToolSpec
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _PHASES: dict[str, Phase] = {"commentary": "commentary", "final": "final_answer"}
-_ANY = stops_at(controls=True)
+_ANY_CONTROL = literals(controls=True)
 
 
 class GptOssReader(TapeReader):
     """Reads message after message."""
 
-    def __init__(self, alphabet: Alphabet, conversation: Conversation) -> None:
+    def __init__(self, alphabet: MarkerAlphabet, conversation: PromptInput) -> None:
         super().__init__(alphabet, conversation)
-        spell = alphabet.spell
-        self._headers = Headers(alphabet)
+        spell = alphabet.tape_text
+        self._headers = HeaderParser(alphabet)
         self._start, self._called = spell("<|start|>"), spell("<|call|>")
         self._ends = {spell("<|end|>"), spell("<|return|>"), self._called}
         self._nexts = {self._start, spell("<|channel|>")}
 
-    def turn(self) -> Wait[None]:
+    def parse_turn(self) -> Parser[None]:
         """Read the whole answer."""
-        role: Role = "given"
-        while (yield from self.tape.more()):
+        role: HeaderStart = "given"
+        while (yield from self.tape.wait_more()):
             if self.tape.peek() == self._start:
                 self.tape.skip(1)
                 role = "started"
             else:
-                yield from self._message(role)
+                yield from self._read_message(role)
                 role = "missing"
 
-    def _message(self, role: Role) -> Wait[None]:
+    def _read_message(self, role: HeaderStart) -> Parser[None]:
         tape = self.tape
         mark = tape.mark()
-        header = yield from self._header(role)
-        tape.skip(header.size + header.messaged)
-        offer = self._tool(header)
+        header = yield from self._read_header(role)
+        tape.skip(header.length + header.has_message_marker)
+        offer = self._tool_of(header)
         if offer is not None:
             try:
-                yield from self._call(offer)
-            except Malformed:
-                yield from self.ruin()
+                yield from self._read_call(offer)
+            except MalformedText:
+                yield from self.abandon_call()
             return
-        written = bool(header.recipient and (header.messaged or self._words()))
+        written = bool(header.recipient and (header.has_message_marker or self._text_ahead()))
         if written:
             # A call of what is no tool is text, its header with it: it tells what the model wanted.
             tape.rewind(mark)
-            tape.skip(header.role)
-            self._speak(header, header.size - header.role + header.messaged)
+            tape.skip(header.role_length)
+            self._emit_text(header, header.length - header.role_length + header.has_message_marker)
         tape.release()
-        yield from self._body(header, spoken=written)
+        yield from self._read_body(header, spoken=written)
 
-    def _header(self, role: Role) -> Wait[Header]:
+    def _read_header(self, role: HeaderStart) -> Parser[MessageHeader]:
         """Wait until it is settled what of the text here is a header."""
         tape = self.tape
         while True:
-            text = self._headers.ahead(tape.text, tape.pos)
+            text = self._headers.header_text(tape.text, tape.index)
             following = tape.peek(len(text) + 1)[len(text) :]
-            header = self._headers.judge(text, following if following or tape.ended else None, role)
+            header = self._headers.classify(text, following if following or tape.ended else None, role)
             if header is not None:
                 return header
             yield
 
-    def _words(self) -> str:
-        return self._headers.ahead(self.tape.text, self.tape.pos).strip()
+    def _text_ahead(self) -> str:
+        return self._headers.header_text(self.tape.text, self.tape.index).strip()
 
-    def _tool(self, header: Header) -> Offered | None:
+    def _tool_of(self, header: MessageHeader) -> ToolSpec | None:
         """The tool to which the message is a call."""
-        if not header.recipient or not (header.messaged or self._words().startswith("{")):
+        if not header.recipient or not (header.has_message_marker or self._text_ahead().startswith("{")):
             return None
         try:
-            return self.offered(header.recipient.removeprefix("functions."))
-        except Malformed:
+            return self.require_tool(header.recipient.removeprefix("functions."))
+        except MalformedText:
             return None
 
-    def _speak(self, header: Header, count: int) -> None:
+    def _emit_text(self, header: MessageHeader, count: int) -> None:
         if header.channel == "analysis":
-            self.think(count)
+            self.emit_reasoning(count)
         else:
-            self.say(count, _PHASES.get(header.channel))
+            self.emit_text(count, _PHASES.get(header.channel))
 
-    def _body(self, header: Header, *, spoken: bool) -> Wait[None]:
+    def _read_body(self, header: MessageHeader, *, spoken: bool) -> Parser[None]:
         """Read text up to its end, or to the next header where the end is missing."""
         tape = self.tape
-        while (yield from tape.more()):
-            if count := tape.clear(_ANY):
-                self._speak(header, count)
+        while (yield from tape.wait_more()):
+            if count := tape.count_clear(_ANY_CONTROL):
+                self._emit_text(header, count)
                 spoken = True
                 continue
             here = tape.peek()
             if spoken:
-                self.close()
+                self.close_item()
                 spoken = False
             if here in self._nexts:
                 return
@@ -113,30 +112,30 @@ class GptOssReader(TapeReader):
                 return
             # Any other control token parts the text, and the header holds for what comes after it, too.
 
-    def _call(self, offer: Offered) -> Wait[None]:
+    def _read_call(self, offer: ToolSpec) -> Parser[None]:
         """Read a call's body. Raises `Malformed` if it ends before it is whole."""
         tape = self.tape
-        self.begin(offer)
-        whole = _Whole()
+        self.begin_call(offer)
+        whole = _JsonCompletion()
         if offer.kind == "custom":
-            whole.text = not (yield from self._spelled())
+            whole.text = not (yield from self._read_json_input())
             whole.done = not whole.text
-        while (yield from tape.more()):
-            if count := tape.clear(_ANY):
+        while (yield from tape.wait_more()):
+            if count := tape.count_clear(_ANY_CONTROL):
                 whole.feed(tape.peek(count))
-                self.arguments(count)
+                self.take_arguments(count)
                 continue
             here = tape.peek()
             if here != self._called and not whole:
-                raise Malformed("half a call")
+                raise MalformedText("half a call")
             tape.skip(here in self._ends)
-            self.close()
+            self.close_item()
             return
         if not whole:
-            raise Malformed("half a call")
-        self.close()
+            raise MalformedText("half a call")
+        self.close_item()
 
-    def _spelled(self) -> Wait[bool]:
+    def _read_json_input(self) -> Parser[bool]:
         """Read a custom tool's text if it is spelled `{"input": "…"}`. Raises `Malformed` if that has no end."""
         tape = self.tape
         mark = tape.mark()
@@ -145,23 +144,23 @@ class GptOssReader(TapeReader):
             tape.release()
             return False
         tape.release()
-        yield from json_stream.string(tape, self.arguments, self.make)
-        yield from tape.blanks()
+        yield from json_stream.read_string(tape, self.take_arguments, self.emit_arguments)
+        yield from tape.skip_whitespace()
         yield from tape.expect("}")
-        yield from tape.blanks()
+        yield from tape.skip_whitespace()
         return True
 
-    def _opens_input(self) -> Wait[bool]:
+    def _opens_input(self) -> Parser[bool]:
         try:
-            yield from self.tape.blanks()
+            yield from self.tape.skip_whitespace()
             yield from self.tape.expect("{")
-            key = yield from json_stream.key(self.tape)
-        except Malformed:
+            key = yield from json_stream.skip_key(self.tape)
+        except MalformedText:
             return False
-        return key == INPUT and (yield from self.tape.sees('"'))
+        return key == INPUT and (yield from self.tape.stands_here('"'))
 
 
-class _Whole:
+class _JsonCompletion:
     """Whether arguments are one whole JSON object. A custom tool's raw `text` never says that it is over."""
 
     def __init__(self) -> None:

@@ -7,18 +7,18 @@ text inside is good JSON is the model's business, or its grammar's.
 import re
 from collections.abc import Callable
 
-from antiphon.harmony.parsing.tape import Malformed, Tape, Wait
-from antiphon.harmony.tokens.detokenizer import CONTROLS
+from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape
+from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE
 
 # A control token is never text: a string with one in it is ruined, since leaving it out would change what it says.
-_INSIDE = re.compile(rf'[^"\\{CONTROLS}]*')
+_INSIDE = re.compile(rf'[^"\\{CONTROL_RANGE}]*')
 # No value can hold a '<' outside its strings, and a mark there is a marker: the model has gone elsewhere.
 _OUTSIDE = re.compile(r'[^"{}\[\]<\ud800-\udfff]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 _HEX = re.compile(r"u[0-9a-fA-F]{4}")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
-LONGEST_NAME = 256
-PIECE = 1024
+MAX_KEY_CHARS = 256
+PIECE_CHARS = 1024
 """Characters that are looked at before they are taken: who takes may have had enough."""
 
 
@@ -41,16 +41,16 @@ class Extent:
             self.scalar = text[at] not in '"{['
         while at < len(text) and not self.done and not self.bad:
             if self.scalar:
-                at = _end(_SCALAR, text, at)
+                at = _match_end(_SCALAR, text, at)
                 self.done = at < len(text)
             elif self._escaped:
                 self._escaped = False
-                self.bad = text[at] >= CONTROLS[0] and text[at] <= CONTROLS[-1]
+                self.bad = text[at] >= CONTROL_RANGE[0] and text[at] <= CONTROL_RANGE[-1]
                 at += not self.bad
             elif self._string:
-                at = self._in_string(text, _end(_INSIDE, text, at))
+                at = self._in_string(text, _match_end(_INSIDE, text, at))
             else:
-                at = self._in_value(text, _end(_OUTSIDE, text, at))
+                at = self._in_value(text, _match_end(_OUTSIDE, text, at))
         return at
 
     def _in_string(self, text: str, at: int) -> int:
@@ -72,16 +72,16 @@ class Extent:
         return at + (letter != "" and not self.bad)
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     return found.end() if found else at
 
 
-def value(tape: Tape, take: Callable[[int], object]) -> Wait[None]:
+def read_value(tape: Tape, take: Callable[[int], object]) -> Parser[None]:
     """Read one value, giving `take` the lengths of its pieces. Raises `Malformed` at what cannot belong to it."""
     extent, empty = Extent(), True
-    while (yield from tape.more()):
-        if count := extent.advance(tape.peek(PIECE), 0):
+    while (yield from tape.wait_more()):
+        if count := extent.advance(tape.peek(PIECE_CHARS), 0):
             take(count)
             empty = False
         if extent.bad or empty:
@@ -89,34 +89,34 @@ def value(tape: Tape, take: Callable[[int], object]) -> Wait[None]:
         if extent.done:
             return
     if empty or not extent.scalar:
-        raise Malformed("value")
+        raise MalformedText("value")
 
 
-def string(tape: Tape, take: Callable[[int], object], make: Callable[[str, int], object]) -> Wait[None]:
+def read_string(tape: Tape, take: Callable[[int], object], make: Callable[[str, int], object]) -> Parser[None]:
     """Read a string and say what it stands for: `take` gets plain runs, `make` each escape. Raises `Malformed`."""
     yield from tape.expect('"')
-    while (yield from tape.more()):
-        if count := _end(_INSIDE, tape.text, tape.pos) - tape.pos:
+    while (yield from tape.wait_more()):
+        if count := _match_end(_INSIDE, tape.text, tape.index) - tape.index:
             take(count)
         elif tape.peek() == '"':
             tape.skip(1)
             return
         elif tape.peek() == "\\":
-            text, count = yield from _escape(tape)
+            text, count = yield from _read_escape(tape)
             make(text, count)
         else:
             break
-    raise Malformed("string")
+    raise MalformedText("string")
 
 
-def _escape(tape: Tape) -> Wait[tuple[str, int]]:
+def _read_escape(tape: Tape) -> Parser[tuple[str, int]]:
     """What the escape here stands for, and its length."""
-    if not (yield from tape.have(2)):
-        raise Malformed("escape")
+    if not (yield from tape.wait_count(2)):
+        raise MalformedText("escape")
     letter = tape.peek(2)[1]
     if letter in _ESCAPES:
         return _ESCAPES[letter], 2
-    if letter != "u" or not (yield from tape.have(6)) or not _HEX.fullmatch(tape.peek(6)[1:]):
+    if letter != "u" or not (yield from tape.wait_count(6)) or not _HEX.fullmatch(tape.peek(6)[1:]):
         return "\\", 1  # no escape at all: a backslash as it stands
     code = int(tape.peek(6).removeprefix("\\u"), base=16)
     if not 0xD800 <= code < 0xE000:
@@ -128,33 +128,33 @@ def _escape(tape: Tape) -> Wait[tuple[str, int]]:
     return "�", 6
 
 
-def _pair_follows(tape: Tape) -> Wait[bool]:
+def _pair_follows(tape: Tape) -> Parser[bool]:
     for place, letters in enumerate(("\\", "u", "dD", "cdefCDEF")):
-        if not (yield from tape.have(7 + place)) or tape.peek(7 + place)[-1] not in letters:
+        if not (yield from tape.wait_count(7 + place)) or tape.peek(7 + place)[-1] not in letters:
             return False
-    yield from tape.have(12)
+    yield from tape.wait_count(12)
     return _HEX.fullmatch(tape.peek(12)[7:]) is not None
 
 
-def name(tape: Tape) -> Wait[str]:
+def skip_name(tape: Tape) -> Parser[str]:
     """Skip a short string without escapes that matter, and return its text. Raises `Malformed`."""
     yield from tape.expect('"')
-    return (yield from tape.word('"', LONGEST_NAME))
+    return (yield from tape.skip_word('"', MAX_KEY_CHARS))
 
 
-def key(tape: Tape) -> Wait[str]:
+def skip_key(tape: Tape) -> Parser[str]:
     """Skip a member's name, its colon and the blanks around. Raises `Malformed`."""
-    yield from tape.blanks()
-    text = yield from name(tape)
-    yield from tape.blanks()
+    yield from tape.skip_whitespace()
+    text = yield from skip_name(tape)
+    yield from tape.skip_whitespace()
     yield from tape.expect(":")
-    yield from tape.blanks()
+    yield from tape.skip_whitespace()
     return text
 
 
-def comma(tape: Tape) -> Wait[None]:
+def skip_comma(tape: Tape) -> Parser[None]:
     """Skip to the next member, or stay at the end of the object. Raises `Malformed` at anything else."""
-    yield from tape.blanks()
-    if not (yield from tape.literal(",")) and not (yield from tape.sees("}")):
-        raise Malformed("member")
-    yield from tape.blanks()
+    yield from tape.skip_whitespace()
+    if not (yield from tape.skip_literal(",")) and not (yield from tape.stands_here("}")):
+        raise MalformedText("member")
+    yield from tape.skip_whitespace()

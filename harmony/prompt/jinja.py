@@ -20,11 +20,11 @@ from jinja2.visitor import NodeTransformer
 
 from antiphon.harmony.format import RenderError
 
-LONGEST = 16_000_000
+MAX_PROMPT_CHARS = 16_000_000
 """Characters of a prompt, or of anything made on the way to it."""
-TURNS = 1_000_000
+MAX_LOOP_TURNS = 1_000_000
 """Turns of loops that one rendering may take; a call of a macro or method counts as several."""
-_CALL = 4
+_CALL_COST_TURNS = 4
 _REFUSED = "The model's chat template refused the conversation: {}"
 _WIDE = re.compile(r"[*]|\d{5}")
 _turns: ContextVar[list[int]] = ContextVar("turns")
@@ -34,7 +34,7 @@ class RefusedError(RenderError):
     """The template would not take the conversation in this shape; in another one it may."""
 
 
-class Template:
+class ChatTemplate:
     """A compiled chat template."""
 
     def __init__(self, source: str) -> None:
@@ -44,11 +44,18 @@ class Template:
         except (TemplateError, RecursionError, ValueError) as error:
             raise RenderError(f"The model's chat template does not compile: {error}") from error
 
-    def render(self, context: Mapping[str, Any], *, now: datetime, longest: int = LONGEST, turns: int = TURNS) -> str:
+    def render(
+        self,
+        context: Mapping[str, Any],
+        *,
+        now: datetime,
+        max_chars: int = MAX_PROMPT_CHARS,
+        max_turns: int = MAX_LOOP_TURNS,
+    ) -> str:
         """Run the template. Raises `RenderError`, also where the template itself refuses the conversation."""
-        left = _turns.set([turns])
+        left = _turns.set([max_turns])
         try:
-            return _joined(self._template.generate(**context, strftime_now=now.strftime), longest)
+            return _join_pieces(self._template.generate(**context, strftime_now=now.strftime), max_chars)
         except RenderError:
             raise
         except Exception as error:  # a template is a program: whatever goes wrong in it, it is the template
@@ -57,7 +64,7 @@ class Template:
             _turns.reset(left)
 
 
-def _joined(pieces: Iterable[str], longest: int) -> str:
+def _join_pieces(pieces: Iterable[str], longest: int) -> str:
     kept, length = [], 0
     for piece in pieces:
         kept.append(piece)
@@ -67,7 +74,7 @@ def _joined(pieces: Iterable[str], longest: int) -> str:
     return "".join(kept)
 
 
-def _spend(turns: int = 1) -> None:
+def _spend_turns(turns: int = 1) -> None:
     left = _turns.get(None)
     if left is None:
         return  # while compiling: jinja2 computes constants then
@@ -76,70 +83,74 @@ def _spend(turns: int = 1) -> None:
         raise RenderError("The model's chat template runs too long.")
 
 
-def _small(value: Any) -> Any:
-    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > LONGEST:
+def _check_size(value: Any) -> Any:
+    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > MAX_PROMPT_CHARS:
         raise RenderError("The model's chat template makes too much text.")
     return value
 
 
-def _counted(values: Iterable[Any]) -> Iterator[Any]:
+def _count_turns(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        _spend()
+        _spend_turns()
         yield value
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
+class _CountingSandbox(ImmutableSandboxedEnvironment):
     """jinja2's sandbox, with everything counted that can grow or repeat."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _spend()
+        _spend_turns()
         if operator == "*":
             _check_product(left, right)
         elif operator == "**" and isinstance(right, int | float) and (abs(right) > 64 or abs(left) > 2**64):
             raise RenderError("The model's chat template makes too large a number.")
         elif operator == "%" and isinstance(left, str) and _WIDE.search(left):
             raise RenderError("The model's chat template makes too much text.")
-        return _small(super().call_binop(context, operator, left, right))
+        return _check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _spend(_CALL)
+        _spend_turns(_CALL_COST_TURNS)
         if isinstance(obj, LoopContext):
-            args = (_counted(args[0]), *args[1:])
+            args = (_count_turns(args[0]), *args[1:])
         _check_method(obj, args, kwargs)
-        return _small(super().call(context, obj, *args, **kwargs))
+        return _check_size(super().call(context, obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        counted: nodes.Template = _Counting().visit(tree)
+        counted: nodes.Template = _CountingTransformer().visit(tree)
         return counted
 
 
-class _Counting(NodeTransformer):
+class _CountingTransformer(NodeTransformer):
     """Puts a counter on every loop, and a limit on everything that makes text out of texts."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2 finds it by this name
         self.generic_visit(node)
-        node.iter = _filter("counted", node.iter)
+        node.iter = _wrap_in_filter("counted", node.iter)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802 - as above
         self.generic_visit(node)
-        return _filter("small", node)
+        return _wrap_in_filter("small", node)
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Expr:  # noqa: N802 - as above
         self.generic_visit(node)
-        return _filter("small", node)
+        return _wrap_in_filter("small", node)
 
 
-def _filter(name: str, node: Any) -> nodes.Filter:
+def _wrap_in_filter(name: str, node: Any) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _check_product(left: object, right: object) -> None:
     for many, times in ((left, right), (right, left)):
-        if isinstance(many, str | bytes | list | tuple) and isinstance(times, int) and len(many) * times > LONGEST:
+        if (
+            isinstance(many, str | bytes | list | tuple)
+            and isinstance(times, int)
+            and len(many) * times > MAX_PROMPT_CHARS
+        ):
             raise RenderError("The model's chat template makes too much text.")
 
 
@@ -148,7 +159,11 @@ def _check_method(method: object, args: tuple[Any, ...], kwargs: Mapping[str, An
     text = getattr(method, "__self__", None)
     if isinstance(text, str) and isinstance(args, tuple):
         numbers = [abs(number) for number in (*args, *kwargs.values()) if isinstance(number, int)]
-        if max(numbers, default=0) > LONGEST and getattr(method, "__name__", "") not in {"replace", "split", "rsplit"}:
+        if max(numbers, default=0) > MAX_PROMPT_CHARS and getattr(method, "__name__", "") not in {
+            "replace",
+            "split",
+            "rsplit",
+        }:
             raise RenderError("The model's chat template makes too much text.")
         if getattr(method, "__name__", "") in {"replace", "join"}:
             _check_replaced(text, args)
@@ -156,11 +171,11 @@ def _check_method(method: object, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _check_replaced(text: str, args: tuple[Any, ...]) -> None:
     longest = max((len(part) for part in args if isinstance(part, str | list | tuple)), default=0)
-    if longest * max(len(text), 1) > 64 * LONGEST:
+    if longest * max(len(text), 1) > 64 * MAX_PROMPT_CHARS:
         raise RenderError("The model's chat template makes too much text.")
 
 
-def _refuse(message: str) -> str:
+def _raise_exception(message: str) -> str:
     raise RefusedError(_REFUSED.format(message[:300]), "input")
 
 
@@ -171,7 +186,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """`{% generation %}`, with which some templates mark what is trained on: its body counts, the tag does not."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -182,13 +197,13 @@ class _Generation(Extension):
         return body
 
 
-def _environment() -> _Sandbox:
-    sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    sandbox.filters |= {"tojson": _tojson, "counted": _counted, "small": _small}
+def _create_sandbox() -> _CountingSandbox:
+    sandbox = _CountingSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+    sandbox.filters |= {"tojson": _tojson, "counted": _count_turns, "small": _check_size}
     for name in ("center", "format", "wordwrap", "xmlattr", "urlize"):
         del sandbox.filters[name]  # these make large texts out of small ones, or HTML
-    sandbox.globals["raise_exception"] = _refuse
+    sandbox.globals["raise_exception"] = _raise_exception
     return sandbox
 
 
-_sandbox = _environment()
+_sandbox = _create_sandbox()

@@ -8,15 +8,15 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-Encode = Callable[[str], list[int]]
+EncodeFunction = Callable[[str], list[int]]
 
-BOUND = 8_000_000
+MAX_CACHED_CHARS = 8_000_000
 """Characters that are remembered of all owners together."""
 
-LEAST = 64
+MIN_PIECE_CHARS = 64
 """Shorter pieces take as long to be found as to be encoded."""
 
-PROBES = (
+CUT_PROBES = (
     ("", ""),
     ("a b", "c d"),
     (" x ", "\n\n y"),
@@ -30,20 +30,20 @@ PROBES = (
 """What may stand before a cut and after it: blanks that are stripped, put in front or merged, marks that combine."""
 
 
-class Memory:
+class EncodingCache:
     """The ids of the latest pieces of text, at most `bound` characters of all owners together.
 
     Each is remembered for its owner alone, so that nobody can tell by the time it takes what others have said. Any
     thread may ask: at worst one encodes what another one is encoding.
     """
 
-    def __init__(self, bound: int = BOUND) -> None:
+    def __init__(self, bound: int = MAX_CACHED_CHARS) -> None:
         self._bound, self._size = bound, 0
         self._known: dict[tuple[str, str], array[int]] = {}
         self._older: dict[tuple[str, str], array[int]] = {}
         """What was known when half of the bound was reached; what is asked for again is known again."""
 
-    def ids(self, owner: str, piece: str, encode: Callable[[], list[int]]) -> "array[int]":
+    def get_ids(self, owner: str, piece: str, encode: Callable[[], list[int]]) -> "array[int]":
         """As `encode` gives them, the same ones whenever it is this piece."""
         key = (owner, piece)
         ids = self._known.get(key)
@@ -58,14 +58,16 @@ class Memory:
         return ids
 
 
-class Pieces:
+class CachedEncoder:
     """The ids of texts by `encode`, which finds the `added` tokens before all others."""
 
-    def __init__(self, encode: Encode, ends: Iterable[str], added: Mapping[str, int], bound: int = BOUND) -> None:
+    def __init__(
+        self, encode: EncodeFunction, ends: Iterable[str], added: Mapping[str, int], bound: int = MAX_CACHED_CHARS
+    ) -> None:
         self._encode = encode
-        cuts = [end for end in dict.fromkeys(ends) if _alone(end, added) and _independent(end, encode)]
+        cuts = [end for end in dict.fromkeys(ends) if _is_unambiguous(end, added) and _splits_cleanly(end, encode)]
         self._cut = re.compile(f"(?={'|'.join(map(re.escape, cuts))})") if cuts else None
-        self._memory = Memory(bound)
+        self._memory = EncodingCache(bound)
 
     def encode(self, text: str, owner: str) -> list[int]:
         """Text to ids, as `encode` would."""
@@ -74,11 +76,11 @@ class Pieces:
         ids: list[int] = []
         for piece in self._cut.split(text):
             encode = partial(self._encode, piece)
-            ids.extend(self._memory.ids(owner, piece, encode) if len(piece) >= LEAST else encode())
+            ids.extend(self._memory.get_ids(owner, piece, encode) if len(piece) >= MIN_PIECE_CHARS else encode())
         return ids
 
 
-def _alone(end: str, added: Mapping[str, int]) -> bool:
+def _is_unambiguous(end: str, added: Mapping[str, int]) -> bool:
     """Whether this token is found wherever its text stands: no other one holds it, or ends as it begins."""
     others = [other for other in added if other != end]
     return end in added and not any(
@@ -86,6 +88,6 @@ def _alone(end: str, added: Mapping[str, int]) -> bool:
     )
 
 
-def _independent(end: str, encode: Encode) -> bool:
+def _splits_cleanly(end: str, encode: EncodeFunction) -> bool:
     """Whether what stands before this token and what follows it have the same ids without each other."""
-    return all(encode(f"{one}{end}{two}") == encode(one) + encode(f"{end}{two}") for one, two in PROBES)
+    return all(encode(f"{one}{end}{two}") == encode(one) + encode(f"{end}{two}") for one, two in CUT_PROBES)

@@ -14,7 +14,7 @@ from typing import Any
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
 
 
-class Tokens:
+class SpecialTokens:
     """What a vocabulary makes dangerous: computed once, used for every conversation."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -27,9 +27,9 @@ class Tokens:
         self._heads = {word[:end] for word in self._words for end in range(1, len(word))}
         self._tails = {word[start:] for word in self._words for start in range(1, len(word))}
         self._longest = max(map(len, self._words), default=0)
-        self._cores = {core for word in self._words for core in _cores(word)} - self._words
+        self._cores = {core for word in self._words for core in _inner_parts(word)} - self._words
 
-    def breaks(self, text: str) -> set[int]:
+    def find_breaks(self, text: str) -> set[int]:
         """Where to break a text: in each token, and at an edge where it could complete one with its neighbour."""
         places = set()
         for found in self._first.finditer(text):
@@ -44,36 +44,36 @@ class Tokens:
         return places
 
 
-def _cores(word: str) -> Iterator[str]:
+def _inner_parts(word: str) -> Iterator[str]:
     """What of a token a client could give while a template gives the signs around: `<{{ key }}>` makes a `<think>`."""
     if core := re.search(r"\w+(?:\W+\w+)*", word):
         yield from (word[start:end] for start in range(core.start() + 1) for end in range(core.end(), len(word) + 1))
 
 
-class Guard:
+class SpecialTokenEscaper:
     """Breaks the given tokens in the strings of one conversation. `texts`: everything the prompt may be made of."""
 
-    def __init__(self, tokens: Tokens, texts: Iterable[str]) -> None:
+    def __init__(self, tokens: SpecialTokens, texts: Iterable[str]) -> None:
         used = {letter for text in texts for letter in _PRIVATE.findall(text)}
         self.sentinel = next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in used)
         self._tokens = tokens
 
-    def text(self, text: str) -> str:
+    def escape_text(self, text: str) -> str:
         """The string, broken where it must be."""
-        places = self._tokens.breaks(text) if text else set()
+        places = self._tokens.find_breaks(text) if text else set()
         if not places:
             return text
         cuts = sorted(places | {0, len(text)})
         broken = self.sentinel.join(text[start:end] for start, end in pairwise(cuts))
         return f"{self.sentinel if 0 in places else ''}{broken}{self.sentinel if len(text) in places else ''}"
 
-    def value(self, value: Any) -> Any:
+    def escape_value(self, value: Any) -> Any:
         """The same for every string in a JSON value, keys included."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.escape_text(value)
         if isinstance(value, dict):
-            return {self.text(str(key)): self.value(part) for key, part in value.items()}
-        return [self.value(part) for part in value] if isinstance(value, list | tuple) else value
+            return {self.escape_text(str(key)): self.escape_value(part) for key, part in value.items()}
+        return [self.escape_value(part) for part in value] if isinstance(value, list | tuple) else value
 
     def encode(self, rendered: str, encode: Callable[[str], list[int]]) -> tuple[list[int], str]:
         """The ids of a rendered prompt and its text, both without sentinels."""
@@ -81,10 +81,10 @@ class Guard:
         return [token for piece in pieces if piece for token in encode(piece)], "".join(pieces)
 
 
-def strings(value: Any) -> Sequence[str]:
+def collect_strings(value: Any) -> Sequence[str]:
     """Every string in a JSON value, keys included."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        return [text for item in value.items() for part in item for text in strings(part)]
-    return [text for part in value for text in strings(part)] if isinstance(value, list | tuple) else []
+        return [text for item in value.items() for part in item for text in collect_strings(part)]
+    return [text for part in value for text in collect_strings(part)] if isinstance(value, list | tuple) else []

@@ -27,12 +27,12 @@ class TokenizerVocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         tokens = tokenizer.get_added_tokens_decoder()
-        self.added: Mapping[str, int] = {token.content: number for number, token in tokens.items()}
-        self.special = frozenset(number for number, token in tokens.items() if token.special)
+        self.added_tokens: Mapping[str, int] = {token.content: number for number, token in tokens.items()}
+        self.special_ids = frozenset(number for number, token in tokens.items() if token.special)
         self._texts = {number: token.content.encode() for number, token in tokens.items()}
         self._bytes = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
 
-    def piece(self, token: int) -> bytes | None:
+    def token_bytes(self, token: int) -> bytes | None:
         """A token's bytes; None for an id that is no token."""
         if token in self._texts:
             return self._texts[token]
@@ -55,12 +55,12 @@ class ByteVocabulary:
 
     def __init__(self, markers: Iterable[str], special: Iterable[str]) -> None:
         names = list(dict.fromkeys((*markers, *special)))
-        self.added: Mapping[str, int] = {name: 256 + place for place, name in enumerate(names)}
-        self.special = frozenset(self.added[name] for name in special)
+        self.added_tokens: Mapping[str, int] = {name: 256 + place for place, name in enumerate(names)}
+        self.special_ids = frozenset(self.added_tokens[name] for name in special)
         self._texts = dict(enumerate(name.encode() for name in names))
         self._split = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
 
-    def piece(self, token: int) -> bytes | None:
+    def token_bytes(self, token: int) -> bytes | None:
         """A token's bytes; None for an id that is no token."""
         return bytes([token]) if 0 <= token < 256 else self._texts.get(token - 256)
 
@@ -68,5 +68,5 @@ class ByteVocabulary:
         """Text to ids; added tokens in it become their ids."""
         ids: list[int] = []
         for piece in self._split.split(text):
-            ids += [self.added[piece]] if piece in self.added else piece.encode()
+            ids += [self.added_tokens[piece]] if piece in self.added_tokens else piece.encode()
         return ids

@@ -73,12 +73,12 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
     tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    markers = [marker for marker in dialect.markers if detect._LIKE_A_TOKEN.fullmatch(marker)]
+    markers = [marker for marker in dialect.all_markers if detect._LIKE_A_TOKEN.fullmatch(marker)]
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|turn|>", special=True)])
     end = tokenizer.token_to_id("<|end|>")
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = f"{{#- {' '.join(dialect.signs)} -#}}{{% for m in messages %}}<|turn|>{{{{ m.role }}}} {{{{ m.content }}}}{{% endfor %}}<|turn|>"
+    template = f"{{#- {' '.join(dialect.template_markers)} -#}}{{% for m in messages %}}<|turn|>{{{{ m.role }}}} {{{{ m.content }}}}{{% endfor %}}<|turn|>"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|end|>"}))
     torch.manual_seed(3)
     size = {
@@ -97,10 +97,10 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
 
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[Served, str]]:
-    loaded = detect.load(folder)
+    loaded = detect.load_format(folder)
     engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.05})
     with serve(Catalogue([ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)])) as running:
-        yield running, loaded.why
+        yield running, loaded.reason
 
 
 # Each needs a process of its own, which takes seconds to begin.

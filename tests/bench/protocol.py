@@ -58,7 +58,7 @@ class Stages:
         body = {"model": "scripted", "input": f"say {LENGTH} by {step}."}
         asked = request.read(body, catalogue)
         self.engine, self.form, self.spec = asked.model.engine, asked.model.format, asked.spec
-        self.prompt = self.form.render(self.spec.conversation, now=NOW)
+        self.prompt = self.form.render_prompt(self.spec.conversation, now=NOW)
         self.chunks = asyncio.run(self._chunks())
         scribe = self._scribe()
         self.steps = [scribe.collect(), *self._told(scribe)]
@@ -100,7 +100,7 @@ class Stages:
 
     def read(self) -> None:
         """Detokenise, read the dialect: token ids to segments."""
-        reader = self.form.reader(self.prompt, self.spec.conversation)
+        reader = self.form.create_reader(self.prompt, self.spec.conversation)
         for chunk in self.chunks:
             reader.feed(chunk.tokens)
 
@@ -152,11 +152,11 @@ def dialects() -> dict[tuple[str, int], float]:
     asked = request.read({"model": "scripted", "input": "Hi", "tools": tools}, catalogue)
     for name, (text, call) in READ.items():
         form = bytes_format(name)
-        prompt = form.render(asked.spec.conversation, now=NOW)
+        prompt = form.render_prompt(asked.spec.conversation, now=NOW)
         for kind, head in (("text", text), ("a call", call)):
             for length in READ_LENGTHS:
                 tokens = form.encode(head + "".join(scripted_server.WORDS) * length)[:length]
-                reader = form.reader(prompt, asked.spec.conversation)
+                reader = form.create_reader(prompt, asked.spec.conversation)
 
                 def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
                     for token in tokens:

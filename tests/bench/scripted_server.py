@@ -27,23 +27,23 @@ from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
-from antiphon.harmony.detect import _ADDED, _CHATML, _SPECIAL
+from antiphon.harmony.detect import _ADDED_TOKENS, _CHATML, _SPECIAL_TOKENS
 from antiphon.harmony.dialects.hermes import HERMES
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 
 WORDS = (" The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog.")
 ENDED = b"0\r\n\r\n"
 
 
-def words_format() -> ChatFormat:
+def words_format() -> TemplateFormat:
     """Hermes over bytes, markers and the words above."""
-    template = Template(_CHATML.read_text(encoding="utf-8"))
-    return ChatFormat(HERMES, ByteVocabulary((*_ADDED, *WORDS), _SPECIAL), template)
+    template = ChatTemplate(_CHATML.read_text(encoding="utf-8"))
+    return TemplateFormat(HERMES, ByteVocabulary((*_ADDED_TOKENS, *WORDS), _SPECIAL_TOKENS), template)
 
 
-def reply(form: ChatFormat, length: int, step: int) -> ScriptedReply:
+def reply(form: TemplateFormat, length: int, step: int) -> ScriptedReply:
     """An answer of `length` tokens, the end marker among them, `step` tokens a chunk; asked for by its name."""
     name = f"say {length} by {step}."
     text = "".join(islice(cycle(WORDS), length - 1))

@@ -11,7 +11,7 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony import detect
-from antiphon.harmony.format import Format
+from antiphon.harmony.format import ModelFormat
 from tests.codex.codex_process import KEY, Codex
 from tests.codex.recorder import Tape
 from tests.conftest import Serve
@@ -23,12 +23,12 @@ WEIGHED = pytest.mark.skipif(
 LONG = "directory-with-quite-a-long-name"
 
 
-def catalogue(engine: Engine, form: Format) -> Catalogue:
+def catalogue(engine: Engine, form: ModelFormat) -> Catalogue:
     return Catalogue([ServedModel(names=("antiphon",), engine=engine, format=form, created=int(time.time()))])
 
 
-def form() -> Format:
-    return detect.load(MODEL_DIR, "hermes").format
+def form() -> ModelFormat:
+    return detect.load_format(MODEL_DIR, "hermes").format
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from antiphon.events.inputs import CustomTool, FunctionTool, NamespaceTool
 from antiphon.events.items import Logprob
 from antiphon.harmony.detect import DIALECTS, bytes_format
-from antiphon.harmony.format import Conversation, Format, Prompt
+from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt
 from antiphon.harmony.parsing.reader import TapeReader
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
@@ -46,7 +46,7 @@ WRITE = {
     },
     "$defs": {"deep": {"type": "object"}},
 }
-TOOLS = ToolTable.build(
+TOOLS = ToolTable.from_request(
     [
         FunctionTool(name="add", description="Adds two numbers.", parameters=ADD),
         FunctionTool(name="write", description="Writes a file.", parameters=WRITE),
@@ -57,23 +57,25 @@ TOOLS = ToolTable.build(
 )
 
 
-def conversation(**more: Any) -> Conversation:
-    return Conversation(**{"tools": TOOLS, **more})
+def conversation(**more: Any) -> PromptInput:
+    return PromptInput(**{"tools": TOOLS, **more})
 
 
 @cache
-def tokens_format(name: str) -> Format:
+def tokens_format(name: str) -> ModelFormat:
     """The format in which every marker is one token."""
     return bytes_format(name)
 
 
 @cache
-def letters_format(name: str) -> Format:
+def letters_format(name: str) -> ModelFormat:
     """The same dialect over a vocabulary that has no markers: they are spelled out in bytes."""
-    return ChatFormat(DIALECTS[name], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), Template("{{ messages }}"))
+    return TemplateFormat(
+        DIALECTS[name], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), ChatTemplate("{{ messages }}")
+    )
 
 
-def formats(name: str) -> list[Format]:
+def formats(name: str) -> list[ModelFormat]:
     return [tokens_format(name)] if name == "gpt-oss" else [tokens_format(name), letters_format(name)]
 
 
@@ -83,16 +85,16 @@ def chunks(tokens: Sequence[T], cuts: Iterable[int]) -> Iterator[Sequence[T]]:
 
 
 def read(
-    ready: Format,
+    ready: ModelFormat,
     tokens: Sequence[int],
     cuts: Iterable[int] = (),
     *,
-    talk: Conversation | None = None,
+    talk: PromptInput | None = None,
     thinking: bool = False,
     natural: bool = True,
 ) -> tuple[list[Segment], TapeReader]:
     """Read an answer in these pieces; check its ledger and its order; return it with neighbours merged."""
-    reader: Any = ready.reader(Prompt((), "", thinking), talk or conversation())
+    reader: Any = ready.create_reader(RenderedPrompt((), "", thinking), talk or conversation())
     said: list[Segment] = []
     scores = [Logprob(token="", logprob=-float(place)) for place in range(len(tokens))]
     for chunk, scored in zip(chunks(tokens, cuts := list(cuts)), chunks(scores, cuts), strict=True):
@@ -132,9 +134,9 @@ def _mergeable(segment: Segment) -> tuple[type, Any] | None:
 def balance(reader: TapeReader, said: Iterable[Segment]) -> None:
     """Every character that was written was passed on, or spent as frame; what was said is that, and what was made."""
     tape = reader.tape
-    assert tape.pos == len(tape.text), "something was left unread"
+    assert tape.index == len(tape.text), "something was left unread"
     assert tape.read == tape.shown + tape.spent
-    assert sum(len(getattr(segment, "text", "")) for segment in said) == tape.shown + reader.made
+    assert sum(len(getattr(segment, "text", "")) for segment in said) == tape.shown + reader.generated_chars
 
 
 def legal(said: Iterable[Segment]) -> None:

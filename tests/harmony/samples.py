@@ -25,10 +25,10 @@ def written(dialect: Dialect, *names: str) -> str:
     calls = []
     for name in names:
         tool, arguments = ARGUMENTS[name]
-        offer = parser_helpers.TOOLS.find(tool)
+        offer = parser_helpers.TOOLS.find_tool(tool)
         assert offer is not None
         calls.append((offer, json.dumps(arguments, ensure_ascii=False)))
-    return next(text for frame in dialect.frames if (text := frame.write(calls)) is not None)
+    return next(text for frame in dialect.calls if (text := frame.write_calls(calls)) is not None)
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,19 @@ def transcripts(dialect: Dialect) -> list[Transcript]:
                 "reasoning that the prompt began, then text", f"Let me see.\n{closer}\n\n{answer}", thinking=True
             ),
         ]
-    if not dialect.frames:
-        return [*said, Transcript("stray markers in prose", f"One writes {dialect.markers[1]} at its end, or </b>.")]
+    if not dialect.calls:
+        return [
+            *said,
+            Transcript("stray markers in prose", f"One writes {dialect.all_markers[1]} at its end, or </b>."),
+        ]
     one = written(dialect, "one")
     if dialect.think:
         said += [Transcript("reasoning, then a call", thought + one)]
-    if dialect.think and not dialect.frames[0].bare:
+    if dialect.think and not dialect.calls[0].head_only:
         said += [Transcript("reasoning that a call ends", f"{opener}\nLet me see.\n{one}")]
-    if not dialect.frames[0].bare:
+    if not dialect.calls[0].head_only:
         said += [Transcript("text, then a call", f"I will add.\n\n{one}")]
-    stray = next((marker for marker in dialect.frames[0].markers if marker), "[")
+    stray = next((marker for marker in dialect.calls[0].markers if marker), "[")
     return [
         *said,
         Transcript("one call", one),

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from antiphon.events.inputs import InputMessage
-from antiphon.harmony.detect import NAMES, DialectError, bytes_format, choose, load
-from antiphon.harmony.format import Conversation
+from antiphon.harmony.detect import NAMES, DialectError, bytes_format, detect_dialect, load_format
+from antiphon.harmony.format import PromptInput
 from tests.harmony import parser_helpers
 
 
@@ -47,62 +47,64 @@ def model(folder: Path, template: Any = None, config: dict[str, Any] | None = No
     ],
 )
 def test_a_template_shows_its_dialect(config: dict[str, Any], template: str, name: str) -> None:
-    assert choose(config, template)[0] == name
+    assert detect_dialect(config, template)[0] == name
 
 
 def test_a_model_is_loaded_with_its_reason(tmp_path: Path) -> None:
-    loaded = load(model(tmp_path, "<tool_call>{{ bos_token }}a", bos_token={"content": "<s>"}, eos_token="<|im_end|>"))
+    loaded = load_format(
+        model(tmp_path, "<tool_call>{{ bos_token }}a", bos_token={"content": "<s>"}, eos_token="<|im_end|>")
+    )
     assert loaded.format.name == "hermes"
-    assert loaded.why == "dialect hermes: its chat template writes <tool_call>"
-    assert loaded.format.render(Conversation(), now=parser_helpers.NOW).text == "<tool_call><s>a"
+    assert loaded.reason == "dialect hermes: its chat template writes <tool_call>"
+    assert loaded.format.render_prompt(PromptInput(), now=parser_helpers.NOW).text == "<tool_call><s>a"
     assert loaded.format.stop_ids == (2,)
 
 
 def test_a_template_may_stand_in_a_file_of_its_own_or_among_others(tmp_path: Path) -> None:
     model(tmp_path, [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "<tool_call>"}])
-    assert load(tmp_path).format.name == "hermes"
+    assert load_format(tmp_path).format.name == "hermes"
     (tmp_path / "chat_template.jinja").write_text("plain")
-    assert load(tmp_path).format.name == "plain"
+    assert load_format(tmp_path).format.name == "plain"
 
 
 def test_without_a_template_chatml_is_used(tmp_path: Path) -> None:
-    loaded = load(model(tmp_path))
-    assert "ChatML" in loaded.why
-    prompt = loaded.format.render(
-        Conversation(items=(InputMessage(role="user", content="ab"),)), now=parser_helpers.NOW
+    loaded = load_format(model(tmp_path))
+    assert "ChatML" in loaded.reason
+    prompt = loaded.format.render_prompt(
+        PromptInput(items=(InputMessage(role="user", content="ab"),)), now=parser_helpers.NOW
     )
     assert prompt.text == "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_name_decides(tmp_path: Path) -> None:
-    assert load(model(tmp_path, "x"), "qwen3-coder").why == "dialect qwen3-coder: chosen by name"
-    assert load(tmp_path, "gpt-oss").format.name == "gpt-oss"
+    assert load_format(model(tmp_path, "x"), "qwen3-coder").reason == "dialect qwen3-coder: chosen by name"
+    assert load_format(tmp_path, "gpt-oss").format.name == "gpt-oss"
 
 
 def test_what_cannot_be_set_up_says_why(tmp_path: Path) -> None:
     with pytest.raises(DialectError, match="there are gpt-oss, seed-oss"):
-        load(tmp_path, "klingon")
+        load_format(tmp_path, "klingon")
     with pytest.raises(DialectError, match=r"no tokenizer\.json"):
-        load(tmp_path)
+        load_format(tmp_path)
     with pytest.raises(DialectError, match="does not compile"):
-        load(model(tmp_path, "{% for %}"))
+        load_format(model(tmp_path, "{% for %}"))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DialectError, match="not valid JSON"):
-        load(tmp_path)
+        load_format(tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_formats_without_files(name: str) -> None:
     ready = bytes_format(name)
-    prompt = ready.render(
+    prompt = ready.render_prompt(
         parser_helpers.conversation(items=(InputMessage(role="user", content="hi"),)), now=parser_helpers.NOW
     )
-    assert "hi" in prompt.text and not prompt.thinking and ready.decode(prompt.tokens) == prompt.text
+    assert "hi" in prompt.text and not prompt.in_reasoning and ready.decode(prompt.tokens) == prompt.text
 
 
 def test_a_variable_that_leads_astray_is_not_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from antiphon.harmony.gptoss import format as gptoss_format
 
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
-    gptoss_format.encoding.cache_clear()
-    assert gptoss_format.encoding().encode("a") == [64]
+    gptoss_format.load_encoding.cache_clear()
+    assert gptoss_format.load_encoding().encode("a") == [64]

@@ -18,11 +18,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, InputMessage
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.format import Format, Prompt
+from antiphon.harmony.format import ModelFormat, RenderedPrompt
 from antiphon.harmony.parsing.json_stream import Extent
-from antiphon.harmony.parsing.reader import IMPATIENT, PATIENCE
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.parsing.reader import MAX_HOLD_BACK_CHARS, MIN_HOLD_BACK_CHARS
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Arguments, Call, Close, Say, Segment, Think
@@ -31,13 +31,13 @@ from tests.harmony.samples import ARGUMENTS, written
 from tests.harmony.test_grammar import Wrapped
 from tests.harmony.test_soup import drive
 
-CALLING = [dialect for dialect in DIALECTS.values() if dialect.frames]
+CALLING = [dialect for dialect in DIALECTS.values() if dialect.calls]
 THINKING = [dialect for dialect in CALLING if dialect.think]
 EVERY = pytest.mark.parametrize("dialect", CALLING, ids=lambda dialect: dialect.name)
 
 
 @cache
-def formats(name: str) -> tuple[Format, ...]:
+def formats(name: str) -> tuple[ModelFormat, ...]:
     """Over tokens, and over letters."""
     return tuple(parser_helpers.formats(name))
 
@@ -92,9 +92,9 @@ PATCH = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n\n*** End Patch'
 
 @EVERY
 def test_a_custom_tools_text_comes_as_it_was_written(dialect: Dialect) -> None:
-    offer = parser_helpers.TOOLS.find("apply_patch")
+    offer = parser_helpers.TOOLS.find_tool("apply_patch")
     assert offer is not None
-    text = next((call for frame in dialect.frames if (call := frame.write([(offer, PATCH)])) is not None), None)
+    text = next((call for frame in dialect.calls if (call := frame.write_calls([(offer, PATCH)])) is not None), None)
     if text is None:
         assert dialect.name == "pythonic", "without markers there is nothing but strings"
         return
@@ -115,7 +115,7 @@ def test_two_calls_are_two(dialect: Dialect) -> None:
 
 @EVERY
 def test_text_before_a_call_is_text(dialect: Dialect) -> None:
-    bare = dialect.frames[0].bare
+    bare = dialect.calls[0].head_only
     for ready in formats(dialect.name):
         said, _ = parser_helpers.read(ready, ready.encode("Let me see.\n\n" + written(dialect, "two")))
         assert isinstance(said[0], Say) and said[0].text.startswith("Let me see.")
@@ -142,14 +142,14 @@ def test_reasoning_then_text_and_reasoning_then_call(dialect: Dialect, prefilled
 def test_of_half_a_call_nothing_is_whole(dialect: Dialect) -> None:
     """Cut anywhere, the answer is a legal stream, and a call that is said to be whole has whole arguments."""
     for ready in formats(dialect.name):
-        tokens = ready.encode("So:\n" * (not dialect.frames[0].bare) + written(dialect, "types"))
+        tokens = ready.encode("So:\n" * (not dialect.calls[0].head_only) + written(dialect, "types"))
         whole, _ = parser_helpers.read(ready, tokens)
         complete = "".join(segment.text for segment in whole if isinstance(segment, Arguments))
         for end in range(len(dialect.name) % parser_helpers.STEP, len(tokens), parser_helpers.STEP):
             said, _ = parser_helpers.read(ready, tokens[:end], natural=False)
             if any(isinstance(segment, Close) for segment in said):
                 assert calls_of(said) == wanted("types")
-            reader = ready.reader(Prompt((), ""), parser_helpers.conversation())
+            reader = ready.create_reader(RenderedPrompt((), ""), parser_helpers.conversation())
             told = "".join(one.text for one in reader.feed(tokens[:end]) if isinstance(one, Arguments))
             assert complete.startswith(told), "what was said of the arguments is never revised"
 
@@ -158,7 +158,7 @@ def test_of_half_a_call_nothing_is_whole(dialect: Dialect) -> None:
 def test_markers_in_prose_are_prose(dialect: Dialect) -> None:
     for ready in formats(dialect.name):
         form: Any = ready
-        for marker in dialect.markers:
+        for marker in dialect.all_markers:
             if any(marker in side for side in (*(dialect.think or ()), *(dialect.answer or ()))):
                 continue
             text = f"One writes {marker} before a call, like {marker}nothing."
@@ -205,12 +205,14 @@ STRICT: dict[str, Any] = {
     "additionalProperties": False,
 }
 STEER = CustomTool(name="steer", format=GrammarFormat(syntax="regex", definition="go [0-9]{1,3}"))
-HELD = ToolTable.build([FunctionTool(name="first", parameters=STRICT, strict=True), FunctionTool(name="none"), STEER])
+HELD = ToolTable.from_request(
+    [FunctionTool(name="first", parameters=STRICT, strict=True), FunctionTool(name="none"), STEER]
+)
 
 
-def random_answer(ready: Format, talk: Any, chance: random.Random, most: int = 700) -> list[int] | None:
+def random_answer(ready: ModelFormat, talk: Any, chance: random.Random, most: int = 700) -> list[int] | None:
     """Tokens that a model which knows nothing might say under the grammar; None where it came to no end."""
-    lark = ready.grammar(Prompt((), "", False), talk)
+    lark = ready.build_grammar(RenderedPrompt((), "", False), talk)
     assert lark is not None
     matcher = LLMatcher(_tokenizer(ready), LLMatcher.grammar_from_lark(lark), log_level=0)
     end = (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]
@@ -243,7 +245,7 @@ def test_whatever_the_grammar_lets_through_is_read_as_a_whole_and_valid_call(dia
             continue
         said, reader = parser_helpers.read(ready, tokens, talk=talk)
         text = ready.decode(tokens)
-        assert not reader.broken, text
+        assert not reader.call_failed, text
         calls = calls_of(said)
         assert calls and all(arguments is not ... for _, arguments in calls), text
         for name, arguments in calls:
@@ -297,7 +299,7 @@ BITS = [
 
 def soup(dialect: Dialect, chance: random.Random) -> str:
     """Nonsense made of its own markers, of pieces of calls, and of whole ones."""
-    markers = [*dialect.markers, *(marker[: len(marker) // 2] for marker in dialect.markers)]
+    markers = [*dialect.all_markers, *(marker[: len(marker) // 2] for marker in dialect.all_markers)]
     wholes = [written(dialect, name) for name in ("one", "none", "types")]
     halves = [whole[: chance.randrange(len(whole))] for whole in wholes]
     pots = chance.choice(
@@ -318,8 +320,8 @@ def test_soup_of_its_own_markers_is_a_legal_stream_in_every_cut(dialect: Dialect
         for cuts in (range(len(tokens)), parser_helpers.random_cuts(len(tokens), chance)):
             said, again = parser_helpers.read(ready, tokens, cuts, **options)
             assert said == whole, f"soup {number}"
-            assert (again.reasoning_tokens, again.broken) == (reader.reasoning_tokens, reader.broken)
-        drive(whole, natural=options["natural"], broken=reader.broken)
+            assert (again.reasoning_tokens, again.call_failed) == (reader.reasoning_tokens, reader.call_failed)
+        drive(whole, natural=options["natural"], broken=reader.call_failed)
 
 
 def _spoken(dialect: Dialect, name: str) -> str:
@@ -327,8 +329,8 @@ def _spoken(dialect: Dialect, name: str) -> str:
     return written(dialect, name).replace('"b": None', '"b": null')
 
 
-def accepts(ready: Format, text: str, talk: Any) -> bool:
-    lark = ready.grammar(Prompt((), "", False), talk)
+def accepts(ready: ModelFormat, text: str, talk: Any) -> bool:
+    lark = ready.build_grammar(RenderedPrompt((), "", False), talk)
     assert lark is not None
     tokens = _tokenizer(ready)
     source = LLMatcher.grammar_from_lark(lark)
@@ -341,10 +343,10 @@ def accepts(ready: Format, text: str, talk: Any) -> bool:
 _TOKENIZERS: dict[int, LLTokenizer] = {}
 
 
-def _tokenizer(ready: Format) -> LLTokenizer:
+def _tokenizer(ready: ModelFormat) -> LLTokenizer:
     if id(ready) not in _TOKENIZERS:
-        assert isinstance(ready, ChatFormat)
-        size = 256 + len(ready._vocabulary.added)
+        assert isinstance(ready, TemplateFormat)
+        size = 256 + len(ready._vocabulary.added_tokens)
         _TOKENIZERS[id(ready)] = LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
     return _TOKENIZERS[id(ready)]
 
@@ -363,7 +365,7 @@ def test_nonsense_is_not_read_again_without_end(unit: str, monkeypatch: pytest.M
     monkeypatch.setattr(Extent, "advance", counted)
     ready = formats("phi4-mini")[0]
     parser_helpers.read(ready, ready.encode(unit * 1000))
-    assert sum(looked) < PATIENCE + len(unit) * 1000 + 1000 * 2 * IMPATIENT
+    assert sum(looked) < MAX_HOLD_BACK_CHARS + len(unit) * 1000 + 1000 * 2 * MIN_HOLD_BACK_CHARS
 
 
 @pytest.mark.parametrize(
@@ -391,7 +393,7 @@ def test_a_schema_may_be_nonsense(dialect: Dialect) -> None:
         {"type": 3, "properties": {"a": 7, "b": {"type": ["string", 4]}}},
         {"required": "a"},
     ):
-        table = ToolTable.build([FunctionTool(name=name, parameters=parameters) for name in ("add", "write")])
+        table = ToolTable.from_request([FunctionTool(name=name, parameters=parameters) for name in ("add", "write")])
         talk = parser_helpers.conversation(tools=table)
         for ready in formats(dialect.name):
             said, _ = parser_helpers.read(ready, ready.encode(written(dialect, "one")), talk=talk)
@@ -400,11 +402,11 @@ def test_a_schema_may_be_nonsense(dialect: Dialect) -> None:
 
 def test_a_users_word_opens_no_reasoning() -> None:
     dialect = DIALECTS["mistral-v11"]
-    template = Template("{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}")
-    ready = ChatFormat(dialect, ByteVocabulary((), ("<s>",)), template)
-    for opener, _ in dialect.thinks:
+    template = ChatTemplate("{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}")
+    ready = TemplateFormat(dialect, ByteVocabulary((), ("<s>",)), template)
+    for opener, _ in dialect.think_markers:
         asked = parser_helpers.conversation(items=(InputMessage(role="user", content=f"What is {opener} for?"),))
-        assert not ready.render(asked, now=parser_helpers.NOW).thinking
+        assert not ready.render_prompt(asked, now=parser_helpers.NOW).in_reasoning
 
 
 # What real models write that the frames do not write by themselves
@@ -500,9 +502,9 @@ ENUMS: dict[str, Any] = {
 @EVERY
 def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
     talk = parser_helpers.conversation(
-        tools=ToolTable.build([FunctionTool(name="f", parameters=ENUMS, strict=True)]), tool_choice="required"
+        tools=ToolTable.from_request([FunctionTool(name="f", parameters=ENUMS, strict=True)]), tool_choice="required"
     )
-    offer = talk.tools.find("f")
+    offer = talk.tools.find_tool("f")
     assert offer is not None
     for values, good in (
         ({"a": "red", "b": "x", "c": "blue"}, True),
@@ -510,7 +512,7 @@ def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
         ({"a": "red", "b": "y", "c": "blue"}, False),
     ):
         text = next(
-            call for frame in dialect.frames if (call := frame.write([(offer, json.dumps(values))])) is not None
+            call for frame in dialect.calls if (call := frame.write_calls([(offer, json.dumps(values))])) is not None
         )
         ready = formats(dialect.name)[0]
         assert accepts(ready, text, talk) == good
@@ -519,11 +521,11 @@ def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
 @pytest.mark.parametrize("name", ["llama3", "pythonic", "llama4-pythonic", "xlam"])
 def test_text_that_begins_like_a_call_is_no_way_around_what_is_strict(name: str) -> None:
     talk = parser_helpers.conversation(
-        tools=ToolTable.build([FunctionTool(name="add", parameters=parser_helpers.ADD, strict=True)])
+        tools=ToolTable.from_request([FunctionTool(name="add", parameters=parser_helpers.ADD, strict=True)])
     )
-    offer, dialect = talk.tools.find("add"), DIALECTS[name]
+    offer, dialect = talk.tools.find_tool("add"), DIALECTS[name]
     assert offer is not None
-    text = next(call for frame in dialect.frames if (call := frame.write([(offer, '{"a": "x"}')])) is not None)
+    text = next(call for frame in dialect.calls if (call := frame.write_calls([(offer, '{"a": "x"}')])) is not None)
     assert not accepts(formats(name)[0], text, talk)
     assert accepts(formats(name)[0], text.replace('"x"', "5"), talk)
     assert accepts(formats(name)[0], "Hello there.", talk)

@@ -10,9 +10,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.format import Format, Prompt
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.format import ModelFormat, RenderedPrompt
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
@@ -91,10 +91,10 @@ class Wrapped:
 
     bos_token_id = None
 
-    def __init__(self, ready: Format, size: int) -> None:
-        self.tokens = [ready.token(number)[1] for number in range(size)]
+    def __init__(self, ready: ModelFormat, size: int) -> None:
+        self.tokens = [ready.decode_token(number)[1] for number in range(size)]
         control: Any = getattr(ready, "_vocabulary", None)
-        self.special_token_ids = sorted(control.special) if control else list(range(199_998, size))
+        self.special_token_ids = sorted(control.special_ids) if control else list(range(199_998, size))
         self.eos_token_id = (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -108,8 +108,8 @@ def tokenizer(name: str, letters: bool = False) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
 
 
-def accepts(ready: Format, tokens: LLTokenizer, text: str, talk: Any, *, thinking: bool = False) -> bool:
-    lark = ready.grammar(Prompt((), "", thinking), talk)
+def accepts(ready: ModelFormat, tokens: LLTokenizer, text: str, talk: Any, *, thinking: bool = False) -> bool:
+    lark = ready.build_grammar(RenderedPrompt((), "", thinking), talk)
     assert lark is not None
     source = LLMatcher.grammar_from_lark(lark)
     assert LLMatcher.validate_grammar(source, tokens) == ""
@@ -179,23 +179,23 @@ FRAMES = {
 @pytest.mark.parametrize("syntax", RULES)
 def test_a_custom_tools_own_grammar_holds_inside_its_frame(name: str, syntax: Any) -> None:
     steer = CustomTool(name="steer", format=GrammarFormat(syntax=syntax, definition=RULES[syntax]))
-    talk = parser_helpers.conversation(tools=ToolTable.build([steer, FunctionTool(name="now")]))
+    talk = parser_helpers.conversation(tools=ToolTable.from_request([steer, FunctionTool(name="now")]))
     ready = parser_helpers.tokens_format(name)
     assert accepts(ready, tokenizer(name), FRAMES[name].format("go 12"), talk)
     assert not accepts(ready, tokenizer(name), FRAMES[name].format("stay"), talk)
 
 
 OBJECT = {"type": "object", "additionalProperties": False}
-REQUIRED, SINGLE = {"tool_choice": "required"}, {"single": True}
+REQUIRED, SINGLE = {"tool_choice": "required"}, {"single_call": True}
 DEMANDS: list[tuple[dict[str, Any], dict[str, bool]]] = [
     (REQUIRED, {"text only": False, "one call": True, "two parallel calls": True, "text then call": False}),
     (REQUIRED | SINGLE, {"text only": False, "one call": True, "two parallel calls": False}),
     (SINGLE, {"text only": True, "one call": True, "two parallel calls": False}),
-    (REQUIRED | {"only": frozenset({"now"})}, {"text only": False, "one call": False}),
-    ({"only": frozenset({"now"})}, {"text only": True, "one call": False}),
+    (REQUIRED | {"allowed_tools": frozenset({"now"})}, {"text only": False, "one call": False}),
+    ({"allowed_tools": frozenset({"now"})}, {"text only": True, "one call": False}),
     ({"tool_choice": "none"}, {"text only": True, "one call": False}),
-    ({"answer": OBJECT}, {"text only": False, "one call": True, "text then call": False}),
-    ({"answer": OBJECT, "tool_choice": "none"}, {"text only": False, "one call": False}),
+    ({"answer_schema": OBJECT}, {"text only": False, "one call": True, "text then call": False}),
+    ({"answer_schema": OBJECT, "tool_choice": "none"}, {"text only": False, "one call": False}),
 ]
 
 
@@ -206,7 +206,7 @@ def test_a_demand_leaves_nothing_else(name: str, demand: dict[str, Any], wanted:
     for case in named(name, wanted):
         found = accepts(parser_helpers.tokens_format(name), tokenizer(name), case["text"], talk)
         assert found == wanted[case["name"]], case["name"]
-    if "answer" in demand:
+    if "answer_schema" in demand:
         for text, fits in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
             assert accepts(parser_helpers.tokens_format(name), tokenizer(name), text, talk) == fits, text
 
@@ -216,11 +216,11 @@ def test_a_demand_on_gpt_oss() -> None:
     (think, call) = named("gpt-oss", ["reasoning then text", "reasoning then call"])
     demand = parser_helpers.conversation(**REQUIRED)
     assert not accepts(ready, tokens, think["text"], demand) and accepts(ready, tokens, call["text"], demand)
-    answer = parser_helpers.conversation(answer=OBJECT, tool_choice="none")
+    answer = parser_helpers.conversation(answer_schema=OBJECT, tool_choice="none")
     assert accepts(ready, tokens, f"{final}{{}}<|return|>", answer)
     assert not accepts(ready, tokens, f"{final}Hello.<|return|>", answer)
     assert not accepts(ready, tokens, think["text"], answer) and not accepts(ready, tokens, call["text"], answer)
-    other = parser_helpers.conversation(tool_choice="required", only=frozenset({"now"}))
+    other = parser_helpers.conversation(tool_choice="required", allowed_tools=frozenset({"now"}))
     assert not accepts(ready, tokens, call["text"], other)
 
 
@@ -228,7 +228,7 @@ def test_reasoning_stays_free_before_an_answer() -> None:
     ready, tokens, talk = (
         parser_helpers.tokens_format("hermes"),
         tokenizer("hermes"),
-        parser_helpers.conversation(answer=OBJECT),
+        parser_helpers.conversation(answer_schema=OBJECT),
     )
     for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
         assert accepts(ready, tokens, text, talk, thinking=thinking)
@@ -249,25 +249,25 @@ def test_markers_that_are_partly_tokens(name: str) -> None:
     """Text of six letters at most, up to a newline and a token, or a token and letters: no way leads nowhere."""
     word = {"type": "string", "maxLength": 6}
     schema = {"type": "object", "properties": {"word": word, "free": {"type": "string"}}, "required": ["word", "free"]}
-    tools = ToolTable.build(
+    tools = ToolTable.from_request(
         [FunctionTool(name="first", parameters={**schema, "additionalProperties": False}, strict=True)]
     )
-    offer = tools.find("first")
+    offer = tools.find_tool("first")
     assert offer is not None
     vocabulary = ByteVocabulary(PARTLY[name], (*DIALECTS[name].stop, "<|im_end|>"))
-    ready = ChatFormat(DIALECTS[name], vocabulary, Template("{{ messages }}"))
-    tokens = LLTokenizer(TokenizerWrapper(Wrapped(ready, 256 + len(vocabulary.added))))
+    ready = TemplateFormat(DIALECTS[name], vocabulary, ChatTemplate("{{ messages }}"))
+    tokens = LLTokenizer(TokenizerWrapper(Wrapped(ready, 256 + len(vocabulary.added_tokens))))
     for talk in (
         parser_helpers.conversation(tools=tools, tool_choice="required"),
         parser_helpers.conversation(tools=tools),
     ):
         for text in ("", "a", "six or", "a\nb\n", "\n\n", "a<b"):
             before = "" if talk.tool_choice == "required" else "So: 1 < 2\n"
-            call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
+            call = DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
             assert call is not None and accepts(ready, tokens, before + call, talk), text
             said, _ = parser_helpers.read(ready, ready.encode(before + call), talk=talk)
             assert parser_helpers.lines(said)[-3] == "call first" and parser_helpers.lines(said)[-1] == "close", text
-        call = DIALECTS[name].frames[0].write([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
+        call = DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
         assert call is not None and not accepts(ready, tokens, call, talk)
         assert accepts(ready, tokens, "One < two.", talk) is (talk.tool_choice == "auto")
 
@@ -291,27 +291,29 @@ def test_json_is_written_in_a_line_or_indented_but_not_with_blanks_for_their_own
     ready, tokens, talk = (
         parser_helpers.tokens_format("plain"),
         tokenizer("plain"),
-        parser_helpers.conversation(answer=LIST),
+        parser_helpers.conversation(answer_schema=LIST),
     )
     assert accepts(ready, tokens, text, talk) is may
 
 
 def test_where_no_call_is_possible_none_can_be_demanded() -> None:
     assert (
-        parser_helpers.tokens_format("plain").grammar(Prompt((), "", False), parser_helpers.conversation(**REQUIRED))
+        parser_helpers.tokens_format("plain").build_grammar(
+            RenderedPrompt((), "", False), parser_helpers.conversation(**REQUIRED)
+        )
         is None
     )
     for name in parser_helpers.NAMES:
         nothing = parser_helpers.conversation(tools=ToolTable(), **REQUIRED)
-        assert parser_helpers.tokens_format(name).grammar(Prompt((), "", False), nothing) is None, name
+        assert parser_helpers.tokens_format(name).build_grammar(RenderedPrompt((), "", False), nothing) is None, name
 
 
 def test_only_what_was_promised_is_held_to_a_grammar() -> None:
     free = [{}, {"tool_choice": "none"}, SINGLE]
-    assert not any(parser_helpers.conversation(**more).held for more in free)
-    assert all(parser_helpers.conversation(**more).held for more, _ in DEMANDS if more not in free)
-    strict = ToolTable.build([FunctionTool(name="f", strict=True)])
+    assert not any(parser_helpers.conversation(**more).needs_grammar for more in free)
+    assert all(parser_helpers.conversation(**more).needs_grammar for more, _ in DEMANDS if more not in free)
+    strict = ToolTable.from_request([FunctionTool(name="f", strict=True)])
     assert (
-        parser_helpers.conversation(tools=strict).held
-        and not parser_helpers.conversation(tools=strict, tool_choice="none").held
+        parser_helpers.conversation(tools=strict).needs_grammar
+        and not parser_helpers.conversation(tools=strict, tool_choice="none").needs_grammar
     )

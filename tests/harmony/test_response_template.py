@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from antiphon.harmony.calls.region import RegionFrame
-from antiphon.harmony.detect import bytes_format, load
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.response_template import NAME, Unreadable, dialect_of
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.calls.region import RegionCall
+from antiphon.harmony.detect import bytes_format, load_format
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.response_template import DIALECT_NAME, UnsupportedTemplate, parse_response_template
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Say, Think
 from tests.harmony import parser_helpers
@@ -22,7 +22,7 @@ FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{co
 MEMBERS = {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}}
 THINK = {"open": "<think>", "close": "</think>"}
 SCHEMAS = [
-    {"type": "function", "function": {"name": offer.flat, "parameters": offer.parameters or {}}}
+    {"type": "function", "function": {"name": offer.model_name, "parameters": offer.parameters or {}}}
     for offer in parser_helpers.TOOLS
     if offer.kind == "function"
 ]
@@ -68,11 +68,11 @@ def template(calls: dict[str, Any]) -> dict[str, Any]:
     return {"start_anchor": "<|im_start|>assistant\n", "fields": fields}
 
 
-def formats(spec: dict[str, Any]) -> list[ChatFormat]:
-    known = dialect_of(spec)
-    markers = tuple(marker for marker in known.markers if marker.startswith(("<", "[")))
+def formats(spec: dict[str, Any]) -> list[TemplateFormat]:
+    known = parse_response_template(spec)
+    markers = tuple(marker for marker in known.all_markers if marker.startswith(("<", "[")))
     plain, added = ((), ("<|im_start|>", "<|im_end|>")), (markers, ("<|im_start|>", "<|im_end|>"))
-    return [ChatFormat(known, ByteVocabulary(*words), Template("{{ messages }}")) for words in (plain, added)]
+    return [TemplateFormat(known, ByteVocabulary(*words), ChatTemplate("{{ messages }}")) for words in (plain, added)]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -190,13 +190,13 @@ def test_what_is_no_call_is_text() -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused(spec: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Unreadable, match=reason):
-        dialect_of(spec)
+    with pytest.raises(UnsupportedTemplate, match=reason):
+        parse_response_template(spec)
 
 
 def test_where_it_says_what_a_frame_says_the_frame_is_taken() -> None:
-    kinds = {name: type(dialect_of(template(calls)).frames[0]) for name, (calls, _) in TEMPLATES.items()}
-    regions = {name for name, kind in kinds.items() if kind is RegionFrame}
+    kinds = {name: type(parse_response_template(template(calls)).calls[0]) for name, (calls, _) in TEMPLATES.items()}
+    regions = {name for name, kind in kinds.items() if kind is RegionCall}
     assert regions == {"tags", "keys in tags", "keys without marks", "lines"}
 
 
@@ -210,25 +210,25 @@ def save(folder: Path, chat: str, spec: object) -> Path:
 
 
 def test_a_folder_that_has_one_is_read_by_it(tmp_path: Path) -> None:
-    chosen = load(save(tmp_path, "{{ messages }}", template(TEMPLATES["tags"][0])))
-    assert chosen.format.name == NAME and "response_template" in chosen.why
-    assert load(tmp_path, "plain").format.name == "plain"
+    chosen = load_format(save(tmp_path, "{{ messages }}", template(TEMPLATES["tags"][0])))
+    assert chosen.format.name == DIALECT_NAME and "response_template" in chosen.reason
+    assert load_format(tmp_path, "plain").format.name == "plain"
 
 
 def test_where_it_says_what_is_known_the_known_dialect_stays(tmp_path: Path) -> None:
     spec = template({"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True})
-    chosen = load(save(tmp_path, "{{ messages }} <tool_call> </tool_call>", spec))
-    assert chosen.format.name == "hermes" and "says the same" in chosen.why
+    chosen = load_format(save(tmp_path, "{{ messages }} <tool_call> </tool_call>", spec))
+    assert chosen.format.name == "hermes" and "says the same" in chosen.reason
 
 
 def test_one_that_cannot_be_read_is_told_of(tmp_path: Path) -> None:
-    chosen = load(save(tmp_path, "{{ messages }} <tool_call>", {"version": 9}))
-    assert chosen.format.name == "hermes" and "not used: its version" in chosen.why
+    chosen = load_format(save(tmp_path, "{{ messages }} <tool_call>", {"version": 9}))
+    assert chosen.format.name == "hermes" and "not used: its version" in chosen.reason
 
 
 def test_it_is_none_of_those_that_have_names() -> None:
     with pytest.raises(KeyError):
-        bytes_format(NAME)
+        bytes_format(DIALECT_NAME)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -10,29 +10,31 @@ from antiphon.events.inputs import AnyInput, InputCustomCall, InputFunctionCall,
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Arguments, Call, Say, Segment, Think
 from tests.harmony import parser_helpers
 from tests.harmony.samples import written
 
-CALLING = [dialect for dialect in DIALECTS.values() if dialect.frames]
+CALLING = [dialect for dialect in DIALECTS.values() if dialect.calls]
 USER = InputMessage(role="user", content="Go on.")
 PATCH = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n*** End Patch'
 
 
-def formats(dialect: Dialect) -> list[ChatFormat]:
+def formats(dialect: Dialect) -> list[TemplateFormat]:
     """With a template that knows reasoning and no tools, over letters and over tokens."""
     opener, closer = dialect.think or ("", "")
     thought = f"{{{{ {json.dumps(opener)} }}}}\n{{{{ m.reasoning_content }}}}\n{{{{ {json.dumps(closer)} }}}}\n\n"
     shown = f"{{% if m.reasoning_content %}}{thought}{{% endif %}}{{{{ m.content }}}}"
-    template = Template(
+    template = ChatTemplate(
         f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{shown}<|im_end|>\n{{% endfor %}}<|im_start|>assistant\n"
     )
     ends = ("<|im_start|>", "<|im_end|>")
-    added = tuple(marker for marker in dialect.markers if marker.startswith(("<", "[")) and marker.endswith((">", "]")))
-    return [ChatFormat(dialect, ByteVocabulary(words, ends), template) for words in ((), added)]
+    added = tuple(
+        marker for marker in dialect.all_markers if marker.startswith(("<", "[")) and marker.endswith((">", "]"))
+    )
+    return [TemplateFormat(dialect, ByteVocabulary(words, ends), template) for words in ((), added)]
 
 
 def items_of(said: Sequence[Segment]) -> list[AnyInput]:
@@ -64,9 +66,9 @@ def told(items: Sequence[AnyInput]) -> list[Any]:
 
 
 def custom(dialect: Dialect) -> str | None:
-    offer = parser_helpers.TOOLS.find("apply_patch")
+    offer = parser_helpers.TOOLS.find_tool("apply_patch")
     assert offer is not None
-    return next((text for frame in dialect.frames if (text := frame.write([(offer, PATCH)])) is not None), None)
+    return next((text for frame in dialect.calls if (text := frame.write_calls([(offer, PATCH)])) is not None), None)
 
 
 def turns(dialect: Dialect) -> list[str]:
@@ -74,7 +76,7 @@ def turns(dialect: Dialect) -> list[str]:
     thought = f"{opener}\nLet me see.\n{closer}\n\n" if dialect.think else ""
     calls = written(dialect, "two", "types", "text")
     found = [f"{thought}Good morning.", f"{thought}{calls}"]
-    if not dialect.frames[0].bare:
+    if not dialect.calls[0].head_only:
         found.append(f"{thought}I will.\n\n{calls}")
     return [*found, *filter(None, [custom(dialect)])]
 
@@ -82,7 +84,7 @@ def turns(dialect: Dialect) -> list[str]:
 def test_where_there_are_only_strings_a_custom_tools_text_is_one() -> None:
     call = InputCustomCall(call_id="call_0", name="apply_patch", input=PATCH)
     for ready in formats(DIALECTS["pythonic"]):
-        prompt = ready.render(parser_helpers.conversation(items=(USER, call)), now=parser_helpers.NOW)
+        prompt = ready.render_prompt(parser_helpers.conversation(items=(USER, call)), now=parser_helpers.NOW)
         shown = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1]
         again, _ = parser_helpers.read(ready, ready.encode(shown.partition("<|im_end|>")[0]))
         assert items_of(again) == [call]
@@ -95,7 +97,7 @@ def test_a_turn_comes_back_as_it_was(dialect: Dialect) -> None:
             said, _ = parser_helpers.read(ready, ready.encode(turn))
             items = items_of(said)
             assert items
-            prompt = ready.render(parser_helpers.conversation(items=(USER, *items)), now=parser_helpers.NOW)
+            prompt = ready.render_prompt(parser_helpers.conversation(items=(USER, *items)), now=parser_helpers.NOW)
             parts = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1:]
             shown = "\n\n".join(part.partition("<|im_end|>")[0] for part in parts)
             again, _ = parser_helpers.read(ready, ready.encode(shown))

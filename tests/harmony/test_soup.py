@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from antiphon.events.response import Response
-from antiphon.harmony.format import Format
-from antiphon.harmony.parsing.reader import PATIENCE
+from antiphon.harmony.format import ModelFormat
+from antiphon.harmony.parsing.reader import MAX_HOLD_BACK_CHARS
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Arguments, Call, Close, Say, Think
 from tests.harmony import parser_helpers
@@ -75,15 +75,15 @@ def soup(name: str, chance: random.Random) -> str:
 def test_soup_is_a_legal_stream_in_every_cut(name: str) -> None:
     chance = random.Random(f"soup of {name}")
     for number in range(parser_helpers.SOUPS):
-        ready: Format = chance.choice(parser_helpers.formats(name))
+        ready: ModelFormat = chance.choice(parser_helpers.formats(name))
         tokens = ready.encode(soup(name, chance))
         options = {"thinking": chance.random() < 0.3, "natural": chance.random() < 0.7}
         whole, reader = parser_helpers.read(ready, tokens, **options)
         for cuts in (range(len(tokens)), parser_helpers.random_cuts(len(tokens), chance)):
             said, again = parser_helpers.read(ready, tokens, cuts, **options)
             assert said == whole, f"soup {number}"
-            assert (again.reasoning_tokens, again.broken) == (reader.reasoning_tokens, reader.broken)
-        drive(whole, natural=options["natural"], broken=reader.broken)
+            assert (again.reasoning_tokens, again.call_failed) == (reader.reasoning_tokens, reader.call_failed)
+        drive(whole, natural=options["natural"], broken=reader.call_failed)
 
 
 @pytest.mark.parametrize("name", parser_helpers.NAMES)
@@ -119,13 +119,13 @@ def _closed_calls(said: list[parser_helpers.Segment]) -> int:
 
 def test_a_call_that_does_not_begin_is_not_held_back_for_ever() -> None:
     ready = parser_helpers.tokens_format("hermes")
-    text = '<tool_call>{"arguments": {"a": "' + "x" * (PATIENCE + 9) + '"}, "name": "add"}</tool_call>'
+    text = '<tool_call>{"arguments": {"a": "' + "x" * (MAX_HOLD_BACK_CHARS + 9) + '"}, "name": "add"}</tool_call>'
     tokens = ready.encode(text)
     for cuts in ([], [100], range(0, len(tokens), 5000), range(1, len(tokens), 777)):
         assert parser_helpers.lines(parser_helpers.read(ready, tokens, cuts)[0]) == parser_helpers.lines([Say(text)])
-    reader = ready.reader(parser_helpers.Prompt((), ""), parser_helpers.conversation())
-    assert reader.feed(tokens[: PATIENCE // 2]) == []
-    assert reader.feed(tokens[PATIENCE // 2 : -1])
+    reader = ready.create_reader(parser_helpers.RenderedPrompt((), ""), parser_helpers.conversation())
+    assert reader.feed(tokens[: MAX_HOLD_BACK_CHARS // 2]) == []
+    assert reader.feed(tokens[MAX_HOLD_BACK_CHARS // 2 : -1])
 
 
 def head() -> Response:

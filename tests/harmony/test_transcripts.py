@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
-from antiphon.harmony.tokens.detokenizer import REPLACED
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
+from antiphon.harmony.tokens.detokenizer import REPLACEMENT_CHARACTER
 from tests.harmony import parser_helpers
 
 
@@ -38,11 +38,11 @@ class Shards:
     """A vocabulary made for one text: its tokens are random runs of bytes, which respect no character and no marker."""
 
     def __init__(self) -> None:
-        self.added = {"<|im_start|>": 0, "<|im_end|>": 1}
-        self.special = frozenset({0, 1})
+        self.added_tokens = {"<|im_start|>": 0, "<|im_end|>": 1}
+        self.special_ids = frozenset({0, 1})
         self._pieces = [b"<|im_start|>", b"<|im_end|>"]
 
-    def piece(self, token: int) -> bytes | None:
+    def token_bytes(self, token: int) -> bytes | None:
         return self._pieces[token] if token < len(self._pieces) else None
 
     def encode(self, text: str) -> list[int]:
@@ -51,9 +51,11 @@ class Shards:
     def cut(self, text: str, chance: random.Random) -> list[int]:
         raw, tokens, at = text.encode(), [], 0
         while at < len(raw):
-            special = next((token for word, token in self.added.items() if raw.startswith(word.encode(), at)), None)
+            special = next(
+                (token for word, token in self.added_tokens.items() if raw.startswith(word.encode(), at)), None
+            )
             end = at + chance.randint(1, 7)
-            later = [place for word in self.added if (place := raw.find(word.encode(), at)) > at]
+            later = [place for word in self.added_tokens if (place := raw.find(word.encode(), at)) > at]
             if special is None:
                 end = min(end, *later) if later else end
                 special = len(self._pieces)
@@ -74,7 +76,7 @@ def test_tokens_that_respect_no_boundary(name: str, case: dict[str, Any]) -> Non
     chance = random.Random(case["name"])
     for _ in range(max(5, parser_helpers.CUTS // 20)):
         shards = Shards()
-        ready = ChatFormat(DIALECTS[name], shards, Template(""))
+        ready = TemplateFormat(DIALECTS[name], shards, ChatTemplate(""))
         tokens = shards.cut(case["text"], chance)
         said, _ = parser_helpers.read(ready, tokens, range(len(tokens)), **parser_helpers.options(case))
         assert parser_helpers.lines(said) == case["says"]
@@ -86,7 +88,7 @@ def test_cut_anywhere_what_was_said_is_never_taken_back(name: str) -> None:
     for case in parser_helpers.cases(name):
         ready = _formats(name, case)[0]
         tokens, options = ready.encode(case["text"]), {**parser_helpers.options(case), "natural": False}
-        full: Any = ready.reader(parser_helpers.Prompt((), "", options["thinking"]), options["talk"])
+        full: Any = ready.create_reader(parser_helpers.RenderedPrompt((), "", options["thinking"]), options["talk"])
         streamed: list[Any] = []
         for place in range(len(tokens)):
             streamed += full.feed(tokens[place : place + 1])
@@ -107,7 +109,7 @@ def test_half_a_character_is_replaced_once(name: str) -> None:
     head = ready.encode("<|channel|>final<|message|>" if name == "gpt-oss" else "")
     face = ready.encode("𒐫")  # several tokens in every vocabulary
     said, _ = parser_helpers.read(ready, head + face[:1])
-    assert parser_helpers.lines(said)[0].endswith(f'"{REPLACED}"')
+    assert parser_helpers.lines(said)[0].endswith(f'"{REPLACEMENT_CHARACTER}"')
 
 
 @pytest.mark.parametrize("name", parser_helpers.NAMES)

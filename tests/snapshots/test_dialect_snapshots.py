@@ -40,7 +40,7 @@ def test_what_is_read(dialect: Dialect, shown: SnapshotAssertion) -> None:
     for one in transcripts(dialect):
         said, _ = parser_helpers.read(parser_helpers.tokens_format(dialect.name), _tokens(dialect, one.text), **one.options)
         lines += ["", f"== {one.name}", *_quoted(one.text), *_indented(said)]
-    if dialect.frames:
+    if dialect.calls:
         lines += ["", "== cut off", *_cut(dialect, written(dialect, "short"))]
     assert "\n".join(lines) + "\n" == shown(name=dialect.name)
 

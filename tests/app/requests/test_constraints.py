@@ -48,7 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def one(name: str, folder: Path) -> ServedModel:
     engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.2})
-    return ServedModel(names=(name,), engine=engine, format=detect.load(folder, None).format, created=1)
+    return ServedModel(names=(name,), engine=engine, format=detect.load_format(folder, None).format, created=1)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class Kitchen:
         self.spec = msgspec.structs.replace(
             asked.spec, head=msgspec.structs.replace(asked.spec.head, id="resp_1", created_at=1)
         )
-        self.prompt = self.form.render(self.spec.conversation, now=_NOW)
+        self.prompt = self.form.render_prompt(self.spec.conversation, now=_NOW)
 
     def answer(self, cuts: Sequence[Sequence[int]], finish: str) -> list[dict[str, object]]:
         """The events of an answer that comes in these pieces."""

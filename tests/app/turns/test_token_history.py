@@ -16,11 +16,11 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import Conversation, Format
+from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.tools import ToolTable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-TOOLS = ToolTable.build([FunctionTool(name="add", parameters={"type": "object"})])
+TOOLS = ToolTable.from_request([FunctionTool(name="add", parameters={"type": "object"})])
 ASKED = InputMessage(role="user", content="Add.")
 THOUGHT = InputReasoning(content=[ReasoningText(text="Hm.")])
 CALLED = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 1}')
@@ -38,17 +38,17 @@ SPOKEN = {
 }
 
 
-def read(recall: Recall, form: Format, *items: AnyInput, owner: str = "me") -> Layout:
-    return recall.read(form, owner, Conversation(items=items, tools=TOOLS), NOW)
+def read(recall: Recall, form: ModelFormat, *items: AnyInput, owner: str = "me") -> Layout:
+    return recall.read(form, owner, PromptInput(items=items, tools=TOOLS), NOW)
 
 
-def told(recall: Recall, form: Format, spoken: str) -> Layout:
+def told(recall: Recall, form: ModelFormat, spoken: str) -> Layout:
     layout = read(recall, form, ASKED)
     recall.remember(Spoken(layout, tuple(form.encode(spoken)), TOLD))
     return layout
 
 
-def called(dialect: str) -> tuple[Format, Recall, tuple[int, ...]]:
+def called(dialect: str) -> tuple[ModelFormat, Recall, tuple[int, ...]]:
     """A model that has called a tool, and all that it read and spoke."""
     form, recall = bytes_format(dialect), Recall()
     layout, spoken = read(recall, form, ASKED), tuple(form.encode(SPOKEN[dialect]))

@@ -8,7 +8,7 @@ import pytest
 from antiphon.app.requests.input_items import check_calls, read
 from antiphon.app.turns.truncation import truncated, units
 from antiphon.events.inputs import AnyInput, InputMessage
-from antiphon.harmony.format import Conversation
+from antiphon.harmony.format import PromptInput
 
 SYSTEM = {"role": "developer", "content": "D"}
 USER = {"role": "user", "content": "U"}
@@ -24,8 +24,8 @@ def output(name: str) -> dict[str, object]:
     return {"type": "function_call_output", "call_id": name, "output": "O"}
 
 
-def talk(*entries: dict[str, object]) -> Conversation:
-    return Conversation(items=read(list(entries), lambda _: None).items)
+def talk(*entries: dict[str, object]) -> PromptInput:
+    return PromptInput(items=read(list(entries), lambda _: None).items)
 
 
 LONG = talk(
@@ -43,7 +43,7 @@ def test_as_little_as_it_takes_is_left_out_oldest_first() -> None:
     for most in range(len(LONG.items) + 1):
         asked: list[int] = []
 
-        def fits(conversation: Conversation, most: int = most, asked: list[int] = asked) -> bool:
+        def fits(conversation: PromptInput, most: int = most, asked: list[int] = asked) -> bool:
             asked.append(len(conversation.items))
             return len(conversation.items) <= most
 
@@ -85,4 +85,4 @@ def test_whatever_is_left_of_any_talk_is_a_talk(kinds: Sequence[str]) -> None:
 
 def test_one_unit_alone_cannot_be_shortened() -> None:
     assert truncated(talk(USER), lambda _: True) is None
-    assert truncated(Conversation(), lambda _: True) is None
+    assert truncated(PromptInput(), lambda _: True) is None

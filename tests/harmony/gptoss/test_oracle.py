@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai_harmony import Role, StreamableParser
 
-from antiphon.harmony.gptoss.format import encoding
+from antiphon.harmony.gptoss.format import load_encoding
 from antiphon.state.segments import Arguments, Call, Say, Segment, Think
 from tests.harmony import parser_helpers
 
@@ -16,7 +16,7 @@ BODIES = ['{"a": 1}', '{"a": [1, {"b": "é\\n😀"}]}', "{}", '{ "a" :1.50 }']
 
 def oracle(tokens: list[int]) -> list[tuple[str, str, str]]:
     """(channel, recipient, text) of each message, as the library parses them."""
-    parser = StreamableParser(encoding(), Role.ASSISTANT)
+    parser = StreamableParser(load_encoding(), Role.ASSISTANT)
     for token in tokens:
         parser.process(token)
     parser.process_eos()
@@ -37,7 +37,11 @@ def ours(said: list[Segment]) -> list[tuple[str, str, str]]:
                 found.append(({"final_answer": "final"}.get(phase or "", phase or ""), "", text))
             case Call():
                 found.append(
-                    ("commentary", f"functions.{parser_helpers.TOOLS.flat(segment.name, segment.namespace)}", "")
+                    (
+                        "commentary",
+                        f"functions.{parser_helpers.TOOLS.model_name_of(segment.name, segment.namespace)}",
+                        "",
+                    )
                 )
             case Arguments(text):
                 found[-1] = (*found[-1][:2], text)

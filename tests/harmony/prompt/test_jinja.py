@@ -3,12 +3,12 @@
 import pytest
 
 from antiphon.harmony.format import RenderError
-from antiphon.harmony.prompt.jinja import RefusedError, Template
+from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
 from tests.harmony import parser_helpers
 
 
 def render(source: str, **context: object) -> str:
-    return Template(source).render(context, now=parser_helpers.NOW)
+    return ChatTemplate(source).render(context, now=parser_helpers.NOW)
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_what_goes_wrong_in_a_template_is_the_templates(source: str) -> None:
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{{ x | nosuchfilter }}"])
 def test_a_template_that_does_not_compile(source: str) -> None:
     with pytest.raises(RenderError, match="does not compile"):
-        Template(source)
+        ChatTemplate(source)
 
 
 def test_the_bounds_are_arguments() -> None:
     with pytest.raises(RenderError, match="too long"):
-        Template("{{ xs }}").render({"xs": "abc"}, now=parser_helpers.NOW, longest=2)
+        ChatTemplate("{{ xs }}").render({"xs": "abc"}, now=parser_helpers.NOW, max_chars=2)
     with pytest.raises(RenderError, match="runs too long"):
-        Template("{% for x in xs %}{% endfor %}").render({"xs": "abc"}, now=parser_helpers.NOW, turns=2)
+        ChatTemplate("{% for x in xs %}{% endfor %}").render({"xs": "abc"}, now=parser_helpers.NOW, max_turns=2)

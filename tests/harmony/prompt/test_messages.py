@@ -26,10 +26,10 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.format import Conversation, RenderError
+from antiphon.harmony.format import PromptInput, RenderError
 from antiphon.harmony.gptoss import format as gptoss_format
-from antiphon.harmony.prompt.jinja import Template
-from antiphon.harmony.template_format import ChatFormat
+from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Arguments, Call, Close
 from tests.harmony import parser_helpers
@@ -57,12 +57,16 @@ def output(number: int, text: str) -> InputFunctionOutput:
     return InputFunctionOutput(call_id=f"call_{number}", output=text)
 
 
-def ready(template: str = DUMP, dialect: str = "hermes") -> ChatFormat:
-    return ChatFormat(DIALECTS[dialect], ByteVocabulary(("<think>", "</think>"), ("<|im_end|>",)), Template(template))
+def ready(template: str = DUMP, dialect: str = "hermes") -> TemplateFormat:
+    return TemplateFormat(
+        DIALECTS[dialect], ByteVocabulary(("<think>", "</think>"), ("<|im_end|>",)), ChatTemplate(template)
+    )
 
 
 def messages(*items: Any, dialect: str = "hermes", **more: Any) -> list[dict[str, Any]]:
-    prompt = ready(dialect=dialect).render(parser_helpers.conversation(items=items, **more), now=parser_helpers.NOW)
+    prompt = ready(dialect=dialect).render_prompt(
+        parser_helpers.conversation(items=items, **more), now=parser_helpers.NOW
+    )
     found: list[dict[str, Any]] = json.loads(prompt.text)["messages"]
     return found
 
@@ -116,8 +120,8 @@ def test_a_template_that_demands_objects_or_lone_users_is_served() -> None:
     strict = """{% for m in messages %}{% if m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}
 {{- raise_exception('roles must alternate') }}{% endif %}{{ m.content }}
 {%- for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}{% endfor %}"""
-    talk = Conversation(items=(user("a"), user("b"), call(1, "{bad"), call(2, '{"x": 1}')))
-    assert ready(strict).render(talk, now=parser_helpers.NOW).text == "a\n\nb[arguments={bad][x=1]"
+    talk = PromptInput(items=(user("a"), user("b"), call(1, "{bad"), call(2, '{"x": 1}')))
+    assert ready(strict).render_prompt(talk, now=parser_helpers.NOW).text == "a\n\nb[arguments={bad][x=1]"
 
 
 def test_custom_calls_are_written_in_their_raw_frame() -> None:
@@ -131,7 +135,9 @@ def test_custom_calls_are_written_in_their_raw_frame() -> None:
         "arguments": {"input": "x\ny"},
     }
     native = DUMP + "{# it knows tools of type custom #}"
-    found = json.loads(ready(native).render(parser_helpers.conversation(items=items), now=parser_helpers.NOW).text)
+    found = json.loads(
+        ready(native).render_prompt(parser_helpers.conversation(items=items), now=parser_helpers.NOW).text
+    )
     assert found["messages"][0]["tool_calls"][0]["custom"] == {"name": "apply_patch", "input": "x\ny"}
     assert [tool["type"] for tool in found["tools"]] == [
         "function",
@@ -172,7 +178,9 @@ def test_items_of_others_are_not_shown() -> None:
 
 def test_namespaced_tools_have_flat_names_in_offers_and_in_history() -> None:
     spawned = InputFunctionCall(call_id="x", name="spawn", namespace="agents", arguments="{}")
-    found = json.loads(ready().render(parser_helpers.conversation(items=(spawned,)), now=parser_helpers.NOW).text)
+    found = json.loads(
+        ready().render_prompt(parser_helpers.conversation(items=(spawned,)), now=parser_helpers.NOW).text
+    )
     assert found["messages"][1]["tool_calls"][0]["function"]["name"] == "agents__spawn"
     assert "agents__spawn" in [tool["function"]["name"] for tool in found["tools"]]
 
@@ -189,18 +197,18 @@ def test_namespaced_tools_have_flat_names_in_offers_and_in_history() -> None:
 )
 def test_whether_it_thinks_is_read_from_the_prompt(tail: str, thinking: bool) -> None:
     template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}" + tail
-    talk = Conversation(items=(user("Say <think>"), said("a<think>b"), user("<think>")))
-    assert ready(template).render(talk, now=parser_helpers.NOW).thinking is thinking
+    talk = PromptInput(items=(user("Say <think>"), said("a<think>b"), user("<think>")))
+    assert ready(template).render_prompt(talk, now=parser_helpers.NOW).in_reasoning is thinking
 
 
 def test_reasoning_left_open_in_an_earlier_turn_does_not_count() -> None:
-    assert not ready("<think>old<|im_end|>new").render(Conversation(), now=parser_helpers.NOW).thinking
+    assert not ready("<think>old<|im_end|>new").render_prompt(PromptInput(), now=parser_helpers.NOW).in_reasoning
 
 
 def test_effort_is_told_under_the_names_that_templates_know() -> None:
     template = "{{ enable_thinking }}|{{ reasoning_effort }}"
     texts = [
-        ready(template).render(Conversation(effort=effort), now=parser_helpers.NOW).text
+        ready(template).render_prompt(PromptInput(effort=effort), now=parser_helpers.NOW).text
         for effort in (None, "none", "high")
     ]
     assert texts == ["|", "False|", "True|high"]
@@ -209,7 +217,9 @@ def test_effort_is_told_under_the_names_that_templates_know() -> None:
 @pytest.mark.parametrize("dialect", ["hermes", "gpt-oss"])
 def test_half_a_surrogate_pair_ends_in_an_error_that_is_ours(dialect: str) -> None:
     with pytest.raises(RenderError):
-        parser_helpers.tokens_format(dialect).render(Conversation(items=(user("\ud800"),)), now=parser_helpers.NOW)
+        parser_helpers.tokens_format(dialect).render_prompt(
+            PromptInput(items=(user("\ud800"),)), now=parser_helpers.NOW
+        )
 
 
 def test_gpt_oss_history(tmp_path: Path) -> None:
@@ -226,7 +236,7 @@ def test_gpt_oss_history(tmp_path: Path) -> None:
     )
     text = (
         parser_helpers.tokens_format("gpt-oss")
-        .render(parser_helpers.conversation(items=items, effort="high"), now=parser_helpers.NOW)
+        .render_prompt(parser_helpers.conversation(items=items, effort="high"), now=parser_helpers.NOW)
         .text
     )
     assert "Reasoning: high" in text and "Current date: 2026-11-21" in text
@@ -259,12 +269,15 @@ def test_gpt_oss_lays_out_what_is_said_again_as_the_library_lays_out_the_whole()
         choice = chance.choice([{}, {"tool_choice": "none"}])
         talk = parser_helpers.conversation(items=items, instructions=chance.choice(["", "Be kind."]), **choice)
         whole = harmony.Conversation.from_messages(
-            [*gptoss_format._head(talk, parser_helpers.NOW), *gptoss_format._History(talk).messages()]
+            [
+                *gptoss_format._head_messages(talk, parser_helpers.NOW),
+                *gptoss_format._HistoryMessages(talk).build_messages(),
+            ]
         )
         config = harmony.RenderConversationConfig(auto_drop_analysis=False)
-        laid = gptoss_format.encoding().render_conversation_for_completion(whole, harmony.Role.ASSISTANT, config)
+        laid = gptoss_format.load_encoding().render_conversation_for_completion(whole, harmony.Role.ASSISTANT, config)
         for owner in ("me", "me", "you"):
-            assert form.render(talk, now=parser_helpers.NOW, owner=owner).tokens == tuple(laid)
+            assert form.render_prompt(talk, now=parser_helpers.NOW, owner=owner).tokens == tuple(laid)
 
 
 def test_gpt_oss_lays_out_for_each_owner_what_has_not_been_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +295,7 @@ def test_gpt_oss_lays_out_for_each_owner_what_has_not_been_said_before(monkeypat
     monkeypatch.setattr(harmony.HarmonyEncoding, "render_conversation", counted_head)
     monkeypatch.setattr(harmony.HarmonyEncoding, "render", counted)
     for owner, texts in (("me", ["a", "b"]), ("me", ["a", "c", "b"]), ("you", ["a"])):
-        form.render(Conversation(items=tuple(map(user, texts))), now=parser_helpers.NOW, owner=owner)
+        form.render_prompt(PromptInput(items=tuple(map(user, texts))), now=parser_helpers.NOW, owner=owner)
     assert laid == ["head", "a", "b", "c", "head", "a"]
 
 
@@ -290,29 +303,31 @@ def test_gpt_oss_refuses_what_the_library_cannot_take() -> None:
     deep: dict[str, Any] = {"type": "object"}
     for _ in range(300):
         deep = {"type": "object", "properties": {"x\ny": deep}}
-    tools = parser_helpers.ToolTable.build([parser_helpers.FunctionTool(name="f", parameters=deep)])
+    tools = parser_helpers.ToolTable.from_request([parser_helpers.FunctionTool(name="f", parameters=deep)])
     with pytest.raises(RenderError):
-        parser_helpers.tokens_format("gpt-oss").render(Conversation(tools=tools), now=parser_helpers.NOW)
+        parser_helpers.tokens_format("gpt-oss").render_prompt(PromptInput(tools=tools), now=parser_helpers.NOW)
 
 
 def test_json_that_is_too_deep_is_an_error_of_the_conversation() -> None:
     deep = '{"a":' * 800 + "1" + "}" * 800
     with pytest.raises(RenderError):
-        ready().render(Conversation(items=(call(1, deep),)), now=parser_helpers.NOW)
+        ready().render_prompt(PromptInput(items=(call(1, deep),)), now=parser_helpers.NOW)
 
 
 BARE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.frames])
+@pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.calls])
 def test_a_template_without_a_place_for_tools_is_served_anyway(name: str) -> None:
     """The prompt tells of the tools in words, shows earlier calls as the model writes them, and reads the same back."""
     dialect = DIALECTS[name]
-    form = ChatFormat(dialect, ByteVocabulary(("<think>", "</think>"), ("<|im_start|>", "<|im_end|>")), Template(BARE))
+    form = TemplateFormat(
+        dialect, ByteVocabulary(("<think>", "</think>"), ("<|im_start|>", "<|im_end|>")), ChatTemplate(BARE)
+    )
     call = InputFunctionCall(call_id="c1", name="add", arguments='{"a": 1, "b": 2}')
     other = InputFunctionCall(call_id="c2", name="now", arguments="{}")
     output = InputFunctionOutput(call_id="c1", output="3")
-    text = form.render(
+    text = form.render_prompt(
         parser_helpers.conversation(items=(user("Add."), call, other, output)), now=parser_helpers.NOW
     ).text
     assert '"name": "write"' in text and "Adds two numbers." in text and "NAME" in text
@@ -325,14 +340,14 @@ def test_a_template_without_a_place_for_tools_is_served_anyway(name: str) -> Non
     assert json.loads("".join(one.text for one in first if isinstance(one, Arguments))) == {"a": 1, "b": 2}
     assert (
         "# Tools"
-        not in form.render(
+        not in form.render_prompt(
             parser_helpers.conversation(items=(user("Add."),), tool_choice="none"), now=parser_helpers.NOW
         ).text
     )
 
 
 def test_arguments_that_are_no_json_are_shown_all_the_same() -> None:
-    form = ChatFormat(DIALECTS["glm"], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), Template(BARE))
+    form = TemplateFormat(DIALECTS["glm"], ByteVocabulary((), ("<|im_start|>", "<|im_end|>")), ChatTemplate(BARE))
     call = InputFunctionCall(call_id="c1", name="add", arguments="not JSON")
-    text = form.render(parser_helpers.conversation(items=(user("Add."), call)), now=parser_helpers.NOW).text
+    text = form.render_prompt(parser_helpers.conversation(items=(user("Add."), call)), now=parser_helpers.NOW).text
     assert "<tool_call>add" in text and "not JSON" in text

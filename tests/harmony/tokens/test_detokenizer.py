@@ -8,15 +8,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from antiphon.events.items import Logprob
 from antiphon.harmony.detect import DIALECTS
-from antiphon.harmony.parsing.schema_values import cast, streams, types
-from antiphon.harmony.tokens.detokenizer import Alphabet, Detokenizer
+from antiphon.harmony.parsing.schema_values import allowed_types, can_stream_as_string, cast_value
+from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary
 from antiphon.state.segments import Say
 from tests.harmony import parser_helpers
 
 
-def alphabet() -> Alphabet:
-    return Alphabet(ByteVocabulary(("<think>",), ("<|end|>",)), ("<think>",))
+def alphabet() -> MarkerAlphabet:
+    return MarkerAlphabet(ByteVocabulary(("<think>",), ("<|end|>",)), ("<think>",))
 
 
 def test_bytes_decode_as_python_decodes_them_in_every_cut() -> None:
@@ -45,9 +45,9 @@ def test_log_probabilities_stand_where_their_tokens_begin(name: str) -> None:
     ready = parser_helpers.tokens_format(name)
     head = ready.encode("<|channel|>final<|message|>") if name == "gpt-oss" else ready.encode("<think>x</think>")
     tokens = head + ready.encode("Grüße 𒐫!") + ready.encode("<|return|>" if name == "gpt-oss" else "<|im_end|>")
-    scores = [Logprob(token=ready.token(token)[0], logprob=-float(place)) for place, token in enumerate(tokens)]
+    scores = [Logprob(token=ready.decode_token(token)[0], logprob=-float(place)) for place, token in enumerate(tokens)]
     for cuts in ([], range(len(tokens)), [len(head) + 3]):
-        reader = ready.reader(parser_helpers.Prompt((), ""), parser_helpers.conversation())
+        reader = ready.create_reader(parser_helpers.RenderedPrompt((), ""), parser_helpers.conversation())
         said = []
         for start, end in itertools.pairwise([0, *cuts, len(tokens)]):
             said += reader.feed(tokens[start:end], scores[start:end])
@@ -65,7 +65,9 @@ def test_log_probabilities_stand_where_their_tokens_begin(name: str) -> None:
 def test_a_token_that_begins_in_a_marker_has_no_entry() -> None:
     ready = parser_helpers.letters_format("hermes")
     tokens = ready.encode("</think>Hi")
-    reader = ready.reader(parser_helpers.Prompt((), "", thinking=True), parser_helpers.conversation())
+    reader = ready.create_reader(
+        parser_helpers.RenderedPrompt((), "", in_reasoning=True), parser_helpers.conversation()
+    )
     said = reader.feed(tokens, [Logprob(token="", logprob=-1.0)] * len(tokens)) + reader.finish(natural=True)
     assert isinstance(said[0], Say) and [one.offset for one in said[0].logprobs] == [0, 1]
 
@@ -73,16 +75,16 @@ def test_a_token_that_begins_in_a_marker_has_no_entry() -> None:
 def test_a_text_that_was_held_back_is_scored_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that did not begin may be a hundred thousand tokens: where each stands is not counted from the start."""
     length, seen = 2000, 0
-    spelled = Alphabet.written
+    spelled = MarkerAlphabet.original_text
 
-    def written(self: Alphabet, text: str) -> str:
+    def written(self: MarkerAlphabet, text: str) -> str:
         nonlocal seen
         seen += len(text)
         return spelled(self, text)
 
-    monkeypatch.setattr(Alphabet, "written", written)
+    monkeypatch.setattr(MarkerAlphabet, "original_text", written)
     ready = parser_helpers.letters_format("plain")
-    reader = ready.reader(parser_helpers.Prompt((), ""), parser_helpers.conversation())
+    reader = ready.create_reader(parser_helpers.RenderedPrompt((), ""), parser_helpers.conversation())
     (said,) = reader.feed(ready.encode("x" * length), [Logprob(token="x", logprob=-1.0)] * length)
     assert isinstance(said, Say) and [one.offset for one in said.logprobs] == list(range(length))
     assert seen < 10 * length
@@ -104,9 +106,9 @@ def test_a_byte_level_tokenizer() -> None:
     vocabulary = TokenizerVocabulary(tokenizer)
     text = "<think>é €\n😀 a<|im_end|>"
     tokens = vocabulary.encode(text)
-    assert b"".join(vocabulary.piece(token) or b"" for token in tokens) == text.encode()
-    assert vocabulary.added == {"<|im_end|>": 256, "<think>": 257} and vocabulary.special == {256}
-    assert vocabulary.piece(9999) is None and vocabulary.piece(-1) is None
+    assert b"".join(vocabulary.token_bytes(token) or b"" for token in tokens) == text.encode()
+    assert vocabulary.added_tokens == {"<|im_end|>": 256, "<think>": 257} and vocabulary.special_ids == {256}
+    assert vocabulary.token_bytes(9999) is None and vocabulary.token_bytes(-1) is None
 
 
 def test_a_tokenizer_in_sentencepiece_spelling() -> None:
@@ -114,7 +116,7 @@ def test_a_tokenizer_in_sentencepiece_spelling() -> None:
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     vocabulary = TokenizerVocabulary(tokenizer)
-    assert b"".join(vocabulary.piece(token) or b"" for token in (1, 2, 3, 4, 5)).decode() == " ab€"
+    assert b"".join(vocabulary.token_bytes(token) or b"" for token in (1, 2, 3, 4, 5)).decode() == " ab€"
 
 
 @pytest.mark.parametrize("name", parser_helpers.NAMES)
@@ -122,8 +124,8 @@ def test_a_format_tells_of_its_tokens(name: str) -> None:
     ready = parser_helpers.tokens_format(name)
     tokens = ready.encode("Hi €<|im_end|>")
     assert ready.decode(tokens) == "Hi €<|im_end|>"
-    assert b"".join(ready.token(token)[1] for token in tokens).decode() == "Hi €<|im_end|>"
-    assert ready.token(10**7) == ("", b"")
+    assert b"".join(ready.decode_token(token)[1] for token in tokens).decode() == "Hi €<|im_end|>"
+    assert ready.decode_token(10**7) == ("", b"")
     assert name in {ready.name, *DIALECTS} and ready.stop_ids
 
 
@@ -147,7 +149,7 @@ def test_a_format_tells_of_its_tokens(name: str) -> None:
     ],
 )
 def test_types_of_a_schema(schema: object, expected: set[str]) -> None:
-    assert types(schema, {"$defs": {"d": {"type": "object"}, "loop": {"$ref": "#/$defs/loop"}}}) == expected
+    assert allowed_types(schema, {"$defs": {"d": {"type": "object"}, "loop": {"$ref": "#/$defs/loop"}}}) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,13 +176,15 @@ def test_types_of_a_schema(schema: object, expected: set[str]) -> None:
     ],
 )
 def test_casts(text: str, allowed: str, expected: str) -> None:
-    assert cast(text, frozenset({allowed})) == expected
+    assert cast_value(text, frozenset({allowed})) == expected
 
 
 def test_what_can_only_be_a_string_is_said_as_it_comes() -> None:
-    assert streams(frozenset(), "1") and streams(frozenset({"string"}), "{")
-    assert streams(frozenset({"string", "null"}), "x") and not streams(frozenset({"string", "null"}), "n")
-    assert not streams(frozenset({"integer"}), "x")
+    assert can_stream_as_string(frozenset(), "1") and can_stream_as_string(frozenset({"string"}), "{")
+    assert can_stream_as_string(frozenset({"string", "null"}), "x") and not can_stream_as_string(
+        frozenset({"string", "null"}), "n"
+    )
+    assert not can_stream_as_string(frozenset({"integer"}), "x")
 
 
 @pytest.mark.parametrize("strange", [[], [10**6], [-1], [2**40], [10**6, 199_999, -1]])
@@ -188,4 +192,4 @@ def test_the_text_of_many_tokens_is_that_of_each(strange: list[int]) -> None:
     form = parser_helpers.tokens_format("gpt-oss")
     tokens = form.encode("<|start|>user<|message|>Zażółć 😀<|end|>")
     tokens = [*tokens[:9], *strange, *tokens[9:], tokens[-3]]  # half a character at the end of it, too
-    assert form.decode(tokens) == b"".join(form.token(token)[1] for token in tokens).decode("utf-8", "replace")
+    assert form.decode(tokens) == b"".join(form.decode_token(token)[1] for token in tokens).decode("utf-8", "replace")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from antiphon.harmony.tokens.encode_cache import LEAST, Pieces
+from antiphon.harmony.tokens.encode_cache import MIN_PIECE_CHARS, CachedEncoder
 
 END = "<|im_end|>"
 WORDS = [
@@ -66,7 +66,7 @@ def test_the_ids_are_those_of_the_whole_text(name: str) -> None:
     found = TOKENIZERS[name]()
     encode, chance = encoder(found), random.Random(1)
     added = {token.content: number for number, token in found.get_added_tokens_decoder().items()}
-    pieces = Pieces(encode, [END], added)
+    pieces = CachedEncoder(encode, [END], added)
     assert pieces._cut is not None or name not in PROVED
     for _ in range(300):
         text = "".join(chance.choices(WORDS, k=chance.randint(0, 200)))
@@ -92,16 +92,16 @@ def _parts(text: str) -> list[str]:
     return [first, *(part for later in rest for part in (END, later))]
 
 
-def counted(**options: Any) -> tuple[Pieces, Counted]:
+def counted(**options: Any) -> tuple[CachedEncoder, Counted]:
     encode = Counted()
-    pieces = Pieces(encode, [END], {END: 256}, **options)
+    pieces = CachedEncoder(encode, [END], {END: 256}, **options)
     encode.asked.clear()
     return pieces, encode
 
 
 def test_what_is_said_again_is_not_encoded_again_but_for_its_owner_alone() -> None:
     pieces, encode = counted()
-    said, more = "x" * LEAST, "y" * LEAST
+    said, more = "x" * MIN_PIECE_CHARS, "y" * MIN_PIECE_CHARS
     text = f"{said}{END}{said}{END}"
     assert pieces.encode(text, "me") == encode(text)
     encode.asked.clear()
@@ -113,8 +113,8 @@ def test_what_is_said_again_is_not_encoded_again_but_for_its_owner_alone() -> No
 
 
 def test_what_was_not_asked_for_lately_is_forgotten() -> None:
-    pieces, encode = counted(bound=20 * LEAST)
-    texts = [str(n) * 3 * LEAST for n in range(9)]
+    pieces, encode = counted(bound=20 * MIN_PIECE_CHARS)
+    texts = [str(n) * 3 * MIN_PIECE_CHARS for n in range(9)]
     for text in texts:  # turned over with the fourth and the eighth
         pieces.encode(text, "me")
         pieces.encode(texts[0], "me")
@@ -122,12 +122,12 @@ def test_what_was_not_asked_for_lately_is_forgotten() -> None:
     pieces.encode(texts[1], "me")
     assert encode.asked == [*texts, texts[1]]
     held = [*pieces._memory._known, *pieces._memory._older]
-    assert sum(len(piece) for _, piece in held) <= 20 * LEAST + len(texts[0])
+    assert sum(len(piece) for _, piece in held) <= 20 * MIN_PIECE_CHARS + len(texts[0])
 
 
 @pytest.mark.parametrize("other", ["<|im_end|>!", "!<|im_end|>", "a<", "b<|im_end|", "<|im_end|><|im_end|>"])
 def test_an_end_that_others_hold_or_run_into_is_no_place_to_cut(other: str) -> None:
-    assert Pieces(Counted(), [END], {END: 256, other: 257})._cut is None
-    assert Pieces(Counted(), [END], {END: 256, "<think>": 257})._cut is not None
-    assert Pieces(Counted(), [], {END: 256})._cut is None
-    assert Pieces(Counted(), ["</s>"], {END: 256})._cut is None
+    assert CachedEncoder(Counted(), [END], {END: 256, other: 257})._cut is None
+    assert CachedEncoder(Counted(), [END], {END: 256, "<think>": 257})._cut is not None
+    assert CachedEncoder(Counted(), [], {END: 256})._cut is None
+    assert CachedEncoder(Counted(), ["</s>"], {END: 256})._cut is None
