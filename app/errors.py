@@ -10,11 +10,11 @@ import msgspec
 
 from antiphon.engine.protocol import EngineError
 
-INVALID = "invalid_request_error"
-SERVER = "server_error"
-RATE = "rate_limit_error"
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+RATE_LIMIT = "rate_limit_error"
 
-SECONDS_TO_WAIT = 1
+RETRY_AFTER_S = 1
 """What `Retry-After` says: a slot is free again within about a second of another turn's end."""
 
 
@@ -36,28 +36,28 @@ class ApiError(Exception):
         self.code = code
         self.message = message
         self.param = param
-        self.type = kind or (INVALID if status < 500 else SERVER)
+        self.type = kind or (INVALID_REQUEST if status < 500 else SERVER_ERROR)
         self.headers = headers
 
     @cached_property
-    def body(self) -> bytes:
+    def encoded_body(self) -> bytes:
         """The error as JSON."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
     @cached_property
-    def pairs(self) -> tuple[tuple[bytes, bytes], ...]:
+    def header_pairs(self) -> tuple[tuple[bytes, bytes], ...]:
         """The headers of the answer."""
-        said = [("content-type", "application/json"), ("content-length", str(len(self.body))), *self.headers]
+        said = [("content-type", "application/json"), ("content-length", str(len(self.encoded_body))), *self.headers]
         return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in said)
 
 
-_ENGINE: dict[str, tuple[int, str | None, str | None, str | None]] = {
+_ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {
     "context_length_exceeded": (400, "context_length_exceeded", None, "input"),
     "invalid_request": (400, "invalid_value", None, None),
     "grammar_unsupported": (400, "unsupported_parameter", None, None),
     # Agents give up for good on "overloaded"; a rate limit they wait out and try again.
-    "server_is_overloaded": (429, "rate_limit_exceeded", RATE, None),
+    "server_is_overloaded": (429, "rate_limit_exceeded", RATE_LIMIT, None),
     "engine_unavailable": (503, "engine_unavailable", None, None),
     "deadline_exceeded": (503, "deadline_exceeded", None, None),
     "cancelled": (503, "cancelled", None, None),
@@ -67,22 +67,22 @@ _ENGINE: dict[str, tuple[int, str | None, str | None, str | None]] = {
 
 def from_engine(error: EngineError) -> ApiError:
     """The answer to a job that the engine did not admit. A refusal that may pass carries `Retry-After`."""
-    status, code, kind, param = _ENGINE.get(error.code, (500, error.code, None, None))
-    wait = (("retry-after", str(SECONDS_TO_WAIT)),) if status in (429, 503) else ()
+    status, code, kind, param = _ENGINE_ERRORS.get(error.code, (500, error.code, None, None))
+    wait = (("retry-after", str(RETRY_AFTER_S)),) if status in (429, 503) else ()
     return ApiError(status, code, error.message, param, kind=kind, headers=wait)
 
 
-def missing(param: str) -> ApiError:
+def missing_field(param: str) -> ApiError:
     """A field that must be there is not."""
     return ApiError(400, "missing_required_parameter", f"Missing required parameter: '{param}'.", param)
 
 
-def unknown(param: str) -> ApiError:
+def unknown_field(param: str) -> ApiError:
     """A field that this server does not know. Nothing a client sends is dropped silently."""
-    return ApiError(400, "unknown_parameter", f"Unknown parameter: '{clip(param)}'.", clip(param))
+    return ApiError(400, "unknown_parameter", f"Unknown parameter: '{clip_text(param)}'.", clip_text(param))
 
 
-def unsupported(param: str, why: str) -> ApiError:
+def unsupported_field(param: str, why: str) -> ApiError:
     """A field that is known, well formed, and not served."""
     return ApiError(400, "unsupported_parameter", f"Unsupported parameter: '{param}'. {why}", param)
 
@@ -109,6 +109,6 @@ def json_name(value: object) -> str:
     return "null" if value is None else names.get(type(value), "an object")
 
 
-def clip(text: str, longest: int = 100) -> str:
+def clip_text(text: str, longest: int = 100) -> str:
     """A client's own words, short enough to be repeated in an error and in a log line."""
     return text if len(text) <= longest else f"{text[:longest]}…"

@@ -16,15 +16,15 @@ import uvloop
 from msgspec import structs
 
 from antiphon.app import server
-from antiphon.app.context import House
-from antiphon.app.encryption import SecretError
-from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.context import ServerContext, create_context
+from antiphon.app.encryption import KeyFileError
+from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability import log_config, startup
-from antiphon.app.observability.access_log import Journal, for_machines, for_people
+from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
-from antiphon.app.store.database import StoreError
 from antiphon.app.store.factory import open_store
+from antiphon.app.store.schema import StoreError
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
@@ -41,31 +41,40 @@ GC_THRESHOLD = 20_000
 """New objects after which garbage is looked for among them: a millisecond's work."""
 
 
-def run_until_signal(wish: ServeOptions, settings: Settings, style: log_config.Style, spawn: SpawnWorker) -> None:
+def run_until_signal(
+    options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker
+) -> None:
     """Serve until a signal comes. `spawn` begins the engine's process. Raises `Refusal`."""
     try:
-        uvloop.run(_run_server(wish, settings, style, spawn))
-    except (EngineError, ScriptError, DialectError, StoreError, SecretError, server.BindError) as error:
+        uvloop.run(_run_server(options, settings, style, spawn))
+    except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, server.BindError) as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def _run_server(wish: ServeOptions, settings: Settings, style: log_config.Style, spawn: SpawnWorker) -> None:
-    screen = startup.console()
-    log_config.configure(style)
-    with server.bind(settings) as listener:  # first of all, so that a port in use is known at once
+async def _run_server(
+    options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker
+) -> None:
+    screen = startup.create_console()
+    log_config.configure_logging(style)
+    with server.bind_socket(settings) as listener:  # first of all, so that a port in use is known at once
         store = open_store(settings)
         try:
-            with startup.Loading(screen) as loading:
-                model, note = await _create_model(wish, loading.tell, spawn)
-                loading.begin(model.names[0])
-                home = server.furnish(settings, Catalogue([model]), store=store)
-                journal = Journal(for_machines if style == "json" else for_people(screen), loading.write)
+            with startup.LoadingStatus(screen) as loading:
+                model, note = await _create_model(options, loading.update, spawn)
+                loading.start(model.names[0])
+                home = create_context(settings, ModelRegistry([model]), store=store)
+                journal = AccessLog(json_format if style == "json" else console_format(screen), loading.print_lines)
                 try:
-                    await server.run(home, listener, ready=partial(_on_ready, loading, home, note), told=journal.tell)
+                    await server.run_server(
+                        home,
+                        listener,
+                        on_ready=partial(_on_ready, loading, home, note),
+                        on_request_done=journal.add_record,
+                    )
                 finally:
-                    journal.flush()
+                    journal.flush_lines()
         finally:
             await store.close()
 
@@ -79,30 +88,32 @@ def tune_gc() -> None:
     gc.set_threshold(GC_THRESHOLD, 10, 10)
 
 
-def _on_ready(loading: startup.Loading, home: House, note: str, port: int) -> None:
+def _on_ready(loading: startup.LoadingStatus, home: ServerContext, note: str, port: int) -> None:
     tune_gc()
-    loading.done()
-    notes = {model.names[0]: note for model in home.catalogue.models}
-    startup.show(loading.screen, home.settings, home.catalogue, port, notes)
+    loading.stop()
+    notes = {model.names[0]: note for model in home.models.served}
+    startup.show_banner(loading.screen, home.settings, home.models, port, notes)
 
 
-async def _create_model(wish: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker) -> tuple[ServedModel, str]:
+async def _create_model(
+    options: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker
+) -> tuple[ServedModel, str]:
     """The model, its engine not yet started, and a line about its dialect. `told` hears how the engine is."""
-    if wish.engine == "scripted":
-        engine, loaded, name = _create_scripted_engine(wish)
-    elif wish.script is not None:
+    if options.engine == "scripted":
+        engine, loaded, name = _create_scripted_engine(options)
+    elif options.script is not None:
         raise ServeError("--script goes with --engine scripted")
     else:
-        engine, loaded, name = await _create_torch_engine(wish, told, spawn)
-    names = tuple(dict.fromkeys((name, *wish.served_model_names)))
+        engine, loaded, name = await _create_torch_engine(options, told, spawn)
+    names = tuple(dict.fromkeys((name, *options.served_model_names)))
     return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.reason
 
 
-def _create_scripted_engine(wish: ServeOptions) -> tuple[Engine, LoadedFormat, str]:
-    if wish.script is None:
+def _create_scripted_engine(options: ServeOptions) -> tuple[Engine, LoadedFormat, str]:
+    if options.script is None:
         raise ServeError("--engine scripted needs --script FILE")
-    replies = load_script(wish.script)
-    dialect = wish.dialect or "hermes"
+    replies = load_script(options.script)
+    dialect = options.dialect or "hermes"
     form = detect.bytes_format(dialect)
     info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
     engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
@@ -110,19 +121,19 @@ def _create_scripted_engine(wish: ServeOptions) -> tuple[Engine, LoadedFormat, s
 
 
 async def _create_torch_engine(
-    wish: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker
+    options: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker
 ) -> tuple[Engine, LoadedFormat, str]:
     """The cheapest checks first: the folder, what is in it, its dialect. torch is imported by the engine's process."""
     folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
-    if wish.model is not None:
-        folder = await asyncio.to_thread(fetch_checkpoint, wish.model, offline=wish.offline)
-        name = _default_model_name(wish.model, folder)
+    if options.model is not None:
+        folder = await asyncio.to_thread(fetch_checkpoint, options.model, offline=options.offline)
+        name = _default_model_name(options.model, folder)
     inspect_checkpoint(folder)
-    loaded = detect.load_format(folder, wish.dialect)
+    loaded = detect.load_format(folder, options.dialect)
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise ServeError(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
-    return ProcessEngine(folder, wish.engine_options, spawn=spawn, on_status=told), loaded, name
+    return ProcessEngine(folder, options.engine_options, spawn=spawn, on_status=told), loaded, name
 
 
 def _default_model_name(source: str, folder: Path) -> str:

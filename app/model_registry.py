@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError, clip, missing
+from antiphon.app.errors import ApiError, clip_text, missing_field
 from antiphon.engine.protocol import Engine
 from antiphon.harmony.format import ModelFormat
 
@@ -20,11 +20,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     owned_by: str = "antiphon"
 
 
-class Catalogue:
+class ModelRegistry:
     """Finds a model by any of its names. Raises `ValueError` where two models claim one."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.models = tuple(models)
+        self.served = tuple(models)
         self._by_name: dict[str, ServedModel] = {}
         for model in models:
             for name in model.names:
@@ -32,18 +32,18 @@ class Catalogue:
                     raise ValueError(f"two models are called {name!r}")
                 self._by_name[name] = model
 
-    def find(self, name: str | None) -> ServedModel:
+    def find_model(self, name: str | None) -> ServedModel:
         """The model called `name`. Raises `ApiError`: 400 without a name, 404 for one that nobody has."""
         if name is None:
-            raise missing("model")
+            raise missing_field("model")
         model = self._by_name.get(name)
         if model is None:
             served = ", ".join(f"'{known}'" for known in self._by_name)
-            message = f"The model '{clip(name)}' does not exist. This server has: {served}."
+            message = f"The model '{clip_text(name)}' does not exist. This server has: {served}."
             raise ApiError(404, "model_not_found", message, "model")
         return model
 
-    def get(self, name: object) -> ServedModel | None:
+    def get_model(self, name: object) -> ServedModel | None:
         """The model called `name`, if `name` is what one is called."""
         return self._by_name.get(name) if isinstance(name, str) else None
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
 os.environ["PYTHONPATH"] = str(ROOT)
 """Engine processes that tests start load their core from `tests.engine.fake_core`."""
 
-Serve = Callable[..., Served]
+Serve = Callable[..., RunningServer]
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def server() -> Iterator[Serve]:
     """`server(replies, **settings)` starts one; all are stopped when the test ends."""
     with ExitStack() as stack:
 
-        def start(*args: Any, **settings: Any) -> Served:
-            opened: AbstractContextManager[Served] = serve(*args, **settings)
+        def start(*args: Any, **settings: Any) -> RunningServer:
+            opened: AbstractContextManager[RunningServer] = serve(*args, **settings)
             return stack.enter_context(opened)
 
         yield start

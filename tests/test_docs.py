@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from antiphon.app.observability.startup import CODEX
+from antiphon.app.observability.startup import CODEX_CONFIG
 from antiphon.engine.scripted.engine import parse_script
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,13 +33,13 @@ def blocks(language: str, holding: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(scripted(SCRIPT, names=("antiphon",))) as running:
+def served() -> Iterator[RunningServer]:
+    with serve(scripted_registry(SCRIPT, names=("antiphon",))) as running:
         yield running
 
 
 @pytest.mark.parametrize("block", blocks("sh", "curl"))
-def test_the_curl_examples(served: Served, block: str) -> None:
+def test_the_curl_examples(served: RunningServer, block: str) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     done = subprocess.run(
@@ -56,7 +56,7 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("block", "says"), list(zip(blocks("python", "OpenAI("), PRINTED, strict=True)))
-def test_the_python_examples(served: Served, block: str, says: str) -> None:
+def test_the_python_examples(served: RunningServer, block: str, says: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", block.replace(BASE, served.url)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -66,12 +66,12 @@ def test_the_python_examples(served: Served, block: str, says: str) -> None:
 
 def test_the_codex_block_is_the_banners() -> None:
     (block,) = blocks("toml", "model_provider")
-    assert tomllib.loads(block) == tomllib.loads(CODEX.format(model="antiphon", url=BASE))
+    assert tomllib.loads(block) == tomllib.loads(CODEX_CONFIG.format(model="antiphon", url=BASE))
 
 
 def test_the_script_example_plays() -> None:
     (block,) = blocks("toml", "[[reply]]")
-    with serve(scripted(tomllib.loads(block)["reply"])) as running:
+    with serve(scripted_registry(tomllib.loads(block)["reply"])) as running:
         body = {"model": "scripted", "input": "weather?", "tools": [{"type": "function", "name": "get_weather"}]}
         output = httpx.post(f"{running.url}/responses", json=body).json()["output"]
     assert [item["type"] for item in output] == ["reasoning", "function_call"]

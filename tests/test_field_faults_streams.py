@@ -9,7 +9,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from tests.app.requests.request_builders import ask, blame
 from tests.invariants import check
-from tests.serving import scripted, serve
+from tests.serving import scripted_registry, serve
 from tests.snapshots.cases import CASES, RUN_CALL, TOOLS, WEATHER_CALL, Case
 from tests.snapshots.run_case import read_chat, read_responses
 
@@ -110,7 +110,7 @@ async def test_whatever_was_opened_in_a_turn_that_ended_well_was_closed(case: Ca
 @pytest.mark.parametrize("dialect", TEXTS)
 def test_text_streams_as_it_comes_though_tools_are_declared(dialect: str) -> None:
     """Nothing is held back to learn what follows: the text is out while the model is silent."""
-    catalogue = scripted([{"name": "x", "output": [TEXTS[dialect], {"stall": True}]}], dialect=dialect)
+    catalogue = scripted_registry([{"name": "x", "output": [TEXTS[dialect], {"stall": True}]}], dialect=dialect)
     body = {"model": "scripted", "input": "hi", "tools": TOOLS, "stream": True}
     with serve(catalogue) as served, httpx.stream("POST", f"{served.url}/responses", json=body, timeout=10) as reply:
         read = ""
@@ -363,8 +363,8 @@ def test_tools_of_kinds_that_run_elsewhere_are_accepted_and_never_a_server_error
         "image_generation",
     ]
     spec = ask(tools=[*TOOLS, *({"type": kind} for kind in elsewhere)])
-    assert [tool["type"] for tool in spec.head.tools][-len(elsewhere) :] == elsewhere
-    assert {offer.name for offer in spec.conversation.tools} == {"get_weather", "run", "apply_patch", "spawn"}
+    assert [tool["type"] for tool in spec.base_response.tools][-len(elsewhere) :] == elsewhere
+    assert {offer.name for offer in spec.prompt_input.tools} == {"get_weather", "run", "apply_patch", "spawn"}
     with pytest.raises(ApiError) as caught:
         ask(tools=[{"type": "telepathy"}])
     assert blame(caught.value) == (400, "invalid_value", "tools[0].type")
@@ -385,7 +385,7 @@ def test_a_format_is_read_where_the_api_has_it_and_nowhere_else() -> None:
     with pytest.raises(ApiError) as caught:
         ask(text_format={"type": "json_object"})
     assert blame(caught.value) == (400, "unknown_parameter", "text_format")
-    assert ask(text={"format": {"type": "text"}}).head.text == {"format": {"type": "text"}}
+    assert ask(text={"format": {"type": "text"}}).base_response.text == {"format": {"type": "text"}}
 
 
 def test_log_probabilities_of_up_to_twenty_tokens_are_served() -> None:

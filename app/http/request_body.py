@@ -11,19 +11,19 @@ from http import HTTPStatus
 
 import zstandard
 
-from antiphon.app.errors import ApiError, clip
-from antiphon.app.http.asgi import Message, Receive
+from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
 
-WINDOW = 8 * 1024 * 1024
+MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """The largest window of zstd that is taken: the one that RFC 8878 asks of every decoder."""
-STRIDE = 512
+ZSTD_INPUT_CHUNK_BYTES = 512
 """Bytes that are unpacked at a time: zstd makes at most 32 KiB of each, and has no limit of its own."""
-PIECE = 64 * 1024
-MOST_MEMBERS = 64
+GZIP_INPUT_CHUNK_BYTES = 64 * 1024
+MAX_GZIP_MEMBERS = 64
 """Of one gzip body: each costs, however little is in it."""
-_UNPACKERS = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+_DECOMPRESS_EXECUTOR = ThreadPoolExecutor(1, thread_name_prefix="unpack")
 """One, since each thread that ever held a large body keeps memory for another one."""
-PACKED = ("gzip", "deflate", "zstd")
+SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 
 
 def check_encoding(said: str) -> str | None:
@@ -31,52 +31,54 @@ def check_encoding(said: str) -> str | None:
     name = said.strip().lower().removeprefix("x-")
     if name in ("", "identity"):
         return None
-    if name not in PACKED:
-        message = f"The content encoding '{clip(said)}' is not spoken here; {', '.join(PACKED)} are, one at a time."
-        raise ApiError(415, "unsupported_content_encoding", message, headers=(("accept-encoding", ", ".join(PACKED)),))
+    if name not in SUPPORTED_ENCODINGS:
+        message = f"The content encoding '{clip_text(said)}' is not spoken here; {', '.join(SUPPORTED_ENCODINGS)} are, one at a time."
+        raise ApiError(
+            415, "unsupported_content_encoding", message, headers=(("accept-encoding", ", ".join(SUPPORTED_ENCODINGS)),)
+        )
     return name
 
 
-def capped(receive: Receive, most: int, packed: str | None) -> Receive:
+def limit_body(receive: AsgiReceive, most: int, packed: str | None) -> AsgiReceive:
     """`receive`, which raises `ApiError` 413 once a body has more than `most` bytes: what was read is let go of."""
     seen = 0
 
-    async def counted() -> Message:
+    async def counted() -> AsgiMessage:
         nonlocal seen
         message = await receive()
         if message["type"] == "http.request":
             seen += len(message["body"])
             if seen > most:
-                raise too_large(most)
+                raise body_too_large(most)
         return message
 
-    return _unpacked(counted, most, packed) if packed else counted
+    return _decompress_body(counted, most, packed) if packed else counted
 
 
-def too_large(most: int) -> ApiError:
+def body_too_large(most: int) -> ApiError:
     """The answer to a body of more than `most` bytes."""
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     return ApiError(status, "request_too_large", f"The body is larger than {most} bytes.")
 
 
-def unpack(data: bytes, encoding: str, most: int) -> bytes:
+def decompress(data: bytes, encoding: str, most: int) -> bytes:
     """What `data` unpacks to. Raises `ApiError`: 413 past `most` bytes, 400 where it is not what it says."""
     try:
-        out, whole = (_inflated if encoding in ("gzip", "deflate") else _unzstd)(data, most)
+        out, whole = (_inflate if encoding in ("gzip", "deflate") else _decompress_zstd)(data, most)
     except (zlib.error, zstandard.ZstdError):
         out, whole = b"", False
     if len(out) > most:
-        raise too_large(most)
+        raise body_too_large(most)
     if not whole:
         raise ApiError(400, "invalid_body", f"The body is not the {encoding} that its Content-Encoding says.")
     return out
 
 
-def _unpacked(receive: Receive, most: int, packed: str) -> Receive:
+def _decompress_body(receive: AsgiReceive, most: int, packed: str) -> AsgiReceive:
     """`receive`, with the whole body in its first message."""
     done = False
 
-    async def whole() -> Message:
+    async def whole() -> AsgiMessage:
         nonlocal done
         if done:
             return await receive()
@@ -90,13 +92,13 @@ def _unpacked(receive: Receive, most: int, packed: str) -> Receive:
             more = message.get("more_body", False)
         done = True
         loop = asyncio.get_running_loop()
-        body = await loop.run_in_executor(_UNPACKERS, unpack, b"".join(pieces), packed, most)
+        body = await loop.run_in_executor(_DECOMPRESS_EXECUTOR, decompress, b"".join(pieces), packed, most)
         return {"type": "http.request", "body": body, "more_body": False}
 
     return whole
 
 
-def _inflated(data: bytes, most: int) -> tuple[bytes, bool]:
+def _inflate(data: bytes, most: int) -> tuple[bytes, bool]:
     """gzip, of a few members, or deflate; and whether it came to its end."""
     parts: list[bytes] = []
     size = at = 0
@@ -104,24 +106,24 @@ def _inflated(data: bytes, most: int) -> tuple[bytes, bool]:
     while at < len(data) and size <= most:
         if reader.eof:
             members, reader = members + 1, zlib.decompressobj(zlib.MAX_WBITS | 32)
-            if members > MOST_MEMBERS:
+            if members > MAX_GZIP_MEMBERS:
                 return b"", False
-        piece = data[at : at + PIECE]
+        piece = data[at : at + GZIP_INPUT_CHUNK_BYTES]
         parts.append(reader.decompress(piece, most + 1 - size))
         size += len(parts[-1])
         at += len(piece) - len(reader.unused_data) - len(reader.unconsumed_tail)
     return b"".join(parts), reader.eof
 
 
-def _unzstd(data: bytes, most: int) -> tuple[bytes, bool]:
+def _decompress_zstd(data: bytes, most: int) -> tuple[bytes, bool]:
     """zstd, of one frame or more; and whether it came to its end."""
-    made = zstandard.ZstdDecompressor(max_window_size=WINDOW)
+    made = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
     parts: list[bytes] = []
     size, at, reader = 0, 0, made.decompressobj()
     while at < len(data) and size <= most:
         if reader.eof:
             reader = made.decompressobj()
-        piece = data[at : at + STRIDE]
+        piece = data[at : at + ZSTD_INPUT_CHUNK_BYTES]
         parts.append(reader.decompress(piece))
         size += len(parts[-1])
         at += len(piece) - len(reader.unused_data if reader.eof else b"")

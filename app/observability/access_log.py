@@ -11,32 +11,42 @@ from datetime import UTC, datetime
 from functools import cache
 
 import msgspec
+from msgspec import Struct
 from rich.console import Console
 
-from antiphon.app.http.middleware import Line
-
-MOMENT = 0.05
+FLUSH_INTERVAL_S = 0.05
 """Seconds that a line may wait for others."""
 
-Shape = Callable[[Line, float], str]
+
+class AccessRecord(Struct, frozen=True):
+    """One line of the log: one request. `seconds` runs to the last byte of the answer."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+    request_id: str
+
+
+LineFormat = Callable[[AccessRecord, float], str]
 """A request and when it ended, in seconds since 1970, as one line without its end."""
 
 
-class Journal:
+class AccessLog:
     """`tell` is called from the event loop; `flush` at the end, too. `write` gets whole lines."""
 
-    def __init__(self, shape: Shape, write: Callable[[str], object]) -> None:
+    def __init__(self, shape: LineFormat, write: Callable[[str], object]) -> None:
         self._shape, self._write = shape, write
-        self._told: list[tuple[Line, float]] = []
+        self._told: list[tuple[AccessRecord, float]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def tell(self, line: Line) -> None:
+    def add_record(self, line: AccessRecord) -> None:
         """A request is over."""
         self._told.append((line, time.time()))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(MOMENT, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self.flush_lines)
 
-    def flush(self) -> None:
+    def flush_lines(self) -> None:
         """Write what was told."""
         if self._timer is not None:
             self._timer.cancel()
@@ -45,7 +55,7 @@ class Journal:
             self._write("".join(f"{self._shape(line, at)}\n" for line, at in told))
 
 
-def for_people(screen: Console) -> Shape:
+def console_format(screen: Console) -> LineFormat:
     """What it was, how it went, how long it took; in colours where the screen has them."""
 
     @cache
@@ -56,7 +66,7 @@ def for_people(screen: Console) -> Shape:
 
     before, _, behind = marked("@", "dim").partition("@")
 
-    def shape(line: Line, _: float) -> str:
+    def shape(line: AccessRecord, _: float) -> str:
         colour = "green" if line.status < 400 else "yellow" if line.status < 500 else "red"
         took = f"{line.seconds * 1000:.0f} ms"
         return f"{marked(str(line.status), colour)} {line.method} {line.path} {took} {before}{line.request_id}{behind}"
@@ -64,7 +74,7 @@ def for_people(screen: Console) -> Shape:
     return shape
 
 
-def for_machines(line: Line, at: float) -> str:
+def json_format(line: AccessRecord, at: float) -> str:
     """A JSON object in the shape of all other lines (see `app.observability.log_config`)."""
     said = {
         "method": line.method,

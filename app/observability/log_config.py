@@ -12,10 +12,10 @@ from typing import Literal
 import structlog
 from structlog.typing import Processor
 
-Style = Literal["console", "json"]
+LogFormat = Literal["console", "json"]
 
 
-def configure(style: Style) -> None:
+def configure_logging(style: LogFormat) -> None:
     """Our own log from information on, the libraries' from warnings on; all of it to standard error."""
     handler = logging.StreamHandler()
     if style == "json":

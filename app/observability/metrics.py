@@ -15,40 +15,40 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from antiphon.app.http.middleware import Line
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.observability.access_log import AccessRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_PAUSES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_TURNS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_SIZES = tuple(2**power for power in range(0, 18, 2))
+_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN_BUCKETS = tuple(2**power for power in range(0, 18, 2))
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class TurnStats(Struct, frozen=True, kw_only=True):
     """What a turn took. Times are seconds; `first` is None where no token came."""
 
-    ending: str
+    finish_reason: str
     """`completed`, or `incomplete`, `failed`, `cancelled`, `refused`."""
-    whole: float
-    first: float | None
-    prompt: int
-    generated: int
+    elapsed_s: float
+    time_to_first_token_s: float | None
+    prompt_tokens: int
+    generated_tokens: int
 
 
-class Watch(Protocol):
+class TurnObserver(Protocol):
     """Hears what turns took."""
 
-    def turn(self, model: str, taken: Taken) -> None:
+    def on_turn_end(self, model: str, taken: TurnStats) -> None:
         """A turn is over."""
 
 
-class Metrics:
+class MetricsCollector:
     """All that is counted of one server."""
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Engines(tuple(models)))
+        self.registry.register(_EngineStatsCollector(tuple(models)))
         name, registry = ["model_name"], self.registry
         self._ended = Counter(
             "antiphon:request_success", "Turns that are over, by how they ended.", [*name, "finished_reason"],
@@ -56,50 +56,56 @@ class Metrics:
         )  # fmt: skip
         self._first = Histogram(
             "antiphon:time_to_first_token_seconds", "From the request to its first token.", name,
-            registry=registry, buckets=_WAITS,
+            registry=registry, buckets=_WAIT_BUCKETS_S,
         )  # fmt: skip
         self._each = Histogram(
             "antiphon:time_per_output_token_seconds", "Mean pause between a turn's tokens.", name,
-            registry=registry, buckets=_PAUSES,
+            registry=registry, buckets=_GAP_BUCKETS_S,
         )  # fmt: skip
         self._whole = Histogram(
             "antiphon:e2e_request_latency_seconds", "From the request to its last token.", name,
-            registry=registry, buckets=_TURNS,
+            registry=registry, buckets=_TURN_BUCKETS_S,
         )  # fmt: skip
         self._read = Histogram(
-            "antiphon:request_prompt_tokens", "Tokens of a prompt.", name, registry=registry, buckets=_SIZES
+            "antiphon:request_prompt_tokens", "Tokens of a prompt.", name, registry=registry, buckets=_TOKEN_BUCKETS
         )
         self._spoken = Histogram(
-            "antiphon:request_generation_tokens", "Tokens of an answer.", name, registry=registry, buckets=_SIZES
+            "antiphon:request_generation_tokens",
+            "Tokens of an answer.",
+            name,
+            registry=registry,
+            buckets=_TOKEN_BUCKETS,
         )
         http = Counter("antiphon:http_requests", "Requests answered.", ["method", "status"], registry=registry)
         self._http = cache(http.labels)  # to look one up takes longer than to count
 
-    def turn(self, model: str, taken: Taken) -> None:
+    def on_turn_end(self, model: str, taken: TurnStats) -> None:
         """A turn is over."""
-        self._ended.labels(model, taken.ending).inc()
-        self._whole.labels(model).observe(taken.whole)
-        self._read.labels(model).observe(taken.prompt)
-        self._spoken.labels(model).observe(taken.generated)
-        if taken.first is not None:
-            self._first.labels(model).observe(taken.first)
-            if taken.generated > 1:
-                self._each.labels(model).observe((taken.whole - taken.first) / (taken.generated - 1))
+        self._ended.labels(model, taken.finish_reason).inc()
+        self._whole.labels(model).observe(taken.elapsed_s)
+        self._read.labels(model).observe(taken.prompt_tokens)
+        self._spoken.labels(model).observe(taken.generated_tokens)
+        if taken.time_to_first_token_s is not None:
+            self._first.labels(model).observe(taken.time_to_first_token_s)
+            if taken.generated_tokens > 1:
+                self._each.labels(model).observe(
+                    (taken.elapsed_s - taken.time_to_first_token_s) / (taken.generated_tokens - 1)
+                )
 
-    def http(self, line: Line) -> None:
+    def count_request(self, line: AccessRecord) -> None:
         """A request was answered."""
-        self._http(line.method if line.method in METHODS else "other", str(line.status)).inc()
+        self._http(line.method if line.method in COUNTED_METHODS else "other", str(line.status)).inc()
 
-    def page(self) -> bytes:
+    def render_page(self) -> bytes:
         """Everything as text, as Prometheus reads it."""
         return generate_latest(self.registry)
 
 
-METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
+COUNTED_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 """Anybody may invent a method; a label for each would be a way to fill our memory."""
 
 
-class _Engines(Collector):
+class _EngineStatsCollector(Collector):
     """What the engines count themselves, asked when somebody looks."""
 
     def __init__(self, models: tuple[ServedModel, ...]) -> None:
@@ -127,11 +133,11 @@ class _Engines(Collector):
         }
         yield GaugeMetricFamily("antiphon:tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
         for name, (says, of) in gauges.items():
-            yield self._filled(GaugeMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
+            yield self._add_samples(GaugeMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
         for name, (says, of) in counters.items():
-            yield self._filled(CounterMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
+            yield self._add_samples(CounterMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
 
-    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, of: str) -> Metric:
+    def _add_samples(self, family: GaugeMetricFamily | CounterMetricFamily, of: str) -> Metric:
         for model in self._models:
             family.add_metric([model.names[0]], getattr(model.engine.stats(), of))
         return family

@@ -11,24 +11,24 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from antiphon.app.model_registry import Catalogue
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.settings import WILDCARD_HOSTS, Settings
 
-CODEX = """model = "{model}"
+CODEX_CONFIG = """model = "{model}"
 model_provider = "antiphon"
 [model_providers.antiphon]
 name = "Antiphon"
 base_url = "{url}"
 wire_api = "responses\""""
-KEYED = '\nenv_key = "ANTIPHON_API_KEY"'
+CODEX_ENV_KEY = '\nenv_key = "ANTIPHON_API_KEY"'
 
 
-def console() -> Console:
+def create_console() -> Console:
     """The terminal, or plain text where there is none."""
     return Console(stderr=True, highlight=False)
 
 
-class Loading:
+class LoadingStatus:
     """A line that moves while a model loads and says how far it has come; where nothing can move, lines."""
 
     def __init__(self, screen: Console) -> None:
@@ -38,7 +38,7 @@ class Loading:
     def __enter__(self) -> Self:
         return self
 
-    def begin(self, what: str) -> None:
+    def start(self, what: str) -> None:
         """It is this that is loaded."""
         self._what = escape(what)
         if self._status is not None:
@@ -47,7 +47,7 @@ class Loading:
         if not self.screen.is_terminal:
             self.screen.print(f"Loading {self._what} …", soft_wrap=True)
 
-    def tell(self, news: str) -> None:
+    def update(self, news: str) -> None:
         """A stage, as the engine calls it. Later news are in the engine's log, but for its return."""
         stage = news.removeprefix("loading").removeprefix(": ")
         if self._status is None:
@@ -58,7 +58,7 @@ class Loading:
         elif stage and stage != "ready":
             self.screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
 
-    def write(self, lines: str) -> None:
+    def print_lines(self, lines: str) -> None:
         """Whole lines, as they are."""
         if self._status is None:
             self.screen.file.write(lines)
@@ -66,14 +66,14 @@ class Loading:
         else:  # above what moves
             self.screen.print(Text.from_ansi(lines), soft_wrap=True)
 
-    def done(self) -> None:
+    def stop(self) -> None:
         """Nothing moves any more."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
     def __exit__(self, *_: object) -> None:
-        self.done()
+        self.stop()
 
 
 def base_url(settings: Settings, port: int) -> str:
@@ -82,11 +82,13 @@ def base_url(settings: Settings, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, notes: dict[str, str]) -> None:
+def show_banner(
+    screen: Console, settings: Settings, catalogue: ModelRegistry, port: int, notes: dict[str, str]
+) -> None:
     """Base URL, models, device, and lines to paste. `notes` has a line for some models, by first name."""
-    url, model = base_url(settings, port), catalogue.models[0].names[0]
+    url, model = base_url(settings, port), catalogue.served[0].names[0]
     rows = [f"[bold]base URL[/]  {escape(url)}"]
-    for served in catalogue.models:
+    for served in catalogue.served:
         info = served.engine.info
         parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
         about = " · ".join(part for part in parts if part not in ("", "none"))
@@ -98,14 +100,16 @@ def show(screen: Console, settings: Settings, catalogue: Catalogue, port: int, n
     rows.append(f"[bold]responses[/] kept {escape(kept)}")
     rows.append(f"[bold]API key[/]   {'asked for' if settings.api_key_digests else 'none is asked for'}")
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
-    screen.print("[bold]curl[/]", _curl(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True)
+    screen.print(
+        "[bold]curl[/]", _curl_example(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True
+    )
     screen.print("\n[bold]Codex[/], at the top of ~/.codex/config.toml", soft_wrap=True)
-    codex = CODEX.format(model=model, url=url) + (KEYED if settings.api_key_digests else "")
+    codex = CODEX_CONFIG.format(model=model, url=url) + (CODEX_ENV_KEY if settings.api_key_digests else "")
     screen.print(escape(codex), soft_wrap=True)
     screen.print()
 
 
-def _curl(url: str, model: str, *, keyed: bool) -> str:
+def _curl_example(url: str, model: str, *, keyed: bool) -> str:
     key = ' -H "Authorization: Bearer $ANTIPHON_API_KEY"' if keyed else ""
     body = f'{{"model": "{model}", "input": "Hello!"}}'
     return escape(f"curl {url}/responses -H 'Content-Type: application/json'{key} -d '{body}'")

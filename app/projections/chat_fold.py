@@ -10,11 +10,11 @@ from msgspec import UNSET
 from antiphon.app.projections.chat_schema import (
     CallFragment,
     ChatChoice,
+    ChatDelta,
+    ChatFinishReason,
     ChatLogprobs,
-    ChatMessage,
+    ChatReplyMessage,
     CustomFragment,
-    Delta,
-    FinishReason,
     FunctionFragment,
 )
 from antiphon.events import stream as ev
@@ -22,7 +22,7 @@ from antiphon.events.base import Event
 from antiphon.events.items import CustomToolCall, FunctionCall, Logprob
 from antiphon.events.response import Response
 
-BETWEEN_MESSAGES = "\n\n"
+MESSAGE_SEPARATOR = "\n\n"
 """A chat message is one text. Where the model wrote two messages, they stay two paragraphs."""
 
 
@@ -35,29 +35,29 @@ class ChatFold:
         self._message: str | None = None
         self._reasoning: dict[str, type[Event]] = {}
 
-    def feed(self, event: Event) -> tuple[Delta, tuple[Logprob, ...]] | None:
+    def feed_event(self, event: Event) -> tuple[ChatDelta, tuple[Logprob, ...]] | None:
         """What the event adds to the message, with the log-probabilities of its text; None for nothing."""
         match event:
             case ev.TextDelta(delta=text, logprobs=logprobs):
-                return Delta(content=self._paragraph(event.item_id) + text), logprobs
+                return ChatDelta(content=self._separator_before(event.item_id) + text), logprobs
             case ev.RefusalDelta(delta=text):
-                return Delta(refusal=text), ()
+                return ChatDelta(refusal=text), ()
             case ev.ReasoningDelta(delta=text) | ev.SummaryDelta(delta=text):
-                return self._think(event.item_id, type(event), text)
+                return self._reasoning_delta(event.item_id, type(event), text)
             case ev.ItemAdded(item=FunctionCall() | CustomToolCall() as call):
-                return Delta(tool_calls=(self._begin(call),)), ()
+                return ChatDelta(tool_calls=(self._begin_call(call),)), ()
             case ev.ArgumentsDelta(delta=text):
                 part = CallFragment(index=self._calls[event.item_id], function=FunctionFragment(arguments=text))
-                return Delta(tool_calls=(part,)), ()
+                return ChatDelta(tool_calls=(part,)), ()
             case ev.CustomInputDelta(delta=text):
                 part = CallFragment(index=self._calls[event.item_id], custom=CustomFragment(input=text))
-                return Delta(tool_calls=(part,)), ()
+                return ChatDelta(tool_calls=(part,)), ()
             case ev.Completed() | ev.Incomplete() | ev.Failed():
                 self.terminal = event.response
         return None
 
     @property
-    def finish_reason(self) -> FinishReason:
+    def finish_reason(self) -> ChatFinishReason:
         """Why it ended, in chat's words."""
         response = self.terminal
         if response and response.incomplete_details and response.incomplete_details.reason:
@@ -66,20 +66,22 @@ class ChatFold:
             return "length"  # the only word for what was cut short: half a call must not be taken for a whole one
         return "tool_calls" if self._calls else "stop"
 
-    def _paragraph(self, item_id: str) -> str:
+    def _separator_before(self, item_id: str) -> str:
         """What goes before the first text of another message."""
         if item_id == self._message:
             return ""
         first, self._message = self._message is None, item_id
-        return "" if first else BETWEEN_MESSAGES
+        return "" if first else MESSAGE_SEPARATOR
 
-    def _think(self, item_id: str, told_as: type[Event], text: str) -> tuple[Delta, tuple[Logprob, ...]] | None:
+    def _reasoning_delta(
+        self, item_id: str, told_as: type[Event], text: str
+    ) -> tuple[ChatDelta, tuple[Logprob, ...]] | None:
         """Reasoning may be told twice, raw and as a summary; the first of the two is taken."""
         if self._reasoning.setdefault(item_id, told_as) is not told_as:
             return None
-        return Delta(reasoning=text, reasoning_content=text), ()
+        return ChatDelta(reasoning=text, reasoning_content=text), ()
 
-    def _begin(self, call: FunctionCall | CustomToolCall) -> CallFragment:
+    def _begin_call(self, call: FunctionCall | CustomToolCall) -> CallFragment:
         index = self._calls[call.id] = len(self._calls)
         if isinstance(call, CustomToolCall):
             custom = CustomFragment(name=call.name, input="")
@@ -88,7 +90,7 @@ class ChatFold:
         return CallFragment(index=index, id=call.call_id, type="function", function=function)
 
 
-class ChatSum:
+class ChatAccumulator:
     """Adds up deltas to a whole choice."""
 
     def __init__(self) -> None:
@@ -98,7 +100,7 @@ class ChatSum:
         self._logprobs: list[Logprob] = []
         self._calls: list[tuple[CallFragment, list[str]]] = []
 
-    def add(self, delta: Delta, logprobs: Iterable[Logprob]) -> None:
+    def add_delta(self, delta: ChatDelta, logprobs: Iterable[Logprob]) -> None:
         """One delta more."""
         self._content.append(delta.content or "")
         self._refusal.append(delta.refusal or "")
@@ -112,21 +114,21 @@ class ChatSum:
             elif fragment.custom is not UNSET:
                 self._calls[fragment.index or 0][1].append(fragment.custom.input or "")
 
-    def choice(self, index: int, finish_reason: FinishReason, *, logprobs: bool) -> ChatChoice:
+    def build_choice(self, index: int, finish_reason: ChatFinishReason, *, logprobs: bool) -> ChatChoice:
         """The whole. `logprobs`: they were asked for."""
         reasoning = "".join(self._reasoning) or UNSET
-        message = ChatMessage(
+        message = ChatReplyMessage(
             content="".join(self._content) or None,
             refusal="".join(self._refusal) or None,
             reasoning=reasoning,
             reasoning_content=reasoning,
-            tool_calls=tuple(_whole(first, "".join(rest)) for first, rest in self._calls) or UNSET,
+            tool_calls=tuple(_joined_call(first, "".join(rest)) for first, rest in self._calls) or UNSET,
         )
         scored = ChatLogprobs(content=tuple(self._logprobs)) if logprobs else None
         return ChatChoice(index=index, message=message, logprobs=scored, finish_reason=finish_reason)
 
 
-def _whole(first: CallFragment, text: str) -> CallFragment:
+def _joined_call(first: CallFragment, text: str) -> CallFragment:
     if first.custom is not UNSET:
         return CallFragment(id=first.id, type=first.type, custom=CustomFragment(name=first.custom.name, input=text))
     name = first.function.name if first.function is not UNSET else UNSET

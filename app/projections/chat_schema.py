@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from antiphon.events.items import Logprob
 from antiphon.events.response import Usage
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class FunctionFragment(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     refusal: tuple[Logprob, ...] | None = None
 
 
-class Delta(Struct, frozen=True, kw_only=True):
+class ChatDelta(Struct, frozen=True, kw_only=True):
     """What is new. Reasoning goes by both of the names that clients know."""
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -60,9 +60,9 @@ class ChunkChoice(Struct, frozen=True, kw_only=True):
     """One choice's share of a chunk."""
 
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
 
 
 class TokenDetails(Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     usage: ChatUsage | None | UnsetType = UNSET
 
 
-class ChatMessage(Struct, frozen=True, kw_only=True):
+class ChatReplyMessage(Struct, frozen=True, kw_only=True):
     """The whole message: the sum of its deltas."""
 
     role: Literal["assistant"] = "assistant"
@@ -115,9 +115,9 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     """One choice of a whole reply."""
 
     index: int
-    message: ChatMessage
+    message: ChatReplyMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from antiphon.app.requests.pagination import Page
+from antiphon.app.requests.pagination import ListPage
 from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
 
 
-def listing(items: Sequence[AnyInput], part: Page) -> bytes:
+def encode_item_page(items: Sequence[AnyInput], part: ListPage) -> bytes:
     """The page as JSON, as the API lists items."""
-    ordered = items[::-1] if part.falling else items
-    data = [told(item) for item in ordered[part.start : part.end]]
+    ordered = items[::-1] if part.descending else items
+    data = [listed_item(item) for item in ordered[part.start : part.end]]
     ids = [one["id"] for one in data]
     return msgspec.json.encode(
         {
@@ -25,7 +25,7 @@ def listing(items: Sequence[AnyInput], part: Page) -> bytes:
     )
 
 
-def told(item: AnyInput) -> dict[str, Any]:
+def listed_item(item: AnyInput) -> dict[str, Any]:
     """An input item as it is listed: a string spelled out as a part, a status where there is none, no empty keys."""
     if isinstance(item, HostedInput):
         return {**item.payload, "id": item.id, "type": item.kind}

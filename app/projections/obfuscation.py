@@ -2,12 +2,12 @@
 
 import secrets
 
-BUCKET = 32
+BUCKET_BYTES = 32
 _KEY = b',"obfuscation":"'
 
 
-def padded(data: bytes) -> bytes:
+def add_obfuscation(data: bytes) -> bytes:
     """A JSON object with a random `obfuscation` behind its keys, so that its length is a multiple of `BUCKET`."""
-    missing = -(len(data) + len(_KEY) + 1) % BUCKET
-    noise = secrets.token_urlsafe(BUCKET)[:missing].encode()
+    missing = -(len(data) + len(_KEY) + 1) % BUCKET_BYTES
+    noise = secrets.token_urlsafe(BUCKET_BYTES)[:missing].encode()
     return b'%b%b%b"}' % (data[:-1], _KEY, noise)

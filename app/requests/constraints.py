@@ -12,60 +12,28 @@ from typing import Any, Literal
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from msgspec import Struct
 
-from antiphon.app.errors import ApiError, clip, invalid_value, unsupported
-from antiphon.app.requests import validators as c
-from antiphon.app.requests.tools import Tools
+from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.requests.tools import RequestTools
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
-from antiphon.harmony.tools import ToolTable
 
-Kind = Literal["schema", "lark", "regex"]
-CODES = {"text.format.schema": "invalid_json_schema", "response_format.json_schema.schema": "invalid_json_schema"}
-FAULTS = {"schema": "invalid_function_parameters", "lark": "invalid_grammar", "regex": "invalid_grammar"}
-LIMITS = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
-NAMED = ("function", "custom")
+ConstraintKind = Literal["schema", "lark", "regex"]
+SCHEMA_ERROR_CODES = {
+    "text.format.schema": "invalid_json_schema",
+    "response_format.json_schema.schema": "invalid_json_schema",
+}
+ERROR_CODES = {"schema": "invalid_function_parameters", "lark": "invalid_grammar", "regex": "invalid_grammar"}
+GRAMMAR_LIMITS = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
 
 
-class Promise(Struct, frozen=True):
+class OutputConstraint(Struct, frozen=True):
     """Something that the answer must fit, and the field that says so."""
 
-    kind: Kind
+    kind: ConstraintKind
     source: str
     param: str
 
 
-class Choice(Struct, frozen=True):
-    """What `tool_choice` comes down to. `only`: the flat names that may be called, None: all."""
-
-    mode: Literal["auto", "none", "required"] = "auto"
-    only: frozenset[str] | None = None
-
-
-def choice(sent: Any, table: ToolTable) -> Choice:
-    """Read `tool_choice`, as Responses has it. Raises `ApiError` 400."""
-    if sent in ("auto", "none", "required"):
-        return Choice(sent)
-    if sent is None:
-        return Choice()
-    kind = sent["type"]
-    if kind in NAMED:
-        return Choice("required", frozenset({_named(sent, table, "tool_choice")}))
-    if kind != "allowed_tools":
-        raise unsupported("tool_choice", f"No tool of type '{clip(kind)}' runs here.")
-    mode = c.needed(sent, "mode", "tool_choice")
-    c.one_of(("auto", "required"))(mode, "tool_choice.mode")
-    allowed = c.needed(sent, "tools", "tool_choice")
-    c.array_of(c.obj, 128)(allowed, "tool_choice.tools")
-    if not allowed:
-        raise invalid_value("tool_choice.tools", "Invalid 'tool_choice.tools': at least one tool must be allowed.")
-    names = [
-        _named(tool, table, f"tool_choice.tools[{index}]")
-        for index, tool in enumerate(allowed)
-        if c.needed(tool, "type", f"tool_choice.tools[{index}]") in NAMED
-    ]
-    return Choice(mode, frozenset(names))
-
-
-def answer(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def answer_schema(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The schema that the text must fit, by `text.format`; None: any text."""
     kind = (shape or {}).get("type")
     if shape is None or kind in (None, "text"):
@@ -73,37 +41,39 @@ def answer(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return shape["schema"] if kind == "json_schema" else {"type": "object"}
 
 
-def of_tools(tools: Tools) -> list[Promise]:
+def tool_constraints(tools: RequestTools) -> list[OutputConstraint]:
     """What the tools promise: strict arguments, and texts by a grammar."""
-    found: list[Promise] = []
-    for offer, path in zip(tools.offers, tools.paths, strict=True):
+    found: list[OutputConstraint] = []
+    for offer, path in zip(tools.served, tools.paths, strict=True):
         inner = offer.tools if isinstance(offer, NamespaceTool) else (offer,)
         for index, tool in enumerate(inner):
             place = f"{path}.tools[{index}]" if isinstance(offer, NamespaceTool) else path
-            found += _of_tool(tool, place)
+            found += _tool_constraint(tool, place)
     return found
 
 
-def _of_tool(tool: FunctionTool | CustomTool, path: str) -> list[Promise]:
+def _tool_constraint(tool: FunctionTool | CustomTool, path: str) -> list[OutputConstraint]:
     if isinstance(tool, FunctionTool):
         schema = json.dumps(tool.parameters or {"type": "object"})
-        return [Promise("schema", schema, f"{path}.parameters")] if tool.strict else []
+        return [OutputConstraint("schema", schema, f"{path}.parameters")] if tool.strict else []
     shape = tool.format
     if not isinstance(shape, GrammarFormat):
         return []
-    return [Promise("regex" if shape.syntax == "regex" else "lark", shape.definition, f"{path}.format.definition")]
+    return [
+        OutputConstraint("regex" if shape.syntax == "regex" else "lark", shape.definition, f"{path}.format.definition")
+    ]
 
 
-def check(promise: Promise) -> None:
+def check_constraint(promise: OutputConstraint) -> None:
     """Raise `ApiError` 400 for a promise that cannot be kept. May take long; any thread may ask."""
-    fault = _fault(promise.kind, promise.source)
+    fault = _compile_fault(promise.kind, promise.source)
     if fault:
-        code = CODES.get(promise.param) or FAULTS[promise.kind]
-        raise ApiError(400, code, f"Invalid '{promise.param}': {clip(fault, 400)}", promise.param)
+        code = SCHEMA_ERROR_CODES.get(promise.param) or ERROR_CODES[promise.kind]
+        raise ApiError(400, code, f"Invalid '{promise.param}': {clip_text(fault, 400)}", promise.param)
 
 
 @lru_cache(maxsize=512)
-def _fault(kind: Kind, source: str) -> str:
+def _compile_fault(kind: ConstraintKind, source: str) -> str:
     """What is wrong with it; nothing: it can be kept."""
     try:
         if kind == "schema":
@@ -111,7 +81,7 @@ def _fault(kind: Kind, source: str) -> str:
         else:
             make = LLMatcher.grammar_from_lark if kind == "lark" else LLMatcher.grammar_from_regex
             grammar = make(source)
-        matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=GRAMMAR_LIMITS)
         first = matcher.compute_bitmask()  # which alone tells of a rule that never comes to an end
     except ValueError as error:
         return str(error)
@@ -120,7 +90,7 @@ def _fault(kind: Kind, source: str) -> str:
     return "" if any(first) else "it matches nothing"
 
 
-class _Bytes:
+class _ByteTokenizer:
     """A vocabulary of bytes: whether a grammar is one does not depend on how a model cuts text."""
 
     tokens = [*(bytes([value]) for value in range(256)), b"<end>"]  # noqa: RUF012  # never changed
@@ -133,15 +103,5 @@ class _Bytes:
 
 
 @lru_cache(maxsize=1)
-def _bytes() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Bytes()))
-
-
-def _named(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
-    """The flat name of a tool that must be there."""
-    name, namespace = c.needed(sent, "name", path), sent.get("namespace")
-    c.string()(name, f"{path}.name")
-    for offer in table:
-        if offer.name == name and offer.kind == sent["type"] and namespace in (None, offer.namespace):
-            return offer.model_name
-    raise invalid_value("tool_choice", f"Tool choice '{clip(name)}' not found in 'tools' parameter.")
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_ByteTokenizer()))

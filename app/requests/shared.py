@@ -9,16 +9,16 @@ from antiphon.app.errors import invalid_value
 from antiphon.engine.protocol import Sampling
 from antiphon.events.response import ReasoningConfig, Response
 
-PLAIN = {"format": {"type": "text"}}
-_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+PLAIN_TEXT_CONFIG = {"format": {"type": "text"}}
+_SAMPLING_FIELDS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
-def sampling(body: Mapping[str, Any], defaults: Sampling, limit: int | None, top_logprobs: int | None) -> Sampling:
+def read_sampling(body: Mapping[str, Any], defaults: Sampling, limit: int | None, top_logprobs: int | None) -> Sampling:
     """How to sample: what the client sent wins, then the model's own defaults, then neutral.
 
     `limit` is the number of new tokens asked for; None leaves it to the model's defaults.
     """
-    sent: dict[str, Any] = {name: float(body[name]) for name in _NUMBERS if body.get(name) is not None}
+    sent: dict[str, Any] = {name: float(body[name]) for name in _SAMPLING_FIELDS if body.get(name) is not None}
     if body.get("top_k") is not None:
         sent["top_k"] = max(body["top_k"], 0)
     if body.get("seed") is not None:
@@ -36,7 +36,7 @@ def conversation_of(body: Mapping[str, Any]) -> str | None:
     return sent["id"] if isinstance(sent, dict) else sent
 
 
-def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+def read_stop_strings(body: Mapping[str, Any]) -> tuple[str, ...]:
     """The stop strings. An empty one would match everywhere."""
     stop = body.get("stop")
     found = (stop,) if isinstance(stop, str) else tuple(stop or ())
@@ -53,12 +53,12 @@ def check_stream_options(body: Mapping[str, Any]) -> None:
         )
 
 
-def obfuscate(body: Mapping[str, Any]) -> bool:
+def wants_obfuscation(body: Mapping[str, Any]) -> bool:
     """Whether pieces of a stream are to be padded, so that their lengths tell nobody on the way what is said."""
     return bool((body.get("stream_options") or {}).get("include_obfuscation"))
 
 
-def head(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Response:
+def base_response(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Response:
     """The Response with the fields that echo the request on either face; `more` are the face's own."""
     tier = body.get("service_tier")
     return Response(
@@ -81,6 +81,6 @@ def head(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Response:
     )
 
 
-def reasoning(effort: str | None, summary: str | None) -> ReasoningConfig:
+def reasoning_config(effort: str | None, summary: str | None) -> ReasoningConfig:
     """The echo of how to think; both keys are always there."""
     return ReasoningConfig(effort=effort, summary=summary)

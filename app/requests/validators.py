@@ -8,59 +8,59 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.app.errors import ApiError, clip, invalid_type, invalid_value, missing, unknown
+from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
 
-Check = Callable[[Any, str], None]
+Validator = Callable[[Any, str], None]
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Names of tools and formats. They are pasted into prompts, so nothing else may stand in them."""
 
 
-def boolean(value: Any, path: str) -> None:
+def is_boolean(value: Any, path: str) -> None:
     """True or false."""
     if not isinstance(value, bool):
         raise invalid_type(path, "a boolean", value)
 
 
-def obj(value: Any, path: str) -> None:
+def is_object(value: Any, path: str) -> None:
     """An object, whatever is in it."""
     if not isinstance(value, dict):
         raise invalid_type(path, "an object", value)
 
 
-def array(value: Any, path: str) -> None:
+def is_array(value: Any, path: str) -> None:
     """An array, whatever is in it."""
     if not isinstance(value, list):
         raise invalid_type(path, "an array", value)
 
 
-def anything(value: Any, path: str) -> None:
+def accept_any(value: Any, path: str) -> None:
     """No rule: the field is looked at elsewhere, or refused whatever it holds."""
 
 
-def integer(low: int | None = None, high: int | None = None) -> Check:
+def integer_between(low: int | None = None, high: int | None = None) -> Validator:
     """A whole number from `low` to `high`."""
 
     def check(value: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise invalid_type(path, "an integer", value)
-        _bounds(value, path, low, high, "integer")
+        _check_bounds(value, path, low, high, "integer")
 
     return check
 
 
-def number(low: float, high: float) -> Check:
+def number_between(low: float, high: float) -> Validator:
     """A number from `low` to `high`."""
 
     def check(value: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise invalid_type(path, "a decimal", value)
-        _bounds(value, path, low, high, "decimal")
+        _check_bounds(value, path, low, high, "decimal")
 
     return check
 
 
-def string(longest: int | None = None, pattern: re.Pattern[str] | None = None) -> Check:
+def string_like(longest: int | None = None, pattern: re.Pattern[str] | None = None) -> Validator:
     """Text of at most `longest` characters that matches `pattern` as a whole."""
 
     def check(value: Any, path: str) -> None:
@@ -75,23 +75,25 @@ def string(longest: int | None = None, pattern: re.Pattern[str] | None = None) -
     return check
 
 
-def one_of(values: Sequence[str]) -> Check:
+def one_of(values: Sequence[str]) -> Validator:
     """One of some words."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str):
             raise invalid_type(path, "a string", value)
         if value not in values:
-            raise invalid_value(path, f"Invalid value: '{clip(value)}'. Supported values are: {listed(values)}.")
+            raise invalid_value(
+                path, f"Invalid value: '{clip_text(value)}'. Supported values are: {join_words(values)}."
+            )
 
     return check
 
 
-def array_of(item: Check, longest: int | None = None) -> Check:
+def array_of(item: Validator, longest: int | None = None) -> Validator:
     """An array whose entries all pass `item`."""
 
     def check(value: Any, path: str) -> None:
-        array(value, path)
+        is_array(value, path)
         if longest is not None and len(value) > longest:
             message = f"Invalid '{path}': array too long. Expected at most {longest} entries, but got {len(value)}."
             raise ApiError(400, "array_above_max_length", message, path)
@@ -101,7 +103,7 @@ def array_of(item: Check, longest: int | None = None) -> Check:
     return check
 
 
-def either(text: Check, many: Check) -> Check:
+def string_or_array(text: Validator, many: Validator) -> Validator:
     """A string that passes `text`, or an array that passes `many`."""
 
     def check(value: Any, path: str) -> None:
@@ -115,68 +117,68 @@ def either(text: Check, many: Check) -> Check:
     return check
 
 
-def fields(known: Mapping[str, Check]) -> Check:
+def object_of(known: Mapping[str, Validator]) -> Validator:
     """An object with these keys and no others; any of them may be null or missing."""
 
     def check(value: Any, path: str) -> None:
-        obj(value, path)
+        is_object(value, path)
         for key, inside in value.items():
             below = f"{path}.{key}"
             if key not in known:
-                raise unknown(below)
+                raise unknown_field(below)
             if inside is not None:
                 known[key](inside, below)
 
     return check
 
 
-def pairs(value: Any, path: str, *, most: int | None = 16, key: int = 64, text: int = 512) -> None:
+def string_map(value: Any, path: str, *, most: int | None = 16, key: int = 64, text: int = 512) -> None:
     """A flat object of strings, as `metadata` is. `most` None: no limits at all, only the shape."""
-    obj(value, path)
+    is_object(value, path)
     if most is not None and len(value) > most:
         asked = f"Expected an object with at most {most} properties, but got {len(value)} instead."
         raise ApiError(400, "object_above_max_properties", f"Invalid '{path}': too many properties. {asked}", path)
     for name, said in value.items():
-        below = f"{path}.{clip(name)}"
+        below = f"{path}.{clip_text(name)}"
         if most is not None and len(name) > key:
             raise _too_long(below, key, len(name))
-        string(text if most is not None else None)(said, below)
+        string_like(text if most is not None else None)(said, below)
 
 
-def bias(value: Any, path: str) -> None:
+def token_bias(value: Any, path: str) -> None:
     """`logit_bias`: token ids, written as strings, to numbers from -100 to 100; at most 1024 of them."""
-    obj(value, path)
+    is_object(value, path)
     if len(value) > 1024:
         message = f"Invalid '{path}': too many properties. Expected at most 1024, but got {len(value)} instead."
         raise ApiError(400, "object_above_max_properties", message, path)
     for token, added in value.items():
-        below = f"{path}.{clip(token)}"
+        below = f"{path}.{clip_text(token)}"
         if not re.fullmatch(r"[0-9]{1,9}", token):
             raise invalid_value(below, f"Invalid '{below}': keys are token ids.")
-        number(-100, 100)(added, below)
+        number_between(-100, 100)(added, below)
 
 
-def needed(value: Mapping[str, Any], key: str, path: str) -> Any:
+def require_key(value: Mapping[str, Any], key: str, path: str) -> Any:
     """`value[key]`, which must be there and not null."""
     if value.get(key) is None:
-        raise missing(f"{path}.{key}")
+        raise missing_field(f"{path}.{key}")
     return value[key]
 
 
-def listed(values: Sequence[str]) -> str:
+def join_words(values: Sequence[str]) -> str:
     """'a', 'b', and 'c'."""
     quoted = [f"'{value}'" for value in values]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])}, and {quoted[-1]}"
 
 
-def _bounds(value: float, path: str, low: float | None, high: float | None, kind: str) -> None:
+def _check_bounds(value: float, path: str, low: float | None, high: float | None, kind: str) -> None:
     if low is not None and value < low:
         side, bound, sign = "below minimum", low, ">="
     elif high is not None and value > high:
         side, bound, sign = "above maximum", high, "<="
     else:
         return
-    asked = f"Expected a value {sign} {bound}, but got {clip(str(value), 40)} instead."
+    asked = f"Expected a value {sign} {bound}, but got {clip_text(str(value), 40)} instead."
     code = f"{kind}_{side.replace('minimum', 'min').replace('maximum', 'max').replace(' ', '_')}_value"
     raise ApiError(400, code, f"Invalid '{path}': {kind} {side} value. {asked}", path)
 

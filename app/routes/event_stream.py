@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from litestar.response import Response
 
 from antiphon.app.errors import ApiError
-from antiphon.app.http.asgi import App, Receive, Scope, Send
-from antiphon.app.http.protocol import PIPE
-from antiphon.app.http.stream_writer import Telling, pump
+from antiphon.app.http.asgi import AsgiApp, AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.request_state import request_state
+from antiphon.app.http.stream_writer import StreamEncoder, pump
 
 T = TypeVar("T")
-START = {
+START_MESSAGE = {
     "type": "http.response.start",
     "status": 200,
     "headers": [
@@ -27,67 +27,68 @@ START = {
         (b"content-type", b"text/event-stream; charset=utf-8"),
     ],
 }
-END = {"type": "http.response.body", "body": b"", "more_body": False}
+END_MESSAGE = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-class EventStream(Response[None]):
+class EventStreamResponse(Response[None]):
     """A telling, written piece by piece. `reading` is entered for as long as it is, and left when the client leaves."""
 
-    def __init__(self, telling: Telling, reading: AbstractContextManager[None]) -> None:
+    def __init__(self, telling: StreamEncoder, reading: AbstractContextManager[None]) -> None:
         super().__init__(None, status_code=200)
         self._telling, self._reading = telling, reading
 
-    def to_asgi_response(self, *_: object, **__: object) -> App:  # type: ignore[override]  # ready as it is
+    def to_asgi_response(self, *_: object, **__: object) -> AsgiApp:  # type: ignore[override]  # ready as it is
         """The answer itself: there is nothing that the request could add to it."""
-        return self._answer
+        return self._stream
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._reading, contextlib.suppress(Gone):
-            await send(START)
-            pipe = scope.get(PIPE)
-            await while_there(receive, pump(self._telling, pipe if pipe and pipe.open else Messages(send)))
-            await send(END)
+    async def _stream(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        with self._reading, contextlib.suppress(ClientDisconnected):
+            await send(START_MESSAGE)
+            response = request_state(scope).response
+            sink = response if response is not None and response.can_write else AsgiSink(send)
+            await run_until_disconnect(receive, pump(self._telling, sink))
+            await send(END_MESSAGE)
 
 
-class Messages:
+class AsgiSink:
     """The pipe of a connection that has no other: each piece is a message of ASGI's."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: AsgiSend) -> None:
         self._send = send
         self._piece = b""
 
     @property
-    def stuck(self) -> bool:
+    def write_paused(self) -> bool:
         """Whether a piece still has to be sent."""
         return bool(self._piece)
 
-    def write(self, piece: bytes) -> None:
+    def write_chunk(self, piece: bytes) -> None:
         """Send a piece with the next `drained`."""
         self._piece = piece
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Send it."""
         piece, self._piece = self._piece, b""
         if piece:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-class Gone(ApiError):  # noqa: N818  # it is nobody's error
+class ClientDisconnected(ApiError):  # noqa: N818  # it is nobody's error
     """The client has left. Nobody reads the answer."""
 
     def __init__(self) -> None:
         super().__init__(499, "client_closed_request", "The client has left.")
 
 
-async def while_there(receive: Callable[[], Awaitable[Any]], work: Awaitable[T]) -> T:
+async def run_until_disconnect(receive: Callable[[], Awaitable[Any]], work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves. Raises `Gone`. The body must have been read."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(receive))
+    gone = asyncio.create_task(_wait_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Gone
+        raise ClientDisconnected
     finally:
         for other in (task, gone):
             other.cancel()
@@ -95,7 +96,7 @@ async def while_there(receive: Callable[[], Awaitable[Any]], work: Awaitable[T])
             await task
 
 
-async def _gone(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _wait_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
     """Returns when the client has left, or has got the whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 
 from litestar.response import Response
 
-from antiphon.app.context import AnyRequest, House, house, owner
-from antiphon.app.event_log import Log
-from antiphon.app.http.stream_writer import Telling
-from antiphon.app.requests.responses import Asked
-from antiphon.app.routes.event_stream import EventStream, while_there
+from antiphon.app.context import AnyRequest, ServerContext, server_context
+from antiphon.app.event_log import EventLog
+from antiphon.app.http.request_state import request_state
+from antiphon.app.http.stream_writer import StreamEncoder
+from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.routes.event_stream import EventStreamResponse, run_until_disconnect
 
 T = TypeVar("T")
 
@@ -20,24 +21,26 @@ def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
     return Response(body, status_code=status, media_type="application/json")
 
 
-def stream_reply(telling: Telling, home: House) -> Response[Any]:
+def stream_reply(telling: StreamEncoder, home: ServerContext) -> Response[Any]:
     """What a face of the wire tells of its logs, to one reader."""
-    return EventStream(telling, attended(home, telling.logs))
+    return EventStreamResponse(telling, count_readers(home, telling.logs))
 
 
-async def open_turns(request: AnyRequest, asked: Asked) -> list[Log]:
+async def open_turns(request: AnyRequest, asked: ParsedRequest) -> list[EventLog]:
     """Start the turns of a request. A client that leaves meanwhile takes them with it."""
-    return await unless_gone(request, house(request).turns.open_all(asked.model, asked.spec, owner(request)))
+    state, turns = request_state(request.scope), server_context(request).turn_manager
+    starting = turns.start_choices(asked.model, asked.spec, state.owner, state.release_permit)
+    return await cancel_on_disconnect(request, starting)
 
 
-async def collect(request: AnyRequest, reading: Awaitable[bytes], logs: Sequence[Log]) -> bytes:
+async def final_reply(request: AnyRequest, reading: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:
     """A whole reading. No server notices by itself that the reader of an unstreamed reply has gone."""
-    with attended(house(request), logs):
-        return await unless_gone(request, reading)
+    with count_readers(server_context(request), logs):
+        return await cancel_on_disconnect(request, reading)
 
 
 @contextlib.contextmanager
-def attended(home: House, logs: Sequence[Log]) -> Iterator[None]:
+def count_readers(home: ServerContext, logs: Sequence[EventLog]) -> Iterator[None]:
     """While somebody reads these logs.
 
     When the last reader of one leaves, its turn is cancelled, unless it was asked for in the background.
@@ -49,10 +52,10 @@ def attended(home: House, logs: Sequence[Log]) -> Iterator[None]:
     finally:
         for log in logs:
             log.readers -= 1
-            if not log.readers and not log.head.background:
-                home.turns.cancel(log)
+            if not log.readers and not log.base_response.background:
+                home.turn_manager.cancel_turn(log)
 
 
-async def unless_gone(request: AnyRequest, work: Awaitable[T]) -> T:
+async def cancel_on_disconnect(request: AnyRequest, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves: that raises what nobody reads."""
-    return await while_there(request.receive, work)
+    return await run_until_disconnect(request.receive, work)

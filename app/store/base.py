@@ -5,12 +5,12 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from antiphon.app.event_log import Log
+from antiphon.app.event_log import EventLog
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 
 
-class Conversation(Struct, frozen=True, kw_only=True):
+class StoredConversation(Struct, frozen=True, kw_only=True):
     """What turns may lean on besides each other: items in order, kept apart from this."""
 
     id: str
@@ -18,51 +18,51 @@ class Conversation(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-class Store(Protocol):
+class ResponseStore(Protocol):
     """Keeps logs by owner and id. What is not this owner's looks exactly like what does not exist."""
 
-    def put(self, log: Log) -> None:
+    def add_log(self, log: EventLog) -> None:
         """Keep this log from now on, while it is being written."""
 
-    def get(self, owner: str, response_id: str) -> Log | None:
+    def find_log(self, owner: str, response_id: str) -> EventLog | None:
         """The log of that response."""
 
-    def item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
+    def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
         """An item that was put in, or an output item that was said to be done, by its id."""
 
     async def close(self) -> None:
         """Make everything safe, and let go of it."""
         ...
 
-    def save(self, owner: str, conversation: Conversation) -> None:
+    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Keep a new conversation, or new metadata of a known one."""
 
-    def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
+    def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """The conversation with that id."""
 
-    def drop(self, owner: str, conversation_id: str) -> None:
+    def delete_conversation(self, owner: str, conversation_id: str) -> None:
         """Forget a conversation and its items."""
 
-    def talk(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+    def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """All items of a conversation, each with an id, in order."""
         ...
 
-    def add(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+    def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """More items, each with an id; what a turn in the conversation said is added by the store itself."""
 
-    def remove(self, owner: str, conversation_id: str, item_id: str) -> bool:
+    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Forget an item; whether there was one."""
         ...
 
-    def obstacle(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why nothing can be kept now, if so."""
 
-    def end(self, log: Log) -> None:
+    def request_cancel(self, log: EventLog) -> None:
         """Ask the process that writes a log to end its turn; it hears so within seconds."""
 
-    def listen(self, asked: Callable[[str], None]) -> None:
+    def on_cancel_request(self, asked: Callable[[str], None]) -> None:
         """`asked` hears the id of every response written here that is to end, since somebody elsewhere said so."""
 
-    def delete(self, owner: str, response_id: str) -> bool:
+    def delete_response(self, owner: str, response_id: str) -> bool:
         """Forget a response; whether there was one. Whoever reads it reads on."""
         ...

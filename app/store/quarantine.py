@@ -9,7 +9,7 @@ import structlog
 _log = structlog.get_logger("antiphon.store")
 
 
-def inspect(path: Path) -> None:
+def quarantine_if_corrupt(path: Path) -> None:
     """Put a damaged file aside, so that the server starts without it. Only where no other process uses it."""
     if not path.exists():
         return

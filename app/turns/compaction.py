@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from antiphon.events.items import Compaction
 from antiphon.state.segments import CompleteItem, Say, Segment
 
-NO_SUMMARY = "The model wrote no summary; send the request again."
+EMPTY_SUMMARY_MESSAGE = "The model wrote no summary; send the request again."
 
 
-class Summary:
+class CompactionCollector:
     """Gathers the text for the user. Reasoning is no part of it, and there was nothing to call."""
 
     def __init__(self, seal: Callable[[str], str]) -> None:
         self._seal = seal
         self._said: list[str] = []
 
-    def take(self, segments: Sequence[Segment]) -> None:
+    def add_segments(self, segments: Sequence[Segment]) -> None:
         """More of what the model said."""
         self._said += [segment.text for segment in segments if isinstance(segment, Say)]
 
@@ -24,6 +24,6 @@ class Summary:
         """All of it so far."""
         return "".join(self._said).strip()
 
-    def item(self) -> CompleteItem:
+    def build_item(self) -> CompleteItem:
         """The compaction. The machine gives it its id."""
         return CompleteItem(Compaction(id="", encrypted_content=self._seal(self.text)))

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class _Metered(Generic[T]):
+class _CpuClock(Generic[T]):
     """Work, and how much CPU time it has used by now. macOS does not say; there it is the time since it began."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -28,21 +28,21 @@ class _Metered(Generic[T]):
         return self._work()
 
     @property
-    def spent(self) -> float:
+    def cpu_seconds(self) -> float:
         """Seconds; 0 while it waits for a thread."""
         return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._begun
 
 
-async def within(seconds: float, work: Callable[[], T]) -> T:
+async def run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
     """What `work` returns or raises, done in a thread. Raises `TimeoutError` once it has used so much CPU time.
 
     A thread cannot be stopped: the work goes on, and nobody hears of its end.
     """
-    metered = _Metered(work)
+    metered = _CpuClock(work)
     running = asyncio.ensure_future(asyncio.to_thread(metered))
     try:
-        while not (await asyncio.wait({running}, timeout=max(seconds - metered.spent, seconds / 10)))[0]:
-            if metered.spent >= seconds:
+        while not (await asyncio.wait({running}, timeout=max(seconds - metered.cpu_seconds, seconds / 10)))[0]:
+            if metered.cpu_seconds >= seconds:
                 raise TimeoutError
         return running.result()
     finally:

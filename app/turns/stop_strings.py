@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from antiphon.state.segments import PlacedLogprob, Say, Segment
 
 
-class Stops:
+class StopStringFilter:
     """Watches one turn's segments. `matched` is the stop string that was found, once it was."""
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -17,32 +17,32 @@ class Stops:
         self._held = Say("")
         self.matched: str | None = None
 
-    def feed(self, segment: Segment) -> list[Segment]:
+    def filter_segment(self, segment: Segment) -> list[Segment]:
         """What may be said now. After a match: the text before it, and from then on nothing."""
         if not self._stops:
             return [segment]
         if self.matched is not None:
             return []
         if not isinstance(segment, Say):
-            return [*self.finish(), segment]
+            return [*self.release_held(), segment]
         if self._held.text and segment.phase != self._held.phase:
-            return [*self.finish(), *self.feed(segment)]
-        return self._match(_join(self._held, segment))
+            return [*self.release_held(), *self.filter_segment(segment)]
+        return self._find_match(_join_text(self._held, segment))
 
-    def finish(self) -> list[Segment]:
+    def release_held(self) -> list[Segment]:
         """What was held back turned out to be text."""
         held, self._held = self._held, Say("")
         return [held] if held.text and self.matched is None else []
 
-    def _match(self, said: Say) -> list[Segment]:
+    def _find_match(self, said: Say) -> list[Segment]:
         # The one that is complete first wins, since text that comes piece by piece cannot know of a longer one.
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := said.text.find(stop)) >= 0]
         if found:
             _, at, self.matched = min(found)
         else:
             at = len(said.text) - self._hold_back(said.text)
-        self._held = _tail(said, at)
-        return [head] if (head := _head(said, at)).text else []
+        self._held = _text_after(said, at)
+        return [head] if (head := _text_before(said, at)).text else []
 
     def _hold_back(self, text: str) -> int:
         """The length of the longest tail of `text` that begins a stop string."""
@@ -50,17 +50,17 @@ class Stops:
         return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
-def _join(first: Say, second: Say) -> Say:
+def _join_text(first: Say, second: Say) -> Say:
     if not first.text:
         return second
     moved = tuple(PlacedLogprob(scored.offset + len(first.text), scored.logprob) for scored in second.logprobs)
     return Say(first.text + second.text, second.phase, first.logprobs + moved)
 
 
-def _head(said: Say, at: int) -> Say:
+def _text_before(said: Say, at: int) -> Say:
     return Say(said.text[:at], said.phase, tuple(scored for scored in said.logprobs if scored.offset < at))
 
 
-def _tail(said: Say, at: int) -> Say:
+def _text_after(said: Say, at: int) -> Say:
     rest = tuple(PlacedLogprob(scored.offset - at, scored.logprob) for scored in said.logprobs if scored.offset >= at)
     return Say(said.text[at:], said.phase, rest)

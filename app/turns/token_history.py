@@ -27,23 +27,23 @@ from antiphon.app.requests.input_items import read_item
 from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt, RenderError
 
-PREFILL = 32
+MIN_PREFILL_TOKENS = 32
 """Tokens that a prompt may end with and history does not show: the opener of the answer, an empty thought."""
-OWN = 256
+MAX_TURNS_PER_OWNER = 256
 """A turn of few tokens takes as much memory as so many of them, measured."""
-COMPARED = 8
+MAX_COMPARED_TURNS = 8
 """At most so many turns are laid out anew for one prompt, the latest ones first."""
 
 
-class Layout(Struct, frozen=True, kw_only=True):
+class TurnPrompt(Struct, frozen=True, kw_only=True):
     """A conversation laid out for a model."""
 
     format: ModelFormat
     owner: str
-    conversation: PromptInput
+    prompt_input: PromptInput
     now: datetime
     """Templates write the date."""
-    laid: tuple[int, ...]
+    rendered_tokens: tuple[int, ...]
     """The prompt as the template lays it out."""
     prompt: RenderedPrompt
     """The prompt as the model reads it."""
@@ -51,137 +51,141 @@ class Layout(Struct, frozen=True, kw_only=True):
     """What the answer is held to."""
 
 
-class Spoken(Struct, frozen=True):
+class FinishedTurn(Struct, frozen=True):
     """What a model spoke after a prompt, and the items that were heard."""
 
-    layout: Layout
-    spoken: tuple[int, ...]
+    turn_prompt: TurnPrompt
+    generated_tokens: tuple[int, ...]
     output: tuple[OutputItem, ...]
 
 
-class _Passage(Struct, frozen=True):
+class _ReplayPrefix(Struct, frozen=True):
     """Where a layout begins with `laid`, the model had read and spoken `spoken`; both as bytes, which compare fast."""
 
-    laid: bytes
-    spoken: bytes
+    rendered: bytes
+    original: bytes
 
 
-_Start = tuple[str, int, bytes]
+_PrefixKey = tuple[str, int, bytes]
 """Whose text it is, for which format, and a digest of it. Formats that are remembered live: no id is another one's."""
 
 
-class Recall:
+class TokenHistory:
     """The latest turns, of all owners together at most `bound` tokens, or the memory of so many."""
 
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
         self._size = 0
         self._count = 0
-        self._turns: deque[_Kept] = deque()
-        self._by_start: dict[_Start, deque[_Kept]] = {}
+        self._turns: deque[_HistoryEntry] = deque()
+        self._by_start: dict[_PrefixKey, deque[_HistoryEntry]] = {}
         self._lock = threading.Lock()
 
-    def read(self, form: ModelFormat, owner: str, conversation: PromptInput, now: datetime) -> Layout:
+    def render(self, form: ModelFormat, owner: str, conversation: PromptInput, now: datetime) -> TurnPrompt:
         """Lay a conversation out; what this owner's model has spoken of it stands there as it was spoken.
 
         Raises `harmony.format.RenderError`.
         """
         prompt = form.render_prompt(conversation, now=now, owner=owner)
-        return Layout(
+        return TurnPrompt(
             format=form,
             owner=owner,
-            conversation=conversation,
+            prompt_input=conversation,
             now=now,
-            laid=prompt.tokens,
-            prompt=self._spoken(form, owner, prompt),
+            rendered_tokens=prompt.tokens,
+            prompt=self._replay_original(form, owner, prompt),
         )
 
-    def remember(self, turn: Spoken) -> None:
+    def add_turn(self, turn: FinishedTurn) -> None:
         """Keep a turn; the oldest ones are forgotten."""
-        layout = turn.layout
-        starts = _starts(layout.format, layout.owner, layout.laid)
-        if not turn.spoken or not starts:
+        layout = turn.turn_prompt
+        starts = _prefix_keys(layout.format, layout.owner, layout.rendered_tokens)
+        if not turn.generated_tokens or not starts:
             return
         with self._lock:
             self._count += 1
-            kept = _Kept(turn, starts[-1], self._count)
+            kept = _HistoryEntry(turn, starts[-1], self._count)
             self._turns.append(kept)
             self._by_start.setdefault(kept.start, deque()).append(kept)
-            self._size += _weight(turn)
+            self._size += _size_tokens(turn)
             while self._size > self._bound:
-                self._forget()
+                self._evict_oldest()
 
-    def _forget(self) -> None:
+    def _evict_oldest(self) -> None:
         oldest = self._turns.popleft()
-        self._size -= _weight(oldest.turn)
+        self._size -= _size_tokens(oldest.turn)
         alike = self._by_start[oldest.start]
         alike.popleft()
         if not alike:
             del self._by_start[oldest.start]
 
-    def _spoken(self, form: ModelFormat, owner: str, prompt: RenderedPrompt) -> RenderedPrompt:
-        whole = _packed(prompt.tokens)
-        best: _Passage | None = None
-        for kept in self._candidates(_starts(form, owner, prompt.tokens)):
-            passage = kept.passage
-            if passage and whole.startswith(passage.laid) and (best is None or len(best.laid) < len(passage.laid)):
+    def _replay_original(self, form: ModelFormat, owner: str, prompt: RenderedPrompt) -> RenderedPrompt:
+        whole = _pack_ids(prompt.tokens)
+        best: _ReplayPrefix | None = None
+        for kept in self._find_candidates(_prefix_keys(form, owner, prompt.tokens)):
+            passage = kept.replay_prefix
+            if (
+                passage
+                and whole.startswith(passage.rendered)
+                and (best is None or len(best.rendered) < len(passage.rendered))
+            ):
                 best = passage
         if best is None:
             return prompt
-        return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.spoken + whole[len(best.laid) :])))
+        return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.original + whole[len(best.rendered) :])))
 
-    def _candidates(self, starts: "list[_Start]") -> list["_Kept"]:
+    def _find_candidates(self, starts: "list[_PrefixKey]") -> list["_HistoryEntry"]:
         """Turns whose prompt began so, but for what stood behind its last message; the latest first."""
         with self._lock:
             begun = (self._by_start.get(start, ()) for start in starts)
-            latest = [kept for alike in begun for kept in islice(reversed(alike), COMPARED)]
-        return nlargest(COMPARED, latest, key=lambda kept: kept.number)
+            latest = [kept for alike in begun for kept in islice(reversed(alike), MAX_COMPARED_TURNS)]
+        return nlargest(MAX_COMPARED_TURNS, latest, key=lambda kept: kept.number)
 
 
-class _Kept:
+class _HistoryEntry:
     """The `number`-th turn that is remembered. Who holds one may go on using it while others forget it."""
 
-    def __init__(self, turn: Spoken, start: "_Start", number: int) -> None:
+    def __init__(self, turn: FinishedTurn, start: "_PrefixKey", number: int) -> None:
         self.turn, self.start, self.number = turn, start, number
 
     @cached_property
-    def passage(self) -> "_Passage | None":
+    def replay_prefix(self) -> "_ReplayPrefix | None":
         """Laid out at the first question, not at the end of the turn: most turns are never followed."""
-        return _compared(self.turn)
+        return _compare_renderings(self.turn)
 
 
-def _compared(turn: Spoken) -> _Passage | None:
+def _compare_renderings(turn: FinishedTurn) -> _ReplayPrefix | None:
     """The turn as history lays it out beside the turn as it was; None where the two do not say the same."""
-    layout, form = turn.layout, turn.layout.format
-    spoken = turn.spoken[:-1] if turn.spoken[-1] in form.end_ids else turn.spoken
+    layout, form = turn.turn_prompt, turn.turn_prompt.format
+    spoken = turn.generated_tokens[:-1] if turn.generated_tokens[-1] in form.end_ids else turn.generated_tokens
     try:
         back = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
-        after = msgspec.structs.replace(layout.conversation, items=(*layout.conversation.items, *back))
+        after = msgspec.structs.replace(layout.prompt_input, items=(*layout.prompt_input.items, *back))
         laid = form.render_prompt(after, now=layout.now, owner=layout.owner).tokens
     except (ApiError, RenderError):
         return None
-    shared, end = _shared(laid, layout.laid), _end(form, laid)
-    if len(layout.laid) - shared > PREFILL or end <= shared:
+    shared, end = _common_length(laid, layout.rendered_tokens), _last_message_end(form, laid)
+    if len(layout.rendered_tokens) - shared > MIN_PREFILL_TOKENS or end <= shared:
         return None
     # Reasoning that history drops, text that it clips, another order of a header: then history has its own words.
-    if _squeezed(form, laid[shared:end]) != _squeezed(form, spoken):
+    if _strip_end_ids(form, laid[shared:end]) != _strip_end_ids(form, spoken):
         return None
     # The end is history's: a final answer may have ended otherwise, a turn that was stopped has none.
-    return _Passage(_packed(laid[: end + 1]), _packed((*layout.prompt.tokens, *spoken, laid[end])))
+    return _ReplayPrefix(_pack_ids(laid[: end + 1]), _pack_ids((*layout.prompt.tokens, *spoken, laid[end])))
 
 
-def _starts(form: ModelFormat, owner: str, tokens: Sequence[int]) -> "list[_Start]":
+def _prefix_keys(form: ModelFormat, owner: str, tokens: Sequence[int]) -> "list[_PrefixKey]":
     """A text up to the end of each of its messages, which are few: so turns are found, however many are remembered."""
     packed, digest, done = memoryview(array("I", tokens)), blake2b(digest_size=16), 0
     starts = []
-    for end in sorted(place for token in form.end_ids for place in _places(tokens, token)):
+    for end in sorted(place for token in form.end_ids for place in _find_token(tokens, token)):
         digest.update(packed[done : end + 1])
         done = end + 1
         starts.append((owner, id(form), digest.digest()))
     return starts
 
 
-def _places(tokens: Sequence[int], token: int) -> Iterator[int]:
+def _find_token(tokens: Sequence[int], token: int) -> Iterator[int]:
     place = -1
     with suppress(ValueError):
         while True:
@@ -189,24 +193,24 @@ def _places(tokens: Sequence[int], token: int) -> Iterator[int]:
             yield place
 
 
-def _squeezed(form: ModelFormat, tokens: Sequence[int]) -> str:
+def _strip_end_ids(form: ModelFormat, tokens: Sequence[int]) -> str:
     return "".join(form.decode(tokens).split())
 
 
-def _end(form: ModelFormat, tokens: Sequence[int]) -> int:
+def _last_message_end(form: ModelFormat, tokens: Sequence[int]) -> int:
     """Where the last message ends; -1 where none does."""
     return next((place for place in reversed(range(len(tokens))) if tokens[place] in form.end_ids), -1)
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _weight(turn: Spoken) -> int:
-    return OWN + 2 * len(turn.layout.laid) + len(turn.spoken)
+def _size_tokens(turn: FinishedTurn) -> int:
+    return MAX_TURNS_PER_OWNER + 2 * len(turn.turn_prompt.rendered_tokens) + len(turn.generated_tokens)
 
 
-def _packed(tokens: Sequence[int]) -> bytes:
+def _pack_ids(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()

@@ -13,7 +13,7 @@ from rich.console import Console
 from antiphon.app.cli import _resolve_store_file, main
 from antiphon.app.observability import startup
 from antiphon.app.settings import Settings, key_digest, matching_key
-from tests.serving import scripted
+from tests.serving import scripted_registry
 from tests.syntax import ROOT
 
 SCRIPT = '[[reply]]\nname = "hello"\nspeak = ["Hello."]\n'
@@ -115,9 +115,9 @@ def test_nothing_heavy_is_loaded_before_the_engines_process_begins() -> None:
 
 def test_the_banner_has_lines_to_paste() -> None:
     screen = Console(file=io.StringIO(), width=200, force_terminal=False)
-    catalogue = scripted([{"name": "hello", "output": ["Hello."]}], names=("tiny", "gpt-tiny"))
+    catalogue = scripted_registry([{"name": "hello", "output": ["Hello."]}], names=("tiny", "gpt-tiny"))
     settings = Settings(host="0.0.0.0", api_key_digests=(key_digest("sk-secret"),))
-    startup.show(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
+    startup.show_banner(screen, settings, catalogue, 8123, {"tiny": "dialect hermes: chosen by name"})
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "http://127.0.0.1:8123/v1" in said
     assert "kept in memory" in said
@@ -131,14 +131,14 @@ def test_the_banner_has_lines_to_paste() -> None:
 
 def test_loading_is_told_in_lines_where_nothing_can_move() -> None:
     screen = Console(file=io.StringIO(), width=40, force_terminal=False)
-    with startup.Loading(screen) as loading:
-        loading.begin("tiny[bold]")
+    with startup.LoadingStatus(screen) as loading:
+        loading.start("tiny[bold]")
         for news in ("loading", "loading: weights", "ready"):
-            loading.tell(news)
-        loading.done()
+            loading.update(news)
+        loading.stop()
         for news in ("restarting: try 1 in 0.1 s", "loading: weights", "ready"):
-            loading.tell(news)
-        loading.write("200 GET [bold]\n")
+            loading.update(news)
+        loading.print_lines("200 GET [bold]\n")
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert said.splitlines() == [
         "Loading tiny[bold] …",

@@ -17,7 +17,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
 from antiphon.harmony.detect import DIALECTS
@@ -25,7 +25,7 @@ from antiphon.harmony.dialect import Dialect
 from tests.clients.sdk_helpers import post
 from tests.engine.tiny_models import BASE
 from tests.invariants import check
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 ASKED = 25 if PROVE else 2
@@ -96,10 +96,12 @@ def made(folder: Path, dialect: Dialect, config: str, more: dict[str, Any]) -> P
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[Served, str]]:
+def server(folder: Path) -> Iterator[tuple[RunningServer, str]]:
     loaded = detect.load_format(folder)
     engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.05})
-    with serve(Catalogue([ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)])) as running:
+    with serve(
+        ModelRegistry([ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)])
+    ) as running:
         yield running, loaded.reason
 
 

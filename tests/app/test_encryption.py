@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.encryption import SealError, Seals, SecretError, open_seals
+from antiphon.app.encryption import DecryptionError, KeyFileError, Sealer, open_sealer
 
 TEXT = "They ask for 17·23 — that is 391. ✓"
 
 
 def test_what_was_sealed_opens_again_and_says_nothing_meanwhile() -> None:
-    seals = Seals()
+    seals = Sealer()
     sealed = seals.seal("ann", "reasoning", TEXT)
     assert seals.open("ann", "reasoning", sealed) == TEXT
     assert seals.seal("ann", "reasoning", TEXT) != sealed, "equal texts must not be seen to be equal"
@@ -25,36 +25,36 @@ def test_what_was_sealed_opens_again_and_says_nothing_meanwhile() -> None:
     ("owner", "purpose"), [("bob", "reasoning"), ("", "reasoning"), ("ann", "compaction")], ids=str
 )
 def test_nobody_else_and_nothing_else(owner: str, purpose: str) -> None:
-    seals = Seals()
-    with pytest.raises(SealError):
+    seals = Sealer()
+    with pytest.raises(DecryptionError):
         seals.open(owner, purpose, seals.seal("ann", "reasoning", TEXT))  # type: ignore[arg-type]
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    seals = Seals()
+    seals = Sealer()
     raw = base64.urlsafe_b64decode(seals.seal("ann", "reasoning", "ab") + "==="[:2])
     for place in range(len(raw) * 8):
         changed = bytearray(raw)
         changed[place // 8] ^= 1 << place % 8
-        with pytest.raises(SealError):
+        with pytest.raises(DecryptionError):
             seals.open("ann", "reasoning", base64.urlsafe_b64encode(changed).decode())
 
 
 @pytest.mark.parametrize("sealed", ["", "gAAAAABo", "é", "=", "a", "\x00", "x" * 100_000, "%%%"], ids=ascii)
 def test_what_never_was_a_seal(sealed: str) -> None:
-    with pytest.raises(SealError):
-        Seals().open("ann", "reasoning", sealed)
+    with pytest.raises(DecryptionError):
+        Sealer().open("ann", "reasoning", sealed)
 
 
 def test_another_servers_seal_is_not_ours() -> None:
-    with pytest.raises(SealError):
-        Seals().open("ann", "reasoning", Seals().seal("ann", "reasoning", TEXT))
+    with pytest.raises(DecryptionError):
+        Sealer().open("ann", "reasoning", Sealer().seal("ann", "reasoning", TEXT))
 
 
 def test_a_secret_outlives_its_server_and_is_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "responses.db.key"
-    sealed = open_seals(path).seal("ann", "reasoning", TEXT)
-    assert open_seals(path).open("ann", "reasoning", sealed) == TEXT
+    sealed = open_sealer(path).seal("ann", "reasoning", TEXT)
+    assert open_sealer(path).open("ann", "reasoning", sealed) == TEXT
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in path.parent.iterdir()] == [path.name], "no draft is left lying about"
 
@@ -68,18 +68,18 @@ def test_of_two_servers_that_begin_at_once_both_have_one_secret(
 
     def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
-        others.append(open_seals(path))  # the other one is faster
+        others.append(open_sealer(path))  # the other one is faster
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    mine = open_seals(path)
+    mine = open_sealer(path)
     assert others[0].open("ann", "reasoning", mine.seal("ann", "reasoning", TEXT)) == TEXT
 
 
 def test_a_file_that_holds_something_else_is_not_taken_for_a_secret(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("hunter2")
-    with pytest.raises(SecretError, match="does not hold 32 bytes"):
-        open_seals(path)
-    with pytest.raises(SecretError, match="cannot be used"):
-        open_seals(tmp_path)
+    with pytest.raises(KeyFileError, match="does not hold 32 bytes"):
+        open_sealer(path)
+    with pytest.raises(KeyFileError, match="cannot be used"):
+        open_sealer(tmp_path)

@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
 from antiphon.harmony.detect import bytes_format
 from tests.app.test_server import free_port, within
 from tests.invariants import Event, check
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
@@ -33,14 +33,14 @@ TIMEOUT = httpx.Timeout(110)
 BODY = {"model": "chatter", "input": "hello", "stream": True}
 
 
-def catalogue(build: str = CHATTER, **options: Any) -> Catalogue:
+def catalogue(build: str = CHATTER, **options: Any) -> ModelRegistry:
     engine = ProcessEngine("", EngineOptions(**options), core_factory=build, timeouts=LIMITS)
     form = bytes_format("hermes")
-    return Catalogue([ServedModel(names=("chatter",), engine=engine, format=form, created=1_700_000_000)])
+    return ModelRegistry([ServedModel(names=("chatter",), engine=engine, format=form, created=1_700_000_000)])
 
 
 @pytest.fixture(scope="module")
-def chatty() -> Iterator[Served]:
+def chatty() -> Iterator[RunningServer]:
     with serve(catalogue(max_num_seqs=32)) as served:
         yield served
 
@@ -48,11 +48,11 @@ def chatty() -> Iterator[Served]:
 class Stream:
     """One streamed response, checked when it has ended."""
 
-    def __init__(self, client: httpx.AsyncClient, served: Served, words: str = "hello") -> None:
+    def __init__(self, client: httpx.AsyncClient, served: RunningServer, words: str = "hello") -> None:
         self.talking = asyncio.Event()
         self._task = asyncio.create_task(self._read(client, served, words))
 
-    async def _read(self, client: httpx.AsyncClient, served: Served, words: str) -> list[Event]:
+    async def _read(self, client: httpx.AsyncClient, served: RunningServer, words: str) -> list[Event]:
         events: list[Event] = []
         async with client.stream("POST", f"{served.url}/responses", json={**BODY, "input": words}) as reply:
             assert reply.status_code == 200, await reply.aread()
@@ -69,7 +69,7 @@ class Stream:
 
 
 @contextmanager
-def healthy(served: Served) -> Iterator[None]:
+def healthy(served: RunningServer) -> Iterator[None]:
     """All the while, /health answers."""
     statuses: list[int] = []
     over = asyncio.Event()
@@ -89,7 +89,7 @@ def healthy(served: Served) -> Iterator[None]:
     assert set(statuses) == {200}
 
 
-async def succeeds(client: httpx.AsyncClient, served: Served) -> None:
+async def succeeds(client: httpx.AsyncClient, served: RunningServer) -> None:
     """The next request is served."""
     body = {**BODY, "stream": False, "max_output_tokens": 5}
     reply = await client.post(f"{served.url}/responses", json=body)
@@ -118,7 +118,7 @@ async def test_killed_under_streams_again_and_again(build: str) -> None:
 
 
 @pytest.mark.parametrize("fate", ["HANG", "MEMORY", "SEGFAULT", "BUG"])
-async def test_any_disaster_fails_the_turns_in_hand_and_the_next_is_served(chatty: Served, fate: str) -> None:
+async def test_any_disaster_fails_the_turns_in_hand_and_the_next_is_served(chatty: RunningServer, fate: str) -> None:
     async with httpx.AsyncClient(timeout=TIMEOUT) as client:
         with healthy(chatty):
             bystander = Stream(client, chatty)
@@ -153,18 +153,20 @@ SERVER = """
 import sys
 sys.path.insert(0, ROOT)
 import uvloop
-from app import server
+from antiphon.app.context import create_context
+from antiphon.app.server import bind_socket, run_server
 from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineError
-from tests.app.test_engine_process import CHATTER, LIMITS, Catalogue, ServedModel, ProcessEngine, bytes_format
+from tests.app.test_engine_process import CHATTER, LIMITS, ModelRegistry, ProcessEngine, ServedModel, bytes_format
 
 async def main(port, folder):
     settings = Settings(port=int(port), shutdown_timeout=0.2)
     engine = ProcessEngine(folder, core_factory=CHATTER, timeouts=LIMITS, on_status=lambda news: print(news, flush=True))
     model = ServedModel(names=("chatter",), engine=engine, format=bytes_format("hermes"), created=1)
-    with server.bind(settings) as listener:
-        home = server.furnish(settings, Catalogue([model]))
-        await server.run(home, listener, ready=lambda port: print("banner", flush=True), told=lambda line: None)
+    with bind_socket(settings) as listener:
+        context = create_context(settings, ModelRegistry([model]))
+        on_ready = lambda port: print("banner", flush=True)
+        await run_server(context, listener, on_ready=on_ready, on_request_done=lambda record: None)
 
 try:
     uvloop.run(main(*sys.argv[1:]))

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.conftest import Serve
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
 STALL = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
@@ -26,8 +26,8 @@ TIMEOUT = httpx.Timeout(10)
 
 
 @pytest.fixture(scope="module")
-def stalling() -> Iterator[Served]:
-    with serve(scripted(STALL, max_num_seqs=2)) as served:
+def stalling() -> Iterator[RunningServer]:
+    with serve(scripted_registry(STALL, max_num_seqs=2)) as served:
         yield served
 
 
@@ -48,13 +48,18 @@ def first_line(reply: httpx.Response) -> Iterator[str]:
     return lines
 
 
-def idle(served: Served) -> bool:
+def idle(served: RunningServer) -> bool:
     stats = served.engine.stats()
-    return (stats.running, stats.waiting, stats.running_cache_tokens, served.house.turns.running) == (0, 0, 0, 0)
+    return (stats.running, stats.waiting, stats.running_cache_tokens, served.context.turn_manager.num_running) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
-def test_a_reader_that_leaves_a_stream_frees_its_slot(stalling: Served, path: str, body: dict[str, Any]) -> None:
+def test_a_reader_that_leaves_a_stream_frees_its_slot(stalling: RunningServer, path: str, body: dict[str, Any]) -> None:
     with httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as reply:
         _held = first_line(reply)
         assert within(1, lambda: stalling.engine.stats().running == 1)
@@ -63,15 +68,15 @@ def test_a_reader_that_leaves_a_stream_frees_its_slot(stalling: Served, path: st
 
 @pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
 def test_a_reader_that_leaves_before_an_unstreamed_answer_frees_its_slot(
-    stalling: Served, path: str, body: dict[str, Any]
+    stalling: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(stalling.url + path, json=body, timeout=httpx.Timeout(10, read=0.3))
     assert within(1, lambda: idle(stalling))
-    assert within(1, lambda: bool(stalling.lines) and stalling.lines[-1].status == 499)
+    assert within(1, lambda: bool(stalling.access_records) and stalling.access_records[-1].status == 499)
 
 
-def test_all_choices_of_a_reader_that_leaves_are_given_up(stalling: Served) -> None:
+def test_all_choices_of_a_reader_that_leaves_are_given_up(stalling: RunningServer) -> None:
     path, body = CHAT
     with httpx.stream("POST", stalling.url + path, json={**body, "stream": True, "n": 2}, timeout=TIMEOUT) as reply:
         _held = first_line(reply)
@@ -79,7 +84,7 @@ def test_all_choices_of_a_reader_that_leaves_are_given_up(stalling: Served) -> N
     assert within(1, lambda: idle(stalling))
 
 
-def test_a_reader_that_leaves_while_it_waits_leaves_the_queue(stalling: Served) -> None:
+def test_a_reader_that_leaves_while_it_waits_leaves_the_queue(stalling: RunningServer) -> None:
     path, body = RESPONSES
     with (
         httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as one,
@@ -103,7 +108,7 @@ def test_a_reader_that_stops_reading_is_cut_off(server: Serve) -> None:
         line.connect(("127.0.0.1", served.port))
         line.sendall(head.encode() + b"\r\n\r\n" + body)
         # On a busy machine it may be over before anybody looks.
-        assert within(4, lambda: served.engine.stats().running == 1 or served.lines)
+        assert within(4, lambda: served.engine.stats().running == 1 or served.access_records)
         assert within(4, lambda: idle(served))
 
 
@@ -112,10 +117,10 @@ def test_a_client_that_leaves_inside_its_body_is_no_fault_of_ours(server: Serve)
     with socket.create_connection(("127.0.0.1", served.port)) as line:
         line.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         line.sendall(b"Content-Length: 100\r\n\r\n{")
-    assert within(1, lambda: [one.status for one in served.lines] == [499])
+    assert within(1, lambda: [one.status for one in served.access_records] == [499])
 
 
-def test_a_stored_response_that_was_left_is_cancelled(stalling: Served) -> None:
+def test_a_stored_response_that_was_left_is_cancelled(stalling: RunningServer) -> None:
     path, body = RESPONSES
     with httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as reply:
         lines = reply.iter_lines()
@@ -127,7 +132,7 @@ def test_a_stored_response_that_was_left_is_cancelled(stalling: Served) -> None:
 
 
 def test_a_storm_is_answered_at_once(server: Serve) -> None:
-    served = server(scripted(STALL, max_num_seqs=1, max_waiting=1))
+    served = server(scripted_registry(STALL, max_num_seqs=1, max_waiting=1))
     path, body = RESPONSES
     with (
         httpx.Client(timeout=TIMEOUT) as client,
@@ -274,7 +279,7 @@ def test_an_idle_server_goes_at_once(start: Callable[..., Process]) -> None:
 
 @pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
 def test_a_turn_too_many_is_refused_before_it_is_read(path: str, body: dict[str, Any]) -> None:
-    with serve(scripted(STALL, max_num_seqs=1, max_waiting=0)) as served:
+    with serve(scripted_registry(STALL, max_num_seqs=1, max_waiting=0)) as served:
         with httpx.stream("POST", served.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as held:
             _held = first_line(held)
             for sent in (json.dumps(body), "no JSON at all"):

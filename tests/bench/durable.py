@@ -18,8 +18,9 @@ from typing import Any
 
 import uvloop
 
-from antiphon.app.model_registry import Catalogue, ServedModel
-from antiphon.app.server import bind, furnish, run
+from antiphon.app.context import create_context
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.server import bind_socket, run_server
 from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.engine.protocol import EngineInfo
@@ -33,7 +34,7 @@ STREAMS = (1, 16, 64)
 WAYS = {"not stored": {"store": False}, "stored": {"store": True}, "in the background": {"background": True}}
 
 
-def catalogue() -> Catalogue:
+def catalogue() -> ModelRegistry:
     """One model that says `LENGTH` words, with a pause before each."""
     form = words_format()
     speak = [
@@ -44,7 +45,7 @@ def catalogue() -> Catalogue:
     info = EngineInfo(max_model_len=1 << 20, vocab_size=1 << 18, device="none", eos_ids=form.stop_ids[:1])
     reply = ScriptedReply(name="slow", output=tuple(speak))
     engine = ScriptedEngine([reply], encode=form.encode, decode=form.decode, info=info, max_num_seqs=1024)
-    return Catalogue([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
+    return ModelRegistry([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
 
 
 class _Reader(asyncio.Protocol):
@@ -123,9 +124,9 @@ def main() -> None:
 async def _serve(path: str) -> None:
     settings = Settings(port=0, shutdown_timeout=0.1, store_file=Path(path))
     store = open_store(settings)
-    with bind(settings) as listener:
-        home = furnish(settings, catalogue(), store=store)
-        await run(home, listener, ready=lambda port: print(port, flush=True), told=lambda _: None)
+    with bind_socket(settings) as listener:
+        home = create_context(settings, catalogue(), store=store)
+        await run_server(home, listener, on_ready=lambda port: print(port, flush=True), on_request_done=lambda _: None)
     await store.close()
 
 

@@ -21,15 +21,15 @@ from typing import Any
 import msgspec
 import uvloop
 
-from antiphon.app.event_log import Log
+from antiphon.app.event_log import EventLog
 from antiphon.app.requests import responses as request
-from antiphon.app.turns.output_processor import Scribe
+from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
 from antiphon.harmony.detect import bytes_format
 from tests.bench import scripted_server
 from tests.engine.chunk_stream import listen
-from tests.serving import scripted
+from tests.serving import scripted_registry
 from tests.state.machine_helpers import Counted
 
 LENGTH = 1024
@@ -56,12 +56,12 @@ class Stages:
     def __init__(self, step: int) -> None:
         catalogue = scripted_server.catalogue([(LENGTH, step)])
         body = {"model": "scripted", "input": f"say {LENGTH} by {step}."}
-        asked = request.read(body, catalogue)
+        asked = request.read_responses_request(body, catalogue)
         self.engine, self.form, self.spec = asked.model.engine, asked.model.format, asked.spec
-        self.prompt = self.form.render_prompt(self.spec.conversation, now=NOW)
+        self.prompt = self.form.render_prompt(self.spec.prompt_input, now=NOW)
         self.chunks = asyncio.run(self._chunks())
         scribe = self._scribe()
-        self.steps = [scribe.collect(), *self._told(scribe)]
+        self.steps = [scribe.collect_events(), *self._told(scribe)]
         self.log = self._write()
         self.pieces = [
             b"".join([sse.frame_event(event, sse.encode_event(event)) for event in step]) for step in self.steps if step
@@ -70,20 +70,20 @@ class Stages:
     async def _chunks(self) -> list[Chunk]:
         return [chunk async for chunk in listen(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
-    def _scribe(self) -> Scribe:
-        scribe = Scribe(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 0)
-        scribe.begin(Chunk())
+    def _scribe(self) -> OutputProcessor:
+        scribe = OutputProcessor(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 0)
+        scribe.on_admitted(Chunk())
         return scribe
 
-    def _told(self, scribe: Scribe) -> Iterator[list[Any]]:
+    def _told(self, scribe: OutputProcessor) -> Iterator[list[Any]]:
         for chunk in self.chunks:
-            scribe.take(chunk)
-            yield scribe.collect()
+            scribe.process_chunk(chunk)
+            yield scribe.collect_events()
 
-    def _write(self) -> Log:
-        log = Log(self.spec.head, "")
+    def _write(self) -> EventLog:
+        log = EventLog(self.spec.base_response, "")
         for step in self.steps:
-            log.append(step)
+            log.append_step(step)
         return log
 
     def play(self) -> None:
@@ -100,7 +100,7 @@ class Stages:
 
     def read(self) -> None:
         """Detokenise, read the dialect: token ids to segments."""
-        reader = self.form.create_reader(self.prompt, self.spec.conversation)
+        reader = self.form.create_reader(self.prompt, self.spec.prompt_input)
         for chunk in self.chunks:
             reader.feed(chunk.tokens)
 
@@ -115,7 +115,7 @@ class Stages:
 
     def frame(self) -> None:
         """Log to framed bytes."""
-        for frame in self.log.frames:
+        for frame in self.log.entries:
             sse.frame_event(frame.event, frame.data)
 
     def send(self, port: int) -> None:
@@ -147,16 +147,16 @@ def spent(work: Callable[[], None]) -> float:
 def dialects() -> dict[tuple[str, int], float]:
     """Reading one token at a time, by dialect, what is written, and length."""
     costs = {}
-    catalogue = scripted([{"name": "x", "output": ["x"]}])
+    catalogue = scripted_registry([{"name": "x", "output": ["x"]}])
     tools = [{"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}]
-    asked = request.read({"model": "scripted", "input": "Hi", "tools": tools}, catalogue)
+    asked = request.read_responses_request({"model": "scripted", "input": "Hi", "tools": tools}, catalogue)
     for name, (text, call) in READ.items():
         form = bytes_format(name)
-        prompt = form.render_prompt(asked.spec.conversation, now=NOW)
+        prompt = form.render_prompt(asked.spec.prompt_input, now=NOW)
         for kind, head in (("text", text), ("a call", call)):
             for length in READ_LENGTHS:
                 tokens = form.encode(head + "".join(scripted_server.WORDS) * length)[:length]
-                reader = form.create_reader(prompt, asked.spec.conversation)
+                reader = form.create_reader(prompt, asked.spec.prompt_input)
 
                 def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
                     for token in tokens:

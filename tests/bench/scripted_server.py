@@ -19,10 +19,11 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from antiphon.app.context import create_context
 from antiphon.app.launch import tune_gc
-from antiphon.app.model_registry import Catalogue, ServedModel
-from antiphon.app.observability.access_log import Journal, for_people
-from antiphon.app.server import bind, furnish, run
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.observability.access_log import AccessLog, console_format
+from antiphon.app.server import bind_socket, run_server
 from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
@@ -52,14 +53,14 @@ def reply(form: TemplateFormat, length: int, step: int) -> ScriptedReply:
     return ScriptedReply(name=name, when=(name,), output=(ScriptStep(ids=ids),), tokens_per_chunk=step)
 
 
-def catalogue(cases: Sequence[tuple[int, int]], **places: int) -> Catalogue:
+def catalogue(cases: Sequence[tuple[int, int]], **places: int) -> ModelRegistry:
     """One model that answers each (length, step); `places` may say other `slots` and another `queue`."""
     form = words_format()
     info = EngineInfo(max_model_len=1 << 20, vocab_size=1 << 18, device="none", eos_ids=form.stop_ids[:1])
     replies = [reply(form, length, step) for length, step in cases]
     many: dict[str, int] = {"slots": 1024, **places}
     engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **many)
-    return Catalogue([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
+    return ModelRegistry([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
 
 
 def server(cases: Sequence[tuple[int, int]], **places: int) -> AbstractContextManager[tuple[int, int]]:
@@ -187,12 +188,12 @@ def _listening(port: int) -> None:
 
 async def _serve(cases: Any, places: Any) -> None:
     settings = Settings(port=0, shutdown_timeout=0.1)
-    with bind(settings) as listener:
-        home = furnish(settings, catalogue([(length, step) for length, step in cases], **places))
+    with bind_socket(settings) as listener:
+        home = create_context(settings, catalogue([(length, step) for length, step in cases], **places))
         # What is said of requests is a part of what they cost; nobody reads it.
-        journal = Journal(for_people(Console(file=io.StringIO())), len)
-        await run(home, listener, ready=_listening, told=journal.tell)
-        journal.flush()
+        journal = AccessLog(console_format(Console(file=io.StringIO())), len)
+        await run_server(home, listener, on_ready=_listening, on_request_done=journal.add_record)
+        journal.flush_lines()
 
 
 if __name__ == "__main__":

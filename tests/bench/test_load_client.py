@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.bench.load_client import Api, Stream, body, load, sample
-from tests.serving import scripted, serve
+from tests.serving import scripted_registry, serve
 
 RESPONSES = (
     b'event: response.created\ndata: {"type":"response.created","response":{}}\n\n'
@@ -69,7 +69,9 @@ def test_a_sample_of_two_streams() -> None:
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
 def test_two_streams_of_the_scripted_server(api: Api) -> None:
-    with serve(scripted([{"name": "x", "output": ["one ", "two ", "three"], "tokens_per_chunk": 1}])) as served:
+    with serve(
+        scripted_registry([{"name": "x", "output": ["one ", "two ", "three"], "tokens_per_chunk": 1}])
+    ) as served:
         bodies = [body(api, "scripted", f"Hi {place}", 64) for place in range(2)]
         seen = asyncio.run(load(served.port, api, bodies, limit=20))
     assert seen.errors == ()

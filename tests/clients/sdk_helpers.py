@@ -14,10 +14,10 @@ import httpx2
 import msgspec
 from openai import AsyncOpenAI, OpenAI
 
-from antiphon.app.model_registry import Catalogue
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.script import ScriptStep
-from tests.serving import Served, scripted
+from tests.serving import RunningServer, scripted_registry
 from tests.snapshots.cases import CASES, TOOLS, Case
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ def prompt(case: Case) -> str:
     return f"Play [{case.name}]."
 
 
-def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: Any) -> Catalogue:
+def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: Any) -> ModelRegistry:
     """A model for each dialect, which plays any of its cases when asked by name."""
     models = []
     for dialect in DIALECTS:
@@ -61,12 +61,12 @@ def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: A
         ]
         info = EngineInfo(max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=_stop_ids(dialect))
         after = {"name": "after", "output": ["Done."], "when": [AFTER]}
-        models += scripted([after, *replies], dialect=dialect, names=(dialect,), info=info, **engine).models
-    return Catalogue(models)
+        models += scripted_registry([after, *replies], dialect=dialect, names=(dialect,), info=info, **engine).served
+    return ModelRegistry(models)
 
 
 def _stop_ids(dialect: str) -> tuple[int, ...]:
-    return tuple(scripted([{"name": "x", "output": []}], dialect=dialect).models[0].format.stop_ids[:1])
+    return tuple(scripted_registry([{"name": "x", "output": []}], dialect=dialect).served[0].format.stop_ids[:1])
 
 
 def responses_body(case: Case) -> Json:
@@ -152,7 +152,7 @@ class _AsyncRecorded(httpx2.AsyncByteStream):
 
 
 @contextmanager
-def sdk(served: Served, key: str = "none") -> Iterator[tuple[OpenAI, Tape]]:
+def sdk(served: RunningServer, key: str = "none") -> Iterator[tuple[OpenAI, Tape]]:
     """The openai client as users make it, except that nothing is retried and its wire is on tape."""
     tape = Tape()
     with (
@@ -163,7 +163,7 @@ def sdk(served: Served, key: str = "none") -> Iterator[tuple[OpenAI, Tape]]:
 
 
 @asynccontextmanager
-async def async_sdk(served: Served, key: str = "none") -> AsyncIterator[tuple[AsyncOpenAI, Tape]]:
+async def async_sdk(served: RunningServer, key: str = "none") -> AsyncIterator[tuple[AsyncOpenAI, Tape]]:
     """The same for `AsyncOpenAI`."""
     tape = Tape()
     async with (
@@ -195,14 +195,14 @@ def _without(value: Any, keys: set[str]) -> Any:
 # The server's side
 
 
-def engine(served: Served, case: Case) -> Any:
+def engine(served: RunningServer, case: Case) -> Any:
     """The engine that plays the case."""
-    return served.house.catalogue.find(case.dialect).engine
+    return served.context.models.find_model(case.dialect).engine
 
 
-def cancel(served: Served, case: Case, response_id: str, already: int) -> None:
+def cancel(served: RunningServer, case: Case, response_id: str, already: int) -> None:
     """Have the engine cancel a stalled turn once it has said all it will. `already`: its tokens before the turn."""
-    form = served.house.catalogue.find(case.dialect).format
+    form = served.context.models.find_model(case.dialect).format
     said = sum(len(form.encode(piece)) for piece in case.speak if isinstance(piece, str))
     assert within(5, lambda: engine(served, case).stats().generated_tokens - already >= said)
     asyncio.run_coroutine_threadsafe(engine(served, case).cancel(response_id), served.loop).result(5)
@@ -224,10 +224,10 @@ def stalls(case: Case) -> bool:
     return any(piece.stall for piece in pieces)
 
 
-def overhear(served: Served) -> list[str]:
+def overhear(served: RunningServer) -> list[str]:
     """The prompts of the first model from now on, in the order they come, as text with all their markers."""
     prompts: list[str] = []
-    player, decode = served.engine, served.house.catalogue.models[0].format.decode
+    player, decode = served.engine, served.context.models.served[0].format.decode
     generate = player.generate
 
     def recorded(job: Any, hear: Any) -> Any:

@@ -23,7 +23,7 @@ from tests.clients.sdk_helpers import (
     post,
     sdk,
 )
-from tests.serving import Served
+from tests.serving import RunningServer
 from tests.snapshots import event_lines
 
 ANSWERED = [pytest.param(case, id=case.name) for case in CASES if not case.refused]
@@ -53,7 +53,7 @@ class Heard:
         return str(self.chunks[0]["id"]).replace("chatcmpl-", "resp_")
 
 
-def hear(client: openai.OpenAI, served: Served, case: Case, **more: Any) -> Heard:
+def hear(client: openai.OpenAI, served: RunningServer, case: Case, **more: Any) -> Heard:
     heard, already = Heard(), engine(served, case).stats().generated_tokens
     with client.chat.completions.stream(**for_sdk(chat_body(case)), **USAGE, **more) as stream:
         try:
@@ -71,7 +71,7 @@ def hear(client: openai.OpenAI, served: Served, case: Case, **more: Any) -> Hear
     return heard
 
 
-async def hear_async(client: openai.AsyncOpenAI, served: Served, case: Case) -> Heard:
+async def hear_async(client: openai.AsyncOpenAI, served: RunningServer, case: Case) -> Heard:
     heard, already = Heard(), engine(served, case).stats().generated_tokens
     async with client.chat.completions.stream(**for_sdk(chat_body(case)), **USAGE) as stream:
         try:
@@ -90,13 +90,15 @@ async def hear_async(client: openai.AsyncOpenAI, served: Served, case: Case) -> 
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-def test_the_helper_accepts_what_completes_and_raises_what_is_documented_on_the_rest(house: Served, case: Case) -> None:
+def test_the_helper_accepts_what_completes_and_raises_what_is_documented_on_the_rest(
+    house: RunningServer, case: Case
+) -> None:
     with sdk(house) as (client, tape):
         judge(hear(client, house, case), tape)
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-async def test_the_async_helper_does_the_same(house: Served, case: Case) -> None:
+async def test_the_async_helper_does_the_same(house: RunningServer, case: Case) -> None:
     async with async_sdk(house) as (client, tape):
         judge(await hear_async(client, house, case), tape)
 
@@ -142,7 +144,7 @@ def _filled(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_a_whole_reply_is_what_the_helper_sums_up(house: Served, case: Case) -> None:
+def test_a_whole_reply_is_what_the_helper_sums_up(house: RunningServer, case: Case) -> None:
     with sdk(house) as (client, tape):
         heard = hear(client, house, case)
         if heard.raised is not None:
@@ -156,14 +158,14 @@ def test_a_whole_reply_is_what_the_helper_sums_up(house: Served, case: Case) -> 
     assert as_whole(heard.sum) == as_whole(whole)
 
 
-def test_a_refused_job_raises_before_any_chunk(house: Served) -> None:
+def test_a_refused_job_raises_before_any_chunk(house: RunningServer) -> None:
     case = next(case for case in CASES if case.refused)
     with sdk(house) as (client, _), pytest.raises(openai.RateLimitError) as refused:
         hear(client, house, case)
     assert (refused.value.status_code, refused.value.code) == (429, "rate_limit_exceeded")
 
 
-def test_usage_is_told_only_where_it_was_asked_for(house: Served) -> None:
+def test_usage_is_told_only_where_it_was_asked_for(house: RunningServer) -> None:
     body = chat_body(CASES[0])
     with sdk(house) as (client, tape):
         for chunk in client.chat.completions.create(**body, stream=True):
@@ -173,7 +175,7 @@ def test_usage_is_told_only_where_it_was_asked_for(house: Served) -> None:
         assert told[-1] is not None and told[-1].total_tokens > 0 and set(told[:-1]) == {None}
 
 
-def test_the_plain_stream_gives_every_chunk_as_it_was_sent(house: Served) -> None:
+def test_the_plain_stream_gives_every_chunk_as_it_was_sent(house: RunningServer) -> None:
     for case in CASES:
         if case.refused or case.cancel or "fault" in str(case.speak) or case.name == "end_of_turn_inside_arguments":
             continue
@@ -182,7 +184,7 @@ def test_the_plain_stream_gives_every_chunk_as_it_was_sent(house: Served) -> Non
             assert told == events(tape.answer())
 
 
-def test_choices_come_each_with_its_own_end(house: Served) -> None:
+def test_choices_come_each_with_its_own_end(house: RunningServer) -> None:
     case = next(case for case in CASES if case.name == "reasoning_text_and_two_calls")
     with sdk(house) as (client, tape):
         heard = hear(client, house, case, n=2)
@@ -210,7 +212,7 @@ def tame_calls(choice: Json) -> Json:
     return choice
 
 
-def test_a_fault_of_one_choice_ends_the_stream_and_all_the_others(house: Served) -> None:
+def test_a_fault_of_one_choice_ends_the_stream_and_all_the_others(house: RunningServer) -> None:
     case = next(case for case in CASES if case.name == "engine_fault_inside_a_message")
     with sdk(house) as (client, _), pytest.raises(openai.APIError) as failed:
         client.chat.completions.create(**chat_body(case), n=3)
@@ -218,7 +220,7 @@ def test_a_fault_of_one_choice_ends_the_stream_and_all_the_others(house: Served)
     assert engine(house, case).stats().running == 0
 
 
-def test_parallel_calls_have_indices_ids_and_names_of_their_own(house: Served) -> None:
+def test_parallel_calls_have_indices_ids_and_names_of_their_own(house: RunningServer) -> None:
     case = next(case for case in CASES if case.name == "reasoning_text_and_two_calls")
     with sdk(house) as (client, _):
         fragments = [
@@ -238,7 +240,7 @@ def test_parallel_calls_have_indices_ids_and_names_of_their_own(house: Served) -
     assert [json.loads(text[index]) for index in (0, 1)] == [{"city": "Oslo"}, {"cmd": "ls -la"}]
 
 
-def test_a_custom_tools_call_is_raw_text_in_chat_too(house: Served) -> None:
+def test_a_custom_tools_call_is_raw_text_in_chat_too(house: RunningServer) -> None:
     case = next(case for case in CASES if case.name == "custom_call_in_its_raw_frame")
     with sdk(house) as (client, _):
         (call,) = client.chat.completions.create(**chat_body(case)).choices[0].message.tool_calls or []
@@ -248,7 +250,7 @@ def test_a_custom_tools_call_is_raw_text_in_chat_too(house: Served) -> None:
     assert streamed["custom"] == {"name": "apply_patch", "input": '*** Begin Patch\n+"quoted" \\n'}
 
 
-def test_log_probabilities_stand_beside_their_text(house: Served) -> None:
+def test_log_probabilities_stand_beside_their_text(house: RunningServer) -> None:
     case = next(case for case in CASES if case.name == "log_probabilities")
     with sdk(house) as (client, _):
         heard = hear(client, house, case)
@@ -270,7 +272,7 @@ def test_every_tool_of_the_cases_but_a_namespace_can_be_said_in_chat() -> None:
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.cancel])
-def test_a_cancelled_turn_never_claims_to_be_whole(house: Served, case: Case) -> None:
+def test_a_cancelled_turn_never_claims_to_be_whole(house: RunningServer, case: Case) -> None:
     """Half a call under `tool_calls` would be run, half a text under `stop` believed: chat's word for cut is `length`."""
     with sdk(house) as (client, _):
         assert hear(client, house, case).sum["choices"][0]["finish_reason"] == "length"

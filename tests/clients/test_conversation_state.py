@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 SCRIPT: list[dict[str, Any]] = [
@@ -37,24 +37,24 @@ KEYS = ("sk-one", "sk-two")
 
 
 @pytest.fixture(scope="module", params=["memory", "file"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp("store") / "responses.db" if request.param == "file" else None
-    with serve(scripted(SCRIPT), api_keys=KEYS, store_file=store) as running:
+    with serve(scripted_registry(SCRIPT), api_keys=KEYS, store_file=store) as running:
         yield running
 
 
-def sdk(served: Served, key: str = KEYS[0]) -> openai.OpenAI:
+def sdk(served: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
     return openai.OpenAI(base_url=served.url, api_key=key, max_retries=0, timeout=20)
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
     with sdk(served) as opened:
         yield opened
 
 
 @pytest.fixture
-def other(served: Served) -> Iterator[openai.OpenAI]:
+def other(served: RunningServer) -> Iterator[openai.OpenAI]:
     """Somebody else's client."""
     with sdk(served, KEYS[1]) as opened:
         yield opened
@@ -279,7 +279,7 @@ def test_input_items_are_listed_and_paged(client: openai.OpenAI) -> None:
         ("after=msg_no", "invalid_value", "after"),
     ],
 )
-def test_a_wrong_page_is_named(served: Served, client: openai.OpenAI, query: str, code: str, param: str) -> None:
+def test_a_wrong_page_is_named(served: RunningServer, client: openai.OpenAI, query: str, code: str, param: str) -> None:
     made = ask(client, "Hello")
     url = f"{served.url}/responses/{made.id}/input_items?{query}"
     error = httpx.get(url, headers={"authorization": f"Bearer {KEYS[0]}"}).json()["error"]
@@ -298,7 +298,7 @@ def test_a_background_turn_is_there_at_once_and_goes_on_by_itself(client: openai
 
 
 def test_a_background_stream_goes_on_without_its_reader_and_is_read_on_from_any_number(
-    served: Served, client: openai.OpenAI
+    served: RunningServer, client: openai.OpenAI
 ) -> None:
     seen = []
     with client.responses.create(model="scripted", input="Slowly", background=True, stream=True) as stream:
@@ -314,7 +314,7 @@ def test_a_background_stream_goes_on_without_its_reader_and_is_read_on_from_any_
     assert whole == [event.to_dict() for event in client.responses.retrieve(made, stream=True)]
 
 
-def test_a_background_turn_is_cancelled_on_demand_only(served: Served, client: openai.OpenAI) -> None:
+def test_a_background_turn_is_cancelled_on_demand_only(served: RunningServer, client: openai.OpenAI) -> None:
     made = ask(client, "Forever", background=True)
     ended = client.responses.cancel(made.id)
     assert ended.status == "cancelled" and client.responses.retrieve(made.id).status == "cancelled"
@@ -332,7 +332,7 @@ def test_a_fault_in_the_background_is_a_failed_response(client: openai.OpenAI) -
 # Deleting, and other people
 
 
-def test_what_was_deleted_is_gone_and_a_running_turn_with_it(served: Served, client: openai.OpenAI) -> None:
+def test_what_was_deleted_is_gone_and_a_running_turn_with_it(served: RunningServer, client: openai.OpenAI) -> None:
     for made in (ask(client, "Hello"), ask(client, "Forever", background=True)):
         reply = httpx.delete(f"{served.url}/responses/{made.id}", headers={"authorization": f"Bearer {KEYS[0]}"})
         assert reply.status_code == 200
@@ -341,10 +341,10 @@ def test_what_was_deleted_is_gone_and_a_running_turn_with_it(served: Served, cli
             with pytest.raises(openai.NotFoundError):
                 use(made.id)
     for _ in range(100):
-        if served.house.turns.running == 0:
+        if served.context.turn_manager.num_running == 0:
             break
         time.sleep(0.02)
-    assert served.house.turns.running == served.engine.stats().running == 0
+    assert served.context.turn_manager.num_running == served.engine.stats().running == 0
 
 
 def test_another_key_sees_none_of_it(client: openai.OpenAI, other: openai.OpenAI) -> None:

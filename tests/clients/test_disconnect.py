@@ -21,23 +21,23 @@ from tests.clients.sdk_helpers import (
 )
 from tests.clients.test_chat_stream import as_whole
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 STALL = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
 
 
 @pytest.fixture(scope="module")
-def stalling() -> Iterator[Served]:
-    with serve(scripted(STALL, max_num_seqs=4)) as served:
+def stalling() -> Iterator[RunningServer]:
+    with serve(scripted_registry(STALL, max_num_seqs=4)) as served:
         yield served
 
 
-def idle(served: Served) -> bool:
+def idle(served: RunningServer) -> bool:
     stats = served.engine.stats()
     return (stats.running, stats.waiting, stats.running_cache_tokens) == (0, 0, 0)
 
 
-def test_leaving_the_middle_of_a_stream_frees_the_slot_within_a_second(stalling: Served) -> None:
+def test_leaving_the_middle_of_a_stream_frees_the_slot_within_a_second(stalling: RunningServer) -> None:
     with sdk(stalling) as (client, _):
         with client.responses.stream(model="scripted", input="hi") as stream:
             for event in stream:
@@ -47,7 +47,7 @@ def test_leaving_the_middle_of_a_stream_frees_the_slot_within_a_second(stalling:
         assert within(1, lambda: idle(stalling))
 
 
-def test_leaving_the_middle_of_a_chat_stream_frees_the_slot_within_a_second(stalling: Served) -> None:
+def test_leaving_the_middle_of_a_chat_stream_frees_the_slot_within_a_second(stalling: RunningServer) -> None:
     with sdk(stalling) as (client, _):
         with client.chat.completions.stream(model="scripted", messages=[{"role": "user", "content": "hi"}]) as stream:
             for event in stream:
@@ -59,7 +59,7 @@ def test_leaving_the_middle_of_a_chat_stream_frees_the_slot_within_a_second(stal
 
 @pytest.mark.parametrize("face", ["responses", "chat"])
 async def test_leaving_a_request_that_is_not_streamed_frees_the_slot_within_a_second(
-    stalling: Served, face: str
+    stalling: RunningServer, face: str
 ) -> None:
     async with async_sdk(stalling) as (client, _):
         asked: Any = (
@@ -75,13 +75,13 @@ async def test_leaving_a_request_that_is_not_streamed_frees_the_slot_within_a_se
     assert await asyncio.to_thread(within, 1, lambda: idle(stalling))
 
 
-def test_a_client_that_loses_patience_frees_the_slot(stalling: Served) -> None:
+def test_a_client_that_loses_patience_frees_the_slot(stalling: RunningServer) -> None:
     with sdk(stalling) as (client, _), pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).responses.create(model="scripted", input="hi")
     assert within(1, lambda: idle(stalling))
 
 
-def test_a_left_response_is_kept_as_cancelled_and_its_stream_is_legal(stalling: Served) -> None:
+def test_a_left_response_is_kept_as_cancelled_and_its_stream_is_legal(stalling: RunningServer) -> None:
     with sdk(stalling) as (client, tape):
         with client.responses.stream(model="scripted", input="hi") as stream:
             made = next(iter(stream)).response.id
@@ -90,7 +90,7 @@ def test_a_left_response_is_kept_as_cancelled_and_its_stream_is_legal(stalling: 
         assert check(events(tape.answer()))["status"] == "cancelled"
 
 
-def test_a_turn_goes_on_while_anybody_reads_it(stalling: Served) -> None:
+def test_a_turn_goes_on_while_anybody_reads_it(stalling: RunningServer) -> None:
     """Only when the last reader of a foreground turn has left is there nobody to speak to."""
     with sdk(stalling) as (client, _):
         with client.responses.stream(model="scripted", input="hi") as first:
@@ -124,7 +124,7 @@ async def test_thirty_two_streams_at_once_do_not_mix() -> None:
                 return plain(final), plain(await client.responses.retrieve(final.id))
 
             pairs = await asyncio.gather(*(one(number) for number in range(32)))
-        models = served.house.catalogue.models
+        models = served.context.models.served
         assert all(model.engine.stats().running == 0 for model in models)
     for streamed, whole in pairs:
         assert streamed == whole

@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients import sdk_helpers
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 KEYS = ("sk-one", "sk-two")
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -44,21 +44,21 @@ SCRIPT: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with serve(
-        scripted(SCRIPT), api_keys=KEYS, store_file=tmp_path_factory.mktemp("store") / "responses.db"
+        scripted_registry(SCRIPT), api_keys=KEYS, store_file=tmp_path_factory.mktemp("store") / "responses.db"
     ) as running:
         yield running
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=served.url, api_key=KEYS[0], max_retries=0, timeout=20) as opened:
         yield opened
 
 
 @pytest.fixture
-def other(served: Served) -> Iterator[openai.OpenAI]:
+def other(served: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=served.url, api_key=KEYS[1], max_retries=0, timeout=20) as opened:
         yield opened
 
@@ -127,16 +127,16 @@ def test_a_seal_that_is_not_ours_is_named(client: openai.OpenAI, other: openai.O
 
 def test_seals_outlive_the_server(tmp_path: Path) -> None:
     store = tmp_path / "responses.db"
-    with serve(scripted(SCRIPT), store_file=store) as first, sdk(first) as asking:
+    with serve(scripted_registry(SCRIPT), store_file=store) as first, sdk(first) as asking:
         said = turn(asking)
-    with serve(scripted(SCRIPT), store_file=store) as second, sdk(second) as asking:
+    with serve(scripted_registry(SCRIPT), store_file=store) as second, sdk(second) as asking:
         assert asking.responses.create(input=said, **SEALED).output_text == "It is sunny."
-    with serve(scripted(SCRIPT), store_file=tmp_path / "another.db") as third, sdk(third) as asking:  # noqa: SIM117
+    with serve(scripted_registry(SCRIPT), store_file=tmp_path / "another.db") as third, sdk(third) as asking:  # noqa: SIM117
         with pytest.raises(openai.BadRequestError, match="could not be verified"):
             asking.responses.create(input=said, **SEALED)
 
 
-def sdk(served: Served) -> openai.OpenAI:
+def sdk(served: RunningServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=20)
 
 
@@ -228,7 +228,7 @@ def test_a_summary_that_met_its_limit_is_one_and_none_at_all_is_a_fault(client: 
     ],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_compacted(served: Served, body: Any, code: str, param: str) -> None:
+def test_what_cannot_be_compacted(served: RunningServer, body: Any, code: str, param: str) -> None:
     key = {"authorization": f"Bearer {KEYS[0]}"}
     refused = sdk_helpers.post(f"{served.url}/responses", json={"model": "scripted", **body}, headers=key)
     assert (refused.status_code, refused.json()["error"]["code"], refused.json()["error"]["param"]) == (

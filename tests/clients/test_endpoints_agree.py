@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 from antiphon.engine.protocol import Job
 from tests.clients.sdk_helpers import get, post
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 TOOL: Any = {
     "type": "function",
@@ -41,15 +41,15 @@ SCRIPT: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    with serve(scripted(SCRIPT)) as running:
+def served() -> Iterator[RunningServer]:
+    with serve(scripted_registry(SCRIPT)) as running:
         yield running
 
 
 class Told:
     """What was asked in one of the ways; `prompts` are the tokens that the engine was given, turn by turn."""
 
-    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.served, self.prompts = served, list[tuple[int, ...]]()
         generate = served.engine.generate
 
@@ -81,7 +81,7 @@ def _answer(call: Any, output: str) -> dict[str, Any]:
     return {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": output}
 
 
-def test_four_ways_are_one_prompt(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_ways_are_one_prompt(served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(served, monkeypatch)
     last: list[str | None] = [None]
 
@@ -124,7 +124,7 @@ def test_four_ways_are_one_prompt(served: Served, monkeypatch: pytest.MonkeyPatc
         assert len(set(prompts.values())) == 1, {name: len(prompt) for name, prompt in prompts.items()}
 
 
-def test_a_stream_of_three_hundred_events_is_resumed_at_every_one(served: Served) -> None:
+def test_a_stream_of_three_hundred_events_is_resumed_at_every_one(served: RunningServer) -> None:
     made = post(f"{served.url}/responses", json={"model": "scripted", "input": "At length", "stream": True}).content
     frames = made.split(b"\n\n")[:-2]
     assert len(frames) >= 300

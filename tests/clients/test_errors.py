@@ -7,7 +7,7 @@ import pytest
 
 from tests.clients.sdk_helpers import post, sdk
 from tests.conftest import Serve
-from tests.serving import Served
+from tests.serving import RunningServer
 
 HELLO = [{"name": "hello", "output": ["Hello."]}]
 ASK: dict[str, Any] = {"model": "hermes", "input": "hi"}
@@ -34,7 +34,12 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None, str |
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("wrong", "kind", "code", "param"), WRONG, ids=[str(sorted(row[0])) for row in WRONG])
 def test_a_wrong_request_raises_with_code_and_param_before_any_event(
-    house: Served, wrong: Any, kind: type[openai.APIStatusError], code: str | None, param: str | None, stream: bool
+    house: RunningServer,
+    wrong: Any,
+    kind: type[openai.APIStatusError],
+    code: str | None,
+    param: str | None,
+    stream: bool,
 ) -> None:
     with sdk(house) as (client, tape), pytest.raises(kind) as caught:
         client.responses.create(**ASK | wrong, stream=stream)
@@ -55,7 +60,7 @@ def test_a_wrong_request_raises_with_code_and_param_before_any_event(
     ],
 )  # fmt: skip
 def test_a_wrong_chat_request_raises_alike(
-    house: Served, wrong: Any, kind: type[openai.APIStatusError], code: str, param: str
+    house: RunningServer, wrong: Any, kind: type[openai.APIStatusError], code: str, param: str
 ) -> None:
     for stream in (False, True):
         with sdk(house) as (client, _), pytest.raises(kind) as caught:
@@ -89,9 +94,9 @@ def test_a_body_over_the_cap_is_413(server: Serve) -> None:
 
 def test_a_prompt_over_the_context_is_400_whether_streamed_or_not(server: Serve) -> None:
     from antiphon.engine.protocol import EngineInfo
-    from tests.serving import scripted
+    from tests.serving import scripted_registry
 
-    served = server(scripted(HELLO, info=EngineInfo(max_model_len=50, vocab_size=262_144)))
+    served = server(scripted_registry(HELLO, info=EngineInfo(max_model_len=50, vocab_size=262_144)))
     for stream in (False, True):
         with sdk(served) as (client, tape), pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="scripted", input="x" * 100, stream=stream)
@@ -99,7 +104,7 @@ def test_a_prompt_over_the_context_is_400_whether_streamed_or_not(server: Serve)
         assert tape.answer().startswith(b'{"error":')
 
 
-def test_a_response_that_nobody_made_is_404(house: Served) -> None:
+def test_a_response_that_nobody_made_is_404(house: RunningServer) -> None:
     with sdk(house) as (client, _):
         for name in ("resp_nobody", "nonsense", "resp_" + "0" * 48):
             with pytest.raises(openai.NotFoundError):
@@ -108,7 +113,7 @@ def test_a_response_that_nobody_made_is_404(house: Served) -> None:
                 client.responses.retrieve(name, stream=True)
 
 
-def test_a_response_that_was_not_to_be_stored_is_404(house: Served) -> None:
+def test_a_response_that_was_not_to_be_stored_is_404(house: RunningServer) -> None:
     with sdk(house) as (client, _):
         made = client.responses.create(**ASK | {"input": "Play [text]."}, store=False)
         assert made.status == "completed"
@@ -116,14 +121,14 @@ def test_a_response_that_was_not_to_be_stored_is_404(house: Served) -> None:
             client.responses.retrieve(made.id)
 
 
-def test_any_stored_stream_can_be_read_again_not_only_background_ones(house: Served) -> None:
+def test_any_stored_stream_can_be_read_again_not_only_background_ones(house: RunningServer) -> None:
     with sdk(house) as (client, tape):
         made = client.responses.create(**ASK | {"input": "Play [text]."})
         assert [event.type for event in client.responses.retrieve(made.id, stream=True)][-1] == "response.completed"
         assert tape.answer().endswith(b"data: [DONE]\n\n")
 
 
-def test_models_are_listed_and_found_by_every_name(house: Served) -> None:
+def test_models_are_listed_and_found_by_every_name(house: RunningServer) -> None:
     with sdk(house) as (client, _):
         names = [model.id for model in client.models.list()]
         assert names == ["hermes", "qwen3-coder", "gpt-oss"]
@@ -136,13 +141,13 @@ def test_models_are_listed_and_found_by_every_name(house: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/embeddings", "/messages", "/completions"])
-def test_what_is_not_served_yet_is_an_error_in_the_usual_shape(house: Served, path: str) -> None:
+def test_what_is_not_served_yet_is_an_error_in_the_usual_shape(house: RunningServer, path: str) -> None:
     reply = post(house.url + path, json={"model": "hermes", "input": "x"})
     assert reply.status_code in (404, 405)
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_images_and_files_are_never_echoed_in_an_error(house: Served) -> None:
+def test_images_and_files_are_never_echoed_in_an_error(house: RunningServer) -> None:
     picture = "data:image/png;base64," + "QUJD" * 2_000
     for content in (
         [{"type": "input_image", "image_url": picture}, {"type": "smell"}],
@@ -156,7 +161,7 @@ def test_images_and_files_are_never_echoed_in_an_error(house: Served) -> None:
         assert len(reply.content) < 1_000 and "QUJD" * 40 not in reply.text
 
 
-def test_one_fault_is_told_in_one_line(house: Served) -> None:
+def test_one_fault_is_told_in_one_line(house: RunningServer) -> None:
     reply = post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": {"a": 1}}]})
     message = reply.json()["error"]["message"]
     assert "\n" not in message and len(message) < 300

@@ -15,7 +15,7 @@ from openai.resources.responses import InputItems, InputTokens, Responses
 from pydantic import BaseModel
 
 from tests.clients.test_node_sdk import FOLDER, node
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 __all__ = ["node"]
 
@@ -34,13 +34,15 @@ class City(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(scripted(SCRIPT), api_keys=(KEY,), store_file=tmp_path_factory.mktemp("store") / "r.db") as running:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serve(
+        scripted_registry(SCRIPT), api_keys=(KEY,), store_file=tmp_path_factory.mktemp("store") / "r.db"
+    ) as running:
         yield running
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=served.url, api_key=KEY, max_retries=0, timeout=20) as opened:
         yield opened
 
@@ -137,7 +139,7 @@ def test_every_method_of_conversations(client: openai.OpenAI) -> None:
 
 
 @pytest.fixture(scope="module")
-def heard(node: Path, served: Served) -> dict[str, Any]:
+def heard(node: Path, served: RunningServer) -> dict[str, Any]:
     script = shutil.copy(Path(__file__).with_name("methods.mjs"), FOLDER)
     done = subprocess.run([node, script, served.url, KEY], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

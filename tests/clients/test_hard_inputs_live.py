@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.store.database import Disk
+from antiphon.app.store.database import Database
 from tests.clients.sdk_helpers import PLAIN, get, post
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
     {
@@ -31,26 +31,26 @@ TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "obje
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(scripted(SCRIPT), store_file=tmp_path_factory.mktemp("store") / "r.db") as running:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serve(scripted_registry(SCRIPT), store_file=tmp_path_factory.mktemp("store") / "r.db") as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def _well_afterwards(served: Served) -> Iterator[None]:
+def _well_afterwards(served: RunningServer) -> Iterator[None]:
     """Whatever was sent: the server is healthy, nothing runs on, and the next good request is answered."""
     yield
     assert get(f"{served.root}/health").status_code == 200
     assert ask(served, "Hi").json()["status"] == "completed"
     for _ in range(100):
         stats = served.engine.stats()
-        if not stats.running and not stats.waiting and not served.house.turns.running:
+        if not stats.running and not stats.waiting and not served.context.turn_manager.num_running:
             return
         time.sleep(0.02)
     raise AssertionError("something runs on for nobody")
 
 
-def ask(served: Served, text: Any, **more: Any) -> httpx.Response:
+def ask(served: RunningServer, text: Any, **more: Any) -> httpx.Response:
     return post(f"{served.url}/responses", json={"model": "scripted", "input": text, **more})
 
 
@@ -74,7 +74,9 @@ def blame(reply: httpx.Response) -> tuple[int, str | None, str | None]:
     ],
     ids=str,
 )
-def test_row_10_nothing_is_an_input_or_an_error_and_never_a_dead_engine(served: Served, body: Any, status: int) -> None:
+def test_row_10_nothing_is_an_input_or_an_error_and_never_a_dead_engine(
+    served: RunningServer, body: Any, status: int
+) -> None:
     reply = post(f"{served.url}/responses", json={"model": "scripted", **body})
     assert reply.status_code == status
     if status == 400:
@@ -90,11 +92,11 @@ def test_row_10_nothing_is_an_input_or_an_error_and_never_a_dead_engine(served: 
     ],
     ids=str,
 )
-def test_row_17_markers_where_only_words_belong_are_refused(served: Served, item: Any, param: str) -> None:
+def test_row_17_markers_where_only_words_belong_are_refused(served: RunningServer, item: Any, param: str) -> None:
     assert blame(ask(served, [item])) == (400, "invalid_value", param)
 
 
-def test_row_17_markers_in_names_ids_and_outputs_are_text(served: Served) -> None:
+def test_row_17_markers_in_names_ids_and_outputs_are_text(served: RunningServer) -> None:
     call = {
         "type": "function_call",
         "call_id": f"c{CONTROL}",
@@ -118,7 +120,7 @@ def test_row_17_markers_in_names_ids_and_outputs_are_text(served: Served) -> Non
             ask(served, [*said[:1], {**call, "call_id": "c"}, {**output, "call_id": "c", "output": "x"}]).status_code
             == 200
         )
-    form = served.house.catalogue.models[0].format
+    form = served.context.models.served[0].format
     marker = form.encode("<|im_start|>")
     assert len(marker) == 1
     # Each prompt has the markers of its own frame and not one more: a system turn, the user's, the call's, the tool's.
@@ -126,18 +128,18 @@ def test_row_17_markers_in_names_ids_and_outputs_are_text(served: Served) -> Non
 
 
 @pytest.mark.parametrize("name", [f"weather{CONTROL}", "a b", "a.b", "", "x" * 65, "näme", "a\nb", 5, None], ids=ascii)
-def test_rows_15_and_17_a_tools_name_is_a_name(served: Served, name: Any) -> None:
+def test_rows_15_and_17_a_tools_name_is_a_name(served: RunningServer, name: Any) -> None:
     reply = ask(served, "x", tools=[{**TOOL, "name": name}])
     assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools[0].name"
 
 
-def test_row_15_two_tools_of_one_name(served: Served) -> None:
+def test_row_15_two_tools_of_one_name(served: RunningServer) -> None:
     assert blame(ask(served, "x", tools=[TOOL, TOOL])) == (400, "invalid_value", "tools[1].name")
     inside = {"type": "namespace", "name": "n", "description": "", "tools": [TOOL, TOOL]}
     assert ask(served, "x", tools=[inside]).status_code == 400
 
 
-def test_row_21_line_feeds_reach_no_header_and_no_line_of_a_stream(served: Served) -> None:
+def test_row_21_line_feeds_reach_no_header_and_no_line_of_a_stream(served: RunningServer) -> None:
     evil = "a\r\ndata: {}\r\n\r\nevent: x"
     reply = ask(served, evil, metadata={"k": evil}, user=evil, stream=True, prompt_cache_key=evil)
     frames = reply.text.split("\n\n")
@@ -148,7 +150,7 @@ def test_row_21_line_feeds_reach_no_header_and_no_line_of_a_stream(served: Serve
     assert echoed.startswith("req_"), "what could be mistaken is not sent back"
 
 
-def test_row_27_cancel_complete_and_delete_at_once_end_once(served: Served) -> None:
+def test_row_27_cancel_complete_and_delete_at_once_end_once(served: RunningServer) -> None:
     """Forty responses, each cancelled twice and deleted while it ends by itself: every stream has one end."""
     with ThreadPoolExecutor(8) as crowd:
         for number in range(40):
@@ -171,36 +173,36 @@ def test_row_27_cancel_complete_and_delete_at_once_end_once(served: Served) -> N
 @pytest.mark.parametrize(
     "name", ["resp_none", "resp_", "resp_" + "a" * 5_000, "x", "resp_../x", "resp_\x00", "resp_é"], ids=ascii
 )
-def test_row_28_a_past_that_is_not_there(served: Served, name: str) -> None:
+def test_row_28_a_past_that_is_not_there(served: RunningServer, name: str) -> None:
     status, code, param = blame(ask(served, "x", previous_response_id=name))
     assert status == 400 and param == "previous_response_id"
     assert code in ("previous_response_not_found", "invalid_value", "string_above_max_length")
 
 
 @pytest.mark.parametrize("key", ["id", "response_id", "item_id"])
-def test_row_28_ids_are_the_servers_to_make(served: Served, key: str) -> None:
+def test_row_28_ids_are_the_servers_to_make(served: RunningServer, key: str) -> None:
     assert blame(ask(served, "x", **{key: "resp_mine"})) == (400, "unknown_parameter", key)
 
 
 def test_row_37_a_store_that_is_full_refuses_what_is_to_be_kept_and_nothing_else(
-    served: Served, tmp_path: Path
+    served: RunningServer, tmp_path: Path
 ) -> None:
     full = threading.Event()
-    begin = Disk.begin
+    begin = Database.begin
 
-    def limited(self: Disk, *, sync: bool) -> None:
+    def limited(self: Database, *, sync: bool) -> None:
         if full.is_set():
             raise sqlite3.OperationalError("database or disk is full")
         begin(self, sync=sync)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Disk, "begin", limited)
-        with serve(scripted(SCRIPT), store_file=tmp_path / "r.db") as small:
+        patched.setattr(Database, "begin", limited)
+        with serve(scripted_registry(SCRIPT), store_file=tmp_path / "r.db") as small:
             running = ask(small, "Slowly", background=True).json()["id"]
             full.set()
             for _ in range(100):
                 time.sleep(0.05)
-                if small.house.store.obstacle():
+                if small.context.store.unavailable_reason():
                     break
             refused = ask(small, "Hi")
             assert blame(refused) == (503, "storage_unavailable", None) and refused.headers["retry-after"] == "1"
@@ -214,12 +216,12 @@ def test_row_37_a_store_that_is_full_refuses_what_is_to_be_kept_and_nothing_else
             full.clear()
             for _ in range(100):
                 time.sleep(0.05)
-                if not small.house.store.obstacle():
+                if not small.context.store.unavailable_reason():
                     break
             assert ask(small, "Hi").json()["status"] == "completed", "and it is well again by itself"
             time.sleep(1.2)  # a heartbeat later
-    with serve(scripted(SCRIPT), store_file=tmp_path / "r.db") as again:
+    with serve(scripted_registry(SCRIPT), store_file=tmp_path / "r.db") as again:
         found = get(f"{again.url}/responses/{running}")
         assert found.json().get("status") == "completed", found.text
-    while served.house.store.obstacle():
+    while served.context.store.unavailable_reason():
         time.sleep(0.05)

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.sdk_helpers import get, post
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
 SCRIPT: list[dict[str, Any]] = [
@@ -27,12 +27,12 @@ SECRET = "a-word-nobody-may-log"
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    with serve(scripted(SCRIPT)) as running:
+def served() -> Iterator[RunningServer]:
+    with serve(scripted_registry(SCRIPT)) as running:
         yield running
 
 
-def numbers(served: Served) -> dict[str, float]:
+def numbers(served: RunningServer) -> dict[str, float]:
     page = get(f"{served.root}/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     found = {}
@@ -47,11 +47,11 @@ def numbers(served: Served) -> dict[str, float]:
     return found
 
 
-def ask(served: Served, text: str, **more: Any) -> httpx.Response:
+def ask(served: RunningServer, text: str, **more: Any) -> httpx.Response:
     return post(f"{served.url}/responses", json={"model": "scripted", "input": text, **more})
 
 
-def test_what_happened_is_counted(served: Served) -> None:
+def test_what_happened_is_counted(served: RunningServer) -> None:
     said = ask(served, f"Hi {SECRET}", user=SECRET).json()
     ask(served, "Cut")
     ask(served, "Fail")
@@ -70,14 +70,14 @@ def test_what_happened_is_counted(served: Served) -> None:
     assert SECRET not in get(f"{served.root}/metrics").text
 
 
-def test_methods_that_somebody_made_up_are_no_labels(served: Served) -> None:
+def test_methods_that_somebody_made_up_are_no_labels(served: RunningServer) -> None:
     for name in ("BREW", "STEEP"):
         httpx.request(name, f"{served.url}/models", verify=False)
     assert numbers(served)["http_requests_total{method=other,status=405}"] == 2
 
 
 def test_the_numbers_are_for_those_with_a_key() -> None:
-    with serve(scripted(SCRIPT), api_keys=("sk-one",)) as locked:
+    with serve(scripted_registry(SCRIPT), api_keys=("sk-one",)) as locked:
         assert get(f"{locked.root}/metrics").status_code == 401
         assert get(f"{locked.root}/metrics", headers={"authorization": "Bearer sk-one"}).status_code == 200
 

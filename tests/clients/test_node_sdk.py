@@ -13,7 +13,7 @@ from tests.clients.sdk_helpers import CASES, Case, Json, chat_body, events, get,
 from tests.clients.test_chat_stream import as_whole
 from tests.install_lock import alone
 from tests.invariants import check
-from tests.serving import Served
+from tests.serving import RunningServer
 from tests.syntax import ROOT
 
 FOLDER = ROOT / "build" / "node"
@@ -75,7 +75,7 @@ def _major(program: str | None) -> int:
 
 
 @pytest.fixture(scope="session")
-def heard(node: Path, house: Served, tmp_path_factory: pytest.TempPathFactory) -> Json:
+def heard(node: Path, house: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Json:
     """What Node heard of each case, all in one run."""
     task = tmp_path_factory.mktemp("node") / "task.json"
     usage = {"stream_options": {"include_usage": True}}
@@ -101,7 +101,7 @@ def bare(value: Any) -> Any:
 
 @pytest.mark.parametrize("case", ENDING, ids=lambda case: case.name)
 def test_the_responses_helper_reads_every_case_and_raises_only_on_errors(
-    heard: Json, house: Served, case: Case
+    heard: Json, house: RunningServer, case: Case
 ) -> None:
     said = heard[case.name]["responses"]
     made = said["events"][0]["response"]["id"]
@@ -120,7 +120,9 @@ def test_the_responses_helper_reads_every_case_and_raises_only_on_errors(
 
 
 @pytest.mark.parametrize("case", ENDING, ids=lambda case: case.name)
-def test_the_chat_helper_reads_every_case_and_raises_only_on_errors(heard: Json, house: Served, case: Case) -> None:
+def test_the_chat_helper_reads_every_case_and_raises_only_on_errors(
+    heard: Json, house: RunningServer, case: Case
+) -> None:
     said = heard[case.name]["chat"]
     reply = post(f"{house.url}/chat/completions", json=chat_body(case))
     if reply.status_code == 500:

@@ -9,7 +9,7 @@ import pytest
 from antiphon.engine.protocol import EngineInfo
 from tests.clients.sdk_helpers import get, post
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
     {"name": "old", "when": ["older than"], "output": ["I remember it all."]},
@@ -19,13 +19,13 @@ PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[RunningServer]:
     info = EngineInfo(max_model_len=2_000, vocab_size=262_144, device="none", eos_ids=())
-    with serve(scripted(SCRIPT, info=info)) as running:
+    with serve(scripted_registry(SCRIPT, info=info)) as running:
         yield running
 
 
-def ask(served: Served, path: str = "/responses", **body: Any) -> Any:
+def ask(served: RunningServer, path: str = "/responses", **body: Any) -> Any:
     return post(served.url + path, json={"model": "scripted", **body})
 
 
@@ -43,7 +43,7 @@ OLD = [
 NOW = {"role": "user", "content": "And now?"}
 
 
-def test_what_is_too_long_is_refused_and_shortened_where_asked_for(served: Served) -> None:
+def test_what_is_too_long_is_refused_and_shortened_where_asked_for(served: RunningServer) -> None:
     refused = ask(served, input=[*OLD, NOW]).json()["error"]
     assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
     kept = ask(served, input=[*OLD, NOW], truncation="auto").json()
@@ -52,17 +52,17 @@ def test_what_is_too_long_is_refused_and_shortened_where_asked_for(served: Serve
     assert ask(served, input=[NOW], truncation="disabled").json()["truncation"] == "disabled"
 
 
-def test_what_fits_is_left_as_it_is(served: Served) -> None:
+def test_what_fits_is_left_as_it_is(served: RunningServer) -> None:
     fitting = ask(served, input=[{"role": "user", "content": "older than you"}, NOW], truncation="auto").json()
     assert fitting["output"][0]["content"][0]["text"] == "I remember it all."
 
 
-def test_what_cannot_be_shortened_enough_is_refused(served: Served) -> None:
+def test_what_cannot_be_shortened_enough_is_refused(served: RunningServer) -> None:
     refused = ask(served, input="And now? " * 400, truncation="auto")
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_a_chain_is_shortened_and_remains_whole_in_the_store(served: Served) -> None:
+def test_a_chain_is_shortened_and_remains_whole_in_the_store(served: RunningServer) -> None:
     first = ask(served, input="older than the hills " * 60, truncation="auto").json()
     second = ask(served, input="And now? " * 60, truncation="auto", previous_response_id=first["id"])
     third = ask(served, input="And then? " * 30, truncation="auto", previous_response_id=second.json()["id"]).json()
@@ -77,7 +77,7 @@ def test_a_chain_is_shortened_and_remains_whole_in_the_store(served: Served) -> 
 # Padding
 
 
-def test_every_piece_is_padded_and_says_the_same(served: Served) -> None:
+def test_every_piece_is_padded_and_says_the_same(served: RunningServer) -> None:
     plain = events(ask(served, input="Hi", stream=True))
     hidden = events(ask(served, input="Hi", stream=True, stream_options={"include_obfuscation": True}))
     check(hidden)
@@ -90,7 +90,7 @@ def test_every_piece_is_padded_and_says_the_same(served: Served) -> None:
     assert len({event["obfuscation"] for event in pieces}) > 1
 
 
-def test_a_stream_that_is_read_again_is_padded_where_asked_for(served: Served) -> None:
+def test_a_stream_that_is_read_again_is_padded_where_asked_for(served: RunningServer) -> None:
     made = ask(served, input="Hi").json()
     address = f"{served.url}/responses/{made['id']}?stream=true"
     assert "obfuscation" not in get(address).text
@@ -98,7 +98,7 @@ def test_a_stream_that_is_read_again_is_padded_where_asked_for(served: Served) -
     assert sum("obfuscation" in event for event in again) > 3
 
 
-def test_chunks_of_a_chat_are_padded_too(served: Served) -> None:
+def test_chunks_of_a_chat_are_padded_too(served: RunningServer) -> None:
     said = [{"role": "user", "content": "Hi"}]
     reply = ask(served, "/chat/completions", messages=said, stream=True, stream_options={"include_obfuscation": True})
     chunks = events(reply)
@@ -109,7 +109,7 @@ def test_chunks_of_a_chat_are_padded_too(served: Served) -> None:
 # Images and files
 
 
-def test_an_image_is_named_in_the_prompt_and_nothing_of_it_is_read(served: Served) -> None:
+def test_an_image_is_named_in_the_prompt_and_nothing_of_it_is_read(served: RunningServer) -> None:
     parts = [{"type": "input_text", "text": "older than"}, {"type": "input_image", "image_url": PICTURE}]
     long = [parts[0], {"type": "input_image", "image_url": PICTURE[:-1] + "A" * 20_000 + "="}]
     counts = [
@@ -127,9 +127,9 @@ def test_an_image_is_named_in_the_prompt_and_nothing_of_it_is_read(served: Serve
     ],
     ids=str,
 )  # fmt: skip
-def test_one_switch_has_them_refused(served: Served, path: str, body: Any, param: str) -> None:
+def test_one_switch_has_them_refused(served: RunningServer, path: str, body: Any, param: str) -> None:
     assert ask(served, path, **body).status_code == 200
-    with serve(scripted(SCRIPT), unsupported_media="refuse") as strict:
+    with serve(scripted_registry(SCRIPT), unsupported_media="refuse") as strict:
         refused = ask(strict, path, **body)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == param
         assert ask(strict, input="Hi").status_code == 200

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.clients.sdk_helpers import AFTER, CASES, Case, Json, chat_body, post, responses_body
-from tests.serving import Served
+from tests.serving import RunningServer
 
 ENDING = [pytest.param(case, id=case.name) for case in CASES if not case.refused and not case.cancel]
 MORE = {"role": "user", "content": AFTER}
@@ -19,7 +19,7 @@ def outputs(items: list[Json]) -> list[Json]:
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_the_output_of_a_response_is_accepted_as_input(house: Served, case: Case) -> None:
+def test_the_output_of_a_response_is_accepted_as_input(house: RunningServer, case: Case) -> None:
     body = responses_body(case)
     first = post(f"{house.url}/responses", json=body).json()
     again = [{"role": "user", "content": "Hello."}, *first["output"], *outputs(first["output"]), MORE]
@@ -31,7 +31,7 @@ def test_the_output_of_a_response_is_accepted_as_input(house: Served, case: Case
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_items_that_were_done_can_be_referred_to(house: Served, case: Case) -> None:
+def test_items_that_were_done_can_be_referred_to(house: RunningServer, case: Case) -> None:
     body = responses_body(case)
     first = post(f"{house.url}/responses", json=body).json()
     done = [item for item in first["output"] if item["status"] == "completed"]
@@ -42,7 +42,7 @@ def test_items_that_were_done_can_be_referred_to(house: Served, case: Case) -> N
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_the_message_of_a_chat_reply_is_accepted_as_history(house: Served, case: Case) -> None:
+def test_the_message_of_a_chat_reply_is_accepted_as_history(house: RunningServer, case: Case) -> None:
     body = chat_body(case)
     first = post(f"{house.url}/chat/completions", json=body)
     if first.status_code == 500:

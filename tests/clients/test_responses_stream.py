@@ -26,7 +26,7 @@ from tests.clients.sdk_helpers import (
     sdk,
 )
 from tests.invariants import check
-from tests.serving import Served
+from tests.serving import RunningServer
 
 DONE = b"data: [DONE]\n\n"
 ANSWERED = [pytest.param(case, id=case.name) for case in CASES if not case.refused]
@@ -49,7 +49,7 @@ class Heard:
         return found
 
 
-def hear(client: openai.OpenAI, served: Served, case: Case) -> Heard:
+def hear(client: openai.OpenAI, served: RunningServer, case: Case) -> Heard:
     heard, already = Heard(), engine(served, case).stats().generated_tokens
     with client.responses.stream(**for_sdk(responses_body(case))) as stream:
         try:
@@ -67,7 +67,7 @@ def hear(client: openai.OpenAI, served: Served, case: Case) -> Heard:
     return heard
 
 
-async def hear_async(client: openai.AsyncOpenAI, served: Served, case: Case) -> Heard:
+async def hear_async(client: openai.AsyncOpenAI, served: RunningServer, case: Case) -> Heard:
     heard, already = Heard(), engine(served, case).stats().generated_tokens
     async with client.responses.stream(**for_sdk(responses_body(case))) as stream:
         try:
@@ -86,18 +86,20 @@ async def hear_async(client: openai.AsyncOpenAI, served: Served, case: Case) -> 
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-def test_the_helper_accepts_what_completes_and_raises_what_is_documented_on_the_rest(house: Served, case: Case) -> None:
+def test_the_helper_accepts_what_completes_and_raises_what_is_documented_on_the_rest(
+    house: RunningServer, case: Case
+) -> None:
     with sdk(house) as (client, tape):
         judge(hear(client, house, case), house, tape)
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-async def test_the_async_helper_does_the_same(house: Served, case: Case) -> None:
+async def test_the_async_helper_does_the_same(house: RunningServer, case: Case) -> None:
     async with async_sdk(house) as (client, tape):
         judge(await hear_async(client, house, case), house, tape)
 
 
-def judge(heard: Heard, served: Served, tape: Tape) -> None:
+def judge(heard: Heard, served: RunningServer, tape: Tape) -> None:
     """The wire itself says how it ended; the helper must have said so, after every earlier event."""
     stored = f"{served.url}/responses/{heard.id}"
     raw = get(stored, params={"stream": "true"}).content
@@ -136,7 +138,7 @@ def assert_snapshots(said: list[Any]) -> None:
             assert event.snapshot == sums[event.item_id]
 
 
-def test_every_way_to_end_is_among_the_cases(house: Served) -> None:
+def test_every_way_to_end_is_among_the_cases(house: RunningServer) -> None:
     endings = set()
     for case in CASES:
         if not case.refused and not case.cancel:
@@ -145,7 +147,7 @@ def test_every_way_to_end_is_among_the_cases(house: Served) -> None:
     assert endings == {("completed", None), ("incomplete", "max_output_tokens"), ("failed", None)}
 
 
-def test_a_refused_job_raises_before_any_event(house: Served) -> None:
+def test_a_refused_job_raises_before_any_event(house: RunningServer) -> None:
     case = next(case for case in CASES if case.refused)
     with sdk(house) as (client, _), pytest.raises(openai.RateLimitError) as refused:  # noqa: SIM117
         with client.responses.stream(**for_sdk(responses_body(case))):
@@ -155,7 +157,7 @@ def test_a_refused_job_raises_before_any_event(house: Served) -> None:
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_a_whole_reply_is_the_last_event_of_the_streamed_one(house: Served, case: Case) -> None:
+def test_a_whole_reply_is_the_last_event_of_the_streamed_one(house: RunningServer, case: Case) -> None:
     with sdk(house) as (client, tape):
         whole = client.responses.create(**for_sdk(responses_body(case)))
         stored = client.responses.retrieve(whole.id)
@@ -165,7 +167,7 @@ def test_a_whole_reply_is_the_last_event_of_the_streamed_one(house: Served, case
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_reading_on_gives_exactly_the_events_after_that_number(house: Served, case: Case) -> None:
+def test_reading_on_gives_exactly_the_events_after_that_number(house: RunningServer, case: Case) -> None:
     made = post(f"{house.url}/responses", json=responses_body(case)).json()["id"]
     with httpx.Client(verify=PLAIN, base_url=f"{house.url}/responses/{made}") as reader:
         raw = reader.get("", params={"stream": "true"}).content
@@ -177,7 +179,7 @@ def test_reading_on_gives_exactly_the_events_after_that_number(house: Served, ca
         assert beyond == DONE
 
 
-def test_the_sdk_reads_on_where_it_was(house: Served) -> None:
+def test_the_sdk_reads_on_where_it_was(house: RunningServer) -> None:
     case = next(case for case in CASES if case.name == "reasoning_text_and_two_calls")
     with sdk(house) as (client, tape):
         with client.responses.create(**responses_body(case), stream=True) as stream:
@@ -193,7 +195,7 @@ def test_the_sdk_reads_on_where_it_was(house: Served) -> None:
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_a_plain_stream_gives_every_event_as_it_was_sent(house: Served, case: Case) -> None:
+def test_a_plain_stream_gives_every_event_as_it_was_sent(house: RunningServer, case: Case) -> None:
     told, failed = [], False
     with sdk(house) as (client, tape):
         try:

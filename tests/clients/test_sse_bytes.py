@@ -10,12 +10,12 @@ import pytest
 from tests.clients.sdk_helpers import CASES, Case, Json, chat_body, post, responses_body
 from tests.conftest import Serve
 from tests.invariants import check
-from tests.serving import Served, scripted
+from tests.serving import RunningServer, scripted_registry
 
 ENDING = [pytest.param(case, id=case.name) for case in CASES if not case.refused and not case.cancel]
 
 
-def raw(served: Served, path: str, body: Json) -> bytes:
+def raw(served: RunningServer, path: str, body: Json) -> bytes:
     reply = post(served.url + path, json={**body, "stream": True})
     assert reply.status_code == 200
     assert reply.headers["content-type"].partition(";")[0] == "text/event-stream"
@@ -25,7 +25,7 @@ def raw(served: Served, path: str, body: Json) -> bytes:
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_a_responses_frame_is_one_event_line_and_one_data_line(house: Served, case: Case) -> None:
+def test_a_responses_frame_is_one_event_line_and_one_data_line(house: RunningServer, case: Case) -> None:
     sent = raw(house, "/responses", responses_body(case))
     assert b"\r" not in sent
     *frames, done, nothing = sent.decode("utf-8", "strict").split("\n\n")
@@ -42,7 +42,7 @@ def test_a_responses_frame_is_one_event_line_and_one_data_line(house: Served, ca
 
 
 @pytest.mark.parametrize("case", ENDING)
-def test_a_chat_frame_is_one_data_line(house: Served, case: Case) -> None:
+def test_a_chat_frame_is_one_data_line(house: RunningServer, case: Case) -> None:
     sent = raw(house, "/chat/completions", chat_body(case))
     assert b"\r" not in sent
     *frames, done, nothing = sent.decode("utf-8", "strict").split("\n\n")
@@ -53,7 +53,7 @@ def test_a_chat_frame_is_one_data_line(house: Served, case: Case) -> None:
         assert chunk.get("object") == "chat.completion.chunk" or set(chunk) == {"error"}
 
 
-def writes(served: Served, path: str, body: Json) -> Iterator[bytes]:
+def writes(served: RunningServer, path: str, body: Json) -> Iterator[bytes]:
     """The chunks of the transfer encoding, one for each write of the server."""
     sent = json.dumps({**body, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=10) as wire:
@@ -68,7 +68,7 @@ def writes(served: Served, path: str, body: Json) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize(("path", "make"), [("/responses", responses_body), ("/chat/completions", chat_body)])
-def test_every_write_ends_with_a_whole_frame(house: Served, path: str, make: object) -> None:
+def test_every_write_ends_with_a_whole_frame(house: RunningServer, path: str, make: object) -> None:
     """Some readers drop a frame whose last line feed comes in a piece of its own."""
     for case in CASES:
         if not case.refused and not case.cancel:
@@ -77,7 +77,7 @@ def test_every_write_ends_with_a_whole_frame(house: Served, path: str, make: obj
 
 
 def test_text_leaves_as_it_is_made_and_not_when_it_is_whole(server: Serve) -> None:
-    served = server(scripted([{"name": "slow", "output": ["One. ", {"stall": True}]}]))
+    served = server(scripted_registry([{"name": "slow", "output": ["One. ", {"stall": True}]}]))
     body = {"model": "scripted", "input": "hi"}
     pieces = writes(served, "/responses", body)
     read = b""
@@ -99,7 +99,7 @@ def test_no_code_point_is_split_over_two_deltas(server: Serve) -> None:
 @pytest.mark.parametrize("path", ["/responses", "/chat/completions"])
 def test_a_comment_stands_for_silence_and_for_nothing_else(server: Serve, path: str) -> None:
     speak = ["<think>\nHm.", {"pause": 0.01}, "\n</think>", {"pause": 0.01}, "\n\n", "Yes.", {"fault": "out"}]
-    served = server(scripted([{"name": "in steps", "output": speak, "tokens_per_chunk": 1}], delay=0.001))
+    served = server(scripted_registry([{"name": "in steps", "output": speak, "tokens_per_chunk": 1}], delay=0.001))
     body = {"model": "scripted", "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
     body.pop("messages" if path == "/responses" else "input")
     assert b"\n:" not in raw(served, path, body)

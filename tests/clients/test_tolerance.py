@@ -8,7 +8,7 @@ import pytest
 
 from tests.clients.sdk_helpers import Json, events, overhear, post, sdk
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 from tests.snapshots.cases import PATCH, TOOLS, WEATHER
 
 QUESTION = {"role": "user", "content": "How is the weather in Oslo?"}
@@ -25,7 +25,7 @@ SCRIPT = [
 class Talk:
     """A server and what its model was shown."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: RunningServer) -> None:
         self.served, self.prompts = served, overhear(served)
 
     def first(self, **more: Any) -> Json:
@@ -58,13 +58,13 @@ class Talk:
 
 
 @pytest.fixture(scope="module")
-def serving() -> Iterator[Served]:
-    with serve(scripted(SCRIPT)) as served:
+def serving() -> Iterator[RunningServer]:
+    with serve(scripted_registry(SCRIPT)) as served:
         yield served
 
 
 @pytest.fixture
-def talk(serving: Served) -> Talk:
+def talk(serving: RunningServer) -> Talk:
     return Talk(serving)
 
 

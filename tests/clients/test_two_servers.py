@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.sdk_helpers import PLAIN, get, post
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
     {"name": "more", "when": ["three."], "output": ["Four."]},
@@ -24,23 +24,26 @@ SCRIPT: list[dict[str, Any]] = [
     },
     {"name": "any", "output": ["Yes."]},
 ]
-Pair = tuple[Served, Served]
+Pair = tuple[RunningServer, RunningServer]
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     store = tmp_path / "responses.db"
-    with serve(scripted(SCRIPT), store_file=store) as one, serve(scripted(SCRIPT), store_file=store) as two:
+    with (
+        serve(scripted_registry(SCRIPT), store_file=store) as one,
+        serve(scripted_registry(SCRIPT), store_file=store) as two,
+    ):
         yield one, two
 
 
-def begin(served: Served, text: str) -> str:
+def begin(served: RunningServer, text: str) -> str:
     made = post(f"{served.url}/responses", json={"model": "scripted", "input": text, "background": True}).json()
     assert made["status"] == "queued"
     return str(made["id"])
 
 
-def stream(served: Served, response_id: str, after: int = -1) -> list[dict[str, Any]]:
+def stream(served: RunningServer, response_id: str, after: int = -1) -> list[dict[str, Any]]:
     reply = get(f"{served.url}/responses/{response_id}?stream=true&starting_after={after}", timeout=30)
     assert reply.text.endswith("data: [DONE]\n\n")
     return [json.loads(row[6:]) for row in reply.text.splitlines() if row.startswith("data: {")]

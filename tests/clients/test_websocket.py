@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.clients import sdk_helpers
 from tests.invariants import check
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 KEYS = ("sk-one", "sk-two")
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -36,13 +36,13 @@ USER: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(scripted(SCRIPT), api_keys=KEYS, max_body_bytes=200_000) as running:
+def served() -> Iterator[RunningServer]:
+    with serve(scripted_registry(SCRIPT), api_keys=KEYS, max_body_bytes=200_000) as running:
         yield running
 
 
 @contextmanager
-def line(served: Served, key: str = KEYS[0], **more: Any) -> Iterator[ClientConnection]:
+def line(served: RunningServer, key: str = KEYS[0], **more: Any) -> Iterator[ClientConnection]:
     headers = {"authorization": f"Bearer {key}", "openai-beta": "responses_websockets=2026-02-06"}
     address = served.url.replace("http", "ws") + "/responses"
     with connect(address, additional_headers=headers, max_size=None, **more) as opened:
@@ -75,7 +75,7 @@ def refused(events: list[dict[str, Any]]) -> tuple[int, str | None, str | None]:
     return event["status"], event["error"]["code"], event["error"]["param"]
 
 
-def test_the_events_are_those_of_a_stream_without_an_end_mark(served: Served) -> None:
+def test_the_events_are_those_of_a_stream_without_an_end_mark(served: RunningServer) -> None:
     with line(served) as opened:
         events = ask(opened, [USER], tools=[TOOL])
         again = ask(opened, "Hi")
@@ -90,7 +90,7 @@ def test_the_events_are_those_of_a_stream_without_an_end_mark(served: Served) ->
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")  # the SDK's own
-def test_the_openai_sdk_talks_over_one_connection(served: Served) -> None:
+def test_the_openai_sdk_talks_over_one_connection(served: RunningServer) -> None:
     with openai.OpenAI(base_url=served.url, api_key=KEYS[0]) as client, client.responses.connect() as connection:
         connection.send({"type": "response.create", "model": "scripted", "input": [USER], "tools": [TOOL]})
         first = _last(connection)
@@ -113,7 +113,7 @@ def _last(connection: Any) -> Any:
     raise AssertionError("it ended without a word")
 
 
-def test_what_is_not_stored_lives_on_the_connection(served: Served) -> None:
+def test_what_is_not_stored_lives_on_the_connection(served: RunningServer) -> None:
     with line(served) as opened:
         first = ask(opened, [USER], tools=[TOOL], store=False)[-1]["response"]
         call = first["output"][-1]
@@ -130,7 +130,7 @@ def test_what_is_not_stored_lives_on_the_connection(served: Served) -> None:
         assert refused(ask(another, "On", previous_response_id=third["id"]))[1] == "previous_response_not_found"
 
 
-def test_what_is_stored_outlives_the_connection(served: Served) -> None:
+def test_what_is_stored_outlives_the_connection(served: RunningServer) -> None:
     with line(served) as opened:
         first = ask(opened, [USER])[-1]["response"]
     with line(served) as opened:
@@ -139,7 +139,7 @@ def test_what_is_stored_outlives_the_connection(served: Served) -> None:
         assert refused(ask(others, "Hi", previous_response_id=first["id"]))[1] == "previous_response_not_found"
 
 
-def test_warming_up_says_nothing_and_can_be_gone_on_from(served: Served) -> None:
+def test_warming_up_says_nothing_and_can_be_gone_on_from(served: RunningServer) -> None:
     system = {"role": "developer", "content": "Be brief."}
     with line(served) as opened:
         events = ask(opened, [system], tools=[TOOL], store=False, generate=False)
@@ -153,7 +153,7 @@ def test_warming_up_says_nothing_and_can_be_gone_on_from(served: Served) -> None
         assert first["output"][-1]["type"] == "function_call"
 
 
-def test_a_turn_that_failed_leaves_the_one_before_it(served: Served) -> None:
+def test_a_turn_that_failed_leaves_the_one_before_it(served: RunningServer) -> None:
     with line(served) as opened:
         first = ask(opened, [USER], tools=[TOOL], store=False)[-1]["response"]
         output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Fail"}
@@ -182,7 +182,7 @@ def test_a_turn_that_failed_leaves_the_one_before_it(served: Served) -> None:
     ids=str,
 )
 def test_a_bad_request_is_an_error_and_the_connection_stays(
-    served: Served, frame: Any, status: int, code: str, param: str | None
+    served: RunningServer, frame: Any, status: int, code: str, param: str | None
 ) -> None:
     base = {"type": "response.create", "model": "scripted", "input": "Hi"} if frame else {}
     with line(served) as opened:
@@ -191,12 +191,12 @@ def test_a_bad_request_is_an_error_and_the_connection_stays(
         assert ask(opened)[-1]["type"] == "response.completed"
 
 
-def test_codex_sends_stream_and_is_understood(served: Served) -> None:
+def test_codex_sends_stream_and_is_understood(served: RunningServer) -> None:
     with line(served) as opened:
         assert ask(opened, stream=True, client_metadata={"session_id": "x"})[-1]["type"] == "response.completed"
 
 
-def test_one_response_at_a_time(served: Served) -> None:
+def test_one_response_at_a_time(served: RunningServer) -> None:
     with line(served) as opened:
         say(opened, "Slowly")
         say(opened, "Hi")
@@ -209,7 +209,7 @@ def test_one_response_at_a_time(served: Served) -> None:
         assert ask(opened)[-1]["type"] == "response.completed"
 
 
-def test_a_hundred_at_once_end_the_connection_and_the_turn(served: Served) -> None:
+def test_a_hundred_at_once_end_the_connection_and_the_turn(served: RunningServer) -> None:
     with line(served) as opened:
         for _ in range(100):
             try:
@@ -230,15 +230,15 @@ def _errors(line: ClientConnection, codes: list[str]) -> None:
         codes += [event["error"]["code"]] if event["type"] == "error" else []
 
 
-def _idle(served: Served) -> None:
+def _idle(served: RunningServer) -> None:
     for _ in range(200):
-        if not served.engine.stats().running and not served.house.turns.running:
+        if not served.engine.stats().running and not served.context.turn_manager.num_running:
             return
         time.sleep(0.01)
     raise AssertionError("a turn goes on for nobody")
 
 
-def test_whoever_leaves_takes_the_turn_along(served: Served) -> None:
+def test_whoever_leaves_takes_the_turn_along(served: RunningServer) -> None:
     with line(served) as opened:
         say(opened, "Forever")
         while json.loads(opened.recv(timeout=10))["type"] != "response.output_text.delta":
@@ -248,7 +248,7 @@ def test_whoever_leaves_takes_the_turn_along(served: Served) -> None:
         _idle(served)
 
 
-def test_a_binary_frame_is_refused(served: Served) -> None:
+def test_a_binary_frame_is_refused(served: RunningServer) -> None:
     with line(served) as opened:
         opened.send(b'{"type": "response.create"}')
         assert refused(hear(opened)) == (400, "invalid_frame", None)
@@ -257,7 +257,7 @@ def test_a_binary_frame_is_refused(served: Served) -> None:
         assert closed.value.rcvd and closed.value.rcvd.code == 1003
 
 
-def test_a_giant_frame_is_refused(served: Served) -> None:
+def test_a_giant_frame_is_refused(served: RunningServer) -> None:
     with line(served) as opened:
         say(opened, "x" * 300_000)
         with pytest.raises(ConnectionClosed) as closed:
@@ -267,7 +267,7 @@ def test_a_giant_frame_is_refused(served: Served) -> None:
         assert ask(opened)[-1]["type"] == "response.completed"
 
 
-def test_text_that_is_no_text_is_refused(served: Served) -> None:
+def test_text_that_is_no_text_is_refused(served: RunningServer) -> None:
     with line(served) as opened:
         opened.send(b"\xff\xfe{", text=True)
         with pytest.raises(ConnectionClosed) as closed:
@@ -276,16 +276,19 @@ def test_text_that_is_no_text_is_refused(served: Served) -> None:
 
 
 def test_who_answers_no_ping_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.app.http.protocol import PatientSocket
+    from antiphon.app.http.websocket_protocol import WebSocketProtocol
 
-    begin = PatientSocket.start_keepalive
+    begin = WebSocketProtocol.start_keepalive
 
-    def soon(self: PatientSocket) -> None:
+    def soon(self: WebSocketProtocol) -> None:
         self.ping_interval, self.ping_timeout = 0.1, 0.2
         begin(self)
 
-    monkeypatch.setattr(PatientSocket, "start_keepalive", soon)
-    with serve(scripted(SCRIPT)) as quick, socket.create_connection(("127.0.0.1", quick.port), timeout=10) as bare:
+    monkeypatch.setattr(WebSocketProtocol, "start_keepalive", soon)
+    with (
+        serve(scripted_registry(SCRIPT)) as quick,
+        socket.create_connection(("127.0.0.1", quick.port), timeout=10) as bare,
+    ):
         bare.sendall(_handshake())
         answer = b""
         while piece := bare.recv(4096):
@@ -302,7 +305,7 @@ def _handshake(*more: str) -> bytes:
 
 
 def test_who_does_not_read_is_cut_off_and_the_turn_ends() -> None:
-    with serve(scripted(SCRIPT), stall_timeout=0.3) as strict, socket.socket() as bare:
+    with serve(scripted_registry(SCRIPT), stall_timeout=0.3) as strict, socket.socket() as bare:
         bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         bare.connect(("127.0.0.1", strict.port))
         text = json.dumps({"type": "response.create", "model": "scripted", "input": "At length"}).encode()
@@ -314,7 +317,7 @@ def test_who_does_not_read_is_cut_off_and_the_turn_ends() -> None:
 
 def test_a_connection_outlives_the_deadlines_of_requests() -> None:
     with (
-        serve(scripted(SCRIPT), header_timeout=0.2, body_timeout=0.2, idle_timeout=1) as strict,
+        serve(scripted_registry(SCRIPT), header_timeout=0.2, body_timeout=0.2, idle_timeout=1) as strict,
         line(strict) as opened,
     ):
         time.sleep(0.6)
@@ -322,8 +325,8 @@ def test_a_connection_outlives_the_deadlines_of_requests() -> None:
 
 
 def test_a_connection_has_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.app.server.SOCKET_LIFETIME", 0.3)
-    with serve(scripted(SCRIPT)) as brief, line(brief) as idle, line(brief) as busy:
+    monkeypatch.setattr("antiphon.app.server.CONNECTION_LIFETIME_S", 0.3)
+    with serve(scripted_registry(SCRIPT)) as brief, line(brief) as idle, line(brief) as busy:
         say(busy, "Slowly")
         assert refused(hear(idle))[1] == "websocket_connection_limit_reached"
         assert hear(busy)[-1]["type"] == "response.completed", "what runs is not cut"
@@ -332,7 +335,7 @@ def test_a_connection_has_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -
             busy.recv(timeout=5)
 
 
-def test_a_handshake_that_is_none_is_answered_like_everything_else(served: Served) -> None:
+def test_a_handshake_that_is_none_is_answered_like_everything_else(served: RunningServer) -> None:
     headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
     reply = sdk_helpers.get(f"{served.url}/responses", headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_handshake")
@@ -340,7 +343,7 @@ def test_a_handshake_that_is_none_is_answered_like_everything_else(served: Serve
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_what_is_open_to_all_opens_no_socket(path: str) -> None:
-    with serve(scripted(SCRIPT), api_keys=KEYS) as locked:
+    with serve(scripted_registry(SCRIPT), api_keys=KEYS) as locked:
         with pytest.raises(InvalidStatus) as raised, connect(locked.root.replace("http", "ws") + path):
             pass
         assert raised.value.response.status_code == 404
@@ -348,7 +351,7 @@ def test_what_is_open_to_all_opens_no_socket(path: str) -> None:
 
 
 def test_a_page_of_another_site_opens_no_socket_even_where_any_name_will_do() -> None:
-    with serve(scripted(SCRIPT), host="0.0.0.0") as wide:
+    with serve(scripted_registry(SCRIPT), host="0.0.0.0") as wide:
         address = f"ws://127.0.0.1:{wide.port}/v1/responses"
         with pytest.raises(InvalidStatus) as raised, connect(address, origin="https://evil.example"):  # type: ignore[arg-type]
             pass
@@ -357,14 +360,14 @@ def test_a_page_of_another_site_opens_no_socket_even_where_any_name_will_do() ->
             assert ask(opened)[-1]["type"] == "response.completed"
 
 
-def test_what_is_stored_does_not_lean_on_what_is_not(served: Served) -> None:
+def test_what_is_stored_does_not_lean_on_what_is_not(served: RunningServer) -> None:
     with line(served) as opened:
         first = ask(opened, store=False)[-1]["response"]
         assert refused(ask(opened, "On", previous_response_id=first["id"])) == (400, "invalid_value", "store")
         assert ask(opened, "On", previous_response_id=first["id"], store=False)[-1]["type"] == "response.completed"
 
 
-def test_nothing_new_is_something_where_something_was_said(served: Served) -> None:
+def test_nothing_new_is_something_where_something_was_said(served: RunningServer) -> None:
     with line(served) as opened:
         warm = ask(opened, [USER], tools=[TOOL], store=False, generate=False)[-1]["response"]
         said = ask(opened, [], tools=[TOOL], store=False, previous_response_id=warm["id"])[-1]["response"]
@@ -389,7 +392,7 @@ def test_nothing_new_is_something_where_something_was_said(served: Served) -> No
     ids=str,
 )
 def test_who_is_not_let_in_hears_why(settings: Any, path: str, headers: Any, status: int, code: str) -> None:
-    with serve(scripted(SCRIPT), api_keys=KEYS, **settings) as strict:
+    with serve(scripted_registry(SCRIPT), api_keys=KEYS, **settings) as strict:
         with (
             pytest.raises(InvalidStatus) as raised,
             connect(strict.url.replace("http", "ws") + path, additional_headers=headers),
@@ -398,11 +401,11 @@ def test_who_is_not_let_in_hears_why(settings: Any, path: str, headers: Any, sta
         reply = raised.value.response
         assert reply.status_code == status and json.loads(reply.body)["error"]["code"] == code
         assert reply.headers["x-request-id"]
-        assert strict.lines[-1].status == status
+        assert strict.access_records[-1].status == status
 
 
 def test_a_server_that_goes_ends_the_turn_properly() -> None:
-    with serve(scripted(SCRIPT), shutdown_timeout=0.1) as going, line(going) as opened:
+    with serve(scripted_registry(SCRIPT), shutdown_timeout=0.1) as going, line(going) as opened:
         say(opened, "Forever")
         while json.loads(opened.recv(timeout=10))["type"] != "response.output_text.delta":
             pass

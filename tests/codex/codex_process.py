@@ -10,9 +10,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from antiphon.app.observability.startup import CODEX, KEYED
+from antiphon.app.observability.startup import CODEX_CONFIG, CODEX_ENV_KEY
 from tests.install_lock import alone
-from tests.serving import Served
+from tests.serving import RunningServer
 from tests.syntax import ROOT
 
 VERSION = "0.169.0"
@@ -101,7 +101,7 @@ class Codex(Struct):
 
     def exec(
         self,
-        served: Served,
+        served: RunningServer,
         prompt: str,
         *options: str,
         resume: bool = False,
@@ -122,10 +122,12 @@ class Codex(Struct):
         oss = {"CODEX_OSS_BASE_URL": served.url} if "--oss" in flags else {}
         return _run(words, self._environment() | oss, within)
 
-    def _configure(self, served: Served) -> None:
+    def _configure(self, served: RunningServer) -> None:
         """What a user pastes, and nothing that talks to anyone else."""
-        model = served.house.catalogue.models[0].names[0]
-        pasted = CODEX.format(model=model, url=served.url) + (KEYED if served.house.settings.api_key_digests else "")
+        model = served.context.models.served[0].names[0]
+        pasted = CODEX_CONFIG.format(model=model, url=served.url) + (
+            CODEX_ENV_KEY if served.context.settings.api_key_digests else ""
+        )
         (self.home / "config.toml").write_text(f"{QUIET}\n{pasted}\n", encoding="utf-8")
 
     def _environment(self) -> dict[str, str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from antiphon.app.http.asgi import App, Message, Receive, Scope, Send
-from antiphon.app.http.protocol import PIPE
-from antiphon.app.http.request_body import unpack
+from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.request_body import decompress
+from antiphon.app.http.request_state import SCOPE_KEY
 from tests import invariants
 
 Item = dict[str, Any]
@@ -27,7 +27,7 @@ class Exchange(Struct):
     def body(self) -> dict[str, Any]:
         """What was sent, unpacked."""
         packed = self.headers.get("content-encoding") == "zstd"
-        found: dict[str, Any] = json.loads(unpack(self.sent, "zstd", 10**8) if packed else self.sent)
+        found: dict[str, Any] = json.loads(decompress(self.sent, "zstd", 10**8) if packed else self.sent)
         return found
 
     @property
@@ -61,10 +61,10 @@ class Tape(Struct):
     exchanges: list[Exchange] = field(default_factory=list)
     sockets: list[Line] = field(default_factory=list)
 
-    def around(self, app: App) -> App:
+    def around(self, app: AsgiApp) -> AsgiApp:
         """`app`, recorded."""
 
-        async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def recorded(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
             if scope["type"] == "websocket":
                 await app(scope, *self._wired(receive, send))
                 return
@@ -75,32 +75,32 @@ class Tape(Struct):
             exchange = Exchange(method=scope["method"], path=scope["path"], headers=headers)
             self.exchanges.append(exchange)
 
-            async def hear() -> Message:
+            async def hear() -> AsgiMessage:
                 message = await receive()
                 exchange.sent += message.get("body", b"")
                 return message
 
-            async def say(message: Message) -> None:
+            async def say(message: AsgiMessage) -> None:
                 exchange.status = message.get("status", exchange.status)
                 exchange.answer += message.get("body", b"")
                 await send(message)
 
             # Without the pipe past ASGI, so that every piece comes by here.
-            await app({key: value for key, value in scope.items() if key != PIPE}, hear, say)
+            await app({key: value for key, value in scope.items() if key != SCOPE_KEY}, hear, say)
 
         return recorded
 
-    def _wired(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    def _wired(self, receive: AsgiReceive, send: AsgiSend) -> tuple[AsgiReceive, AsgiSend]:
         line = Line()
         self.sockets.append(line)
 
-        async def hear() -> Message:
+        async def hear() -> AsgiMessage:
             message = await receive()
             if message.get("text"):
                 line.sent.append(json.loads(message["text"]))
             return message
 
-        async def say(message: Message) -> None:
+        async def say(message: AsgiMessage) -> None:
             if message.get("text"):
                 line.told.append(json.loads(message["text"]))
             await send(message)

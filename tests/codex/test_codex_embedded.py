@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
@@ -15,7 +15,7 @@ from antiphon.harmony.format import ModelFormat
 from tests.codex.codex_process import KEY, Codex
 from tests.codex.recorder import Tape
 from tests.conftest import Serve
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 
 WEIGHED = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
@@ -23,8 +23,8 @@ WEIGHED = pytest.mark.skipif(
 LONG = "directory-with-quite-a-long-name"
 
 
-def catalogue(engine: Engine, form: ModelFormat) -> Catalogue:
-    return Catalogue([ServedModel(names=("antiphon",), engine=engine, format=form, created=int(time.time()))])
+def catalogue(engine: Engine, form: ModelFormat) -> ModelRegistry:
+    return ModelRegistry([ServedModel(names=("antiphon",), engine=engine, format=form, created=int(time.time()))])
 
 
 def form() -> ModelFormat:
@@ -32,7 +32,7 @@ def form() -> ModelFormat:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Iterator[tuple[Served, Tape]]:
+def recorded() -> Iterator[tuple[RunningServer, Tape]]:
     """One for all: a process with torch and a model in it takes seconds to begin."""
     engine, tape = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), Tape()
     with serve(catalogue(engine, form()), api_keys=(KEY,), around=tape.around) as running:
@@ -40,7 +40,7 @@ def recorded() -> Iterator[tuple[Served, Tape]]:
 
 
 @pytest.fixture
-def tape(recorded: tuple[Served, Tape]) -> Iterator[Tape]:
+def tape(recorded: tuple[RunningServer, Tape]) -> Iterator[Tape]:
     _, tape = recorded
     tape.exchanges.clear()
     tape.sockets.clear()
@@ -49,7 +49,7 @@ def tape(recorded: tuple[Served, Tape]) -> Iterator[Tape]:
 
 
 @pytest.fixture
-def served(recorded: tuple[Served, Tape], tape: Tape) -> Served:
+def served(recorded: tuple[RunningServer, Tape], tape: Tape) -> RunningServer:
     return recorded[0]
 
 
@@ -67,7 +67,9 @@ def test_the_users_words_reach_the_model_whole(codex: Codex, server: Serve) -> N
 
 @WEIGHED
 @pytest.mark.parametrize("prompt", ["run `echo antiphon-7391`", "Run `echo antiphon-7391`."])
-def test_it_runs_the_command_and_reports_its_output(codex: Codex, served: Served, tape: Tape, prompt: str) -> None:
+def test_it_runs_the_command_and_reports_its_output(
+    codex: Codex, served: RunningServer, tape: Tape, prompt: str
+) -> None:
     ran = codex.exec(served, prompt)
     assert ran.code == 0, ran
     [command] = ran.items("command_execution")
@@ -80,6 +82,6 @@ def test_it_runs_the_command_and_reports_its_output(codex: Codex, served: Served
 
 
 @WEIGHED
-def test_a_greeting_is_answered_in_words(codex: Codex, served: Served) -> None:
+def test_a_greeting_is_answered_in_words(codex: Codex, served: RunningServer) -> None:
     ran = codex.exec(served, "Hello!")
     assert ran.code == 0 and ran.final and not ran.items("command_execution")

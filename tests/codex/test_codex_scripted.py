@@ -8,12 +8,12 @@ import json
 
 import pytest
 
-from antiphon.app.turns.turn import Pace
+from antiphon.app.turns.turn import TurnTimeouts
 from tests.codex.codex_process import KEY, Codex
 from tests.codex.recorder import Tape
 from tests.codex.replies import AGAIN, COMMAND, NOTHING, ONCE, call, reply, run
 from tests.conftest import Serve
-from tests.serving import scripted
+from tests.serving import scripted_registry
 
 FRAME = "Process exited with code 0"
 NOBODY = "01a1fcd0-17b9-7540-a778-cfbd2154baea"
@@ -73,7 +73,7 @@ def test_every_dialect_does_the_same(
     codex: Codex, server: Serve, tape: Tape, dialect: str, spoken: str, told: str
 ) -> None:
     script = [reply("report", told, when="antiphon-7391"), reply("run", spoken), NOTHING]
-    ran = codex.exec(server(scripted(script, dialect=dialect), around=tape.around), "Run it.")
+    ran = codex.exec(server(scripted_registry(script, dialect=dialect), around=tape.around), "Run it.")
     assert ran.code == 0
     [command] = ran.items("command_execution")
     assert command["aggregated_output"] == "antiphon-7391\n"
@@ -195,7 +195,7 @@ def test_a_wrong_key_is_shown_as_such(codex: Codex, server: Serve, tape: Tape) -
 
 def test_a_silent_engine_is_survived_by_reminders(codex: Codex, server: Serve, tape: Tape) -> None:
     script = [reply("late", {"pause": 3.5}, "At last.")]
-    served = server(script, api_keys=(KEY,), around=tape.around, pace=Pace(remind_after=0.4))
+    served = server(script, api_keys=(KEY,), around=tape.around, timeouts=TurnTimeouts(keepalive_after_s=0.4))
     ran = codex.exec(served, "Think.", *ONCE, "model_providers.antiphon.stream_idle_timeout_ms=2000")
     assert ran.code == 0 and ran.final == "At last." and not ran.of("error")
     [turn] = tape.turns

@@ -10,7 +10,7 @@ from tests.codex.codex_process import Codex
 from tests.codex.recorder import Tape
 from tests.codex.replies import COMMAND, NOTHING, ONCE, call, reply, run
 from tests.conftest import Serve
-from tests.serving import scripted
+from tests.serving import scripted_registry
 
 PATCH = """*** Begin Patch
 *** Add File: note.txt
@@ -73,7 +73,7 @@ def test_a_patch_really_writes_a_file(
         reply("patch", spoken),
         NOTHING,
     ]
-    served = server(scripted(script, dialect=dialect), around=tape.around)
+    served = server(scripted_registry(script, dialect=dialect), around=tape.around)
     ran = codex.exec(served, "Write it.", known(codex.home))
     assert ran.code == 0 and ran.final == DONE
     assert (codex.work / "note.txt").read_text(encoding="utf-8") == 'written by a "patch"\nin two \\lines\n'

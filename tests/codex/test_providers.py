@@ -12,7 +12,7 @@ from tests.codex.codex_process import KEY, Codex
 from tests.codex.recorder import Tape
 from tests.codex.replies import COMMAND, NOTHING, reply, run
 from tests.conftest import Serve
-from tests.serving import Served, scripted
+from tests.serving import RunningServer, scripted_registry
 
 PROVIDER = "model_providers.antiphon"
 SOCKET = f"{PROVIDER}.supports_websockets=true"
@@ -50,7 +50,7 @@ def test_a_socket_that_is_not_offered_is_done_without(codex: Codex, server: Serv
 # The catalogue
 
 
-def catalogue_of(served: Served) -> str:
+def catalogue_of(served: RunningServer) -> str:
     return f'{PROVIDER}.model_catalog_url="{served.url}/models"'
 
 
@@ -68,7 +68,7 @@ def test_the_servers_own_catalogue_brings_the_patch_tool_and_a_short_prompt(
         reply("patch", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>"),
         NOTHING,
     ]
-    served = server(scripted(script), api_keys=(KEY,), around=tape.around)
+    served = server(scripted_registry(script), api_keys=(KEY,), around=tape.around)
     ran = codex.exec(served, "Write it.", catalogue_of(served))
     assert ran.code == 0 and ran.final == "It is written."
     assert not ran.items("error"), "it has its metadata"

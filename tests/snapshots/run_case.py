@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from antiphon.app.errors import ApiError
-from antiphon.app.event_log import Log
+from antiphon.app.event_log import EventLog
 from antiphon.app.projections import chat, responses
-from antiphon.app.http.stream_writer import Telling, pump
+from antiphon.app.http.stream_writer import StreamEncoder, pump
 from antiphon.app.requests import chat as chat_request
 from antiphon.app.requests import responses as responses_request
 from antiphon.app.store.memory import MemoryStore
-from antiphon.app.turns.manager import Turns
-from tests.serving import scripted
+from antiphon.app.turns.manager import TurnManager
+from tests.serving import scripted_registry
 from tests.snapshots.cases import TOOLS, Case
 
 USER = "Go on."
@@ -22,7 +22,7 @@ USER = "Go on."
 class Reading:
     """A case read once: its frames as they left, the whole reply, and the log both were read from."""
 
-    def __init__(self, frames: bytes, whole: bytes | ApiError, log: Log | None) -> None:
+    def __init__(self, frames: bytes, whole: bytes | ApiError, log: EventLog | None) -> None:
         self.frames, self.whole, self.log = frames, whole, log
 
     @property
@@ -42,48 +42,48 @@ class Kept:
         self.free.set()
 
     @property
-    def stuck(self) -> bool:
+    def write_paused(self) -> bool:
         return not self.free.is_set()
 
-    def write(self, piece: bytes) -> None:
-        assert not self.stuck
+    def write_chunk(self, piece: bytes) -> None:
+        assert not self.write_paused
         self.pieces.append(piece)
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         await self.free.wait()
 
 
-async def written(telling: Telling) -> bytes:
+async def written(telling: StreamEncoder) -> bytes:
     """All that a telling writes."""
     pipe = Kept()
     await pump(telling, pipe)
     return b"".join(pipe.pieces)
 
 
-def turns(**options: Any) -> Turns:
+def turns(**options: Any) -> TurnManager:
     """Turns whose ids and time are the same in every run."""
     count = itertools.count()
-    return Turns(MemoryStore(), clock=lambda: 1_700_000_000.0, ids=lambda prefix: f"{prefix}_{next(count)}", **options)
+    return TurnManager(MemoryStore(), clock=lambda: 1_700_000_000.0, id_factory=lambda prefix: f"{prefix}_{next(count)}", **options)
 
 
 def catalogue(case: Case):
     reply = {"name": case.name, "output": case.speak, "finish": case.finish, "tokens_per_chunk": case.step}
-    return scripted([reply], dialect=case.dialect)
+    return scripted_registry([reply], dialect=case.dialect)
 
 
 async def read_responses(case: Case, **options: Any) -> Reading:
     """The case through `/v1/responses`."""
     body = {"model": "scripted", "input": USER, "tools": TOOLS, "stream": True} | case.request | case.responses
-    asked = responses_request.read(body, catalogue(case))
+    asked = responses_request.read_responses_request(body, catalogue(case))
     home = turns(**options)
     try:
-        log = await home.open(asked.model, asked.spec)
+        log = await home.start_turn(asked.model, asked.spec)
     except ApiError as error:
         return Reading(b"", error, None)
     await _let_go(case, home, [log])
     frames = await written(responses.ResponsesStream(log))
     assert asked.model.engine.stats().running == 0
-    return Reading(frames, await responses.final(log), log)
+    return Reading(frames, await responses.final_response(log), log)
 
 
 async def read_chat(case: Case, **options: Any) -> Reading:
@@ -96,16 +96,16 @@ async def read_chat(case: Case, **options: Any) -> Reading:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    asked = chat_request.read(body | case.request | case.chat, catalogue(case))
+    asked = chat_request.read_chat_request(body | case.request | case.chat, catalogue(case))
     home = turns(**options)
     try:
-        logs = await home.open_all(asked.model, asked.spec)
+        logs = await home.start_choices(asked.model, asked.spec)
     except ApiError as error:
         return Reading(b"", error, None)
     await _let_go(case, home, logs)
     frames = await written(chat.ChatStream(logs, asked.spec))
     try:
-        return Reading(frames, await chat.final(logs, asked.spec), logs[0])
+        return Reading(frames, await chat.final_completion(logs, asked.spec), logs[0])
     except ApiError as error:
         return Reading(frames, error, logs[0])
 
@@ -115,10 +115,10 @@ def _nested(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, kind: {key: value for key, value in tool.items() if key != "type"}}
 
 
-async def _let_go(case: Case, home: Turns, logs: list[Log]) -> None:
+async def _let_go(case: Case, home: TurnManager, logs: list[EventLog]) -> None:
     """Cancel a stalled turn, once it has said all it will."""
     if not case.cancel:
         return
     await asyncio.sleep(0.05)
     for log in logs:
-        home.cancel(log)
+        home.cancel_turn(log)

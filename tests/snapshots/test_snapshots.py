@@ -67,7 +67,7 @@ def _story(case: Case, first: Reading, second: Reading) -> str:
 def _error(reading: Reading) -> list[str]:
     if not isinstance(reading.whole, ApiError):
         return []
-    return [f"HTTP {reading.whole.status} {reading.whole.body.decode()}"] if not reading.frames else []
+    return [f"HTTP {reading.whole.status} {reading.whole.encoded_body.decode()}"] if not reading.frames else []
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
@@ -83,7 +83,7 @@ async def test_a_whole_chat_reply_is_the_sum_of_its_chunks(case: Case) -> None:
     reading = await read_chat(case)
     chunks = reading.data
     if isinstance(reading.whole, ApiError):
-        assert chunks[-1] == json.loads(reading.whole.body)
+        assert chunks[-1] == json.loads(reading.whole.encoded_body)
         return
     whole = json.loads(reading.whole)
     (choice,) = whole["choices"]
@@ -128,7 +128,7 @@ async def test_both_faces_tell_the_same(case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if "reasoning" in case.name], ids=lambda case: case.name)
 async def test_reasoning_told_as_summaries(case: Case, said_as: str) -> None:
     plain = await read_chat(case)
-    reading, folded = await read_responses(case, reasoning_as=said_as), await read_chat(case, reasoning_as=said_as)
+    reading, folded = await read_responses(case, reasoning_output=said_as), await read_chat(case, reasoning_output=said_as)
     check(reading.data)
     assert not isinstance(plain.whole, ApiError) and not isinstance(folded.whole, ApiError)
     assert json.loads(plain.whole)["choices"] == json.loads(folded.whole)["choices"], "chat does not care"

@@ -2,7 +2,7 @@
 
 import sys
 
-from antiphon.app.requests.fields import CHAT, RESPONSES
+from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
 from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
 
 _HEAD = """# Every field of a request, and what becomes of it
@@ -50,15 +50,18 @@ Any other type answers 400 `invalid_value`.
 """
 
 
-def page() -> str:
+def render_page() -> str:
     """`docs/fields.md`."""
     rows = [_HEAD]
-    for title, table in (("POST /v1/responses", RESPONSES), ("POST /v1/chat/completions", CHAT)):
+    for title, table in (("POST /v1/responses", RESPONSES_FIELDS), ("POST /v1/chat/completions", CHAT_FIELDS)):
         rows.append(f"\n## {title}\n\n| field | is | what that means |\n|---|---|---|\n")
-        rows += [f"| `{field.name}` | {field.does} | {field.says} |\n" for field in sorted(table, key=lambda f: f.name)]
+        rows += [
+            f"| `{field.name}` | {field.handling} | {field.description} |\n"
+            for field in sorted(table, key=lambda f: f.name)
+        ]
     ticked = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES)]
     return "".join(rows) + _TAIL.replace("{hosted}", ticked[0]).replace("{items}", ticked[1])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(render_page())

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.conftest import Serve
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 
 HELLO = [{"name": "hello", "output": ["Hello."]}]
 CLIENT = httpx.Client()
@@ -24,14 +24,14 @@ def closed() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[RunningServer]:
     """One server for all tests that change nothing about it."""
     with serve(HELLO, allowed_hosts=("box.lan",)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[Served]:
+def locked() -> Iterator[RunningServer]:
     """One that asks for a key."""
     with serve(HELLO, api_keys=("sk-one", "sk-two")) as running:
         yield running
@@ -45,7 +45,7 @@ def error(reply: httpx.Response) -> tuple[int, Any, Any]:
     return reply.status_code, found["code"], found["param"]
 
 
-def raw(served: Served, said: bytes, wait: float = 5.0) -> bytes:
+def raw(served: RunningServer, said: bytes, wait: float = 5.0) -> bytes:
     """What the server answers to these bytes, until it closes or falls silent."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as line:
         line.sendall(said)
@@ -58,11 +58,11 @@ def raw(served: Served, said: bytes, wait: float = 5.0) -> bytes:
         return got
 
 
-def post(served: Served, path: str = "/responses", **kw: Any) -> httpx.Response:
+def post(served: RunningServer, path: str = "/responses", **kw: Any) -> httpx.Response:
     return CLIENT.post(served.url + path, **kw)
 
 
-def test_a_good_request_passes_and_carries_an_id(served: Served) -> None:
+def test_a_good_request_passes_and_carries_an_id(served: RunningServer) -> None:
     first, second = (post(served, json=BODY) for _ in range(2))
     assert first.status_code == 200
     assert first.headers["x-request-id"].startswith("req_")
@@ -76,20 +76,20 @@ def test_a_good_request_passes_and_carries_an_id(served: Served) -> None:
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"]
 )
-def test_only_json_is_a_body(served: Served, kind: str | None) -> None:
+def test_only_json_is_a_body(served: RunningServer, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     reply = post(served, content=json.dumps(BODY).encode(), headers=headers)
     assert error(reply) == (415, "unsupported_media_type", None)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-def test_json_by_any_of_its_names(served: Served, kind: str) -> None:
+def test_json_by_any_of_its_names(served: RunningServer, kind: str) -> None:
     reply = post(served, content=json.dumps(BODY).encode(), headers={"content-type": kind})
     assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "gzip,zstd", "rot13", "aws-chunked", "zstd;q=1"])
-def test_no_body_in_a_code_that_is_not_spoken(served: Served, encoding: str) -> None:
+def test_no_body_in_a_code_that_is_not_spoken(served: RunningServer, encoding: str) -> None:
     reply = post(served, json=BODY, headers={"content-encoding": encoding})
     assert error(reply) == (415, "unsupported_content_encoding", None)
 
@@ -115,7 +115,7 @@ def test_a_body_over_the_cap_in_chunks(server: Serve) -> None:
 
 
 @pytest.mark.parametrize("path", ["/responses", "/chat/completions", "/models", "/nowhere"])
-def test_a_key_is_asked_for_where_one_is_set(locked: Served, path: str) -> None:
+def test_a_key_is_asked_for_where_one_is_set(locked: RunningServer, path: str) -> None:
     served = locked
     wrong: list[dict[str, str]] = [
         {},
@@ -134,7 +134,7 @@ def test_a_key_is_asked_for_where_one_is_set(locked: Served, path: str) -> None:
         assert post(served, json=BODY, headers={"authorization": f"Bearer {key}"}).status_code == 200
 
 
-def test_what_one_key_made_another_does_not_see(locked: Served) -> None:
+def test_what_one_key_made_another_does_not_see(locked: RunningServer) -> None:
     served = locked
     mine, other = ({"authorization": f"Bearer {key}"} for key in ("sk-one", "sk-two"))
     made = post(served, json=BODY, headers=mine).json()["id"]
@@ -159,7 +159,7 @@ def test_what_one_key_made_another_does_not_see(locked: Served) -> None:
         ("", 421),
     ],
 )
-def test_names_under_which_the_server_is_reached(served: Served, host: str, status: int) -> None:
+def test_names_under_which_the_server_is_reached(served: RunningServer, host: str, status: int) -> None:
     assert CLIENT.get(f"{served.url}/models", headers={"host": host}).status_code == status
 
 
@@ -167,11 +167,11 @@ def test_names_under_which_the_server_is_reached(served: Served, host: str, stat
     ("origin", "status"),
     [("http://localhost:3000", 200), ("https://evil.example", 403), ("null", 403), ("http://127.0.0.1", 200)],
 )
-def test_pages_of_other_sites_are_kept_out(served: Served, origin: str, status: int) -> None:
+def test_pages_of_other_sites_are_kept_out(served: RunningServer, origin: str, status: int) -> None:
     assert CLIENT.get(f"{served.url}/models", headers={"origin": origin}).status_code == status
 
 
-def test_health_is_open_to_all(locked: Served) -> None:
+def test_health_is_open_to_all(locked: RunningServer) -> None:
     served = locked
     for path in ("/health", "/ready"):
         assert CLIENT.get(served.root + path).status_code == 200
@@ -179,15 +179,15 @@ def test_health_is_open_to_all(locked: Served) -> None:
         assert (head.status_code, head.content) == (200, b"")
 
 
-def test_ready_says_why_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.house, "draining", True)
+def test_ready_says_why_not(served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.context, "shutting_down", True)
     reply = CLIENT.get(served.root + "/ready")
     assert (reply.status_code, reply.json()["reason"]) == (503, "the server is shutting down")
     assert CLIENT.head(served.root + "/ready").status_code == 503
     assert CLIENT.get(served.root + "/health").status_code == 200
 
 
-def test_paths_and_methods_that_are_not_there(served: Served) -> None:
+def test_paths_and_methods_that_are_not_there(served: RunningServer) -> None:
     assert error(CLIENT.get(served.root + "/")) == (404, "unknown_url", None)
     assert error(CLIENT.get(served.url + "/responses/resp_1/x")) == (404, "unknown_url", None)
     wrong = CLIENT.get(served.url + "/responses")
@@ -199,7 +199,7 @@ def test_paths_and_methods_that_are_not_there(served: Served) -> None:
 @pytest.mark.parametrize(
     "said", ["resp_", "resp_1%2f..%2fx", "resp_%00", "r" * 10_000, "resp_é", "resp_a;b", "..", "msg_1"]
 )
-def test_ids_that_cannot_be_are_unknown(served: Served, said: str) -> None:
+def test_ids_that_cannot_be_are_unknown(served: RunningServer, said: str) -> None:
     reply = CLIENT.get(f"{served.url}/responses/{said}")
     assert reply.status_code == 404
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
@@ -211,8 +211,8 @@ def test_a_websocket_is_sent_back_to_http_where_it_is_switched_off() -> None:
         assert error(CLIENT.get(served.url + "/responses", headers=headers)) == (426, "upgrade_not_supported", None)
 
 
-def test_a_fault_of_ours_tells_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.house, "catalogue", None)
+def test_a_fault_of_ours_tells_nothing(served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.context, "models", None)
     reply = post(served, json=BODY)
     assert error(reply) == (500, "server_error", None)
     assert "NoneType" not in reply.text
@@ -234,14 +234,14 @@ JSON = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: applica
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
 )
-def test_what_is_no_http_or_too_much_of_it_is_refused(served: Served, said: bytes) -> None:
+def test_what_is_no_http_or_too_much_of_it_is_refused(served: RunningServer, said: bytes) -> None:
     head, _, body = raw(served, said, 0.5).partition(b"\r\n\r\n")
     assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert CLIENT.get(served.root + "/health").status_code == 200
 
 
-def test_a_length_and_chunks_at_once_never_smuggle(served: Served) -> None:
+def test_a_length_and_chunks_at_once_never_smuggle(served: RunningServer) -> None:
     """A proxy in front may go by the one and we by the other: refused, and the connection with it."""
     body = json.dumps(BODY).encode()
     chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)

@@ -12,14 +12,14 @@ from typing import Any
 import h11
 import pytest
 
-from antiphon.app.event_log import Log
-from antiphon.app.http.protocol import Answer
-from antiphon.app.http.stream_writer import Telling
+from antiphon.app.event_log import EventLog
+from antiphon.app.http.protocol import ChunkedResponse
+from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.projections.responses import ResponsesStream
-from antiphon.app.routes.event_stream import EventStream
+from antiphon.app.routes.event_stream import EventStreamResponse
 from antiphon.events.base import Event
 from tests.conftest import Serve
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 from tests.state.machine_helpers import HEAD, machine
 
 BODY = json.dumps({"model": "scripted", "input": "hi", "stream": True}).encode()
@@ -33,13 +33,13 @@ def request(version: str = "1.1", *headers: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served() -> Iterator[RunningServer]:
     with serve([{"name": "hello", "output": ["Hello, ", "you."], "tokens_per_chunk": 1}]) as running:
         yield running
 
 
 @contextmanager
-def connected(served: Served, *, buffer: int = 0) -> Iterator[socket.socket]:
+def connected(served: RunningServer, *, buffer: int = 0) -> Iterator[socket.socket]:
     with socket.socket() as line:
         if buffer:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -85,7 +85,7 @@ def whole(line: socket.socket) -> bytes:
     return got
 
 
-def test_a_connection_lives_on_after_a_stream(served: Served) -> None:
+def test_a_connection_lives_on_after_a_stream(served: RunningServer) -> None:
     with connected(served) as line:
         reader = Reader(line)
         for _ in range(3):
@@ -96,14 +96,14 @@ def test_a_connection_lives_on_after_a_stream(served: Served) -> None:
             assert reader.answer() == (200, b'{"status":"ok"}')
 
 
-def test_requests_sent_at_once_are_answered_one_after_the_other(served: Served) -> None:
+def test_requests_sent_at_once_are_answered_one_after_the_other(served: RunningServer) -> None:
     with connected(served) as line:
         line.sendall(request() + request() + request("1.1", "Connection: close"))
         got = whole(line)
     assert got.count(b"HTTP/1.1 200") == got.count(b"data: [DONE]\n\n\r\n0\r\n\r\n") == 3
 
 
-def test_no_chunk_is_empty_but_the_last(served: Served) -> None:
+def test_no_chunk_is_empty_but_the_last(served: RunningServer) -> None:
     with connected(served) as line:
         line.sendall(request("1.1", "Connection: close"))
         head, _, rest = whole(line).partition(b"\r\n\r\n")
@@ -117,7 +117,7 @@ def test_no_chunk_is_empty_but_the_last(served: Served) -> None:
     assert sizes[-1] == 0 and 0 not in sizes[:-1]
 
 
-def test_an_old_client_gets_the_stream_bare_and_its_end_is_the_end(served: Served) -> None:
+def test_an_old_client_gets_the_stream_bare_and_its_end_is_the_end(served: RunningServer) -> None:
     with connected(served) as line:
         line.sendall(request("1.0"))
         head, _, rest = whole(line).partition(b"\r\n\r\n")
@@ -137,10 +137,10 @@ def test_a_slow_reader_holds_nobody_up_and_gets_everything(server: Serve) -> Non
     with connected(served, buffer=4096) as line:
         line.sendall(request("1.1", "Connection: close"))
         assert wait_for(lambda: served.engine.stats().finished_jobs == 1), "the turn ends though nobody reads"
-        log = next(iter(served.house.store._logs.values()))  # type: ignore[attr-defined]
+        log = next(iter(served.context.store._logs.values()))  # type: ignore[attr-defined]
         got = whole(line)
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert got.count(b"event: response.output_text.delta") == sum(b"text.delta" in f.data for f in log.frames)
+    assert got.count(b"event: response.output_text.delta") == sum(b"text.delta" in f.data for f in log.entries)
 
 
 def test_a_reader_that_leaves_with_the_answer_stuck_takes_the_turn_along(server: Serve) -> None:
@@ -148,8 +148,8 @@ def test_a_reader_that_leaves_with_the_answer_stuck_takes_the_turn_along(server:
     with connected(served, buffer=4096) as line:
         line.sendall(request())
         assert wait_for(lambda: served.engine.stats().generated_tokens == len(LONG))
-        assert served.engine.stats().running == served.house.turns.running == 1
-    assert wait_for(lambda: served.engine.stats().running == 0 and served.house.turns.running == 0)
+        assert served.engine.stats().running == served.context.turn_manager.num_running == 1
+    assert wait_for(lambda: served.engine.stats().running == 0 and served.context.turn_manager.num_running == 0)
 
 
 # Without a socket
@@ -173,9 +173,9 @@ class Wire:
     async def send(self, message: Any) -> None:
         self.passed.append(message)
 
-    def answer(self, **scope: str) -> Answer:
+    def answer(self, **scope: str) -> ChunkedResponse:
         asked = {"http_version": "1.1", "method": "POST", **scope}
-        return Answer(asked, self, self.send)  # type: ignore[arg-type]
+        return ChunkedResponse(asked, self, self.send)  # type: ignore[arg-type]
 
 
 def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
@@ -190,7 +190,7 @@ async def test_pieces_are_chunks_and_the_head_and_the_end_are_left_to_h11() -> N
     answer = wire.answer()
     await answer.send(start())
     for piece in (b"a" * 300, b"", b"b"):
-        answer.write(piece)
+        answer.write_chunk(piece)
     await answer.send(END)
     assert wire.said == [b"12c\r\n" + b"a" * 300 + b"\r\n", b"1\r\nb\r\n"]
     assert wire.passed == [start(), END]
@@ -208,23 +208,23 @@ async def test_pieces_are_chunks_and_the_head_and_the_end_are_left_to_h11() -> N
 )
 async def test_what_is_not_in_chunks_is_left_to_h11(begun: Any, scope: Any) -> None:
     answer = Wire().answer(**scope)
-    assert not answer.open, "before the head it is never"
+    assert not answer.can_write, "before the head it is never"
     await answer.send(begun)
-    assert not answer.open
+    assert not answer.can_write
 
 
 async def test_an_answer_is_stuck_while_the_client_does_not_read() -> None:
     wire = Wire()
     answer = wire.answer()
     await answer.send(start())
-    assert answer.open and not answer.stuck
+    assert answer.can_write and not answer.write_paused
     wire.reads.clear()
-    waiting = asyncio.create_task(answer.drained())
+    waiting = asyncio.create_task(answer.drain())
     await asyncio.sleep(0.01)
-    assert answer.stuck and not waiting.done()
+    assert answer.write_paused and not waiting.done()
     wire.reads.set()
     await waiting
-    assert not answer.stuck
+    assert not answer.write_paused
 
 
 async def test_a_client_that_has_left_is_neither_written_to_nor_waited_for() -> None:
@@ -233,15 +233,15 @@ async def test_a_client_that_has_left_is_neither_written_to_nor_waited_for() -> 
     await answer.send(start())
     wire.reads.clear()
     wire.disconnected = True
-    answer.write(b"a")
-    await answer.drained()
-    assert wire.said == [] and not answer.stuck
+    answer.write_chunk(b"a")
+    await answer.drain()
+    assert wire.said == [] and not answer.write_paused
 
 
 class Story:
     """A stream of one short turn, and what became of its reader."""
 
-    def __init__(self, telling: Telling) -> None:
+    def __init__(self, telling: StreamEncoder) -> None:
         self.events: list[str] = []
         self.sent: list[Any] = []
         self.gone = asyncio.Event()
@@ -263,16 +263,16 @@ class Story:
         async def send(message: Any) -> None:
             self.sent.append(message)
 
-        answer: Any = EventStream(self._telling, self.reading()).to_asgi_response()
+        answer: Any = EventStreamResponse(self._telling, self.reading()).to_asgi_response()
         await answer({}, receive, send)
 
 
-def log_of(*steps: list[Event], ended: bool) -> Log:
-    log = Log(HEAD, "")
+def log_of(*steps: list[Event], ended: bool) -> EventLog:
+    log = EventLog(HEAD, "")
     for step in steps:
-        log.append(step)
+        log.append_step(step)
     if ended:
-        log.end()
+        log.end_log()
     return log
 
 
@@ -308,7 +308,7 @@ async def test_a_fault_in_a_stream_is_not_hidden(monkeypatch: pytest.MonkeyPatch
     def breaks(*_: Any) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(ResponsesStream, "told", breaks)
+    monkeypatch.setattr(ResponsesStream, "encode", breaks)
     story = Story(ResponsesStream(log_of(machine().begin(), ended=True)))
     with pytest.raises(ZeroDivisionError):
         await story.run()

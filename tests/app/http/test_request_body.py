@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 from antiphon.app.errors import ApiError
-from antiphon.app.http.request_body import unpack
+from antiphon.app.http.request_body import decompress
 from tests.clients.sdk_helpers import post
-from tests.serving import Served, scripted, serve
+from tests.serving import RunningServer, scripted_registry, serve
 
 MOST = 4 * 1024 * 1024
 BODY = {"model": "scripted", "input": "Hello! " * 200}
@@ -28,12 +28,12 @@ ONE = {name: pack for name, pack in PACK.items() if name.islower() and not name.
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(scripted([{"name": "any", "output": ["Yes."]}]), max_body_bytes=MOST) as running:
+def served() -> Iterator[RunningServer]:
+    with serve(scripted_registry([{"name": "any", "output": ["Yes."]}]), max_body_bytes=MOST) as running:
         yield running
 
 
-def send(served: Served, body: bytes, encoding: str) -> httpx.Response:
+def send(served: RunningServer, body: bytes, encoding: str) -> httpx.Response:
     headers = {"content-type": "application/json", "content-encoding": encoding}
     return post(f"{served.url}/responses", content=body, headers=headers, timeout=20)
 
@@ -43,7 +43,7 @@ def error(reply: httpx.Response) -> tuple[int, str | None]:
 
 
 @pytest.mark.parametrize("encoding", PACK)
-def test_a_packed_body_is_read(served: Served, encoding: str) -> None:
+def test_a_packed_body_is_read(served: RunningServer, encoding: str) -> None:
     packed = PACK[encoding](json.dumps(BODY).encode())
     assert len(packed) < 200
     reply = send(served, packed, encoding)
@@ -54,29 +54,29 @@ def test_a_packed_body_is_read(served: Served, encoding: str) -> None:
 def test_many_members_are_one_body(encoding: str) -> None:
     pack = ONE[encoding]
     parts = [b'{"model": ', b'"scripted", ', b'"input": "x"}']
-    assert unpack(b"".join(map(pack, parts)), encoding, MOST) == b"".join(parts)
-    assert unpack(b"".join(map(pack, [*parts, b""])), encoding, MOST) == b"".join(parts)
+    assert decompress(b"".join(map(pack, parts)), encoding, MOST) == b"".join(parts)
+    assert decompress(b"".join(map(pack, [*parts, b""])), encoding, MOST) == b"".join(parts)
 
 
 def test_members_without_end_are_no_body_and_take_no_time() -> None:
     began = time.monotonic()
     with pytest.raises(ApiError) as raised:
-        unpack(gzip.compress(b"") * 100_000, "gzip", MOST)
+        decompress(gzip.compress(b"") * 100_000, "gzip", MOST)
     assert raised.value.code == "invalid_body" and time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("encoding", ONE)
 def test_exactly_the_limit_is_no_more_than_the_limit(encoding: str) -> None:
     data = bytes(10_000)
-    assert unpack(ONE[encoding](data), encoding, 10_000) == data
+    assert decompress(ONE[encoding](data), encoding, 10_000) == data
     with pytest.raises(ApiError) as raised:
-        unpack(ONE[encoding](data + b"x"), encoding, 10_000)
+        decompress(ONE[encoding](data + b"x"), encoding, 10_000)
     assert raised.value.status == 413
-    assert unpack(ONE[encoding](b""), encoding, 10) == b""
+    assert decompress(ONE[encoding](b""), encoding, 10) == b""
 
 
 @pytest.mark.parametrize("encoding", ONE)
-def test_a_bomb_stops_at_the_limit_and_the_server_goes_on(served: Served, encoding: str) -> None:
+def test_a_bomb_stops_at_the_limit_and_the_server_goes_on(served: RunningServer, encoding: str) -> None:
     pack = ONE[encoding]
     bomb = pack(bytes(64 * MOST))
     began = time.monotonic()
@@ -91,13 +91,13 @@ def test_a_window_that_would_need_too_much_memory() -> None:
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     packed = packer.compress(bytes(1000)) + packer.flush()
     with pytest.raises(ApiError) as raised:
-        unpack(packed, "zstd", MOST)
+        decompress(packed, "zstd", MOST)
     assert (raised.value.status, raised.value.code) == (400, "invalid_body")
 
 
 @pytest.mark.parametrize("encoding", ONE)
 @pytest.mark.parametrize("how", ["cut", "nothing", "plain", "torn", "tail"])
-def test_what_is_not_what_it_says(served: Served, encoding: str, how: str) -> None:
+def test_what_is_not_what_it_says(served: RunningServer, encoding: str, how: str) -> None:
     whole = json.dumps(BODY).encode()
     packed = ONE[encoding](whole)
     body = {

@@ -101,7 +101,7 @@ def test_every_role_and_part_as_items() -> None:
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
         ]
     )
-    assert spec.conversation.items == (
+    assert spec.prompt_input.items == (
         InputMessage(role="system", content="be brief"),
         InputMessage(role="developer", content=(InputText(text="always"),)),
         InputMessage(
@@ -130,7 +130,7 @@ def test_calls_and_their_answers() -> None:
             ANSWER,
         ]
     )
-    assert spec.conversation.items[1:] == (
+    assert spec.prompt_input.items[1:] == (
         InputFunctionCall(call_id="c1", name="weather", arguments="{}"),
         InputCustomCall(call_id="c2", name="patch", input="*** Begin"),
         InputCustomOutput(call_id="c2", output="done"),
@@ -143,7 +143,7 @@ def test_calls_and_their_answers() -> None:
 def test_tools_in_both_spellings_are_the_same_offer() -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}
     spec = chat_ask(tools=[FUNCTION, {"type": "custom", "custom": {"name": "patch", "format": grammar}}])
-    offers = list(spec.conversation.tools)
+    offers = list(spec.prompt_input.tools)
     assert [(offer.name, offer.kind) for offer in offers] == [("weather", "function"), ("patch", "custom")]
     assert offers[1].format is not None
 
@@ -160,7 +160,7 @@ def test_tools_in_both_spellings_are_the_same_offer() -> None:
     ],
 )
 def test_how_hard_to_think(body: dict[str, Any], effort: str | None) -> None:
-    assert chat_ask(**body).conversation.effort == effort
+    assert chat_ask(**body).prompt_input.effort == effort
 
 
 def test_what_only_chat_has() -> None:
@@ -169,5 +169,5 @@ def test_what_only_chat_has() -> None:
         parallel_tool_calls=False, seed=1,
     )  # fmt: skip
     assert (spec.n, spec.sampling.max_tokens, spec.logprobs, spec.sampling.top_logprobs) == (3, 7, True, 0)
-    assert (spec.stream, spec.include_usage, spec.stop, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
-    assert not spec.head.store
+    assert (spec.stream, spec.include_usage, spec.stop_strings, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
+    assert not spec.base_response.store

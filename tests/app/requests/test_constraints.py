@@ -22,11 +22,11 @@ import openai
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from antiphon.app.model_registry import Catalogue, ServedModel
+from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
-from tests.serving import Served, serve
+from tests.serving import RunningServer, serve
 
 PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 SCHEMAS, GRAMMARS = (200, 30) if PROVE else (3, 4)
@@ -34,7 +34,7 @@ WORD: dict[str, Any] = {"type": "string", "maxLength": 8}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two models: `antiphon`, the embedded one, and `ignorant`, the same with random weights."""
     folder = tmp_path_factory.mktemp("ignorant") / "model"
     shutil.copytree(MODEL_DIR, folder)
@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     models = [one("antiphon", MODEL_DIR), one("ignorant", folder)]
-    with serve(Catalogue(models)) as running:
+    with serve(ModelRegistry(models)) as running:
         yield running
 
 
@@ -52,7 +52,7 @@ def one(name: str, folder: Path) -> ServedModel:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=60) as opened:
         yield opened
 

@@ -8,14 +8,14 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.fields import CHAT, RESPONSES, Field
-from antiphon.app.requests.fields.__main__ import page
+from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields.__main__ import render_page
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.harmony.tools import ToolTable
 from tests.app.requests.request_builders import ask, blame, chat_ask
 from tests.syntax import ROOT
 
-TABLES = [(RESPONSES, ask), (CHAT, chat_ask)]
+TABLES = [(RESPONSES_FIELDS, ask), (CHAT_FIELDS, chat_ask)]
 EVERY = [
     pytest.param(field, reader, id=f"{reader.__name__}-{field.name}") for table, reader in TABLES for field in table
 ]
@@ -31,27 +31,27 @@ def test_no_field_is_listed_twice() -> None:
 
 def test_every_field_of_the_sdk_is_listed() -> None:
     sent = response_create_params.ResponseCreateParamsBase.__annotations__
-    assert set(sent) - {field.name for field in RESPONSES} == set()
+    assert set(sent) - {field.name for field in RESPONSES_FIELDS} == set()
     sent = completion_create_params.CompletionCreateParamsBase.__annotations__
-    assert set(sent) - {field.name for field in CHAT} == set()
+    assert set(sent) - {field.name for field in CHAT_FIELDS} == set()
 
 
 def test_the_page_is_what_the_list_prints() -> None:
     said = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert said == page(), "run: python -m antiphon.app.requests.fields > docs/fields.md"
+    assert said == render_page(), "run: python -m antiphon.app.requests.fields > docs/fields.md"
 
 
 @pytest.mark.parametrize(("field", "reader"), EVERY)
-def test_null_is_the_same_as_nothing(field: Field, reader: Any) -> None:
+def test_null_is_the_same_as_nothing(field: RequestField, reader: Any) -> None:
     if field.name not in NEEDED:
         assert told(reader(**{field.name: None})) == told(reader())
 
 
 @pytest.mark.parametrize(("field", "reader"), EVERY)
-def test_a_wrong_type_is_named(field: Field, reader: Any) -> None:
+def test_a_wrong_type_is_named(field: RequestField, reader: Any) -> None:
     """Some list or some object fits nowhere, but for fields that take any object, or that are refused unseen."""
     faults = [fault for wrong in ([{}], {"a": [1]}) if (fault := fault_of(field, wrong))]
-    assert faults or field.does == "refused" or field.name in {"tools", "messages", "prediction", "input"}
+    assert faults or field.handling == "refused" or field.name in {"tools", "messages", "prediction", "input"}
     for fault in faults:
         assert fault.status == 400
         assert (fault.param or "").startswith(field.name)
@@ -59,8 +59,8 @@ def test_a_wrong_type_is_named(field: Field, reader: Any) -> None:
 
 
 @pytest.mark.parametrize(("field", "reader"), EVERY)
-def test_what_is_refused_is_refused_by_name(field: Field, reader: Any) -> None:
-    if field.does == "refused":
+def test_what_is_refused_is_refused_by_name(field: RequestField, reader: Any) -> None:
+    if field.handling == "refused":
         with pytest.raises(ApiError) as caught:
             reader(**{field.name: {"id": "x"}})
         assert blame(caught.value) == (400, "unsupported_parameter", field.name)
@@ -73,7 +73,7 @@ def test_an_unknown_key_is_refused(reader: Any) -> None:
     assert blame(caught.value) == (400, "unknown_parameter", "temprature")
 
 
-def fault_of(field: Field, value: Any) -> ApiError | None:
+def fault_of(field: RequestField, value: Any) -> ApiError | None:
     try:
         field.check(value, field.name)
     except ApiError as error:
@@ -83,6 +83,6 @@ def fault_of(field: Field, value: Any) -> ApiError | None:
 
 def told(spec: TurnSpec) -> TurnSpec:
     """The spec without its table of tools, which knows no equality."""
-    assert len(spec.conversation.tools) == 0
-    bare = structs.replace(spec.conversation, tools=NOTHING)
-    return structs.replace(spec, conversation=bare)
+    assert len(spec.prompt_input.tools) == 0
+    bare = structs.replace(spec.prompt_input, tools=NOTHING)
+    return structs.replace(spec, prompt_input=bare)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.media import check
+from antiphon.app.requests.media import check_media
 
 GOOD = [
     "https://example.com/a.png",
@@ -72,26 +72,26 @@ def item(part: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("url", GOOD)
 def test_addresses_that_anybody_may_name(url: str) -> None:
-    check(item({"type": "input_image", "image_url": url}), "input", refused=False)
-    check(item({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
+    check_media(item({"type": "input_image", "image_url": url}), "input", refused=False)
+    check_media(item({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
 
 
 @pytest.mark.parametrize("url", BAD + BAD_DATA, ids=ascii)
 def test_addresses_that_nobody_is_to_be_sent_to(url: str) -> None:
     with pytest.raises(ApiError) as raised:
-        check(item({"type": "input_image", "image_url": url}), "input", refused=False)
+        check_media(item({"type": "input_image", "image_url": url}), "input", refused=False)
     error = raised.value
     assert (error.status, error.code, error.param) == (400, "invalid_image_url", "input[1].content[1].image_url")
     assert not url or url not in error.message, "what was sent is not repeated"
     with pytest.raises(ApiError) as raised:
-        check(item({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
+        check_media(item({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
     assert raised.value.param == "messages[1].content[1].image_url.url"
 
 
 @pytest.mark.parametrize("url", [*BAD, "data:application/pdf;base64,JVBERg=="], ids=ascii)
 def test_files_are_looked_at_alike(url: str) -> None:
     with pytest.raises(ApiError) as raised:
-        check(item({"type": "input_file", "file_url": url}), "input", refused=False)
+        check_media(item({"type": "input_file", "file_url": url}), "input", refused=False)
     assert (raised.value.code, raised.value.param) == ("invalid_file_url", "input[1].content[1].file_url")
 
 
@@ -100,18 +100,18 @@ def test_what_a_tool_gave_is_looked_at_too() -> None:
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "file:///"}]}
     ]
     with pytest.raises(ApiError) as raised:
-        check(output, "input", refused=False)
+        check_media(output, "input", refused=False)
     assert raised.value.param == "input[0].output[0].image_url"
 
 
 @pytest.mark.parametrize("kind", ["input_image", "image_url", "input_file", "file"])
 def test_one_switch_refuses_them_all(kind: str) -> None:
     with pytest.raises(ApiError) as raised:
-        check(item({"type": kind, "file_id": "file-1"}), "input", refused=True)
+        check_media(item({"type": kind, "file_id": "file-1"}), "input", refused=True)
     assert (raised.value.code, raised.value.param) == ("unsupported_parameter", "input[1].content[1]")
-    check(item({"type": "input_text", "text": "x"}), "input", refused=True)
+    check_media(item({"type": "input_text", "text": "x"}), "input", refused=True)
 
 
 @pytest.mark.parametrize("sent", ["a string", None, 5, [5, "x", {"content": "x"}, {"content": [5, {}]}]], ids=str)
 def test_whatever_is_no_list_of_items_is_left_to_others(sent: Any) -> None:
-    check(sent, "input", refused=True)
+    check_media(sent, "input", refused=True)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.fields import CHAT, RESPONSES
+from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
 from tests.app.requests.request_builders import ask, chat_ask
 
 ROUNDS = 40_000 if os.environ.get("ANTIPHON_PROVE") else 4_000
@@ -98,7 +98,7 @@ def mutated(body: dict[str, Any], dice: random.Random, names: list[str]) -> dict
 
 @pytest.mark.parametrize(
     ("reader", "table", "body"),
-    [(ask, RESPONSES, FULL_RESPONSES), (chat_ask, CHAT, FULL_CHAT)],
+    [(ask, RESPONSES_FIELDS, FULL_RESPONSES), (chat_ask, CHAT_FIELDS, FULL_CHAT)],
     ids=["responses", "chat"],
 )
 def test_no_mutation_is_our_fault(reader: Any, table: Any, body: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def status_of(reader: Any, body: dict[str, Any]) -> int:
     try:
         reader(**body)
     except ApiError as error:
-        told = msgspec.json.decode(error.body)["error"]["message"]
+        told = msgspec.json.decode(error.encoded_body)["error"]["message"]
         return error.status if 0 < len(told) < 2000 else 0
     return 200
 

@@ -144,9 +144,9 @@ def test_the_words_of_the_real_api() -> None:
 
 def test_the_smallest_request() -> None:
     spec = ask()
-    assert spec.conversation.items == (InputMessage(role="user", content="hi"),)
+    assert spec.prompt_input.items == (InputMessage(role="user", content="hi"),)
     assert spec.sampling == DEFAULTS
-    head = spec.head
+    head = spec.base_response
     assert (head.model, head.temperature, head.top_p, head.store, head.background) == ("tiny", 0.6, 0.95, True, False)
     assert (head.text, head.tool_choice, head.truncation) == ({"format": {"type": "text"}}, "auto", "disabled")
     assert (head.service_tier, head.metadata, head.tools) == ("default", {}, ())
@@ -159,8 +159,8 @@ def test_the_smallest_request() -> None:
 def test_an_empty_string_is_an_empty_message() -> None:
     """LM Studio's probe, as Codex sends it."""
     spec = ask(input="", max_output_tokens=1)
-    assert spec.conversation.items == (InputMessage(role="user", content=""),)
-    assert (spec.sampling.max_tokens, spec.head.max_output_tokens) == (1, 1)
+    assert spec.prompt_input.items == (InputMessage(role="user", content=""),)
+    assert (spec.sampling.max_tokens, spec.base_response.max_output_tokens) == (1, 1)
 
 
 def test_what_the_client_sends_wins_over_the_models_defaults() -> None:
@@ -172,8 +172,12 @@ def test_what_the_client_sends_wins_over_the_models_defaults() -> None:
         temperature=0.0, top_p=1.0, top_k=0, min_p=0.1, seed=7, presence_penalty=1.0, frequency_penalty=-1.0,
         repetition_penalty=1.1, logit_bias={5: -100.0}, max_tokens=9,
     )  # fmt: skip
-    assert spec.stop == ("END",)
-    assert (spec.head.temperature, spec.head.top_p, spec.head.presence_penalty) == (0.0, 1.0, 1.0)
+    assert spec.stop_strings == ("END",)
+    assert (spec.base_response.temperature, spec.base_response.top_p, spec.base_response.presence_penalty) == (
+        0.0,
+        1.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,17 +208,17 @@ def test_tools_are_echoed_whole_and_only_ours_are_offered() -> None:
     }
     agents = {"type": "namespace", "name": "agents", "tools": [{**FUNCTION, "name": "spawn"}]}
     spec = ask(tools=[FUNCTION, patch, agents, {"type": "web_search", "external_web_access": True}])
-    echoed = spec.head.tools
+    echoed = spec.base_response.tools
     assert echoed[0] == {**FUNCTION, "description": None, "strict": None}
     assert echoed[1:] == (patch, agents, {"type": "web_search", "external_web_access": True})
-    offered = [(offer.namespace, offer.name, offer.kind) for offer in spec.conversation.tools]
+    offered = [(offer.namespace, offer.name, offer.kind) for offer in spec.prompt_input.tools]
     assert offered == [(None, "weather", "function"), (None, "apply_patch", "custom"), ("agents", "spawn", "function")]
 
 
 def test_tools_join_through_the_input() -> None:
     spec = ask(input=[{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, USER])
-    assert [offer.name for offer in spec.conversation.tools] == ["weather"]
-    assert spec.head.tools == ()
+    assert [offer.name for offer in spec.prompt_input.tools] == ["weather"]
+    assert spec.base_response.tools == ()
     with pytest.raises(ApiError) as caught:
         ask(tools=[FUNCTION], input=[{"type": "additional_tools", "tools": [FUNCTION]}, USER])
     assert caught.value.param == "input[0].tools[0].name"
@@ -237,7 +241,7 @@ def test_items_as_clients_send_them_back() -> None:
             {"role": "user", "content": [text(), {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}]},
         ]
     )  # fmt: skip
-    items = spec.conversation.items
+    items = spec.prompt_input.items
     assert isinstance(items[1], InputReasoning)
     assert items[2] == InputFunctionCall(call_id="c1", name="weather", arguments="{}")
     assert isinstance(items[6], HostedInput)
@@ -255,7 +259,7 @@ def test_references_are_replaced_by_the_items_they_mean() -> None:
         {"msg_1": said, "fc_1": call},
         input=[USER, {"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, OUTPUT],
     )
-    kinds = [type(item).__name__ for item in spec.conversation.items]
+    kinds = [type(item).__name__ for item in spec.prompt_input.items]
     assert kinds == ["InputMessage", "InputMessage", "InputFunctionCall", "InputFunctionOutput"]
 
 
@@ -269,7 +273,7 @@ def test_the_body_that_codex_sends() -> None:
         input=[{"type": "message", "id": "msg_1", "role": "developer", "content": [text(said="d" * 17_000)]}, USER],
         tools=[{**FUNCTION, "strict": False}, {"type": "tool_search", "execution": "client", "parameters": {}}],
     )  # fmt: skip
-    assert (spec.stream, spec.head.store, spec.conversation.effort) == (True, False, "low")
-    assert spec.head.text == {"format": {"type": "text"}, "verbosity": "low"}
-    assert (spec.head.service_tier, spec.head.prompt_cache_key) == ("flex", "0199-aa")
+    assert (spec.stream, spec.base_response.store, spec.prompt_input.effort) == (True, False, "low")
+    assert spec.base_response.text == {"format": {"type": "text"}, "verbosity": "low"}
+    assert (spec.base_response.service_tier, spec.base_response.prompt_cache_key) == ("flex", "0199-aa")
     assert not spec.logprobs

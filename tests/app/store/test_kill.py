@@ -28,20 +28,22 @@ import sys
 sys.path.insert(0, ROOT)
 import uvloop
 from pathlib import Path
-from app import server
+from antiphon.app.context import create_context
+from antiphon.app.server import bind_socket, run_server
 from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
-from tests.serving import scripted
+from tests.serving import scripted_registry
 
 SPOKEN = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
 SCRIPT = [{"name": "long", "output": [SPOKEN], "tokens_per_chunk": 2}]
 
 async def main(path):
     settings = Settings(port=0, shutdown_timeout=0.2, store_file=Path(path))
-    with server.bind(settings) as listener:
+    with bind_socket(settings) as listener:
         store = open_store(settings)
-        home = server.furnish(settings, scripted(SCRIPT, delay=0.003), store=store)
-        await server.run(home, listener, ready=lambda port: print(port, flush=True), told=lambda line: None)
+        context = create_context(settings, scripted_registry(SCRIPT, delay=0.003), store=store)
+        on_ready = lambda port: print(port, flush=True)
+        await run_server(context, listener, on_ready=on_ready, on_request_done=lambda record: None)
         await store.close()
 
 uvloop.run(main(*sys.argv[1:]))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from antiphon.app.requests import responses as request
-from antiphon.app.turns.output_processor import Scribe
+from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.sse import encode_event
 from tests.invariants import check
@@ -31,24 +31,24 @@ class Kitchen:
 
     def __init__(self, case: Case) -> None:
         body = {"model": "scripted", "input": USER, "tools": TOOLS} | case.request | case.responses
-        asked = request.read(body, catalogue(case))
+        asked = request.read_responses_request(body, catalogue(case))
         self.form = asked.model.format
         self.spec = msgspec.structs.replace(
-            asked.spec, head=msgspec.structs.replace(asked.spec.head, id="resp_1", created_at=1)
+            asked.spec, base_response=msgspec.structs.replace(asked.spec.base_response, id="resp_1", created_at=1)
         )
-        self.prompt = self.form.render_prompt(self.spec.conversation, now=_NOW)
+        self.prompt = self.form.render_prompt(self.spec.prompt_input, now=_NOW)
 
     def answer(self, cuts: Sequence[Sequence[int]], finish: str) -> list[dict[str, object]]:
         """The events of an answer that comes in these pieces."""
-        scribe = Scribe(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 2)
-        scribe.begin(Chunk())
+        scribe = OutputProcessor(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 2)
+        scribe.on_admitted(Chunk())
         count = 0
         for tokens in cuts:
             logprobs = tuple(TokenLogprob(token, -0.5 - count - n, ((token, -0.5),)) for n, token in enumerate(tokens))
             count += len(tokens)
-            scribe.take(Chunk(tokens=tuple(tokens), logprobs=logprobs))
-        scribe.take(Chunk(finish=finish))  # type: ignore[arg-type]
-        return [json.loads(encode_event(event)) for event in scribe.collect()]
+            scribe.process_chunk(Chunk(tokens=tuple(tokens), logprobs=logprobs))
+        scribe.process_chunk(Chunk(finish=finish))  # type: ignore[arg-type]
+        return [json.loads(encode_event(event)) for event in scribe.collect_events()]
 
 
 def _now():
@@ -72,7 +72,7 @@ def outcome(events: list[dict[str, object]]) -> str:
 def test_any_cut_of_the_tokens_gives_the_same_response(case: Case) -> None:
     kitchen = Kitchen(case)
     tokens = [token for said in case.speak for token in kitchen.form.encode(said)]
-    stops_early = bool(kitchen.spec.stop) or kitchen.spec.max_tool_calls is not None
+    stops_early = bool(kitchen.spec.stop_strings) or kitchen.spec.max_tool_calls is not None
 
     def read(cuts: list[list[int]]) -> str:
         events = kitchen.answer(cuts, case.finish)

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from antiphon.app.turns.stop_strings import Stops
+from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.events.items import Logprob
 from antiphon.state.segments import Arguments, Call, Close, PlacedLogprob, Say, Segment, Think
 
 
 def heard(stops: list[str], *segments: Segment) -> tuple[list[Segment], str | None]:
-    watch = Stops(stops)
-    said = [out for segment in segments for out in watch.feed(segment)]
-    return said + watch.finish(), watch.matched
+    watch = StopStringFilter(stops)
+    said = [out for segment in segments for out in watch.filter_segment(segment)]
+    return said + watch.release_held(), watch.matched
 
 
 def text(said: list[Segment]) -> str:
@@ -41,9 +41,9 @@ def test_every_cut_gives_the_same(stops: list[str], whole: str, said: str, match
 
 
 def test_only_what_may_be_a_stop_string_is_held_back() -> None:
-    watch = Stops(["STOP"])
-    assert watch.feed(Say("one ST")) == [Say("one ")]
-    assert watch.feed(Say("A")) == [Say("STA")]
+    watch = StopStringFilter(["STOP"])
+    assert watch.filter_segment(Say("one ST")) == [Say("one ")]
+    assert watch.filter_segment(Say("A")) == [Say("STA")]
 
 
 def test_reasoning_and_arguments_are_never_matched() -> None:

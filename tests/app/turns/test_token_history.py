@@ -5,7 +5,15 @@ from random import Random
 
 import pytest
 
-from antiphon.app.turns.token_history import COMPARED, OWN, Layout, Recall, Spoken, _end, _starts
+from antiphon.app.turns.token_history import (
+    MAX_COMPARED_TURNS,
+    MAX_TURNS_PER_OWNER,
+    FinishedTurn,
+    TokenHistory,
+    TurnPrompt,
+    _last_message_end,
+    _prefix_keys,
+)
 from antiphon.events.inputs import (
     AnyInput,
     FunctionTool,
@@ -38,21 +46,21 @@ SPOKEN = {
 }
 
 
-def read(recall: Recall, form: ModelFormat, *items: AnyInput, owner: str = "me") -> Layout:
-    return recall.read(form, owner, PromptInput(items=items, tools=TOOLS), NOW)
+def read(recall: TokenHistory, form: ModelFormat, *items: AnyInput, owner: str = "me") -> TurnPrompt:
+    return recall.render(form, owner, PromptInput(items=items, tools=TOOLS), NOW)
 
 
-def told(recall: Recall, form: ModelFormat, spoken: str) -> Layout:
+def told(recall: TokenHistory, form: ModelFormat, spoken: str) -> TurnPrompt:
     layout = read(recall, form, ASKED)
-    recall.remember(Spoken(layout, tuple(form.encode(spoken)), TOLD))
+    recall.add_turn(FinishedTurn(layout, tuple(form.encode(spoken)), TOLD))
     return layout
 
 
-def called(dialect: str) -> tuple[ModelFormat, Recall, tuple[int, ...]]:
+def called(dialect: str) -> tuple[ModelFormat, TokenHistory, tuple[int, ...]]:
     """A model that has called a tool, and all that it read and spoke."""
-    form, recall = bytes_format(dialect), Recall()
+    form, recall = bytes_format(dialect), TokenHistory()
     layout, spoken = read(recall, form, ASKED), tuple(form.encode(SPOKEN[dialect]))
-    recall.remember(Spoken(layout, spoken, HEARD))
+    recall.add_turn(FinishedTurn(layout, spoken, HEARD))
     return form, recall, layout.prompt.tokens + spoken
 
 
@@ -60,7 +68,7 @@ def called(dialect: str) -> tuple[ModelFormat, Recall, tuple[int, ...]]:
 def test_a_call_comes_back_in_the_blanks_it_was_spoken_with(dialect: str) -> None:
     form, recall, said = called(dialect)
     following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
-    assert following.laid[: len(said)] != said
+    assert following.rendered_tokens[: len(said)] != said
     assert following.prompt.tokens[: len(said)] == said
     rest = form.decode(following.prompt.tokens[len(said) :])
     assert "2" in rest and following.prompt.text.endswith(rest)
@@ -71,7 +79,7 @@ def test_a_chain_of_turns_is_recalled_whole(dialect: str) -> None:
     form, recall, said = called(dialect)
     second = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
     spoken = tuple(form.encode(SPOKEN[dialect]))
-    recall.remember(Spoken(second, spoken, HEARD))
+    recall.add_turn(FinishedTurn(second, spoken, HEARD))
     third = read(recall, form, ASKED, *(THOUGHT, CALLED, OUTPUT) * 2)
     whole = second.prompt.tokens + spoken
     assert whole[: len(said)] == said
@@ -84,34 +92,36 @@ def test_what_was_changed_is_read_as_it_came_back(dialect: str) -> None:
     other = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 2}')
     for items in [(ASKED, THOUGHT, other, OUTPUT), (ASKED, CALLED, OUTPUT), (ASKED, OUTPUT, THOUGHT, CALLED)]:
         following = read(recall, form, *items)
-        assert following.prompt.tokens == following.laid
+        assert following.prompt.tokens == following.rendered_tokens
 
 
 def test_nobody_is_given_another_owners_or_models_words() -> None:
     form, recall, _ = called("hermes")
     for other, owner in [(form, "you"), (bytes_format("hermes"), "me")]:
         following = read(recall, other, ASKED, THOUGHT, CALLED, OUTPUT, owner=owner)
-        assert following.prompt.tokens == following.laid
+        assert following.prompt.tokens == following.rendered_tokens
 
 
 def test_reasoning_that_history_drops_does_not_come_back() -> None:
-    form, recall = bytes_format("gpt-oss"), Recall()
+    form, recall = bytes_format("gpt-oss"), TokenHistory()
     spoken = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>"
-    recall.remember(Spoken(read(recall, form, ASKED), tuple(form.encode(spoken)), (HEARD[0], *TOLD)))
+    recall.add_turn(FinishedTurn(read(recall, form, ASKED), tuple(form.encode(spoken)), (HEARD[0], *TOLD)))
     following = read(recall, form, ASKED, THOUGHT, ANSWER, ASKED)
     assert "Hm." not in following.prompt.text
-    assert following.prompt.tokens == following.laid
+    assert following.prompt.tokens == following.rendered_tokens
 
 
 def test_a_final_answer_ends_in_history_as_history_ends_it() -> None:
-    form, recall = bytes_format("gpt-oss"), Recall()
+    form, recall = bytes_format("gpt-oss"), TokenHistory()
     told(recall, form, "<|channel|>final<|message|>Two. <|return|>")
     following = read(recall, form, ASKED, ANSWER, ASKED)
-    assert "Two. <|end|>" in form.decode(following.prompt.tokens) and "Two.<|end|>" in form.decode(following.laid)
+    assert "Two. <|end|>" in form.decode(following.prompt.tokens) and "Two.<|end|>" in form.decode(
+        following.rendered_tokens
+    )
 
 
 def test_a_turn_that_the_model_did_not_end_is_ended_by_history() -> None:
-    form, recall = bytes_format("hermes"), Recall()
+    form, recall = bytes_format("hermes"), TokenHistory()
     told(recall, form, "Two. ")
     following = read(recall, form, ASKED, ANSWER, ASKED)
     assert "Two. <|im_end|>" in form.decode(following.prompt.tokens)
@@ -119,28 +129,32 @@ def test_a_turn_that_the_model_did_not_end_is_ended_by_history() -> None:
 
 def test_the_oldest_turns_are_forgotten() -> None:
     form, recall, said = called("hermes")
-    recall = Recall(bound=3 * len(said) + OWN)
+    recall = TokenHistory(bound=3 * len(said) + MAX_TURNS_PER_OWNER)
     layout = read(recall, form, ASKED)
-    recall.remember(Spoken(layout, said[len(layout.laid) :], HEARD))
+    recall.add_turn(FinishedTurn(layout, said[len(layout.rendered_tokens) :], HEARD))
     assert read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT).prompt.tokens[: len(said)] == said
     for _ in range(3):
         told(recall, form, "Two.<|im_end|>")
     following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
-    assert following.prompt.tokens == following.laid
+    assert following.prompt.tokens == following.rendered_tokens
 
 
 def test_many_turns_of_few_tokens_take_a_bounded_place() -> None:
-    form, recall = bytes_format("hermes"), Recall(bound=10 * OWN)
+    form, recall = bytes_format("hermes"), TokenHistory(bound=10 * MAX_TURNS_PER_OWNER)
     for _ in range(20):
         told(recall, form, "Two.<|im_end|>")
     assert 0 < len(recall._turns) < 10
 
 
 def test_turns_are_found_as_if_all_were_looked_through() -> None:
-    chance, recall, forms = Random(7), Recall(bound=60 * OWN), [bytes_format("hermes"), bytes_format("hermes")]
+    chance, recall, forms = (
+        Random(7),
+        TokenHistory(bound=60 * MAX_TURNS_PER_OWNER),
+        [bytes_format("hermes"), bytes_format("hermes")],
+    )
     words = [InputMessage(role="user", content=text) for text in ("a", "b", "ab")]
 
-    def some() -> Layout:
+    def some() -> TurnPrompt:
         items = [chance.choice(words) for _ in range(chance.randint(1, 4))]
         return read(recall, chance.choice(forms), *items, owner=chance.choice(["me", "you"]))
 
@@ -149,11 +163,14 @@ def test_turns_are_found_as_if_all_were_looked_through() -> None:
         begun = [
             kept.number
             for kept in reversed(recall._turns)
-            if (kept.turn.layout.owner, kept.turn.layout.format) == (asked.owner, asked.format)
-            and asked.laid[: (end := _end(asked.format, kept.turn.layout.laid) + 1)] == kept.turn.layout.laid[:end]
+            if (kept.turn.turn_prompt.owner, kept.turn.turn_prompt.format) == (asked.owner, asked.format)
+            and asked.rendered_tokens[
+                : (end := _last_message_end(asked.format, kept.turn.turn_prompt.rendered_tokens) + 1)
+            ]
+            == kept.turn.turn_prompt.rendered_tokens[:end]
         ]
-        found = recall._candidates(_starts(asked.format, asked.owner, asked.laid))
-        assert [kept.number for kept in found] == begun[:COMPARED]
-        recall.remember(Spoken(some(), (1,), TOLD))
+        found = recall._find_candidates(_prefix_keys(asked.format, asked.owner, asked.rendered_tokens))
+        assert [kept.number for kept in found] == begun[:MAX_COMPARED_TURNS]
+        recall.add_turn(FinishedTurn(some(), (1,), TOLD))
     assert sum(map(len, recall._by_start.values())) == len(recall._turns) < 60, "what is forgotten is found no more"
     assert all(recall._by_start.values())

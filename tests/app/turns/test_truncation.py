@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from antiphon.app.requests.input_items import check_calls, read
-from antiphon.app.turns.truncation import truncated, units
+from antiphon.app.requests.input_items import check_calls, read_input
+from antiphon.app.turns.truncation import list_units, truncate_input
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import PromptInput
 
@@ -25,7 +25,7 @@ def output(name: str) -> dict[str, object]:
 
 
 def talk(*entries: dict[str, object]) -> PromptInput:
-    return PromptInput(items=read(list(entries), lambda _: None).items)
+    return PromptInput(items=read_input(list(entries), lambda _: None).items)
 
 
 LONG = talk(
@@ -34,7 +34,7 @@ LONG = talk(
 
 
 def test_what_is_left_out_together() -> None:
-    assert [sorted(unit) for unit in units(LONG.items)] == [
+    assert [sorted(unit) for unit in list_units(LONG.items)] == [
         [1], [2, 3, 5], [4, 6], [8], [9], [10, 11, 12, 13], [14, 15],
     ]  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_as_little_as_it_takes_is_left_out_oldest_first() -> None:
             asked.append(len(conversation.items))
             return len(conversation.items) <= most
 
-        rest = truncated(LONG, fits)
+        rest = truncate_input(LONG, fits)
         if most < 3:  # what instructs, and the newest
             assert rest is None
             continue
@@ -77,12 +77,12 @@ def test_whatever_is_left_of_any_talk_is_a_talk(kinds: Sequence[str]) -> None:
     entries += [output(name) for name in waiting] + [USER]
     whole = talk(*entries)
     for most in range(1, len(whole.items)):
-        rest = truncated(whole, lambda less, most=most: len(less.items) <= most)  # type: ignore[misc]
+        rest = truncate_input(whole, lambda less, most=most: len(less.items) <= most)  # type: ignore[misc]
         if rest is not None:
             check_calls(rest.items)
             assert rest.items[-1] is whole.items[-1]
 
 
 def test_one_unit_alone_cannot_be_shortened() -> None:
-    assert truncated(talk(USER), lambda _: True) is None
-    assert truncated(PromptInput(), lambda _: True) is None
+    assert truncate_input(talk(USER), lambda _: True) is None
+    assert truncate_input(PromptInput(), lambda _: True) is None

@@ -1,0 +1,33 @@
+"""State of one request that the connection, the request guard and the routes share, under one key of the ASGI scope."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from antiphon.app.http.admission import AdmissionPermit
+from antiphon.app.http.chunked_response import ChunkedResponse
+
+SCOPE_KEY = "antiphon.request"
+
+
+class RequestState(Struct, kw_only=True):
+    """`HttpProtocol` sets `permit` and `response`, `RequestGuard` sets `owner` and `request_id`."""
+
+    owner: str = ""
+    """Digest of the API key; empty if no key is required."""
+    request_id: str = ""
+    permit: AdmissionPermit | None = None
+    """The place of a request that admission control counts."""
+    response: ChunkedResponse | None = None
+    """The connection's response, which streams write to past ASGI and h11. None in tests and on WebSockets."""
+
+    def release_permit(self) -> None:
+        """Returns the permit: the request counts as a turn now, or has ended."""
+        if self.permit is not None:
+            self.permit.release()
+
+
+def request_state(scope: Any) -> RequestState:
+    """Returns the state of a request; creates it if the scope has none."""
+    state: RequestState = scope.setdefault(SCOPE_KEY, RequestState())
+    return state

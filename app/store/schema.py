@@ -1,0 +1,77 @@
+"""The store file's schema, its migrations, and opening a connection to it."""
+
+import sqlite3
+from pathlib import Path
+
+SCHEMA_VERSION = 3
+SCHEMA = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
+    input_items BLOB NOT NULL, size INTEGER NOT NULL DEFAULT 0, writer TEXT,
+    cancel_requested INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX by_age ON responses (created);
+CREATE INDEX by_writer ON responses (writer) WHERE writer IS NOT NULL;
+CREATE TABLE events (
+    response TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (response, number)
+) WITHOUT ROWID;
+CREATE TABLE items (
+    owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (owner, id, response)
+) WITHOUT ROWID;
+CREATE INDEX by_response ON items (response);
+CREATE TABLE conversations (
+    owner TEXT NOT NULL, id TEXT NOT NULL, created INTEGER NOT NULL, metadata BLOB NOT NULL, PRIMARY KEY (owner, id)
+) WITHOUT ROWID;
+CREATE TABLE conversation_items (
+    position INTEGER PRIMARY KEY, owner TEXT NOT NULL, conversation TEXT NOT NULL, id TEXT NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX by_conversation ON conversation_items (owner, conversation, position);
+CREATE INDEX by_item ON conversation_items (owner, id);
+CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT ROWID;
+"""
+MIGRATIONS: tuple[str, ...] = (
+    "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
+    """
+    ALTER TABLE responses RENAME COLUMN head TO base_response;
+    ALTER TABLE responses RENAME COLUMN given TO input_items;
+    ALTER TABLE responses RENAME COLUMN asked TO cancel_requested;
+    ALTER TABLE talk RENAME TO conversation_items;
+    ALTER TABLE conversation_items RENAME COLUMN place TO position;
+    ALTER TABLE writers RENAME COLUMN beat TO heartbeat
+    """,
+)
+"""Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
+
+
+class StoreError(OSError):
+    """The file cannot be used; the message is one line for a person."""
+
+
+def open_connection(path: Path) -> sqlite3.Connection:
+    """A connection to the file, which is made if need be. Raises `StoreError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)  # before sqlite does: what lies beside it gets the same mode
+        line = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        line.execute("PRAGMA journal_mode = WAL")
+        _migrate(line)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"cannot open the store {path}: {error}") from None
+    return line
+
+
+def _migrate(line: sqlite3.Connection) -> None:
+    line.execute("BEGIN IMMEDIATE")
+    found = line.execute("PRAGMA user_version").fetchone()[0]
+    if found > SCHEMA_VERSION:
+        line.execute("ROLLBACK")
+        raise StoreError(f"it was made by a newer Antiphon (version {found}, this one knows {SCHEMA_VERSION})")
+    if found == 0:
+        for words in SCHEMA.split(";"):
+            line.execute(words)
+    else:
+        for migration in MIGRATIONS[found - 1 :]:
+            for statement in migration.split(";"):
+                line.execute(statement)
+    line.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    line.execute("COMMIT")

@@ -1,0 +1,73 @@
+"""Renders a turn's prompt off the event loop: constraints checked, history replayed, truncated and grammar built."""
+
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+
+from antiphon.app.errors import ApiError
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.constraints import check_constraint
+from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.turns.cpu_limit import run_with_cpu_limit
+from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
+from antiphon.app.turns.truncation import truncate_input
+from antiphon.harmony.format import PromptInput, RenderError
+
+
+class PromptRenderer:
+    """Chat templates come with models and may be slow: each rendering runs in a thread, within a CPU-time limit."""
+
+    def __init__(self, cpu_limit_s: float) -> None:
+        self._cpu_limit_s = cpu_limit_s
+        self.token_history = TokenHistory()
+
+    async def render_and_check(self, model: ServedModel, spec: TurnSpec, owner: str, now: float) -> TurnPrompt:
+        """Returns the prompt, which leaves room for an answer. `now` is in seconds since 1970. Raises `ApiError`."""
+        prompt = await self.render_in_thread(model, spec, owner, now)
+        length, limit = len(prompt.prompt.tokens), model.engine.info.max_model_len
+        if length >= limit:
+            message = f"This model's maximum context length is {limit} tokens, but the input has {length}."
+            raise ApiError(400, "context_length_exceeded", message, "input")
+        return prompt
+
+    async def render_in_thread(self, model: ServedModel, spec: TurnSpec, owner: str, now: float) -> TurnPrompt:
+        """Returns the prompt, however long it is. Raises `ApiError`."""
+        render = partial(self._render, model, spec, owner, datetime.fromtimestamp(now, UTC))
+        try:
+            return await run_with_cpu_limit(self._cpu_limit_s, render)
+        except TimeoutError:
+            message = "Rendering the prompt exceeded the time limit."
+            raise ApiError(400, "prompt_too_complex", message, "input") from None
+        except RenderError as error:
+            raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+
+    def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
+        for constraint in spec.constraints:
+            check_constraint(constraint)
+        prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
+        if spec.truncate and len(prompt.prompt.tokens) >= model.engine.info.max_model_len:
+            prompt = self._truncate(model, spec, prompt)
+        if not spec.prompt_input.needs_grammar:
+            return prompt
+        grammar = model.format.build_grammar(prompt.prompt, spec.prompt_input)
+        if grammar is None:
+            raise ApiError(400, "unsupported_parameter", "This model's dialect has no tool calls.", "tool_choice")
+        return msgspec.structs.replace(prompt, grammar=grammar)
+
+    def _truncate(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
+        """Leaves out the oldest items until the answer has room; returns the prompt unchanged if nothing helps."""
+        context = model.engine.info.max_model_len
+        room = context - min(spec.sampling.max_tokens or context, context // 4)
+
+        def render(prompt_input: PromptInput) -> TurnPrompt:
+            return self.token_history.render(model.format, prompt.owner, prompt_input, prompt.now)
+
+        def fits(prompt_input: PromptInput) -> bool:
+            try:
+                return len(render(prompt_input).prompt.tokens) <= room
+            except RenderError:  # the template rejects what is left
+                return False
+
+        rest = truncate_input(spec.prompt_input, fits)
+        return prompt if rest is None else render(rest)
