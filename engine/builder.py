@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
-from antiphon.engine.hardware import cpu_features, physical_cores
+from antiphon.engine.hardware import cpu_features, free_memory, physical_cores
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.forward import ForwardPass
-from antiphon.engine.model.loader import engine_info, free_memory, load_model
+from antiphon.engine.model.loader import engine_info, load_model
 from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers

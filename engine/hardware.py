@@ -48,3 +48,29 @@ def cpu_features() -> str:
     }
     has = [word for word, name in known.items() if getattr(torch.cpu, name, bool)()]
     return " ".join([torch.backends.cpu.get_cpu_capability(), *has])
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that can be had now on the device; None where nobody says."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    amounts = [_meminfo(), _cgroup_memory()]
+    return min((amount for amount in amounts if amount is not None), default=None)
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_memory() -> int | None:
+    """What the container's limit leaves; None without one."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return None if limit == "max" else max(int(limit) - int(used), 0)

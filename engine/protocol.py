@@ -107,6 +107,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One entry per prompt token, the first None; sent once, no later than with the first token."""
 
 
+JobChunk = tuple[str, Chunk]
+"""A job's id and one of its chunks."""
+
 OnChunk = Callable[[Chunk], None]
 """Takes a chunk the moment it is there: called in the event loop, it must not wait."""
 

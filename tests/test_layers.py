@@ -1,6 +1,7 @@
 """Who may import whom, and what the pure packages may not touch. A package that is not placed here fails."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,6 +68,19 @@ EXCUSED = {
 }
 """(module, import) pairs that may stay, each with its reason."""
 
+WITHOUT_TORCH = (
+    "antiphon.app.cli",
+    "antiphon.app.launch",
+    "antiphon.engine.checkpoint.files",
+    "antiphon.engine.checkpoint.hub",
+    "antiphon.engine.options",
+    "antiphon.engine.process.client",
+    "antiphon.engine.scheduler.prefix_cache",
+    "antiphon.engine.scheduler.scheduler",
+    "antiphon.engine.scripted.engine",
+)
+"""Modules that work where torch is not installed: the front end, the parent of the engine process, and pure rules."""
+
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "breakpoint"}
 
 
@@ -110,6 +124,13 @@ def test_the_pure_packages_stay_pure(module: Path) -> None:
         node.func.id for node in ast.walk(source) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not calls & IMPURE_CALLS, f"{module}: calls {sorted(calls & IMPURE_CALLS)}"
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_a_module_loads_no_torch(module: str) -> None:
+    loads = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.strip() == "[]"
 
 
 def _within(target: str, allowed: str) -> bool:

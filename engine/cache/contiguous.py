@@ -1,65 +1,13 @@
-"""The keys and values of one sequence: what a cache promises, and one that is contiguous in memory.
+"""A KV cache in contiguous buffers, two per layer, as the CPU reads it fastest."""
 
-It knows nothing of models or schedules. Tokens written in a forward pass count only once the pass has succeeded
-(:meth:`KV.commit`), so that a pass that fails leaves nothing behind.
-"""
-
-from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CAPACITY_STEP_TOKENS = 16
-"""Capacities that nobody reserved are multiples of this many tokens."""
-
+from antiphon.engine.cache.base import KVCache, round_capacity
 
 MAX_FP16 = torch.finfo(torch.float16).max
-
-
-class KVCache(ABC):
-    """The first ``length`` tokens are valid; there is memory for ``capacity``, in tokens.
-
-    ``expected``: how many tokens the sequence will probably hold.
-    """
-
-    def __init__(self, expected: int = 0) -> None:
-        self.length = 0
-        self._capacity = expected
-
-    @property
-    def capacity(self) -> int:
-        """For how many tokens there is memory, or will be with the next token that is written."""
-        return self._capacity
-
-    def reserve(self, tokens: int) -> None:
-        """Grow to room for ``tokens`` tokens; the memory is taken by the next pass that needs it."""
-        self._capacity = max(self._capacity, tokens)
-
-    def commit(self, tokens: int) -> None:
-        """The pass succeeded: the last ``tokens`` written are valid from now on."""
-        self.length += tokens
-
-    def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens; the memory stays."""
-        self.length = min(self.length, length)
-
-    @abstractmethod
-    def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (1, kv_heads, n, head_dim) after the valid tokens; all keys and values, these included."""
-
-    @abstractmethod
-    def copy(self, length: int, capacity: int) -> "KVCache":
-        """The first ``length`` tokens once more, with room for ``capacity``; neither sees what the other writes."""
-
-    @abstractmethod
-    def shrink(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens and give the rest of the memory back."""
-
-    @property
-    @abstractmethod
-    def bytes_per_token(self) -> int:
-        """Bytes that one token takes over all layers; 0 before the first pass."""
 
 
 class BufferAddresses(NamedTuple):
@@ -148,11 +96,6 @@ class ContiguousKVCache(KVCache):
         )
 
 
-def round_capacity(tokens: int) -> int:
-    """The capacity for so many tokens: the next multiple of :data:`GRAIN`."""
-    return -(-tokens // CAPACITY_STEP_TOKENS) * CAPACITY_STEP_TOKENS
-
-
 def _allocate_buffers(keys: Tensor, values: Tensor, capacity: int, dtype: torch.dtype) -> _LayerBuffers:
     """New buffers for what looks like these."""
     one, two = (like.new_empty((1, like.shape[1], capacity, like.shape[3]), dtype=dtype) for like in (keys, values))
@@ -167,16 +110,3 @@ def _copy_buffers(held: _LayerBuffers, length: int, capacity: int) -> _LayerBuff
     new.keys[:, :, :length] = held.keys[:, :, :length]
     new.values[:, :, :length] = held.values[:, :, :length]
     return new
-
-
-def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: 0 where attention may look, else -inf."""
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf"))
-
-
-def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """A (queries, keys) mask, True where attention may look; the last query stands on the last key."""
-    place = torch.arange(keys - queries, keys, device=device)[:, None]
-    column = torch.arange(keys, device=device)[None, :]
-    mask = column <= place
-    return mask if window is None else mask & (column > place - window)

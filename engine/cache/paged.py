@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from antiphon.engine.cache.contiguous import CAPACITY_STEP_TOKENS, KVCache, round_capacity
+from antiphon.engine.cache.base import CAPACITY_STEP_TOKENS, KVCache, round_capacity
 
 PAGE_TOKENS = CAPACITY_STEP_TOKENS
 """Tokens of a page."""

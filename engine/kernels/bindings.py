@@ -1,7 +1,7 @@
-"""The kernels of a compiled library on torch's tensors; :mod:`engine.kernels.library` has the library.
+"""Python bindings of the compiled CPU kernels, on torch tensors; :mod:`engine.kernels.library` loads the library.
 
-What they do is done by torch, in more steps, where there are none. They are for fp32 on a CPU. Like there, rows are the
-last dimension; each is computed in one order, so that its bits depend on nothing else.
+The kernels compute fp32 on a CPU; without them, torch computes the same in more steps. A row is the last dimension of
+a tensor. A kernel computes each row in a fixed order, so its bits depend neither on the batch nor on the threads.
 """
 
 import ctypes
@@ -15,123 +15,165 @@ from torch import Tensor
 from antiphon.engine.kernels.int8_layout import MAX_GEMM_INPUTS, PackedInt8Weight, pack_int8_weight
 
 MAX_QUERY_GROUPS = 64
-"""Queries that may share a head of keys."""
+"""Largest number of query heads per key head; ``MAX_ITEM_ROWS`` in ``attention.c``."""
 
 MAX_HEAD_DIM = 512
-"""Numbers of a key or a value."""
+"""Largest size of a key or value; ``attention.c`` has a stack buffer of this size."""
 
 SOFTMAX_BLOCK = 128
-"""Scores of which :meth:`Kernels.weigh` tells the sum of weights."""
+"""Scores per block in :meth:`Kernels.block_softmax_sums`; the same constant as in ``rowwise.c``."""
 
 GEMM_TILE_ROWS = 16
-"""Rows of a tile in ``products.c``, which has room for whole ones."""
+"""Rows of a tile in ``int8_gemm.c``. Buffers for quantized rows hold whole tiles."""
+
+SPAN_FIELDS = 8
+"""Fields of ``struct span`` in ``kernels.h``: a span table is a flat list of this many integers per sequence."""
+
+
+def _int64_fields(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
+    """Structure fields of 64 bits each. Addresses are integers; strides count elements."""
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+class RowArgs(ctypes.Structure):
+    """``struct row_args`` of ``kernels.h``."""
+
+    _fields_ = _int64_fields("x count size inner outer_stride inner_stride out factors sines threads")
+
+
+class LinearArgs(ctypes.Structure):
+    """``struct linear_args`` of ``kernels.h``."""
+
+    _fields_ = _int64_fields(
+        "x count inputs outputs weights scales zeros bias residual out levels row_scales silu_mul threads"
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    """``struct attention_args`` of ``kernels.h``."""
+
+    _fields_ = _int64_fields("""
+        num_spans kv_heads groups dim value_dim threads fp16_cache window
+        query query_token_stride query_head_stride key key_token_stride key_head_stride
+        value value_token_stride value_head_stride sinks out spans
+    """)
+
+
+class DecoderLayerArgs(ctypes.Structure):
+    """``struct decoder_layer_args`` of ``decoder_layer.c``; each weight is a ``struct int8_weight``."""
+
+    _fields_ = _int64_fields("""
+        hidden heads kv_heads dim inner input_norm post_norm q_norm k_norm
+        qkv_weights qkv_scales qkv_zeros qkv_bias o_proj_weights o_proj_scales o_proj_zeros o_proj_bias
+        gate_up_weights gate_up_scales gate_up_zeros gate_up_bias down_weights down_scales down_zeros down_bias
+        constants count threads x out cosines sines num_spans spans fp16_cache window workspace
+    """)
 
 
 class Kernels:
-    """The loaded library. Raises :class:`AttributeError` if it lacks one of them.
+    """The functions of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
 
-    ``layer`` takes the address of a ``struct layer``, as :mod:`engine.optimize.decoder_layer` writes it; ``room``
-    says for how many numbers it needs room. ``levels``: magnitudes that an activation may have in :meth:`multiply`;
-    0: there is none. ``halves``: whether :meth:`attend` knows caches in fp16.
+    ``activation_levels`` is the largest magnitude of a quantized activation in :meth:`int8_linear`, 0 if the CPU has no
+    int8 kernel. ``supports_fp16_cache`` tells whether :meth:`attend` can read KV caches in fp16. ``decoder_layer`` runs
+    a :class:`DecoderLayerArgs`; ``decoder_layer_workspace`` returns the fp32 elements of workspace it needs per token.
     """
 
-    def __init__(self, loaded: ctypes.CDLL) -> None:
-        for said in (loaded.antiphon_lanes, loaded.antiphon_levels, loaded.antiphon_halves):
-            said.restype = ctypes.c_int64
-        self._lanes, self.activation_levels = int(loaded.antiphon_lanes()), int(loaded.antiphon_levels())
-        self.supports_fp16_cache = bool(loaded.antiphon_halves())
-        self.decoder_layer_workspace = loaded.antiphon_room
-        self.decoder_layer_workspace.argtypes, self.decoder_layer_workspace.restype = [ctypes.c_void_p], ctypes.c_int64
-        self._attend, self._norm, self._gate, self._turn, self._weigh, self._multiply, self.decoder_layer = (
-            _load_function(loaded, name, *kinds)
-            for name, *kinds in (
-                ("attend", ctypes.c_float),
-                ("norm", ctypes.c_float),
-                ("gate",),
-                ("turn",),
-                ("weigh",),
-                ("multiply",),
-                ("layer",),
-            )
-        )
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._lanes = _read_constant(library, "lanes")
+        self.activation_levels = _read_constant(library, "activation_levels")
+        self.supports_fp16_cache = bool(_read_constant(library, "has_fp16"))
+        self._rms_norm = _load_function(library, "rms_norm", RowArgs, ctypes.c_float)
+        self._silu_mul = _load_function(library, "silu_mul", RowArgs)
+        self._rope = _load_function(library, "rope", RowArgs)
+        self._block_softmax = _load_function(library, "block_softmax", RowArgs)
+        self._int8_linear = _load_function(library, "int8_linear", LinearArgs)
+        self._attend = _load_function(library, "attend", AttentionArgs, ctypes.c_float)
+        self.decoder_layer = _load_function(library, "decoder_layer", DecoderLayerArgs)
+        self.decoder_layer_workspace = _load_function(library, "decoder_layer_workspace", DecoderLayerArgs)
+        self.decoder_layer_workspace.restype = ctypes.c_int64
 
     def is_row_aligned(self, size: int) -> bool:
-        """Whether they know rows of so many numbers."""
+        """Tells whether the row-wise kernels accept rows of this length."""
         return size % self._lanes == 0
 
     def supports_attention(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
-        """Whether :meth:`attend` can do this."""
-        plain = query.dtype is key.dtype is value.dtype is torch.float32
-        known = all(size <= MAX_HEAD_DIM and self.is_row_aligned(size) for size in (query.shape[3], value.shape[3]))
+        """Tells whether :meth:`attend` accepts tensors of these types and shapes."""
+        fp32 = query.dtype is key.dtype is value.dtype is torch.float32
+        sizes_fit = all(size <= MAX_HEAD_DIM and self.is_row_aligned(size) for size in (query.shape[3], value.shape[3]))
         if sinks is not None and not (sinks.dtype is torch.float32 and sinks.is_contiguous()):
             return False
         groups = query.shape[1] // key.shape[1]
-        alone = query.stride(3) == key.stride(3) == value.stride(3) == 1
-        return plain and known and groups <= MAX_QUERY_GROUPS and alone
+        contiguous_rows = query.stride(3) == key.stride(3) == value.stride(3) == 1
+        return fp32 and sizes_fit and groups <= MAX_QUERY_GROUPS and contiguous_rows
 
     def attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        table: Sequence[int],
+        span_table: Sequence[int],
         scale: float,
         *,
         window: int | None = None,
         sinks: Tensor | None = None,
         fp16_cache: bool = False,
     ) -> Tensor:
-        """Queries (1, heads, n, dim), each over its own sequence's keys up to its own → (1, n, heads, value_dim).
+        """Attention of queries (1, heads, n, dim), each over the KV cache of its sequence → (1, n, heads, value_dim).
 
-        ``table`` has eight numbers for each sequence: where its tokens begin, and how many there are; the addresses of
-        its keys and values (kv_heads, capacity, …), in fp32 or fp16, and their steps from head to head; how many keys
-        it has with these, which are written there from ``key`` and ``value`` (1, kv_heads, n, …); and any number.
+        The kernel first stores ``key`` and ``value`` (1, kv_heads, n, …) in the caches. ``span_table`` holds
+        :data:`SPAN_FIELDS` integers per sequence: its first token in the batch, its number of tokens, the addresses of
+        its keys and its values (kv_heads, capacity, …), their strides from head to head, the number of keys including
+        the new ones, and an output field. ``sinks`` holds one score per head; ``window`` limits the visible keys.
         """
-        numbers = array("q", table)
+        table = array("q", span_table)
         kv_heads = key.shape[1]
         out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
-        words = array(
-            "q",
-            (
-                len(numbers) // 8,
-                kv_heads,
-                query.shape[1] // kv_heads,
-                query.shape[3],
-                value.shape[3],
-                _num_threads(),
-                fp16_cache,
-                window or 0,
-                *_address_and_strides(query),
-                *_address_and_strides(key),
-                *_address_and_strides(value),
-                0 if sinks is None else sinks.data_ptr(),
-                out.data_ptr(),
-                numbers.buffer_info()[0],
-            ),
+        args = AttentionArgs(
+            len(table) // SPAN_FIELDS,
+            kv_heads,
+            query.shape[1] // kv_heads,
+            query.shape[3],
+            value.shape[3],
+            _num_threads(),
+            fp16_cache,
+            window or 0,
+            *_address_and_strides(query),
+            *_address_and_strides(key),
+            *_address_and_strides(value),
+            0 if sinks is None else sinks.data_ptr(),
+            out.data_ptr(),
+            table.buffer_info()[0],
         )
-        self._attend(words.buffer_info()[0], scale)
+        self._attend(args, scale)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Each row x becomes x / √(mean(x²) + eps) · weight."""
+        """Returns x / √(mean(x²) + eps) · weight for each row x."""
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        x, words = _row_table(x, out, weight)
-        self._norm(words.buffer_info()[0], eps)
+        x, args = _row_args(x, out, weight)
+        self._rms_norm(args, eps)
         return out
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        """The first half of each row through SiLU, times the second; x (…, 2n) is contiguous."""
+        """Returns ``silu(x[..., :n]) * x[..., n:]`` for a contiguous x (…, 2n)."""
         *shape, double = x.shape
         size = double // 2
         out = x.new_empty((*shape, size))
-        words = array(
-            "q", (x.data_ptr(), x.numel() // double, size, 1, double, 0, out.data_ptr(), 0, 0, _num_threads())
+        self._silu_mul(
+            RowArgs(
+                x=x.data_ptr(),
+                count=x.numel() // double,
+                size=size,
+                inner=1,
+                outer_stride=double,
+                out=out.data_ptr(),
+                threads=_num_threads(),
+            )
         )
-        self._gate(words.buffer_info()[0])
         return out
 
     def supports_rotary(self, x: Tensor, cosines: Tensor, sines: Tensor) -> bool:
-        """Whether :meth:`turn` can do this."""
+        """Tells whether :meth:`apply_rotary` accepts tensors of these types and shapes."""
         if (
             x.dim() != 4
             or len(x) != 1
@@ -140,84 +182,98 @@ class Kernels:
             or not self.is_row_aligned(x.shape[3] // 2)
         ):
             return False
-        plain = x.dtype is cosines.dtype is sines.dtype is torch.float32 and x.is_cpu
-        alike = cosines.shape == sines.shape == (1, *x.shape[2:])
-        return plain and alike and cosines.is_contiguous() and sines.is_contiguous()
+        fp32 = x.dtype is cosines.dtype is sines.dtype is torch.float32 and x.is_cpu
+        shapes_match = cosines.shape == sines.shape == (1, *x.shape[2:])
+        return fp32 and shapes_match and cosines.is_contiguous() and sines.is_contiguous()
 
     def apply_rotary(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """Rotary positions of (1, heads, n, dim), whose last steps are 1, by two contiguous tables (1, n, dim).
+        """Rotary embedding of x (1, heads, n, dim) by contiguous tables (1, n, dim) → the shape of x.
 
-        As transformers does it: each half of a row is turned by the other.
+        As in transformers, the two halves of a row are rotated against each other.
         """
         _, heads, length, size = x.shape
         out = x.new_empty((1, length, heads, size))
-        _, inner_step, outer_step, _ = x.stride()
-        tables = (cosines.data_ptr(), sines.data_ptr())
-        rows = (heads * length, size, heads, outer_step, inner_step)
-        words = array("q", (x.data_ptr(), *rows, out.data_ptr(), *tables, _num_threads()))
-        self._turn(words.buffer_info()[0])
+        _, inner_stride, outer_stride, _ = x.stride()
+        self._rope(
+            RowArgs(
+                x=x.data_ptr(),
+                count=heads * length,
+                size=size,
+                inner=heads,
+                outer_stride=outer_stride,
+                inner_stride=inner_stride,
+                out=out.data_ptr(),
+                factors=cosines.data_ptr(),
+                sines=sines.data_ptr(),
+                threads=_num_threads(),
+            )
+        )
         return out.transpose(1, 2)
 
-    def block_softmax_sums(self, x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights e^((x - the row's largest) · by) of (rows, n), added up in blocks of :data:`BLOCK`, and the largest.
+    def block_softmax_sums(self, x: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of e^((x - max) · factor) over blocks of :data:`SOFTMAX_BLOCK` scores, and the maxima.
 
-        (rows, blocks), (rows, 1). ``by`` has a number for each row. Of a row that holds no number the largest is none.
+        x (rows, n), factors (rows) → (rows, blocks), (rows, 1). The maximum of a row that contains NaN is NaN.
         """
         count, size = x.shape
         out = torch.empty(count, -(-size // SOFTMAX_BLOCK) + 1)
-        x, words = _row_table(x, out, by)
-        self._weigh(words.buffer_info()[0])
+        x, args = _row_args(x, out, factors)
+        self._block_softmax(args)
         return out[:, :-1], out[:, -1:]
 
     def supports_int8_linear(self, weight: Tensor) -> bool:
-        """Whether :meth:`multiply` can do this; it knows not every CPU."""
+        """Tells whether :meth:`int8_linear` runs on this CPU and accepts a weight of this type and shape."""
         return self.activation_levels > 0 and weight.dtype is torch.float32 and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
     def pack_int8_weight(self, weight: Tensor) -> PackedInt8Weight:
-        """A weight (outputs, inputs) in int8, laid out for :meth:`multiply`."""
+        """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
         return pack_int8_weight(weight, self._lanes, self.activation_levels + 1)
 
     def int8_linear(
         self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
     ) -> Tensor:
-        """(…, inputs) → (…, outputs). Each row is rounded to levels of its own largest magnitude.
+        """Linear layer (…, inputs) → (…, outputs). Quantizes each row to levels of its own maximum.
 
-        A row of zeros gives the bias; one that holds what is no finite number gives none. ``gated``: x (…, 2 inputs)
-        goes through :meth:`gate` first, and is written to; inputs :meth:`fit`.
+        A row of zeros gives the bias; a row with a non-finite element gives NaN. With ``gated``, x is (…, 2 inputs),
+        inputs satisfy :meth:`is_row_aligned`, and the kernel applies :meth:`silu_mul` to x in place first.
         """
         x = x.contiguous()
         count = x.numel() // x.shape[-1]
         out = x.new_empty((*x.shape[:-1], weight.outputs))
         tiles = -(-count // GEMM_TILE_ROWS)
-        rows = torch.empty(tiles * GEMM_TILE_ROWS * weight.weights.shape[1] * 4, dtype=torch.uint8)
-        magnitudes = torch.empty(count)
-        words = array(
-            "q",
-            (
-                x.data_ptr(),
-                count,
-                weight.inputs,
-                weight.outputs,
-                weight.weights.data_ptr(),
-                weight.scales.data_ptr(),
-                weight.zeros.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                0,
-                out.data_ptr(),
-                rows.data_ptr(),
-                magnitudes.data_ptr(),
-                gated,
-                _num_threads(),
-            ),
+        levels = torch.empty(tiles * GEMM_TILE_ROWS * weight.weights.shape[1] * 4, dtype=torch.uint8)
+        row_scales = torch.empty(count)
+        args = LinearArgs(
+            x.data_ptr(),
+            count,
+            weight.inputs,
+            weight.outputs,
+            weight.weights.data_ptr(),
+            weight.scales.data_ptr(),
+            weight.zeros.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0,  # residual
+            out.data_ptr(),
+            levels.data_ptr(),
+            row_scales.data_ptr(),
+            gated,
+            _num_threads(),
         )
-        self._multiply(words.buffer_info()[0])
+        self._int8_linear(args)
         return out
 
 
-def _load_function(loaded: ctypes.CDLL, name: str, *kinds: Any) -> Any:
-    """One that takes the address of its words, and what else is said."""
-    function = getattr(loaded, f"antiphon_{name}")
-    function.argtypes, function.restype = [ctypes.c_void_p, *kinds], None
+def _read_constant(library: ctypes.CDLL, name: str) -> int:
+    """Calls a function of the library that takes nothing and returns an int64."""
+    function = getattr(library, f"antiphon_{name}")
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+def _load_function(library: ctypes.CDLL, name: str, args: type[ctypes.Structure], *scalars: Any) -> Any:
+    """A kernel that takes a pointer to its arguments, and further scalars."""
+    function = getattr(library, f"antiphon_{name}")
+    function.argtypes, function.restype = [ctypes.POINTER(args), *scalars], None
     return function
 
 
@@ -225,22 +281,32 @@ _num_threads = torch.get_num_threads
 
 
 def _address_and_strides(x: Tensor) -> tuple[int, int, int]:
-    """Where (1, heads, n, dim) begins, and the steps to the next token and to the next head."""
+    """The address of (1, heads, n, dim), and its strides from token to token and from head to head."""
     _, head, token, _ = x.stride()
     return x.data_ptr(), token, head
 
 
-def _row_table(x: Tensor, out: Tensor, by: Tensor) -> tuple[Tensor, "array[int]"]:
-    """``struct rows`` about x, and x, which must live until it was read: two steps must lead from row to row."""
+def _row_args(x: Tensor, out: Tensor, factors: Tensor) -> tuple[Tensor, RowArgs]:
+    """The arguments of a row-wise kernel over x, and the tensor that they point to, which must outlive the call.
+
+    Two strides must lead from row to row; x is copied where they do not.
+    """
     size = x.shape[-1]
-    inner, outer_step, inner_step = 1, size, 0
+    inner, outer_stride, inner_stride = 1, size, 0
     if not x.is_contiguous():
         if x.dim() == 4 and len(x) == 1 and x.stride(3) == 1:
-            inner, (_, outer_step, inner_step, _) = x.shape[2], x.stride()
+            inner, (_, outer_stride, inner_stride, _) = x.shape[2], x.stride()
         else:
             x = x.contiguous()
-    count = x.numel() // size
-    threads = _num_threads()
-    return x, array(
-        "q", (x.data_ptr(), count, size, inner, outer_step, inner_step, out.data_ptr(), by.data_ptr(), 0, threads)
+    return x, RowArgs(
+        x.data_ptr(),
+        x.numel() // size,
+        size,
+        inner,
+        outer_stride,
+        inner_stride,
+        out.data_ptr(),
+        factors.data_ptr(),
+        0,  # sines
+        _num_threads(),
     )

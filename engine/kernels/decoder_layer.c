@@ -1,94 +1,117 @@
-/* A layer of a decoder in one call: what engine/kernels/bindings.py would call one after the other, with the same bits.
+/* A whole decoder layer in one call. The bits equal those of the single kernels called one after the other.
  *
- * Norm, products for queries, keys and values, norms of queries and keys where there are any, rotary positions, attention,
- * product, sum; norm, product, gate and product, sum.
+ * RMS norm, QKV projection, optional RMS norms of queries and keys, rotary embedding, attention, output projection,
+ * residual; RMS norm, gate and up projection, SiLU gate, down projection, residual.
  */
 
 #include "kernels.h"
 
-struct matrix { int64_t weights, scales, zeros, bias; };
+struct int8_weight { int64_t weights, scales, zeros, bias; };
 
-struct layer {
-    int64_t hidden, heads, kv_heads, dim, inner;
-    int64_t before, after, query, key;        /* weights of norms; the last two may be 0 */
-    struct matrix seen, said, gates, last;    /* for queries, keys and values; after attention; gate and up; down */
-    int64_t numbers;                          /* fp32: what each norm adds to its mean, and the scale of scores */
-    int64_t count, threads;
-    int64_t x, out, cosines, sines;           /* (count, hidden); (count, dim) */
-    int64_t spans, table, halves, window;     /* as attention knows them */
-    int64_t room;                             /* so many numbers for each token of whole tiles as antiphon_room says */
+struct decoder_layer_args {
+    int64_t hidden, heads, kv_heads, dim, inner;         /* inner: size of the MLP */
+    int64_t input_norm, post_norm, q_norm, k_norm;       /* weights; q_norm and k_norm may be 0 */
+    struct int8_weight qkv, o_proj, gate_up, down;
+    int64_t constants;                                   /* fp32: eps of the four norms, scale of attention */
+    int64_t count, threads;                              /* tokens */
+    int64_t x, out, cosines, sines;                      /* (count, hidden) twice; (count, dim) twice */
+    int64_t num_spans, spans, fp16_cache, window;        /* as in struct attention_args */
+    int64_t workspace; /* fp32: antiphon_decoder_layer_workspace() per token, tokens rounded up to TILE_ROWS */
 };
 
-INLINE int64_t larger_of(int64_t one, int64_t two) { return one > two ? one : two; }
-INLINE int64_t whole(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t round_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-/* Queries, keys and values, the turned queries and keys, and what comes out; or gates. */
-INLINE int64_t shared(const struct layer *l) {
-    return larger_of((3 * l->heads + 3 * l->kv_heads) * l->dim, 2 * l->inner);
+/* Elements per token of the buffer that attention and the MLP use in turn.
+ *
+ * Attention: QKV, rotated queries and keys, attention output. MLP: gate and up.
+ */
+INLINE int64_t scratch_size(const struct decoder_layer_args *args) {
+    return max_of((3 * args->heads + 3 * args->kv_heads) * args->dim, 2 * args->inner);
 }
 
-/* The longest row of a product, in 8 bits. */
-INLINE int64_t longest(const struct layer *l) {
-    return whole(larger_of(l->hidden, larger_of(l->heads * l->dim, l->inner)), STEP) / 4;
+/* fp32 elements that hold the longest quantized row. */
+INLINE int64_t quantized_row_size(const struct decoder_layer_args *args) {
+    return round_up(max_of(args->hidden, max_of(args->heads * args->dim, args->inner)), TILE_INPUTS) / 4;
 }
 
-int64_t antiphon_room(const struct layer *l) { return 2 * l->hidden + shared(l) + longest(l) + 1; }
-
-struct room { float *normed, *sum, *shared, *rows, *magnitudes; };
-
-static void normed(const struct layer *l, int64_t x, int64_t weight, float least, float *out) {
-    const struct rows t = {x, l->count, l->hidden, 1, l->hidden, 0, (int64_t)out, weight, 0, l->threads};
-    antiphon_norm(&t, least);
+int64_t antiphon_decoder_layer_workspace(const struct decoder_layer_args *args) {
+    return 2 * args->hidden + scratch_size(args) + quantized_row_size(args) + 1;
 }
 
-static void multiplied(const struct layer *l, const struct room *r, const struct matrix *m, const float *x,
-                       int64_t inputs, int64_t outputs, int64_t gated, int64_t added, int64_t out) {
-    const struct product p = {
-        (int64_t)x, l->count, inputs, outputs, m->weights, m->scales, m->zeros, m->bias, added, out,
-        (int64_t)r->rows, (int64_t)r->magnitudes, gated, l->threads,
+struct workspace { float *normed, *residual, *scratch, *levels, *row_scales; };
+
+static void apply_norm(const struct decoder_layer_args *args, int64_t x, int64_t weight, float eps, float *out) {
+    const struct row_args rows = {
+        .x = x, .count = args->count, .size = args->hidden, .inner = 1, .outer_stride = args->hidden,
+        .out = (int64_t)out, .factors = weight, .threads = args->threads,
     };
-    antiphon_multiply(&p);
+    antiphon_rms_norm(&rows, eps);
 }
 
-/* Some heads, normed and turned. */
-static void turned(const struct layer *l, const float *x, int64_t heads, int64_t weight, float least, float *out) {
-    const int64_t wide = (l->heads + 2 * l->kv_heads) * l->dim;
-    struct rows t = {(int64_t)x, l->count * heads, l->dim, heads, wide, l->dim, (int64_t)out, weight, 0, l->threads};
+static void apply_linear(const struct decoder_layer_args *args, const struct workspace *space,
+                         const struct int8_weight *weight, const float *x, int64_t inputs, int64_t outputs,
+                         int64_t silu_mul, int64_t residual, int64_t out) {
+    const struct linear_args linear = {
+        .x = (int64_t)x, .count = args->count, .inputs = inputs, .outputs = outputs,
+        .weights = weight->weights, .scales = weight->scales, .zeros = weight->zeros,
+        .bias = weight->bias, .residual = residual, .out = out,
+        .levels = (int64_t)space->levels, .row_scales = (int64_t)space->row_scales,
+        .silu_mul = silu_mul, .threads = args->threads,
+    };
+    antiphon_int8_linear(&linear);
+}
+
+/* Applies the optional norm and the rotary embedding to the given heads of QKV. */
+static void norm_and_rotate(const struct decoder_layer_args *args, const float *x, int64_t heads, int64_t weight,
+                            float eps, float *out) {
+    const int64_t qkv_size = (args->heads + 2 * args->kv_heads) * args->dim;
+    struct row_args rows = {
+        .x = (int64_t)x, .count = args->count * heads, .size = args->dim,
+        .inner = heads, .outer_stride = qkv_size, .inner_stride = args->dim,
+        .out = (int64_t)out, .factors = weight, .threads = args->threads,
+    };
     if (weight) {
-        antiphon_norm(&t, least);
-        t.x = t.out;
-        t.outer_step = heads * l->dim;
+        antiphon_rms_norm(&rows, eps);
+        rows.x = rows.out;
+        rows.outer_stride = heads * args->dim;
     }
-    t.by = l->cosines;
-    t.more = l->sines;
-    antiphon_turn(&t);
+    rows.factors = args->cosines;
+    rows.sines = args->sines;
+    antiphon_rope(&rows);
 }
 
-void antiphon_layer(const struct layer *l) {
-    const int64_t tall = whole(l->count, HEIGHT), queries = l->heads * l->dim, keys = l->kv_heads * l->dim;
-    const int64_t wide = queries + 2 * keys;
-    const float *numbers = (const float *)l->numbers;
-    struct room r;
-    r.normed = (float *)l->room;
-    r.sum = r.normed + tall * l->hidden;
-    r.shared = r.sum + tall * l->hidden;
-    r.rows = r.shared + tall * shared(l);
-    r.magnitudes = r.rows + tall * longest(l);
-    float *query = r.shared + tall * wide, *key = query + tall * queries, *said = key + tall * keys;
+void antiphon_decoder_layer(const struct decoder_layer_args *args) {
+    const int64_t hidden = args->hidden, tokens = round_up(args->count, TILE_ROWS);
+    const int64_t q_size = args->heads * args->dim, k_size = args->kv_heads * args->dim;
+    const int64_t qkv_size = q_size + 2 * k_size;
+    const float *constants = (const float *)args->constants;
+    struct workspace space;
+    space.normed = (float *)args->workspace;
+    space.residual = space.normed + tokens * hidden;
+    space.scratch = space.residual + tokens * hidden;
+    space.levels = space.scratch + tokens * scratch_size(args);
+    space.row_scales = space.levels + tokens * quantized_row_size(args);
+    float *qkv = space.scratch, *query = qkv + tokens * qkv_size, *key = query + tokens * q_size;
+    float *attended = key + tokens * k_size, *gate_up = space.scratch;
 
-    normed(l, l->x, l->before, numbers[0], r.normed);
-    multiplied(l, &r, &l->seen, r.normed, l->hidden, wide, 0, 0, (int64_t)r.shared);
-    turned(l, r.shared, l->heads, l->query, numbers[2], query);
-    turned(l, r.shared + queries, l->kv_heads, l->key, numbers[3], key);
-    const struct attention a = {
-        l->spans, l->kv_heads, l->heads / l->kv_heads, l->dim, l->dim, l->threads, l->halves, l->window,
-        (int64_t)query, queries, l->dim, (int64_t)key, keys, l->dim,
-        (int64_t)(r.shared + queries + keys), wide, l->dim, 0, (int64_t)said, l->table,
+    apply_norm(args, args->x, args->input_norm, constants[0], space.normed);
+    apply_linear(args, &space, &args->qkv, space.normed, hidden, qkv_size, 0, 0, (int64_t)qkv);
+    norm_and_rotate(args, qkv, args->heads, args->q_norm, constants[2], query);
+    norm_and_rotate(args, qkv + q_size, args->kv_heads, args->k_norm, constants[3], key);
+    const struct attention_args attention = {
+        .num_spans = args->num_spans, .kv_heads = args->kv_heads, .groups = args->heads / args->kv_heads,
+        .dim = args->dim, .value_dim = args->dim, .threads = args->threads,
+        .fp16_cache = args->fp16_cache, .window = args->window,
+        .query = (int64_t)query, .query_token_stride = q_size, .query_head_stride = args->dim,
+        .key = (int64_t)key, .key_token_stride = k_size, .key_head_stride = args->dim,
+        .value = (int64_t)(qkv + q_size + k_size), .value_token_stride = qkv_size, .value_head_stride = args->dim,
+        .sinks = 0, .out = (int64_t)attended, .spans = args->spans,
     };
-    antiphon_attend(&a, numbers[4]);
-    multiplied(l, &r, &l->said, said, queries, l->hidden, 0, l->x, (int64_t)r.sum);
+    antiphon_attend(&attention, constants[4]);
+    apply_linear(args, &space, &args->o_proj, attended, q_size, hidden, 0, args->x, (int64_t)space.residual);
 
-    normed(l, (int64_t)r.sum, l->after, numbers[1], r.normed);
-    multiplied(l, &r, &l->gates, r.normed, l->hidden, 2 * l->inner, 0, 0, (int64_t)r.shared);
-    multiplied(l, &r, &l->last, r.shared, l->inner, l->hidden, 1, (int64_t)r.sum, l->out);
+    apply_norm(args, (int64_t)space.residual, args->post_norm, constants[1], space.normed);
+    apply_linear(args, &space, &args->gate_up, space.normed, hidden, 2 * args->inner, 0, 0, (int64_t)gate_up);
+    apply_linear(args, &space, &args->down, gate_up, args->inner, hidden, 1, (int64_t)space.residual, args->out);
 }

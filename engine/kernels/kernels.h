@@ -1,55 +1,59 @@
-/* What the kernels are told, by each other or by engine/kernels/bindings.py. Addresses come as integers, steps count numbers. */
+/* Arguments of the kernels. engine/kernels/bindings.py declares the same structures under the same field names.
+ *
+ * Every field is 64 bits wide. Addresses are integers; strides count elements, not bytes.
+ */
 
 #ifndef ANTIPHON_KERNELS_H
 #define ANTIPHON_KERNELS_H
 
 #include "simd.h"
 
-/* Work on each of many rows: a table (count, size), which may lie as (…, inner, size) with its own steps. */
-struct rows {
+/* A kernel over the rows of a table (count, size). The rows may lie in a strided view (…, inner, size). */
+struct row_args {
     int64_t x, count, size;
-    int64_t inner, outer_step, inner_step; /* row r begins at r / inner outer steps and r % inner inner ones */
-    int64_t out;                           /* rows of the same size, one after the other */
-    int64_t by, more;                      /* what numbers are multiplied by, or where a row's number goes */
+    int64_t inner, outer_stride, inner_stride; /* row r begins at r / inner * outer_stride + r % inner * inner_stride */
+    int64_t out;                               /* (count, size), contiguous */
+    int64_t factors; /* rms_norm: weight (size); rope: cosines (count / inner, size); block_softmax: factor (count) */
+    int64_t sines;   /* rope only: (count / inner, size) */
     int64_t threads;
 };
 
-/* Rows of fp32 times a matrix of int8. Rows in 8 bits lie in whole tiles. */
-#define STEP 64   /* inputs of a tile */
-#define HEIGHT 16 /* rows of a tile */
+/* A tile of quantized activations. The buffer for them holds whole tiles. */
+#define TILE_INPUTS 64
+#define TILE_ROWS 16
 
-struct product {
-    int64_t x, count, inputs, outputs; /* rows (count, inputs), one after the other */
-    int64_t weights, scales, zeros;    /* panels; for each output its scale, and what ZERO adds to its sum */
-    int64_t bias, added, out;          /* (outputs); (count, outputs), which is added; or 0 each; (count, outputs) */
-    int64_t rows, magnitudes;          /* room for the rows in 8 bits, and for what their largest level is worth */
-    int64_t gated;                     /* whether rows are twice as long, and to be gated where they lie */
+/* fp32 activations (count, inputs) times an int8 weight (outputs, inputs). */
+struct linear_args {
+    int64_t x, count, inputs, outputs;
+    int64_t weights, scales, zeros; /* packed weights; per output: the scale, and the sum that ACTIVATION_ZERO adds */
+    int64_t bias, residual, out;    /* (outputs) or 0; (count, outputs) or 0; (count, outputs) */
+    int64_t levels, row_scales;     /* workspace: quantized activations in tiles, and the scale of each row */
+    int64_t silu_mul;               /* if 1, x is (count, 2 * inputs), and silu_mul is applied to it in place first */
     int64_t threads;
 };
 
-/* The tokens of one sequence. */
+/* The consecutive tokens of one sequence in a batch. */
 struct span {
-    int64_t token, count;         /* where its tokens begin in the row, and how many there are */
-    int64_t keys, values;         /* where the sequence's (kv_heads, capacity, dim) begin */
-    int64_t key_step, value_step; /* from one head to the next */
-    int64_t end;                  /* its keys, those of these tokens included */
-    int64_t before;               /* how many pieces of work come before its own; written here */
+    int64_t token, count;           /* first token in the batch, number of tokens */
+    int64_t keys, values;           /* the cache of the sequence: (kv_heads, capacity, dim) each */
+    int64_t key_stride, value_stride; /* from one head of the cache to the next */
+    int64_t end;                    /* keys in the cache once those of this span are stored */
+    int64_t first_item;             /* output: index of the first work item of this span */
 };
 
-/* Attention of spans. */
-struct attention {
-    int64_t spans, kv_heads, groups, dim, value_dim, threads;
-    int64_t halves; /* whether caches hold fp16 */
-    int64_t window; /* so many keys, its own included, does a token see; 0: all */
-    int64_t query, query_token, query_head;
-    int64_t key, key_token, key_head;
-    int64_t value, value_token, value_head;
-    int64_t sinks, out, table;
+struct attention_args {
+    int64_t num_spans, kv_heads, groups, dim, value_dim, threads; /* groups: query heads that share one key head */
+    int64_t fp16_cache;
+    int64_t window; /* keys that a token attends to, its own included; 0: no limit */
+    int64_t query, query_token_stride, query_head_stride;
+    int64_t key, key_token_stride, key_head_stride;
+    int64_t value, value_token_stride, value_head_stride;
+    int64_t sinks, out, spans; /* sinks: (heads) or 0; spans: array of struct span */
 };
 
-void antiphon_norm(const struct rows *t, float least);
-void antiphon_turn(const struct rows *t);
-void antiphon_multiply(const struct product *p);
-void antiphon_attend(const struct attention *a, float scale);
+void antiphon_rms_norm(const struct row_args *args, float eps);
+void antiphon_rope(const struct row_args *args);
+void antiphon_int8_linear(const struct linear_args *args);
+void antiphon_attend(const struct attention_args *args, float scale);
 
 #endif

@@ -59,16 +59,16 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     """What each kernel says, and what torch says."""
     generator = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(size, generator=generator) for size in ((3, 5, 64), (64,)))
-    yield "norm", kernels.rms_norm(x, weight, 1e-6), functional.rms_norm(x, (64,), weight, 1e-6)
-    yield "gate", kernels.silu_mul(x), functional.silu(x[..., :32]) * x[..., 32:]
-    yield "turn", *_rotary_results(kernels, x)
+    yield "rms_norm", kernels.rms_norm(x, weight, 1e-6), functional.rms_norm(x, (64,), weight, 1e-6)
+    yield "silu_mul", kernels.silu_mul(x), functional.silu(x[..., :32]) * x[..., 32:]
+    yield "rope", *_rotary_results(kernels, x)
     scores = x.view(3, 320)[:, :317]
-    yield "weigh", kernels.block_softmax_sums(scores, torch.ones(3))[0], _block_sums(scores)
+    yield "block_softmax", kernels.block_softmax_sums(scores, torch.ones(3))[0], _block_sums(scores)
     for halves in (False, True)[: 1 + kernels.supports_fp16_cache]:
         yield "attend", *_attention_results(kernels, generator, halves=halves)
     if kernels.activation_levels:
-        yield "multiply", *_int8_linear_results(kernels, generator)
-        yield "multiply", *_silu_mul_results(kernels, x)
+        yield "int8_linear", *_int8_linear_results(kernels, generator)
+        yield "int8_linear", *_silu_mul_results(kernels, x)
 
 
 def _rotary_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,114 +1,118 @@
-/* What a CPU does for every token of every layer besides multiplying by weights, in single passes over memory.
+/* Row-wise kernels: RMS norm, SiLU gate, rotary embedding and block softmax, each in a single pass over memory.
  *
- * Compiled by engine/kernels/compiler.py, called by engine/kernels/bindings.py, which checks shapes before. Numbers are fp32; rows lie
- * one number after the other and are multiples of LANES long. Addresses come as integers, steps count numbers. Each
- * result is computed by one thread in one order, so that its bits depend neither on threads nor on neighbours.
+ * engine/kernels/compiler.py compiles this file; engine/kernels/bindings.py calls it after checking shapes. Elements
+ * are fp32, rows are contiguous, and their length is a multiple of LANES (block_softmax takes any length). One thread
+ * computes a row in a fixed order, so its bits depend neither on the number of threads nor on other rows.
  */
 
 #include "kernels.h"
 
 int64_t antiphon_lanes(void) { return LANES; }
 
-struct piece { const struct rows *t; int64_t block; float least; }; /* so many rows are one piece of work */
+/* A loop over blocks of rows; each block is one work item. */
+struct row_loop { const struct row_args *args; int64_t rows_per_block; float eps; };
 
-INLINE const float *nth(const struct rows *t, int64_t r) {
-    return (const float *)t->x + r / t->inner * t->outer_step + r % t->inner * t->inner_step;
+INLINE const float *row_start(const struct row_args *args, int64_t r) {
+    return (const float *)args->x + r / args->inner * args->outer_stride + r % args->inner * args->inner_stride;
 }
 
-static void each(void (*work)(const void *, int64_t), const struct rows *t, float least) {
-    if (!t->count) return;
-    const int64_t block = t->count * t->size <= SMALL ? t->count : (SMALL / 8 + t->size - 1) / t->size;
-    const struct piece piece = {t, block, least};
-    share(work, &piece, (t->count + block - 1) / block, t->threads);
+static void for_each_block(void (*body)(const void *, int64_t), const struct row_args *args, float eps) {
+    if (!args->count) return;
+    const int64_t rows = args->count * args->size <= PARALLEL_THRESHOLD
+        ? args->count : (PARALLEL_THRESHOLD / 8 + args->size - 1) / args->size;
+    const struct row_loop loop = {args, rows, eps};
+    parallel_for(body, &loop, (args->count + rows - 1) / rows, args->threads);
 }
 
-#define EACH_ROW(piece, number) \
-    for (int64_t r = number * piece->block, stop = r + piece->block; r < stop && r < piece->t->count; r++)
+#define EACH_ROW(loop, block) \
+    for (int64_t r = block * loop->rows_per_block, stop = r + loop->rows_per_block; \
+         r < stop && r < loop->args->count; r++)
 
-/* x / √(mean(x²) + least) · by */
-static void norm(const void *given, int64_t number) {
-    const struct piece *piece = given;
-    const struct rows *t = piece->t;
-    const float *by = (const float *)t->by;
-    EACH_ROW(piece, number) {
-        const float *x = nth(t, r);
-        float *out = (float *)t->out + r * t->size;
+/* out = x / sqrt(mean(x * x) + eps) * weight */
+static void rms_norm_rows(const void *context, int64_t block) {
+    const struct row_loop *loop = context;
+    const struct row_args *args = loop->args;
+    const float *weight = (const float *)args->factors;
+    EACH_ROW(loop, block) {
+        const float *x = row_start(args, r);
+        float *out = (float *)args->out + r * args->size;
         vec squares[2] = {{0}, {0}};
         int64_t i = 0;
-        for (; i + 2 * LANES <= t->size; i += 2 * LANES) {
+        for (; i + 2 * LANES <= args->size; i += 2 * LANES) {
             squares[0] += load(x + i) * load(x + i);
             squares[1] += load(x + i + LANES) * load(x + i + LANES);
         }
-        if (i < t->size) squares[0] += load(x + i) * load(x + i);
-        float share = 1 / sqrtf(sum(squares[0] + squares[1]) / t->size + piece->least);
-        for (i = 0; i < t->size; i += LANES) store(out + i, load(x + i) * share * load(by + i));
+        if (i < args->size) squares[0] += load(x + i) * load(x + i);
+        float inverse_rms = 1 / sqrtf(reduce_sum(squares[0] + squares[1]) / args->size + loop->eps);
+        for (i = 0; i < args->size; i += LANES) store(out + i, load(x + i) * inverse_rms * load(weight + i));
     }
 }
 
-void antiphon_norm(const struct rows *t, float least) { each(norm, t, least); }
+void antiphon_rms_norm(const struct row_args *args, float eps) { for_each_block(rms_norm_rows, args, eps); }
 
-/* x · sigmoid(x) · what stands behind it in a row of twice the size */
-static void gate(const void *given, int64_t number) {
-    const struct piece *piece = given;
-    const struct rows *t = piece->t;
-    EACH_ROW(piece, number) {
-        const float *x = nth(t, r);
-        float *out = (float *)t->out + r * t->size;
-        gated(x, out, t->size);
+/* out = silu(x[:size]) * x[size:] */
+static void silu_mul_rows(const void *context, int64_t block) {
+    const struct row_loop *loop = context;
+    const struct row_args *args = loop->args;
+    EACH_ROW(loop, block) {
+        const float *x = row_start(args, r);
+        float *out = (float *)args->out + r * args->size;
+        silu_mul_row(x, out, args->size);
     }
 }
 
-void antiphon_gate(const struct rows *t) { each(gate, t, 0); }
+void antiphon_silu_mul(const struct row_args *args) { for_each_block(silu_mul_rows, args, 0); }
 
-/* Rotary positions: the two halves of a row are turned by the cosines and sines of its token. */
-static void turn(const void *given, int64_t number) {
-    const struct piece *piece = given;
-    const struct rows *t = piece->t;
-    const int64_t half = t->size / 2;
-    EACH_ROW(piece, number) {
-        const float *x = nth(t, r);
-        const float *cosines = (const float *)t->by + r / t->inner * t->size;
-        const float *sines = (const float *)t->more + r / t->inner * t->size;
-        float *out = (float *)t->out + r * t->size;
+/* Rotary embedding: rotates the two halves of a row by the angles of its token. */
+static void rope_rows(const void *context, int64_t block) {
+    const struct row_loop *loop = context;
+    const struct row_args *args = loop->args;
+    const int64_t half = args->size / 2;
+    EACH_ROW(loop, block) {
+        const float *x = row_start(args, r);
+        const float *cosines = (const float *)args->factors + r / args->inner * args->size;
+        const float *sines = (const float *)args->sines + r / args->inner * args->size;
+        float *out = (float *)args->out + r * args->size;
         for (int64_t i = 0; i < half; i += LANES) {
-            vec one = load(x + i), two = load(x + half + i);
-            store(out + i, one * load(cosines + i) - two * load(sines + i));
-            store(out + half + i, two * load(cosines + half + i) + one * load(sines + half + i));
+            vec a = load(x + i), b = load(x + half + i);
+            store(out + i, a * load(cosines + i) - b * load(sines + i));
+            store(out + half + i, b * load(cosines + half + i) + a * load(sines + half + i));
         }
     }
 }
 
-void antiphon_turn(const struct rows *t) { each(turn, t, 0); }
+void antiphon_rope(const struct row_args *args) { for_each_block(rope_rows, args, 0); }
 
-#define BLOCK 128
+#define SOFTMAX_BLOCK 128
 
-/* How much weight lies in each block of a row of scores: sums of e^((x - the row's largest) · by), (count, blocks).
+/* Sums of exp((x - max(row)) * factor) over each block of SOFTMAX_BLOCK scores: out is (count, blocks + 1).
  *
- * In the last place of each row of `out` stands the largest score itself; no number, if the row holds one that is none.
+ * The last element of each output row is the row's maximum, NaN if the row contains NaN.
  */
-static void weigh(const void *given, int64_t number) {
-    const struct piece *piece = given;
-    const struct rows *t = piece->t;
-    const int64_t blocks = (t->size + BLOCK - 1) / BLOCK;
-    EACH_ROW(piece, number) {
-        const float *x = nth(t, r);
-        float *out = (float *)t->out + r * (blocks + 1);
-        const float by = ((const float *)t->by)[r];
-        vec most = all(-INFINITY);
+static void block_softmax_rows(const void *context, int64_t block) {
+    const struct row_loop *loop = context;
+    const struct row_args *args = loop->args;
+    const int64_t blocks = (args->size + SOFTMAX_BLOCK - 1) / SOFTMAX_BLOCK;
+    EACH_ROW(loop, block) {
+        const float *x = row_start(args, r);
+        float *out = (float *)args->out + r * (blocks + 1);
+        const float factor = ((const float *)args->factors)[r];
+        vec maxima = broadcast(-INFINITY);
         int64_t i = 0;
-        for (; i + LANES <= t->size; i += LANES) most = larger(load(x + i), most);
-        for (; i < t->size; i++) most = larger(all(x[i]), most);
-        const float high = largest(most);
-        for (int64_t block = 0; block < blocks; block++) {
-            const int64_t first = block * BLOCK, end = first + BLOCK < t->size ? first + BLOCK : t->size;
+        for (; i + LANES <= args->size; i += LANES) maxima = max_or_nan(load(x + i), maxima);
+        for (; i < args->size; i++) maxima = max_or_nan(broadcast(x[i]), maxima);
+        const float row_max = reduce_max(maxima);
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t first = b * SOFTMAX_BLOCK;
+            const int64_t end = first + SOFTMAX_BLOCK < args->size ? first + SOFTMAX_BLOCK : args->size;
             vec total = {0};
-            for (i = first; i + LANES <= end; i += LANES) total += exponential((load(x + i) - high) * by);
+            for (i = first; i + LANES <= end; i += LANES) total += exp_lanes((load(x + i) - row_max) * factor);
             float rest = 0;
-            for (; i < end; i++) rest += exponential(all((x[i] - high) * by))[0];
-            out[block] = sum(total) + rest;
+            for (; i < end; i++) rest += exp_lanes(broadcast((x[i] - row_max) * factor))[0];
+            out[b] = reduce_sum(total) + rest;
         }
-        out[blocks] = high;
+        out[blocks] = row_max;
     }
 }
 
-void antiphon_weigh(const struct rows *t) { each(weigh, t, 0); }
+void antiphon_block_softmax(const struct row_args *args) { for_each_block(block_softmax_rows, args, 0); }

@@ -1,7 +1,7 @@
-/* Vectors of this CPU, and torch's own team of threads: what the compiled kernels are made of. */
+/* SIMD vectors of this CPU, and parallel loops on the thread team of torch. Every kernel is built on these. */
 
-#ifndef ANTIPHON_VECTORS_H
-#define ANTIPHON_VECTORS_H
+#ifndef ANTIPHON_SIMD_H
+#define ANTIPHON_SIMD_H
 
 #include <math.h>
 #include <stdint.h>
@@ -21,93 +21,96 @@ typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alia
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Numbers of one vector or of two, in the order that is said: those of the second are counted on. */
+/* Lanes of two vectors in the given order. Index LANES is the first lane of b. */
 #if defined(__clang__) || __GNUC__ >= 12
-#define MIX(one, two, ...) __builtin_shufflevector(one, two, __VA_ARGS__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define MIX(one, two, ...) __builtin_shuffle(one, two, (ivec){__VA_ARGS__})
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
-INLINE vec all(float value) { return value - (vec){0}; }
-INLINE vec magnitude(vec v) { return (vec)((ivec)v & 0x7fffffff); }
-INLINE vec choose(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
+INLINE vec broadcast(float value) { return value - (vec){0}; }
+INLINE vec abs_lanes(vec v) { return (vec)((ivec)v & 0x7fffffff); }
+INLINE vec select_lanes(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
 
-/* Orders of two vectors' numbers: first of four vectors halves stand next to each other, then of two of those quarters. */
+/* Lane orders for SHUFFLE. LOW_ and HIGH_ pick the same parts of both vectors; _SWAPPED orders serve reductions. */
 #if LANES == 16
-#define COUNTED ((ivec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#define LANE_INDICES ((ivec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 #define LOW_HALVES 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define HIGH_HALVES 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
 #define LOW_QUARTERS 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
 #define HIGH_QUARTERS 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
-#define PAIRS_TURNED 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
-#define TURNED 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
-#define HALVES_TURNED 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
-#define QUARTERS_TURNED 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
-#define FOUR 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12
+#define PAIRS_SWAPPED 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
+#define LANES_SWAPPED 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+#define HALVES_SWAPPED 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+#define QUARTERS_SWAPPED 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
+#define EVERY_FOURTH 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12
 #else
-#define COUNTED ((ivec){0, 1, 2, 3, 4, 5, 6, 7})
+#define LANE_INDICES ((ivec){0, 1, 2, 3, 4, 5, 6, 7})
 #define LOW_HALVES 0, 1, 2, 3, 8, 9, 10, 11
 #define HIGH_HALVES 4, 5, 6, 7, 12, 13, 14, 15
 #define LOW_QUARTERS 0, 1, 8, 9, 4, 5, 12, 13
 #define HIGH_QUARTERS 2, 3, 10, 11, 6, 7, 14, 15
-#define TURNED 1, 0, 3, 2, 5, 4, 7, 6
-#define HALVES_TURNED 4, 5, 6, 7, 0, 1, 2, 3
-#define QUARTERS_TURNED 2, 3, 0, 1, 6, 7, 4, 5
-#define FOUR 0, 4, 2, 6, 0, 4, 2, 6
+#define LANES_SWAPPED 1, 0, 3, 2, 5, 4, 7, 6
+#define HALVES_SWAPPED 4, 5, 6, 7, 0, 1, 2, 3
+#define QUARTERS_SWAPPED 2, 3, 0, 1, 6, 7, 4, 5
+#define EVERY_FOURTH 0, 4, 2, 6, 0, 4, 2, 6
 #endif
 
-/* The sums of four vectors, each times a number. */
-INLINE void four_sums(float *to, const vec *v, float by) {
-    const vec one = MIX(v[0], v[1], LOW_HALVES) + MIX(v[0], v[1], HIGH_HALVES);
-    const vec two = MIX(v[2], v[3], LOW_HALVES) + MIX(v[2], v[3], HIGH_HALVES);
-    vec sums = MIX(one, two, LOW_QUARTERS) + MIX(one, two, HIGH_QUARTERS);
+/* Stores the sums of four vectors, each multiplied by factor. */
+INLINE void reduce_sum_four(float *to, const vec *v, float factor) {
+    const vec a = SHUFFLE(v[0], v[1], LOW_HALVES) + SHUFFLE(v[0], v[1], HIGH_HALVES);
+    const vec b = SHUFFLE(v[2], v[3], LOW_HALVES) + SHUFFLE(v[2], v[3], HIGH_HALVES);
+    vec sums = SHUFFLE(a, b, LOW_QUARTERS) + SHUFFLE(a, b, HIGH_QUARTERS);
 #if LANES == 16
-    sums += MIX(sums, sums, PAIRS_TURNED);
+    sums += SHUFFLE(sums, sums, PAIRS_SWAPPED);
 #endif
-    sums = (sums + MIX(sums, sums, TURNED)) * by;
-    sums = MIX(sums, sums, FOUR);
+    sums = (sums + SHUFFLE(sums, sums, LANES_SWAPPED)) * factor;
+    sums = SHUFFLE(sums, sums, EVERY_FOURTH);
     memcpy(to, &sums, 4 * sizeof(float));
 }
 
-/* The larger of each two, and the largest of all; no number, once there is one that is none. */
-INLINE vec larger(vec one, vec two) {
+/* Lane-wise maximum; NaN if either lane is NaN. */
+INLINE vec max_or_nan(vec a, vec b) {
 #if LANES == 16
-    const vec most = (vec)_mm512_max_ps((__m512)one, (__m512)two); /* the second, if one of them is none */
+    const vec maxima = (vec)_mm512_max_ps((__m512)a, (__m512)b); /* returns b if either is NaN */
 #elif defined(__AVX__)
-    const vec most = (vec)_mm256_max_ps((__m256)one, (__m256)two);
+    const vec maxima = (vec)_mm256_max_ps((__m256)a, (__m256)b);
 #else
-    const vec most = choose(one > two, one, two);
+    const vec maxima = select_lanes(a > b, a, b);
 #endif
-    return choose(one != one, one, most);
+    return select_lanes(a != a, a, maxima);
 }
 
-INLINE float largest(vec v) {
-    v = larger(v, MIX(v, v, HALVES_TURNED));
-    v = larger(v, MIX(v, v, QUARTERS_TURNED));
+/* Maximum of all lanes; NaN if any lane is NaN. */
+INLINE float reduce_max(vec v) {
+    v = max_or_nan(v, SHUFFLE(v, v, HALVES_SWAPPED));
+    v = max_or_nan(v, SHUFFLE(v, v, QUARTERS_SWAPPED));
 #if LANES == 16
-    v = larger(v, MIX(v, v, PAIRS_TURNED));
+    v = max_or_nan(v, SHUFFLE(v, v, PAIRS_SWAPPED));
 #endif
-    return larger(v, MIX(v, v, TURNED))[0];
+    return max_or_nan(v, SHUFFLE(v, v, LANES_SWAPPED))[0];
 }
 
-/* Numbers of 16 bits, where this CPU converts them; those that are too large become the largest. */
-#define MOST_HALF 65504.0f
+/* fp16 conversion, where the CPU has it. Values out of range saturate at MAX_FP16. */
+#define MAX_FP16 65504.0f
 #if LANES == 16
-#define HALVES 1
-INLINE vec widened(const uint16_t *from) { return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+#define HAS_FP16 1
+INLINE vec fp16_to_fp32(const uint16_t *from) {
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
 #elif defined(__F16C__)
-#define HALVES 1
-INLINE vec widened(const uint16_t *from) { return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
+#define HAS_FP16 1
+INLINE vec fp16_to_fp32(const uint16_t *from) { return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
 #else
-#define HALVES 0
-INLINE vec widened(const uint16_t *from) { return all(from[0]); }
+#define HAS_FP16 0
+INLINE vec fp16_to_fp32(const uint16_t *from) { return broadcast(from[0]); }
 #endif
 
-INLINE void narrow(uint16_t *to, vec v) {
-    v = choose(v > MOST_HALF, all(MOST_HALF), v);
-    v = choose(v < -MOST_HALF, all(-MOST_HALF), v);
+INLINE void fp32_to_fp16(uint16_t *to, vec v) {
+    v = select_lanes(v > MAX_FP16, broadcast(MAX_FP16), v);
+    v = select_lanes(v < -MAX_FP16, broadcast(-MAX_FP16), v);
 #if LANES == 16
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
@@ -115,7 +118,8 @@ INLINE void narrow(uint16_t *to, vec v) {
 #endif
 }
 
-INLINE float sum(vec v) {
+/* Sum of all lanes, by halving: the order of additions is the same on every call. */
+INLINE float reduce_sum(vec v) {
     float lanes[LANES];
     store(lanes, v);
     for (int width = LANES / 2; width; width /= 2)
@@ -123,12 +127,13 @@ INLINE float sum(vec v) {
     return lanes[0];
 }
 
-/* e to the power of what is at most 88, to about the last bit; no number stays none. The polynomial is Cephes'. */
-INLINE vec exponential(vec x) {
-    ivec nothing = x < -87.0f;
-    vec n = choose(nothing, all(0), (x * 1.44269504f + 12582912.0f) - 12582912.0f); /* 1.5 * 2^23: to the nearest */
+/* exp(x) for x <= 88, accurate to about one ulp; NaN stays NaN. The polynomial is that of the Cephes library. */
+INLINE vec exp_lanes(vec x) {
+    ivec underflow = x < -87.0f;
+    /* Adding 1.5 * 2^23 rounds to the nearest integer. */
+    vec n = select_lanes(underflow, broadcast(0), (x * 1.44269504f + 12582912.0f) - 12582912.0f);
     vec f = x - n * 0.693145752f - n * 1.42860677e-6f;
-    vec p = all(1.9875691500e-4f);
+    vec p = broadcast(1.9875691500e-4f);
     p = p * f + 1.3981999507e-3f;
     p = p * f + 8.3334519073e-3f;
     p = p * f + 4.1665795894e-2f;
@@ -136,19 +141,19 @@ INLINE vec exponential(vec x) {
     p = p * f + 5.0000001201e-1f;
     p = p * f * f + f + 1.0f;
     ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return choose(nothing, all(0), p * (vec)power);
+    return select_lanes(underflow, broadcast(0), p * (vec)power);
 }
 
-/* x · sigmoid(x) · what stands so many numbers behind it; it may be written where it was read. */
-INLINE void gated(const float *x, float *out, int64_t size) {
+/* out = silu(x[:size]) * x[size:]. out may be x. */
+INLINE void silu_mul_row(const float *x, float *out, int64_t size) {
     for (int64_t i = 0; i < size; i += LANES) {
-        vec v = load(x + i), e = exponential(-magnitude(v));
-        vec share = choose(v < 0, e, all(1)) / (1 + e); /* so that no power is too large */
-        store(out + i, v * share * load(x + size + i));
+        vec v = load(x + i), e = exp_lanes(-abs_lanes(v));
+        vec sigmoid = select_lanes(v < 0, e, broadcast(1)) / (1 + e); /* |v| keeps the exponential from overflowing */
+        store(out + i, v * sigmoid * load(x + size + i));
     }
 }
 
-/* Threads: the team that torch computes with, by the one call of its OpenMP; a team of their own would fight it. */
+/* Parallel loops run on the OpenMP team that torch computes with. A second team would compete with it for the cores. */
 
 #ifdef __linux__
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
@@ -156,28 +161,31 @@ extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attrib
 static void (*const GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned) = 0;
 #endif
 
-struct team {
-    void (*work)(const void *, int64_t);
-    const void *what;
+struct parallel_loop {
+    void (*body)(const void *, int64_t);
+    const void *context;
     int64_t count, next;
 };
 
-static void member(void *given) {
-    struct team *team = given;
+static void run_loop_thread(void *argument) {
+    struct parallel_loop *loop = argument;
     for (;;) {
-        int64_t i = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
-        if (i >= team->count) return;
-        team->work(team->what, i);
+        int64_t i = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED);
+        if (i >= loop->count) return;
+        loop->body(loop->context, i);
     }
 }
 
-/* Whoever is free takes the next piece. Always all threads: another number of them would make a new team. */
-INLINE void share(void (*work)(const void *, int64_t), const void *what, int64_t count, int64_t threads) {
-    struct team team = {work, what, count, 0};
-    if (GOMP_parallel && threads > 1 && count > 1) GOMP_parallel(member, &team, (unsigned)threads, 0);
-    else member(&team);
+/* Calls body(context, i) for i < count; each free thread takes the next i.
+ *
+ * The team always has `threads` members, however small the count: another size makes OpenMP build a new team.
+ */
+INLINE void parallel_for(void (*body)(const void *, int64_t), const void *context, int64_t count, int64_t threads) {
+    struct parallel_loop loop = {body, context, count, 0};
+    if (GOMP_parallel && threads > 1 && count > 1) GOMP_parallel(run_loop_thread, &loop, (unsigned)threads, 0);
+    else run_loop_thread(&loop);
 }
 
-#define SMALL (1 << 16) /* So few numbers are not worth waking anybody. */
+#define PARALLEL_THRESHOLD (1 << 16) /* Elements below which waking other threads costs more than it saves. */
 
 #endif

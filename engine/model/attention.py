@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from antiphon.engine.cache.contiguous import ContiguousKVCache, KVCache, additive_mask, causal_mask
+from antiphon.engine.cache.base import KVCache
+from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.decode_batch import DecodeBatch
+from antiphon.engine.model.masks import additive_mask, causal_mask
 
 ATTENTION_NAME = "antiphon"
 """How transformers calls this attention. It is no mask function's name, so that no mask is built outside."""

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antiphon.engine.cache.contiguous import additive_mask
 from antiphon.engine.cache.paged import NULL_PAGE, PAGE_TOKENS, PagedKVCache, PagePool
+from antiphon.engine.model.masks import additive_mask
 
 MIN_TABLE_COLUMNS = 16
 """Columns of the narrowest table: 256 tokens."""

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.errors import LoadError
+from antiphon.engine.hardware import free_memory
 from antiphon.engine.protocol import EngineInfo, Sampling
 
 log = logging.getLogger(__name__)
@@ -88,32 +89,6 @@ def choose_device(wanted: str | None) -> str:
     if wanted.split(":")[0] == "cuda" and not available:
         raise LoadError("no CUDA device can be used here; leave the device out, or choose cpu")
     return wanted
-
-
-def free_memory(device: str) -> int | None:
-    """Bytes that can be had now on the device; None where nobody says."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    amounts = [_meminfo(), _cgroup()]
-    return min((amount for amount in amounts if amount is not None), default=None)
-
-
-def _meminfo() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup() -> int | None:
-    """What the container's limit leaves; None without one."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return None if limit == "max" else max(int(limit) - int(used), 0)
 
 
 def check_memory(folder: Checkpoint, itemsize: int, free: int | None) -> None:

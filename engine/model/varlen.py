@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphon.engine.cache.contiguous import ContiguousKVCache, KVCache
+from antiphon.engine.cache.base import KVCache
+from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import AttentionMetadata, SequenceSpan

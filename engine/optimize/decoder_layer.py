@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache
-from antiphon.engine.kernels.bindings import GEMM_TILE_ROWS, MAX_HEAD_DIM, MAX_QUERY_GROUPS, Kernels
+from antiphon.engine.kernels.bindings import (
+    GEMM_TILE_ROWS,
+    MAX_HEAD_DIM,
+    MAX_QUERY_GROUPS,
+    DecoderLayerArgs,
+    Kernels,
+)
 from antiphon.engine.model.attention import AttentionMetadata, SequenceSpan
 from antiphon.engine.optimize.fuse import FusedSwiGLU
 from antiphon.engine.optimize.linears import CompiledInt8Linear, MergedLinearSlice, PackedLinear
@@ -74,20 +80,17 @@ class FusedDecoderLayer(nn.Module):
             "f", [0.0 if norm is None else norm.eps for norm in norms] + [original.self_attn.scaling]
         )
         matrices = (weights.qkv, weights.o_proj, weights.gate_up, weights.down)
-        self._constant_words = array(
-            "q",
-            (
-                len(weights.input_norm.weight),
-                weights.heads,
-                weights.kv_heads,
-                weights.head_dim,
-                weights.down.inputs,
-                *(0 if norm is None else norm.weight.data_ptr() for norm in norms),
-                *(address for matrix in matrices for address in matrix.addresses),
-                self._constants.buffer_info()[0],
-            ),
+        self._args = DecoderLayerArgs(
+            len(weights.input_norm.weight),
+            weights.heads,
+            weights.kv_heads,
+            weights.head_dim,
+            weights.down.inputs,
+            *(0 if norm is None else norm.weight.data_ptr() for norm in norms),
+            *(address for matrix in matrices for address in matrix.addresses),
+            self._constants.buffer_info()[0],
         )
-        self._workspace_per_token = kernels.decoder_layer_workspace(self._constant_words.buffer_info()[0])
+        self._workspace_per_token = kernels.decoder_layer_workspace(self._args)
 
     def forward(
         self,
@@ -115,29 +118,18 @@ class FusedDecoderLayer(nn.Module):
         return kernels and plain and alike and x.is_contiguous() and cosines.is_contiguous() and sines.is_contiguous()
 
     def _run_fused(self, x: Tensor, cosines: Tensor, sines: Tensor, attn_metadata: AttentionMetadata) -> Tensor:
-        count = x.shape[1]
-        listed, halves = attn_metadata.build_span_table(self._layer, self._like, self._like)
-        table = array("q", listed)
+        count, args = x.shape[1], self._args
+        span_table, fp16_cache = attn_metadata.build_span_table(self._layer, self._like, self._like)
+        table = array("q", span_table)
         out = torch.empty_like(x)
-        words = self._constant_words + array(
-            "q",
-            (
-                count,
-                torch.get_num_threads(),
-                x.data_ptr(),
-                out.data_ptr(),
-                cosines.data_ptr(),
-                sines.data_ptr(),
-                len(attn_metadata.spans),
-                table.buffer_info()[0],
-                halves,
-                attn_metadata.windows.get(self._layer, 0),
-                self._workspace.ensure_address(
-                    -(-count // GEMM_TILE_ROWS) * GEMM_TILE_ROWS * self._workspace_per_token
-                ),
-            ),
-        )
-        self._kernels.decoder_layer(words.buffer_info()[0])
+        padded_tokens = -(-count // GEMM_TILE_ROWS) * GEMM_TILE_ROWS
+        args.count, args.threads = count, torch.get_num_threads()
+        args.x, args.out = x.data_ptr(), out.data_ptr()
+        args.cosines, args.sines = cosines.data_ptr(), sines.data_ptr()
+        args.num_spans, args.spans = len(attn_metadata.spans), table.buffer_info()[0]
+        args.fp16_cache, args.window = fp16_cache, attn_metadata.windows.get(self._layer, 0)
+        args.workspace = self._workspace.ensure_address(padded_tokens * self._workspace_per_token)
+        self._kernels.decoder_layer(args)
         return out
 
 

@@ -18,7 +18,6 @@ from antiphon.engine.process.connection import WorkerConnection
 from antiphon.engine.process.messages import (
     AddJob,
     CancelJob,
-    JobChunk,
     LoadProgress,
     Report,
     StartCommand,
@@ -28,7 +27,16 @@ from antiphon.engine.process.messages import (
 )
 from antiphon.engine.process.pending import CANCELLED_WHILE_WAITING, PendingJob
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
-from antiphon.engine.protocol import EngineError, EngineInfo, EngineStats, Fault, Job, OnChunk, overloaded_error
+from antiphon.engine.protocol import (
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    Fault,
+    Job,
+    JobChunk,
+    OnChunk,
+    overloaded_error,
+)
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.protocol import Chunk, EngineInfo, EngineStats, Job
-
-JobChunk = tuple[str, Chunk]
-"""A job's id and what a step brought for it."""
+from antiphon.engine.protocol import EngineInfo, EngineStats, Job, JobChunk
 
 MessageT = TypeVar("MessageT")
 _LENGTH = struct.Struct("<I")

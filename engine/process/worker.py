@@ -26,7 +26,6 @@ from antiphon.engine.process.messages import (
     AddJob,
     CancelJob,
     Command,
-    JobChunk,
     LoadProgress,
     PingCommand,
     PongReport,
@@ -39,7 +38,7 @@ from antiphon.engine.process.messages import (
     encode_message,
 )
 from antiphon.engine.process.messages import command_decoder as order_reader
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
 log = logging.getLogger(__name__)
 

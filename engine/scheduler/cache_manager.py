@@ -5,12 +5,14 @@ is allocated for all together; it counts tokens, by capacity, not by use.
 """
 
 from collections.abc import Sequence as Several
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from antiphon.engine.cache.contiguous import KVCache, round_capacity
-from antiphon.engine.model.forward import ForwardPass
+from antiphon.engine.cache.base import KVCache, round_capacity
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, CachedPrefix, PrefixCache
 from antiphon.engine.scheduler.sequence import Sequence, common_prefix_length
+
+if TYPE_CHECKING:  # it needs torch
+    from antiphon.engine.model.forward import ForwardPass
 
 GROWTH_TOKENS = 128
 """A cache grows by this many tokens: each decoded token reads it whole, so that a copy for 128 of them is little."""
@@ -37,7 +39,7 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, forward: ForwardPass, *, max_tokens: int, max_idle_tokens: int, enable_prefix_caching: bool = True
+        self, forward: "ForwardPass", *, max_tokens: int, max_idle_tokens: int, enable_prefix_caching: bool = True
     ) -> None:
         self.prefix_cache = PrefixCache()
         self._forward = forward

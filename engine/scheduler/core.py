@@ -12,8 +12,7 @@ import torch
 
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.forward import ForwardPass
-from antiphon.engine.process.messages import JobChunk
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
 from antiphon.engine.scheduler.grammar import CompilerFactory, GrammarMatcher, prefetch_masks
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget

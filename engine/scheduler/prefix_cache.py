@@ -6,7 +6,7 @@ how much the pool may hold (:meth:`Prefixes.fit`); the least recently used entry
 
 from array import array
 
-from antiphon.engine.cache.contiguous import KVCache
+from antiphon.engine.cache.base import KVCache
 from antiphon.engine.scheduler.sequence import common_prefix_length
 
 MIN_PREFIX_TOKENS = 16

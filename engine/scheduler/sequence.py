@@ -1,14 +1,16 @@
 """One job on its way through the engine: its tokens, how many of them are in its cache, and when it ends."""
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from antiphon.engine.cache.contiguous import KVCache
+from antiphon.engine.cache.base import KVCache
 from antiphon.engine.protocol import Fault, FinishReason, Job, TokenLogprob
 from antiphon.engine.scheduler.ngram import Drafter
-from antiphon.engine.scheduler.sampler import SamplingState
+
+if TYPE_CHECKING:  # it needs torch
+    from antiphon.engine.scheduler.sampler import SamplingState
 
 
 class Sequence:
@@ -20,7 +22,7 @@ class Sequence:
     def __init__(
         self,
         job: Job,
-        sampling_state: SamplingState,
+        sampling_state: "SamplingState",
         *,
         max_new_tokens: int,
         stop_ids: frozenset[int],

@@ -14,8 +14,7 @@ from typing import Any
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
-from antiphon.engine.process.messages import JobChunk
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
 PACE = 0.002
 SAID = ord("a")

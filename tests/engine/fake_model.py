@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.engine.cache.contiguous import ContiguousKVCache, KVCache
+from antiphon.engine.cache.base import KVCache
+from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.protocol import EngineInfo

@@ -6,7 +6,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from antiphon.engine.cache.contiguous import CAPACITY_STEP_TOKENS, ContiguousKVCache, KVCache, round_capacity
+from antiphon.engine.cache.base import CAPACITY_STEP_TOKENS, KVCache, round_capacity
+from antiphon.engine.cache.contiguous import ContiguousKVCache
 
 
 @torch.inference_mode()

@@ -1,6 +1,8 @@
 """Compiled kernels: what torch computes, in one step; the same bits alone and in a crowd; and torch where they cannot be."""
 
+import ctypes
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,15 @@ from torch.nn import functional
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.kernels import compiler
 from antiphon.engine.kernels import library as compiled_module
-from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.compiler import CompilationError, load_library
+from antiphon.engine.kernels.bindings import (
+    SPAN_FIELDS,
+    AttentionArgs,
+    DecoderLayerArgs,
+    Kernels,
+    LinearArgs,
+    RowArgs,
+)
+from antiphon.engine.kernels.compiler import INCLUDE_DIR, CompilationError, load_library
 from antiphon.engine.kernels.library import SOURCES, load_kernels, verify_kernels
 from antiphon.engine.options import EngineOptions
 from tests.engine.tiny_models import drain, fresh, job_of, prompts, tokens_of
@@ -180,31 +189,62 @@ def altered(compiled: Kernels, elsewhere: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("right", "wrong", "name"),
     [
-        ("LEVELS / high", "LEVELS / (high + 1)", "multiply"),
-        ("if (p->gated)", "if (0)", "multiply"),
-        ("[row] * m->scale", "[0] * m->scale", "multiply"),
-        ("/ t->size + piece->least", "/ t->size + 1", "norm"),
-        ("v * share * load", "v * load", "gate"),
-        ("out[block] = sum(total) + rest", "out[block] = sum(total)", "weigh"),
-        ("- two * load(sines", "+ two * load(sines", "turn"),
+        ("LEVELS / row_max", "LEVELS / (row_max + 1)", "int8_linear"),
+        ("if (args->silu_mul)", "if (0)", "int8_linear"),
+        ("[row] * params->scale", "[0] * params->scale", "int8_linear"),
+        ("/ args->size + loop->eps", "/ args->size + 1", "rms_norm"),
+        ("v * sigmoid * load", "v * load", "silu_mul"),
+        ("out[b] = reduce_sum(total) + rest", "out[b] = reduce_sum(total)", "block_softmax"),
+        ("- b * load(sines", "+ b * load(sines", "rope"),
         ("load(rows[r].out + d) / total", "load(rows[r].out + d)", "attend"),
-        ("if (p->span->count == 1) put", "if (0) put", "attend"),
-        ("if (longest > 1) share", "if (0) share", "attend"),
-        ("end < TILE) hide", "end < 0) hide", "attend"),
+        ("if (item->span->count == 1) append_kv", "if (0) append_kv", "attend"),
+        ("if (longest > 1) parallel_for", "if (0) parallel_for", "attend"),
+        ("end < TILE_KEYS) apply_mask", "end < 0) apply_mask", "attend"),
     ],
 )
 def test_a_library_that_computes_something_else_is_not_used(
     altered: Altered, compiled: Kernels, right: str, wrong: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if name == "multiply" and not compiled.supports_int8_linear(torch.ones(1, 1)):
+    if name == "int8_linear" and not compiled.supports_int8_linear(torch.ones(1, 1)):
         pytest.skip("there is no such kernel for this CPU")
     assert altered(right, wrong) is None
     assert f"the library computes another {name}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("source", "struct", "args"),
+    [
+        ("kernels.h", "row_args", RowArgs),
+        ("kernels.h", "linear_args", LinearArgs),
+        ("kernels.h", "attention_args", AttentionArgs),
+        ("decoder_layer.c", "decoder_layer_args", DecoderLayerArgs),
+    ],
+)
+def test_the_bindings_declare_the_fields_of_the_c_structures(
+    source: str, struct: str, args: type[ctypes.Structure]
+) -> None:
+    assert [name for name, _ in args._fields_] == _parse_fields(source, struct)
+
+
+def test_a_span_has_as_many_fields_as_the_bindings_say() -> None:
+    assert len(_parse_fields("kernels.h", "span")) == SPAN_FIELDS
+
+
+def _parse_fields(source: str, struct: str) -> list[str]:
+    """The field names of a C structure of int64_t and of ``struct int8_weight``, in order."""
+    code = re.sub(r"/\*.*?\*/", "", (INCLUDE_DIR / source).read_text(), flags=re.DOTALL)
+    (body,) = re.findall(rf"struct {struct} \{{(.*?)\}};", code, re.DOTALL)
+    fields: list[str] = []
+    for kind, names in re.findall(r"(int64_t|struct int8_weight) ([^;]*);", body):
+        for name in (name.strip() for name in names.split(",")):
+            parts = ("weights", "scales", "zeros", "bias")
+            fields += [name] if kind == "int64_t" else [f"{name}_{part}" for part in parts]
+    return fields
+
+
 def test_a_library_that_lacks_one_is_not_used(altered: Altered, caplog: pytest.LogCaptureFixture) -> None:
-    assert altered("antiphon_gate", "antiphon_bait") is None
-    assert "antiphon_gate" in caplog.text
+    assert altered("antiphon_silu_mul", "antiphon_bait") is None
+    assert "antiphon_silu_mul" in caplog.text
 
 
 def test_half_of_a_library_is_made_anew(compiled: Kernels, elsewhere: Path) -> None:

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
-from antiphon.engine.process.messages import JobChunk, Report, StepReport
-from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job
+from antiphon.engine.process.messages import Report, StepReport
+from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, JobChunk
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptStep
 from tests.engine.chunk_stream import listen

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from antiphon.engine.cache.contiguous import ContiguousKVCache, KVCache
+from antiphon.engine.cache.base import KVCache
+from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, PrefixCache
