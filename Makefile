@@ -1,4 +1,4 @@
-# Antiphon. `make help` says what each word does; nothing is needed beforehand but Python 3.11 or later and make.
+# Antiphon. `make help` lists the targets. The only requirements are Python 3.11 or later and make.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -6,41 +6,41 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.ready-to-serve
 TEST := $(VENV)/.ready-to-test
 LOCK := requirements.lock
-# Words for the server: make serve ARGS="--port 9000"; words for pytest: make test ARGS="-k gate"
+# Options of the server: make serve ARGS="--port 9000". Options of pytest: make test ARGS="-k admission"
 ARGS ?=
-# Tests start processes by the dozen; without its bytecode each of them would compile the whole project anew.
+# Tests start dozens of processes; without cached bytecode each of them would compile the whole project again.
 unexport PYTHONDONTWRITEBYTECODE
-# A process for each core, four at most: each loads torch. Whoever runs out of tests takes some of another's.
+# One test process per core, four at most, since each loads torch. Idle processes take tests from busy ones.
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test prove check snapshots bench bench-peers clean
+.PHONY: help serve test test-full check snapshots bench bench-peers clean
 
-help:  ## say what each word does
-	@echo "make WORD [ARGS=...]"; echo
+help:  ## list the targets
+	@echo "make TARGET [ARGS=...]"; echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-serve: $(SERVE)  ## set everything up, then serve the embedded model on http://127.0.0.1:8000/v1
+serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8000/v1
 	$(BIN)/antiphon serve $(ARGS)
 
-test: $(TEST)  ## set everything up, then run the tests (fixed seeds, reduced counts)
+test: $(TEST)  ## install, then run the tests (fixed seeds, reduced counts)
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-prove: $(TEST)  ## the tests with full counts: every cut, 1000 random ways, 10 000 streams a dialect
-	ANTIPHON_PROVE=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
+test-full: $(TEST)  ## run the tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
+	ANTIPHON_TEST_FULL=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
 
-check: $(TEST)  ## lint, format, strict types, layers and sizes
+check: $(TEST)  ## check lint, format, strict types, layers and sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_sizes.py
 
-snapshots: $(TEST)  ## write the snapshots anew; then read the diff
+snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 	$(BIN)/python -m pytest -q --snapshot-update tests/snapshots $(ARGS)
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
 
-bench: $(TEST)  ## compare with the peers that are installed, every part: over an hour; pages in .bench/results
+bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
 	$(BIN)/python -m tests.bench.protocol
 	$(BIN)/python -m tests.bench.durable
 	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
@@ -52,16 +52,16 @@ bench: $(TEST)  ## compare with the peers that are installed, every part: over a
 	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
 
-bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in an environment of its own
+bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in its own environment
 	$(BIN)/python -m tests.bench.install $(ARGS)
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .bench .codex .pytest_cache .mypy_cache .ruff_cache build *.egg-info
 
-# The parts of the benchmark; docs/bench.md says what each one measures.
+# The parts of the benchmark, explained in docs/bench.md.
 RESULTS = --json .bench/results/$(1).json --out .bench/results/$(1).md
 TINY = --model tiny --streams 1,4,16,64 --rounds 3 --scenarios growth,long,next --limit-minutes 25 $(call RESULTS,tiny)
-# Both together would need more memory than a machine of 24 GiB has.
+# Two lines, since all servers together need more than 24 GiB of memory.
 SMALL = --model small --servers antiphon-int8,vllm-bf16,llama.cpp --streams 1,4,16 --rounds 3 $(call RESULTS,small)
 EXACT = --model small --servers antiphon,vllm-fp32 --streams 1,4,16 --rounds 3 $(call RESULTS,exact)
 SLOW = --model small --servers antiphon,transformers,transformers-cb --streams 1,4 --rounds 1 $(call RESULTS,slow)
@@ -70,16 +70,16 @@ OSS = --model oss --servers antiphon --rounds 0 --scenarios next $(call RESULTS,
 EMBEDDED = --model embedded --servers antiphon --streams 1,16 --rounds 3 --limit-minutes 3 $(call RESULTS,embedded)
 GPU = --model small --servers antiphon-gpu,transformers-gpu --streams 1,16,128 --rounds 3 $(call RESULTS,gpu)
 
-# The environment, once for each change of the two files that describe it.
+# The environment is rebuilt when pyproject.toml or the lock file changes.
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "antiphon needs Python 3.11 or later; say make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "antiphon needs Python 3.11 or later: run make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# The folders under the names by which they are installed, as links: new files, mypy and editors see them at once.
+# Links to the five folders under their import name antiphon.*, so that mypy and editors see new files at once.
 LINKED := $(VENV)/src/antiphon
 $(LINKED): | $(VENV)/bin/python
 	@mkdir -p $@
-	@ln -sfn $(foreach room,app engine events harmony state,../../../$(room)) $@
+	@ln -sfn $(foreach package,app engine events harmony state,../../../$(package)) $@
 	@ln -sf $(foreach file,__init__.py __main__.py py.typed,../../../app/public/$(file)) $@
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | xargs -I{} sh -c 'echo ../../../src > {}/antiphon-src.pth'
 

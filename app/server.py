@@ -66,7 +66,7 @@ ROUTE_HANDLERS = (
     health.head_ready,
 )
 
-_log = structlog.get_logger("antiphon.server")
+_log = structlog.get_logger(__name__)
 
 
 def build_app(home: ServerContext, on_request_done: Callable[[AccessRecord], None] = lambda _: None) -> RequestGuard:
@@ -218,7 +218,7 @@ async def run_server(
             server.should_exit = True
             raise
 
-    loading = asyncio.create_task(load(), name="loading")
+    loading = asyncio.create_task(load(), name="engine-start")
     try:
         await server.serve([listener])
         if loading.done():

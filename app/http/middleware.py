@@ -30,7 +30,7 @@ START_MESSAGES = frozenset({"http.response.start", "websocket.http.response.star
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_log = structlog.get_logger("antiphon.gate")
+_log = structlog.get_logger(__name__)
 
 
 class RequestGuard:
@@ -89,7 +89,7 @@ class RequestGuard:
             await answer.send_error(error)
         except Exception:  # noqa: BLE001 - the last place where one can be caught
             # Ours. The words of an exception may hold what a client sent, so they go to the log and nowhere else.
-            _log.exception("request broke", request_id=answer.request_id)
+            _log.exception("unhandled exception in request", request_id=answer.request_id)
             message = "The server had an error while processing your request."
             await answer.send_error(ApiError(500, "server_error", message, kind=SERVER_ERROR))
         finally:

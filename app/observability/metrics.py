@@ -1,7 +1,7 @@
-"""Numbers for Prometheus, under the names that dashboards for model servers know, with `antiphon:` before them.
+"""Prometheus metrics, named after those of vLLM with the prefix `antiphon:`.
 
-What an engine counts is asked of it when somebody looks; what a turn takes is noted once, when it is over, so that no
-token waits for a counter. Labels name models, endings and status codes: never a client, a key or a word that was said.
+Engine counters are read at scrape time; a turn is recorded once, when it ends, so that no token waits for a counter.
+Label values are model names, finish reasons, methods and status codes: never a client, a key or a piece of content.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.access_log import AccessRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TURN_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_TOKEN_BUCKETS = tuple(2**power for power in range(0, 18, 2))
+_TOKEN_COUNT_BUCKETS = tuple(2**power for power in range(0, 18, 2))
 
 
 class TurnStats(Struct, frozen=True, kw_only=True):
-    """What a turn took. Times are seconds; `first` is None where no token came."""
+    """Duration and token counts of a finished turn. `time_to_first_token_s` is None if no token was generated."""
 
     finish_reason: str
-    """`completed`, or `incomplete`, `failed`, `cancelled`, `refused`."""
+    """`completed`, `incomplete`, `failed`, `cancelled` or `refused`."""
     elapsed_s: float
     time_to_first_token_s: float | None
     prompt_tokens: int
@@ -37,107 +37,109 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
 
 class TurnObserver(Protocol):
-    """Hears what turns took."""
+    """Receives the statistics of every turn."""
 
-    def on_turn_end(self, model: str, taken: TurnStats) -> None:
-        """A turn is over."""
+    def on_turn_end(self, model: str, stats: TurnStats) -> None:
+        """Records a finished turn."""
 
 
 class MetricsCollector:
-    """All that is counted of one server."""
+    """The metrics of one server: counters and histograms of turns and requests, and those of the engines."""
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineStatsCollector(tuple(models)))
-        name, registry = ["model_name"], self.registry
-        self._ended = Counter(
-            "antiphon:request_success", "Turns that are over, by how they ended.", [*name, "finished_reason"],
-            registry=registry,
-        )  # fmt: skip
-        self._first = Histogram(
-            "antiphon:time_to_first_token_seconds", "From the request to its first token.", name,
-            registry=registry, buckets=_WAIT_BUCKETS_S,
-        )  # fmt: skip
-        self._each = Histogram(
-            "antiphon:time_per_output_token_seconds", "Mean pause between a turn's tokens.", name,
-            registry=registry, buckets=_GAP_BUCKETS_S,
-        )  # fmt: skip
-        self._whole = Histogram(
-            "antiphon:e2e_request_latency_seconds", "From the request to its last token.", name,
-            registry=registry, buckets=_TURN_BUCKETS_S,
-        )  # fmt: skip
-        self._read = Histogram(
-            "antiphon:request_prompt_tokens", "Tokens of a prompt.", name, registry=registry, buckets=_TOKEN_BUCKETS
+        self._finished = Counter(
+            "antiphon:requests_finished",
+            "Finished turns by finish reason, failed and cancelled ones included.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
         )
-        self._spoken = Histogram(
-            "antiphon:request_generation_tokens",
-            "Tokens of an answer.",
-            name,
-            registry=registry,
-            buckets=_TOKEN_BUCKETS,
+        self._time_to_first_token = self._add_histogram(
+            "time_to_first_token_seconds", "Time from the request to its first token.", _FIRST_TOKEN_BUCKETS_S
         )
-        http = Counter("antiphon:http_requests", "Requests answered.", ["method", "status"], registry=registry)
-        self._http = cache(http.labels)  # to look one up takes longer than to count
+        self._time_per_output_token = self._add_histogram(
+            "time_per_output_token_seconds", "Mean time between the output tokens of a turn.", _TOKEN_GAP_BUCKETS_S
+        )
+        self._latency = self._add_histogram(
+            "e2e_request_latency_seconds", "Time from the request to its last token.", _TURN_BUCKETS_S
+        )
+        self._prompt_tokens = self._add_histogram(
+            "request_prompt_tokens", "Prompt tokens per turn.", _TOKEN_COUNT_BUCKETS
+        )
+        self._generated_tokens = self._add_histogram(
+            "request_generation_tokens", "Generated tokens per turn.", _TOKEN_COUNT_BUCKETS
+        )
+        http_requests = Counter(
+            "antiphon:http_requests", "HTTP responses by method and status.", ["method", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._http_requests = cache(http_requests.labels)  # looking up a label set takes longer than counting
 
-    def on_turn_end(self, model: str, taken: TurnStats) -> None:
-        """A turn is over."""
-        self._ended.labels(model, taken.finish_reason).inc()
-        self._whole.labels(model).observe(taken.elapsed_s)
-        self._read.labels(model).observe(taken.prompt_tokens)
-        self._spoken.labels(model).observe(taken.generated_tokens)
-        if taken.time_to_first_token_s is not None:
-            self._first.labels(model).observe(taken.time_to_first_token_s)
-            if taken.generated_tokens > 1:
-                self._each.labels(model).observe(
-                    (taken.elapsed_s - taken.time_to_first_token_s) / (taken.generated_tokens - 1)
-                )
+    def on_turn_end(self, model: str, stats: TurnStats) -> None:
+        """Records a finished turn."""
+        self._finished.labels(model, stats.finish_reason).inc()
+        self._latency.labels(model).observe(stats.elapsed_s)
+        self._prompt_tokens.labels(model).observe(stats.prompt_tokens)
+        self._generated_tokens.labels(model).observe(stats.generated_tokens)
+        first_s = stats.time_to_first_token_s
+        if first_s is not None:
+            self._time_to_first_token.labels(model).observe(first_s)
+            if stats.generated_tokens > 1:
+                gaps = stats.generated_tokens - 1
+                self._time_per_output_token.labels(model).observe((stats.elapsed_s - first_s) / gaps)
 
-    def count_request(self, line: AccessRecord) -> None:
-        """A request was answered."""
-        self._http(line.method if line.method in COUNTED_METHODS else "other", str(line.status)).inc()
+    def count_request(self, record: AccessRecord) -> None:
+        """Counts an answered HTTP request."""
+        method = record.method if record.method in COUNTED_METHODS else "other"
+        self._http_requests(method, str(record.status)).inc()
 
     def render_page(self) -> bytes:
-        """Everything as text, as Prometheus reads it."""
+        """Returns all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
+
+    def _add_histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"antiphon:{name}", help_text, ["model_name"], registry=self.registry, buckets=buckets)
 
 
 COUNTED_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
-"""Anybody may invent a method; a label for each would be a way to fill our memory."""
+"""Other methods are counted as `other`: a client can invent any number of them, and each label set takes memory."""
 
 
 class _EngineStatsCollector(Collector):
-    """What the engines count themselves, asked when somebody looks."""
+    """Reads the engines' own counters at scrape time."""
 
     def __init__(self, models: tuple[ServedModel, ...]) -> None:
         self._models = models
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked of an engine before somebody looks."""
+        """Returns nothing, so that registration reads no engine."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each number, one sample for each model."""
+        """Yields one metric family per counter, with one sample per model."""
         gauges = {
-            "num_requests_running": ("Turns that the engine works on.", "running"),
-            "num_requests_waiting": ("Turns that wait for the engine.", "waiting"),
-            "kv_cache_tokens": ("Tokens held for turns that run.", "running_cache_tokens"),
-            "prefix_cache_tokens": ("Tokens of ended turns, held for those that begin alike.", "idle_cache_tokens"),
+            "num_requests_running": ("Requests that the engine is processing.", "running"),
+            "num_requests_waiting": ("Requests queued in the engine.", "waiting"),
+            "kv_cache_tokens": ("Tokens in the KV caches of running requests.", "running_cache_tokens"),
+            "prefix_cache_tokens": ("Tokens of finished requests kept in the prefix cache.", "idle_cache_tokens"),
         }
         counters = {
-            "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
+            "prompt_tokens": ("Prompt tokens processed.", "prompt_tokens"),
             "generation_tokens": ("Tokens generated.", "generated_tokens"),
-            "prefix_cache_queries": ("Prompt tokens that were looked for in the cache.", "prompt_tokens"),
-            "prefix_cache_hits": ("Prompt tokens that were found there.", "prefix_hit_tokens"),
-            "engine_steps": ("Passes through the model.", "steps"),
-            "engine_faults": ("Turns that the engine failed.", "failed_jobs"),
+            "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prompt_tokens"),
+            "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+            "engine_steps": ("Forward passes of the model.", "steps"),
+            "engine_request_failures": ("Requests that failed in the engine.", "failed_jobs"),
         }
-        yield GaugeMetricFamily("antiphon:tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
-        for name, (says, of) in gauges.items():
-            yield self._add_samples(GaugeMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
-        for name, (says, of) in counters.items():
-            yield self._add_samples(CounterMetricFamily(f"antiphon:{name}", says, labels=["model_name"]), of)
+        tasks = len(asyncio.all_tasks())
+        yield GaugeMetricFamily("antiphon:event_loop_tasks", "Tasks on the event loop.", tasks)
+        for name, (help_text, field) in gauges.items():
+            yield self._add_samples(GaugeMetricFamily(f"antiphon:{name}", help_text, labels=["model_name"]), field)
+        for name, (help_text, field) in counters.items():
+            yield self._add_samples(CounterMetricFamily(f"antiphon:{name}", help_text, labels=["model_name"]), field)
 
-    def _add_samples(self, family: GaugeMetricFamily | CounterMetricFamily, of: str) -> Metric:
+    def _add_samples(self, family: GaugeMetricFamily | CounterMetricFamily, field: str) -> Metric:
         for model in self._models:
-            family.add_metric([model.names[0]], getattr(model.engine.stats(), of))
+            family.add_metric([model.names[0]], getattr(model.engine.stats(), field))
         return family

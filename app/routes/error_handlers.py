@@ -13,7 +13,7 @@ from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.request_state import request_state
 from antiphon.app.routes.replies import json_reply
 
-_log = structlog.get_logger("antiphon.server")
+_log = structlog.get_logger(__name__)
 
 
 def _handle_api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
@@ -39,7 +39,7 @@ def _handle_http_error(request: Request[Any, Any, Any], error: HTTPException) ->
 
 def _handle_store_error(request: Request[Any, Any, Any], error: sqlite3.OperationalError) -> Response[Any]:
     """The file is full, locked, or gone: that passes, and may be tried again."""
-    _log.error("the store cannot be used", request_id=request_state(request.scope).request_id, fault=str(error))
+    _log.error("store unavailable", request_id=request_state(request.scope).request_id, error=str(error))
     retry = (("retry-after", "1"),)
     return _handle_api_error(
         request, ApiError(503, "storage_unavailable", "The store cannot be used now.", headers=retry)
@@ -48,7 +48,7 @@ def _handle_store_error(request: Request[Any, Any, Any], error: sqlite3.Operatio
 
 def _handle_unexpected_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """A fault of ours. Its words stay in the log."""
-    _log.error("request broke", request_id=request_state(request.scope).request_id, exc_info=error)
+    _log.error("unhandled exception in request", request_id=request_state(request.scope).request_id, exc_info=error)
     message = "The server had an error while processing your request."
     return _handle_api_error(request, ApiError(500, "server_error", message))
 

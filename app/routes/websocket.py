@@ -35,7 +35,7 @@ CONNECTION_LIFETIME_S = 3600.0
 """Seconds after which a connection takes no further turn: clients know this limit and connect anew."""
 MAX_INTERRUPTIONS = 16
 """A client that asks again, this often, while it is being answered is not listening."""
-_log = structlog.get_logger("antiphon.socket")
+_log = structlog.get_logger(__name__)
 UNSUPPORTED_DATA, POLICY, NORMAL = 1003, 1008, 1000
 
 
@@ -84,7 +84,7 @@ class _WebSocketSession:
             await self._send_error(ApiError(400, "invalid_frame", "Frames are text: one JSON object each."))
             await self._close_connection(UNSUPPORTED_DATA, "text frames only")
         elif self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._handle_request(message["text"]), name="socket turn")
+            self._running = asyncio.create_task(self._handle_request(message["text"]), name="websocket-turn")
         else:
             await self._refuse_overlap()
 
@@ -92,7 +92,7 @@ class _WebSocketSession:
         """The connection has lived long enough. What runs comes to its end first."""
         self._expired = True
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._close_expired(), name="socket end")
+            self._running = asyncio.create_task(self._close_expired(), name="websocket-close")
 
     async def cancel_turn(self) -> None:
         """The client is gone, and its turn with it."""
@@ -109,7 +109,7 @@ class _WebSocketSession:
         except ConnectionGoneError:
             return
         except Exception:  # noqa: BLE001  # nobody else hears of what breaks in this task
-            _log.exception("socket turn broke")
+            _log.exception("unhandled exception in websocket turn")
             await self._send_error(
                 ApiError(500, "server_error", "The server had an error while processing your request.")
             )

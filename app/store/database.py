@@ -21,7 +21,7 @@ from antiphon.events.response import Response
 
 MAX_DELETES_PER_TRANSACTION = 200
 """Responses that are deleted in one transaction: meanwhile nobody else is written."""
-_log = structlog.get_logger("antiphon.store")
+_log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
 _item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
 _items_decoder = msgspec.json.Decoder(tuple[AnyInput, ...])

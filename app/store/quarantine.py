@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-_log = structlog.get_logger("antiphon.store")
+_log = structlog.get_logger(__name__)
 
 
 def quarantine_if_corrupt(path: Path) -> None:
@@ -26,4 +26,4 @@ def quarantine_if_corrupt(path: Path) -> None:
         part = path.with_name(path.name + suffix)
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))
-    _log.error("the store is damaged and was put aside", file=str(aside), fault=fault)
+    _log.error("store file is damaged and was moved aside", file=str(aside), error=fault)

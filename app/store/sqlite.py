@@ -100,7 +100,7 @@ class SqliteStore:
         if writer is None:
             self._cache_log(log)
         else:
-            self._remote[key] = log, asyncio.create_task(self._poll_remote(log), name=f"watch {log.id}")
+            self._remote[key] = log, asyncio.create_task(self._poll_remote(log), name=f"poll-remote-{log.id}")
         return log
 
     def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:

@@ -26,7 +26,7 @@ RESTARTED_MESSAGE = "The server that was writing this response was stopped."
 MAX_TRIES = 5
 """How often a transaction that fails is tried."""
 
-_log = structlog.get_logger("antiphon.store")
+_log = structlog.get_logger(__name__)
 
 
 class StoreTimings(Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class StoreWriter:
             except Exception as error:  # noqa: BLE001  # whatever it is: who waits for this thread would wait for ever
                 self.healthy = False
                 self._run_guarded(self._database.rollback)
-                _log.error("the store cannot be written", fault=str(error), tries=left - 1)
+                _log.error("store write failed", error=str(error), retries_left=left - 1)
                 time.sleep(0.1)
             else:
                 self.healthy = True
@@ -224,6 +224,6 @@ class StoreWriter:
 
     def _on_database_error(self, error: Exception) -> None:
         self.healthy = False
-        _log.error("the store cannot be written", fault=str(error))
+        _log.error("store write failed", error=str(error))
         with contextlib.suppress(sqlite3.Error):
             self._database.rollback()

@@ -20,7 +20,7 @@ from antiphon.app.event_log import EntryDetail, EventLog
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 
-_logger = structlog.get_logger("antiphon.turn")
+_logger = structlog.get_logger(__name__)
 
 SHUTTING_DOWN_MESSAGE = "The server is shutting down; send the request again."
 BROKEN_MESSAGE = "The server had an error while processing the request."
@@ -57,7 +57,7 @@ class Turn:
         self._first_at: float | None = None
         self._admitted = False
         self._work: asyncio.Task[None] | None = None
-        self._task = asyncio.create_task(self._run_turn(), name=f"turn {log.id}")
+        self._task = asyncio.create_task(self._run_turn(), name=f"turn-{log.id}")
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -84,7 +84,7 @@ class Turn:
         self._task.cancel()
 
     async def _run_turn(self) -> None:
-        reminder = asyncio.create_task(self._send_keepalive(), name=f"reminder {self.log.id}")
+        keepalive = asyncio.create_task(self._send_keepalive(), name=f"keepalive-{self.log.id}")
         try:
             await self._generate()
         except EngineError as error:
@@ -93,10 +93,10 @@ class Turn:
             self._end_turn(self._ending)
         except Exception:
             trace = [f"{state.name} {letter.name}" for state, letter in self._scribe.machine.trace]
-            _logger.exception("turn broke", response=self.log.id, trace=trace)
+            _logger.exception("unhandled exception in turn", response=self.log.id, trace=trace)
             self._end_turn(lambda: self._scribe.fail("server_error", BROKEN_MESSAGE))
         finally:
-            reminder.cancel()
+            keepalive.cancel()
             try:
                 self._write_events()
             finally:

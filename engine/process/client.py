@@ -125,7 +125,7 @@ class ProcessEngine:
         loop = asyncio.get_running_loop()
         self._failure_suffix = ""
         self._first_load = loop.create_future()
-        self._supervisor = loop.create_task(self._supervise(self._first_load), name="engine life")
+        self._supervisor = loop.create_task(self._supervise(self._first_load), name="engine-supervisor")
         self._set_status("loading")
         await self._first_load
 
@@ -234,7 +234,7 @@ class ProcessEngine:
     async def _run_worker(self) -> str:
         """One process, from its first word to its end: why it ended."""
         opening = asyncio.create_task(
-            WorkerConnection.spawn_worker(self._spawn, self._on_report, self._start), name="engine opening"
+            WorkerConnection.spawn_worker(self._spawn, self._on_report, self._start), name="engine-connect"
         )
         try:
             link = self._connection = await asyncio.shield(opening)
@@ -245,7 +245,7 @@ class ProcessEngine:
             raise
         watch = asyncio.create_task(
             link.run_watchdog(step_timeout=self._timeouts.step_timeout, load_timeout=self._timeouts.load_timeout),
-            name="engine watch",
+            name="engine-watchdog",
         )
         try:
             return await asyncio.shield(link.exit_reason)

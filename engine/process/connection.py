@@ -112,7 +112,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         """The process has let go of the socket: it is dead or dying."""
-        self._reap_task = asyncio.get_running_loop().create_task(self._reap(), name="engine burial")
+        self._reap_task = asyncio.get_running_loop().create_task(self._reap(), name="engine-reap")
 
     async def _reap(self) -> None:
         self.worker.kill()

@@ -208,7 +208,7 @@ class _ProgressHandler(logging.Handler):
 @contextlib.contextmanager
 def _report_progress(line: ParentConnection) -> Iterator[None]:
     """While a model loads, whatever ``engine.*`` logs as information is a stage of it."""
-    logger, told = logging.getLogger("engine"), _ProgressHandler(line)
+    logger, told = logging.getLogger("antiphon.engine"), _ProgressHandler(line)
     level = logger.level
     logger.addHandler(told)
     logger.setLevel(logging.INFO)

@@ -4,7 +4,6 @@ They know nothing, so whatever is right about their calls is the grammar's doing
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +22,12 @@ from antiphon.harmony import detect
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
 from tests.clients.sdk_helpers import post
+from tests.counts import FULL_COUNTS
 from tests.engine.tiny_models import BASE
 from tests.invariants import check
 from tests.serving import RunningServer, serve
 
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-ASKED = 25 if PROVE else 2
+ASKED = 25 if FULL_COUNTS else 2
 HEADS = {"head_dim": 8}
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "hermes": ("Qwen3Config", HEADS),
@@ -106,7 +105,7 @@ def server(folder: Path) -> Iterator[tuple[RunningServer, str]]:
 
 
 # Each needs a process of its own, which takes seconds to begin.
-@pytest.mark.parametrize("name", SERVED if PROVE else ["glm"])
+@pytest.mark.parametrize("name", SERVED if FULL_COUNTS else ["glm"])
 @pytest.mark.timeout(600)
 def test_a_call_that_is_demanded_comes_and_is_valid_in_every_dialect(name: str, tmp_path: Path) -> None:
     config, more = SERVED[name]

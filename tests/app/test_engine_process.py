@@ -20,12 +20,12 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
 from antiphon.harmony.detect import bytes_format
 from tests.app.test_server import free_port, within
+from tests.counts import FULL_COUNTS
 from tests.invariants import Event, check
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-KILLS, STREAMS, STORM = (100, 16, 1000) if PROVE else (3, 4, 60)
+KILLS, STREAMS, STORM = (100, 16, 1000) if FULL_COUNTS else (3, 4, 60)
 CHATTER = "tests.engine.fake_core:chatter"
 TINY = "tests.engine.fake_core:tiny"
 LIMITS = WorkerTimeouts(step_timeout=2.0, min_restart_delay=0.01, max_restart_delay=0.5)
@@ -96,7 +96,7 @@ async def succeeds(client: httpx.AsyncClient, served: RunningServer) -> None:
     assert reply.status_code == 200 and reply.json()["status"] in {"incomplete", "completed"}, reply.text
 
 
-@pytest.mark.parametrize("build", [CHATTER, *([TINY] if PROVE else [])])
+@pytest.mark.parametrize("build", [CHATTER, *([TINY] if FULL_COUNTS else [])])
 @pytest.mark.timeout(1800)
 async def test_killed_under_streams_again_and_again(build: str) -> None:
     with serve(catalogue(build, max_num_seqs=STREAMS)) as served:

@@ -57,16 +57,16 @@ def test_what_happened_is_counted(served: RunningServer) -> None:
     ask(served, "Fail")
     ask(served, "x", temperature=9)
     after = numbers(served)
-    assert after["request_success_total{finished_reason=completed}"] == 1
-    assert after["request_success_total{finished_reason=incomplete}"] == 1
-    assert after["request_success_total{finished_reason=failed}"] == 1
+    assert after["requests_finished_total{finished_reason=completed}"] == 1
+    assert after["requests_finished_total{finished_reason=incomplete}"] == 1
+    assert after["requests_finished_total{finished_reason=failed}"] == 1
     assert after["http_requests_total{method=POST,status=200}"] == 3
     assert after["http_requests_total{method=POST,status=400}"] == 1
     assert after["time_to_first_token_seconds_count"] == after["e2e_request_latency_seconds_count"] == 3
     assert after["num_requests_running"] == after["num_requests_waiting"] == after["kv_cache_tokens"] == 0
     assert after["generation_tokens_total"] >= said["usage"]["output_tokens"] > 0
     assert after["prompt_tokens_total"] == after["request_prompt_tokens_sum"]
-    assert after["engine_faults_total"] == 1
+    assert after["engine_request_failures_total"] == 1
     assert SECRET not in get(f"{served.root}/metrics").text
 
 

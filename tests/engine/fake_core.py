@@ -127,7 +127,7 @@ def chatter(folder: Path, options: EngineOptions) -> Chatter:
     if (folder / "refuse").exists():
         raise LoadError((folder / "refuse").read_text(encoding="utf-8"))
     if (folder / "slow").exists():
-        logging.getLogger("engine.chatter").info("packing weights")
+        logging.getLogger("antiphon.engine.fake_core").info("packing weights")
         while (folder / "slow").exists():
             time.sleep(0.01)
     return Chatter(options.max_num_seqs, options.max_waiting)

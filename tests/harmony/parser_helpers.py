@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,13 +20,13 @@ from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
+from tests.counts import FULL_COUNTS
 
 T = TypeVar("T")
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-CUTS = 1000 if PROVE else 20
-STEP = 1 if PROVE else 3
+CUTS = 1000 if FULL_COUNTS else 20
+STEP = 1 if FULL_COUNTS else 3
 """Between the places at which an answer is cut in two."""
-SOUPS = 10_000 if PROVE else 200
+SOUPS = 10_000 if FULL_COUNTS else 200
 NOW = datetime(2026, 11, 21)  # noqa: DTZ001 - a test's day has no zone
 HERE = Path(__file__).parent
 NAMES = ("hermes", "qwen3-coder", "plain", "gpt-oss")

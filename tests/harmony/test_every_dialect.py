@@ -237,7 +237,7 @@ def random_answer(ready: ModelFormat, talk: Any, chance: random.Random, most: in
 @EVERY
 def test_whatever_the_grammar_lets_through_is_read_as_a_whole_and_valid_call(dialect: Dialect) -> None:
     chance, whole = random.Random(f"answers in {dialect.name}"), 0
-    for number in range(parser_helpers.SOUPS // 10 if parser_helpers.PROVE else 12):
+    for number in range(parser_helpers.SOUPS // 10 if parser_helpers.FULL_COUNTS else 12):
         ready = formats(dialect.name)[number % 2]
         talk = parser_helpers.conversation(tools=HELD, tool_choice="required")
         tokens = random_answer(ready, talk, chance)
@@ -312,7 +312,7 @@ def soup(dialect: Dialect, chance: random.Random) -> str:
 @pytest.mark.timeout(1200)
 def test_soup_of_its_own_markers_is_a_legal_stream_in_every_cut(dialect: Dialect) -> None:
     chance = random.Random(f"soup of {dialect.name}")
-    for number in range(parser_helpers.SOUPS if parser_helpers.PROVE else parser_helpers.SOUPS // 4):
+    for number in range(parser_helpers.SOUPS if parser_helpers.FULL_COUNTS else parser_helpers.SOUPS // 4):
         ready = chance.choice(formats(dialect.name))
         tokens = ready.encode(soup(dialect, chance))
         options = {"thinking": bool(dialect.think) and chance.random() < 0.3, "natural": chance.random() < 0.7}

@@ -5,7 +5,6 @@ word gives a legal stream. The same words on a machine that tells reasoning as s
 import contextlib
 import itertools
 import json
-import os
 
 import pytest
 from openai.types.responses import ResponseStreamEvent
@@ -16,6 +15,7 @@ from antiphon.events.sse import encode_event
 from antiphon.events.stream import decode_event
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.table import IllegalInput
+from tests.counts import FULL_COUNTS
 from tests.invariants import check
 from tests.state.machine_helpers import ENDINGS, MODEL, machine, plain
 
@@ -38,7 +38,7 @@ def run(word: tuple[str, ...], ending: str, reasoning_as: ReasoningOutput = "con
 
 @pytest.mark.parametrize("reasoning_as", ["content", "summary", "both"])
 def test_every_word_keeps_every_invariant(reasoning_as: ReasoningOutput) -> None:
-    longest = LONGEST if reasoning_as == "content" or os.environ.get("ANTIPHON_PROVE") else 3
+    longest = LONGEST if reasoning_as == "content" or FULL_COUNTS else 3
     count, checked = 0, set[bytes]()
     for length in range(longest + 1):
         for word in itertools.product(MODEL, repeat=length):

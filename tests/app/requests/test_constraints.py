@@ -1,10 +1,9 @@
 """What a request was promised holds on any weights: served over HTTP by a model that knows nothing.
 
-`ANTIPHON_PROVE=1` asks 200 schemas and 30 grammars, and the embedded model, too; the shares are printed.
+`ANTIPHON_TEST_FULL=1` asks 200 schemas and 30 grammars, and the embedded model, too; the shares are printed.
 """
 
 import json
-import os
 import random
 import re
 import shutil
@@ -26,10 +25,10 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
+from tests.counts import FULL_COUNTS
 from tests.serving import RunningServer, serve
 
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-SCHEMAS, GRAMMARS = (200, 30) if PROVE else (3, 4)
+SCHEMAS, GRAMMARS = (200, 30) if FULL_COUNTS else (3, 4)
 WORD: dict[str, Any] = {"type": "string", "maxLength": 8}
 
 
@@ -108,7 +107,7 @@ def lift(schema: dict[str, Any]) -> dict[str, Any]:
     return {**lifted, "$defs": found} if found else lifted
 
 
-@pytest.mark.parametrize("model", ["ignorant", *(["antiphon"] if PROVE else [])])
+@pytest.mark.parametrize("model", ["ignorant", *(["antiphon"] if FULL_COUNTS else [])])
 @pytest.mark.timeout(60 + 10 * SCHEMAS)
 def test_json_fits_its_schema_whatever_the_weights(client: openai.OpenAI, model: str) -> None:
     chance, whole, bounded, missed = random.Random(4), 0, 0, 0

@@ -1,12 +1,11 @@
 """`kill -9` of the server at random moments: what a reader saw stays, once, in place, and every response comes to an end.
 
 Several background responses run at once, in a real server process over a file; after each kill the next process is
-asked for everything that was ever begun. `ANTIPHON_PROVE=1` kills 200 times.
+asked for everything that was ever begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
 """
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -18,10 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.counts import FULL_COUNTS
 from tests.invariants import check
 from tests.syntax import ROOT
 
-KILLS = 200 if os.environ.get("ANTIPHON_PROVE") else 4
+KILLS = 200 if FULL_COUNTS else 4
 STREAMS = 4
 SERVER = """
 import sys

@@ -1,10 +1,9 @@
 """From tokens to a Response, however the tokens are cut; and streams of nonsense, all of which end legally.
 
-`make prove` runs the full counts.
+`make test-full` runs the full counts.
 """
 
 import json
-import os
 import random
 from collections.abc import Sequence
 
@@ -15,14 +14,14 @@ from antiphon.app.requests import responses as request
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.sse import encode_event
+from tests.counts import FULL_COUNTS
 from tests.invariants import check
 from tests.snapshots.cases import CASES, TOOLS, Case
 from tests.snapshots.run_case import USER, catalogue
 from tests.state.machine_helpers import Counted
 
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-RANDOM_CUTS = 1000 if PROVE else 15
-SOUPS = 10_000 if PROVE else 150
+RANDOM_CUTS = 1000 if FULL_COUNTS else 15
+SOUPS = 10_000 if FULL_COUNTS else 150
 WHOLE_CASES = [case for case in CASES if all(isinstance(said, str) for said in case.speak)]
 
 

@@ -1,7 +1,6 @@
 """The shipped weights: what they are, and that they still do what the README says, asked a little of everything."""
 
 import json
-import os
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from antiphon.engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
 from antiphon.engine.embedded.messages import user
 from antiphon.engine.options import EngineOptions
+from tests.counts import FULL_COUNTS
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_the_model_is_small_and_of_qwen3(shipped: Any) -> None:
     assert json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
 
 
-@pytest.mark.skipif(not os.environ.get("ANTIPHON_PROVE"), reason="it is learned anew: `make prove`")
+@pytest.mark.skipif(not FULL_COUNTS, reason="it is learned anew: `make test-full`")
 def test_the_shipped_tokenizer_is_that_of_the_source() -> None:
     shipped = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
     assert shipped["model"]["merges"] == json.loads(tokenizer.build(7).to_str())["model"]["merges"]

@@ -1,6 +1,5 @@
 """Packed models: the same tokens as transformers' own, rows that know nothing of each other, and what is left alone."""
 
-import os
 import random
 import re
 from typing import Any
@@ -23,9 +22,10 @@ from antiphon.engine.optimize.pack_linears import pack_linears
 from antiphon.engine.optimize.rms_norm import FusedRMSNorm, replace_norms
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
+from tests.counts import FULL_COUNTS
 from tests.engine.tiny_models import VOCAB, drain, fresh, generate, job_of, prompts, run, tokens_of
 
-POSITIONS = 10_000 if os.environ.get("ANTIPHON_PROVE") else 500
+POSITIONS = 10_000 if FULL_COUNTS else 500
 DENSE = ["qwen3", "llama", "mistral", "gemma2"]
 MIXED = ["mixtral", "gpt_oss"]
 

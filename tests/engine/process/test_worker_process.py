@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine, WorkerTimeouts
@@ -31,6 +32,7 @@ from antiphon.engine.process.messages import (
 )
 from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
 from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob
+from tests.counts import FULL_COUNTS
 from tests.engine.chunk_stream import listen
 from tests.engine.fake_core import SAID
 from tests.syntax import ROOT
@@ -39,7 +41,6 @@ CHATTER = "tests.engine.fake_core:chatter"
 QUICK = WorkerTimeouts(
     step_timeout=2.0, load_timeout=20, wait_timeout=20, min_restart_delay=0.01, max_restart_delay=0.2
 )
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
 
 
 @asynccontextmanager
@@ -311,6 +312,18 @@ async def test_a_job_that_comes_while_it_loads_is_served_when_it_is_there(tmp_pa
     await engine.close()
 
 
+async def test_loading_a_model_reports_each_stage() -> None:
+    pytest.importorskip("torch")
+    reported: list[str] = []
+    engine = ProcessEngine(MODEL_DIR, on_status=reported.append)
+    await engine.start()
+    await engine.close()
+    stages = ["importing torch", "loading weights", "validating the forward pass", "packing weights"]
+    assert [text for text in reported if text.removeprefix("loading: ") in stages] == [
+        f"loading: {stage}" for stage in stages
+    ]
+
+
 async def test_loading_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=WorkerTimeouts(step_timeout=0.2, load_timeout=1.0))
@@ -486,7 +499,7 @@ async def test_the_process_holds_nothing_of_its_parents() -> None:
 
 @pytest.mark.slow
 async def test_killed_again_and_again_under_many_streams() -> None:
-    kills, streams = (100, 16) if PROVE else (10, 4)
+    kills, streams = (100, 16) if FULL_COUNTS else (10, 4)
     async with running() as engine:
         for number in range(kills):
             tasks = [asyncio.create_task(collect(engine, job(f"{number} {n}", count=None))) for n in range(streams)]

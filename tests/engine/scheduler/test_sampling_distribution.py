@@ -1,6 +1,5 @@
 """Drawing from rows of a real vocabulary's size: exact distributions, and no row that knows of another."""
 
-import os
 import random
 from typing import Any
 
@@ -19,12 +18,12 @@ from antiphon.engine.scheduler.sampler import (
     sample_tokens,
     top_tokens,
 )
+from tests.counts import FULL_COUNTS
 
-PROVE = bool(os.environ.get("ANTIPHON_PROVE"))
-DRAWS = 100_000 if PROVE else 2_000
+DRAWS = 100_000 if FULL_COUNTS else 2_000
 SIZES = (
     [3, SOFTMAX_BLOCK - 1, SOFTMAX_BLOCK, SOFTMAX_BLOCK + 1, 5 * SOFTMAX_BLOCK + 7]
-    if PROVE
+    if FULL_COUNTS
     else [3, SOFTMAX_BLOCK, SOFTMAX_BLOCK + 1]
 )
 LARGE = 20_011
