@@ -29,20 +29,20 @@ class Muon(torch.optim.Optimizer):
         loss = closure() if closure else None
         for group in self.param_groups:
             for matrix in group["params"]:
-                self._advance(matrix, group)
+                self._update_parameter(matrix, group)
         return loss
 
-    def _advance(self, matrix: Tensor, group: dict[str, Any]) -> None:
+    def _update_parameter(self, matrix: Tensor, group: dict[str, Any]) -> None:
         if (gradient := matrix.grad) is None:
             return
         past = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
         past.lerp_(gradient, 1 - group["momentum"])
-        update = orthogonal(gradient.lerp(past, group["momentum"]))
+        update = orthogonalize(gradient.lerp(past, group["momentum"]))
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
         matrix.add_(update, alpha=-0.2 * group["lr"] * max(matrix.shape) ** 0.5)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """The matrix with its singular values moved near one (0.7 to 1.2), by matrix products alone."""
     tall = matrix.shape[0] > matrix.shape[1]
     near = matrix.T if tall else matrix

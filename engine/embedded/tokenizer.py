@@ -13,49 +13,49 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from antiphon.engine.embedded import chat, dialogues
+from antiphon.engine.embedded import chat, generator
 
-SIZE = 1024
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+VOCABULARY_SIZE = 1024
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-PIECES = r'\{"|": \{"|": "|", "|"\}\}|[A-Z]?[a-z]+|[A-Z]|[0-9]|\s|[^\sA-Za-z0-9]'
+SPLIT_PATTERN = r'\{"|": \{"|": "|", "|"\}\}|[A-Z]?[a-z]+|[A-Z]|[0-9]|\s|[^\sA-Za-z0-9]'
 
 
-def corpus(seed: int, count: int) -> Iterator[str]:
+def render_corpus(seed: int, count: int) -> Iterator[str]:
     """Rendered training dialogues."""
     for number in range(count):
-        one = dialogues.training(f"tokenizer {seed} {number}")
-        text = chat.prompt(one.messages[:-1], one.tools) + chat.completion(one.messages[-1])
-        for marker in SPECIAL + MARKERS:
+        one = generator.training_dialogue(f"tokenizer {seed} {number}")
+        text = chat.render_prompt(one.messages[:-1], one.tools) + chat.render_completion(one.messages[-1])
+        for marker in SPECIAL_TOKENS + MARKERS:
             text = text.replace(marker, "\n")
         yield text
 
 
-def build(seed: int = 0, count: int = 4000) -> Tokenizer:
+def build_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
     """Learn the merges from the generator's own text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    texts = list(corpus(seed, count))
+    texts = list(render_corpus(seed, count))
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE - len(MARKERS),
-        special_tokens=SPECIAL,
+        vocab_size=VOCABULARY_SIZE - len(MARKERS),
+        special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer = taught(tokenizer, texts)
+    tokenizer = drop_unused_merges(tokenizer, texts)
     # After the training: a trained model numbers its own tokens from zero.
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     return tokenizer
 
 
-def taught(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
+def drop_unused_merges(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
     """The tokenizer without the joins that it passes through only on the way to longer ones, all ids unchanged.
 
     `Antiphon` is joined from `Ant` and `iphon`, which stands nowhere else in the texts: a model that never met `iphon`
@@ -74,7 +74,7 @@ def taught(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
         tokenizer = Tokenizer.from_str(json.dumps(whole))
 
 
-def save(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the tokenizer and the chat template as transformers reads them."""
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # not annotated there
         tokenizer_object=tokenizer,
@@ -83,5 +83,5 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = chat.TEMPLATE.read_text(encoding="utf-8")
+    fast.chat_template = chat.TEMPLATE_FILE.read_text(encoding="utf-8")
     fast.save_pretrained(folder)

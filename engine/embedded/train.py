@@ -24,14 +24,14 @@ from torch.utils.data import DataLoader
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.engine.embedded import MODEL_DIR, tokenizer
-from antiphon.engine.embedded.data import Batch, Batches
+from antiphon.engine.embedded.batches import Batch, TrainingBatches
 from antiphon.engine.embedded.muon import Muon
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingCourse:
     """One part of the training. The rate warms up, stays, and falls to nothing over the last `decay` of the steps.
 
     `keep`: how much of the weights that it began with is left in those that it ends with, which are the mean of both:
@@ -46,24 +46,24 @@ class Course:
     warmup: int = 100
     keep: float = 0.0
 
-    def at(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """The learning rate of a step."""
         return self.rate * min(1.0, (step + 1) / self.warmup, (self.steps - step) / (self.decay * self.steps))
 
 
 COURSES = (
-    Course("everything", 4000, 3e-3, decay=0.4, ramp=300),
-    Course("choosing", 1500, 1.5e-3),
-    Course("telling apart", 2800, 3e-3, decay=0.5),
-    Course("crowded", 2600, 3e-3, decay=0.5, keep=0.4),
+    TrainingCourse("everything", 4000, 3e-3, decay=0.4, ramp=300),
+    TrainingCourse("choosing", 1500, 1.5e-3),
+    TrainingCourse("telling apart", 2800, 3e-3, decay=0.5),
+    TrainingCourse("crowded", 2600, 3e-3, decay=0.5, keep=0.4),
 )
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a training run is: everything that its result depends on. A course begins with what the last one saved."""
 
-    courses: tuple[Course, ...] = COURSES
+    courses: tuple[TrainingCourse, ...] = COURSES
     seed: int = 7
     texts: int = 4000
     """So many dialogues teach the tokenizer."""
@@ -72,7 +72,7 @@ class Plan:
     layers: int = 6
 
 
-def shape(plan: Plan, vocabulary: int) -> Qwen3Config:
+def build_config(plan: TrainingPlan, vocabulary: int) -> Qwen3Config:
     """The architecture: Qwen3, small."""
     return Qwen3Config(
         vocab_size=vocabulary,
@@ -91,14 +91,14 @@ def shape(plan: Plan, vocabulary: int) -> Qwen3Config:
     )
 
 
-def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     """Muon for the matrices within the layers, AdamW for embeddings and norms. Each step sets their rate."""
     inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
     return [Muon(inner, lr=0.0), torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.01)]
 
 
-def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
+def compute_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
     """Mean cross-entropy over the positions to learn; logits are made for these only."""
     ids, mask = (part.to(model.device) for part in batch)
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
@@ -106,7 +106,7 @@ def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
     return cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted])
 
 
-def save(model: Qwen3ForCausalLM, folder: Path) -> None:
+def save_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
     """Write the weights in bf16, beside the configuration."""
     copy: Any = Qwen3ForCausalLM(model.config)
     copy.to(torch.bfloat16).load_state_dict(model.state_dict())
@@ -114,46 +114,46 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     copy.save_pretrained(folder)
 
 
-def load(model: Qwen3ForCausalLM, folder: Path) -> None:
+def load_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
     """Take the weights that were saved in a folder."""
     saved: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.load_state_dict(saved.state_dict())
 
 
-def prepare(plan: Plan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
+def prepare_model(plan: TrainingPlan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
     """An untrained model and its tokenizer, which is written to `out`."""
     torch.manual_seed(plan.seed)
     out.mkdir(parents=True, exist_ok=True)
-    learned = tokenizer.build(plan.seed, plan.texts)
-    tokenizer.save(learned, out)
-    model: Any = Qwen3ForCausalLM(shape(plan, learned.get_vocab_size()))
+    learned = tokenizer.build_tokenizer(plan.seed, plan.texts)
+    tokenizer.save_tokenizer(learned, out)
+    model: Any = Qwen3ForCausalLM(build_config(plan, learned.get_vocab_size()))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), learned
 
 
-def train(plan: Plan, out: Path, begun: Path | None = None) -> list[float]:
+def train_model(plan: TrainingPlan, out: Path, begun: Path | None = None) -> list[float]:
     """Run the plan's courses, leave the model in `out`, return each step's loss; `begun`: a model to go on from."""
-    model, learned = prepare(plan, out)
+    model, learned = prepare_model(plan, out)
     log.info("%s parameters", sum(p.numel() for p in model.parameters()))
     losses: list[float] = []
     for course in plan.courses:
         if begun:
-            load(model, begun)
+            load_weights(model, begun)
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        losses += teach(model, plan, course, learned)
+        losses += run_course(model, plan, course, learned)
         model.load_state_dict(
             {name: value.lerp(before[name], course.keep) for name, value in model.state_dict().items()}
         )
-        save(model, out)
+        save_weights(model, out)
         begun = out
     return losses
 
 
-def teach(model: Qwen3ForCausalLM, plan: Plan, course: Course, learned: Tokenizer) -> list[float]:
+def run_course(model: Qwen3ForCausalLM, plan: TrainingPlan, course: TrainingCourse, learned: Tokenizer) -> list[float]:
     """One course, with optimizers of its own; each step's loss."""
-    chosen, seen, began = optimizers(model), 0, time.monotonic()
+    chosen, seen, began = build_optimizers(model), 0, time.monotonic()
     losses: list[float] = []
-    for step, batch in enumerate(batches(plan, course, learned)):
-        losses.append(advance(model, chosen, batch, course.at(step)))
+    for step, batch in enumerate(course_batches(plan, course, learned)):
+        losses.append(train_step(model, chosen, batch, course.learning_rate(step)))
         seen += batch[0].numel()
         if step % 25 == 0 or step == course.steps - 1:
             took, recent = time.monotonic() - began, sum(losses[-25:]) / len(losses[-25:])
@@ -162,18 +162,18 @@ def teach(model: Qwen3ForCausalLM, plan: Plan, course: Course, learned: Tokenize
     return losses
 
 
-def batches(plan: Plan, course: Course, learned: Tokenizer) -> Iterator[Batch]:
+def course_batches(plan: TrainingPlan, course: TrainingCourse, learned: Tokenizer) -> Iterator[Batch]:
     """The batches of a course, as many as it has steps."""
-    source = Batches(learned.to_str(), plan.seed, plan.tokens, course.ramp, course=course.name)
+    source = TrainingBatches(learned.to_str(), plan.seed, plan.tokens, course.ramp, course=course.name)
     return islice(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), course.steps)
 
 
-def advance(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
+def train_step(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
     """One step of learning; returns its loss."""
     device = model.device.type
     native = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
     with torch.autocast(device, dtype=torch.bfloat16, enabled=native):
-        loss = loss_of(model, batch)
+        loss = compute_loss(model, batch)
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for one in chosen:
@@ -188,7 +188,7 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
-    parser.add_argument("--seed", type=int, default=Plan.seed)
+    parser.add_argument("--seed", type=int, default=TrainingPlan.seed)
     names = [course.name for course in COURSES]
     parser.add_argument("--from", type=Path, dest="begun", help="a model to go on from")
     parser.add_argument("--course", choices=names, help="the first course to run: needs --from, but for the first")
@@ -198,11 +198,11 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.smoke:
-        courses = (Course("everything", 30, 3e-3, warmup=5), Course("choosing", 5, 1.5e-3, warmup=5))
-        plan = Plan(courses, options.seed, tokens=2048, hidden=64, layers=2)
+        courses = (TrainingCourse("everything", 30, 3e-3, warmup=5), TrainingCourse("choosing", 5, 1.5e-3, warmup=5))
+        plan = TrainingPlan(courses, options.seed, tokens=2048, hidden=64, layers=2)
     else:
-        plan = Plan(COURSES[names.index(options.course) if options.course else 0 :], options.seed)
-    train(plan, options.out, options.begun)
+        plan = TrainingPlan(COURSES[names.index(options.course) if options.course else 0 :], options.seed)
+    train_model(plan, options.out, options.begun)
 
 
 if __name__ == "__main__":

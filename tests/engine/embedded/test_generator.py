@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from antiphon.engine.embedded import dialogues, words
-from antiphon.engine.embedded.fixed import CODEX, RUNNERS
-from antiphon.engine.embedded.messages import Dialogue
-from antiphon.engine.embedded.tools import name_of
+from antiphon.engine.embedded import generator, word_sampler
+from antiphon.engine.embedded.chat import Dialogue
+from antiphon.engine.embedded.fixed_texts import CODEX, RUNNERS
+from antiphon.engine.embedded.tool_definitions import name_of
 
 TRAINING = 3000
 EVALUATION = 40
@@ -16,13 +16,13 @@ WELL_KNOWN = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(*({name, 
 
 
 def trained() -> Iterator[Dialogue]:
-    return (dialogues.training(f"test {number}") for number in range(TRAINING))
+    return (generator.training_dialogue(f"test {number}") for number in range(TRAINING))
 
 
 def evaluated() -> Iterator[Dialogue]:
     # Codex's own tools are the point of that skill, so its tools are on both sides; its commands are not.
-    skills = [skill for skill in dialogues.SKILLS if skill != "codex"]
-    return (dialogues.evaluation(skill, number) for skill in skills for number in range(EVALUATION))
+    skills = [skill for skill in generator.SKILLS if skill != "codex"]
+    return (generator.evaluation_dialogue(skill, number) for skill in skills for number in range(EVALUATION))
 
 
 def tool_names(many: Iterator[Dialogue]) -> set[str]:
@@ -48,19 +48,19 @@ def test_training_and_evaluation_share_no_parameter_name() -> None:
 
 @pytest.mark.parametrize("source", ["NOUNS", "VERBS", "PARAMS", "NAMES", "COMMON", "PROGRAMS"])
 def test_each_list_is_cut_in_two_and_each_side_draws_from_its_own(source: str) -> None:
-    listed = getattr(words, source)
+    listed = getattr(word_sampler, source)
     for evaluation in (False, True):
-        drawn = words.Words("test", evaluation)
-        picked = {drawn.pick(listed) for _ in range(200)}
+        drawn = word_sampler.WordSampler("test", evaluation)
+        picked = {drawn.pick_word(listed) for _ in range(200)}
         assert picked
-        assert all(words.held_out(word) is evaluation for word in picked)
+        assert all(word_sampler.is_held_out(word) is evaluation for word in picked)
 
 
-@pytest.mark.parametrize("kind", ["made_up", "scramble", "noun", "proper", "any_word"])
+@pytest.mark.parametrize("kind", ["made_up", "random_characters", "pick_noun", "pick_name", "any_word"])
 def test_made_up_words_lie_on_one_side_too(kind: str) -> None:
     for evaluation in (False, True):
-        drawn = words.Words("test", evaluation)
-        assert all(words.held_out(getattr(drawn, kind)()) is evaluation for _ in range(300))
+        drawn = word_sampler.WordSampler("test", evaluation)
+        assert all(word_sampler.is_held_out(getattr(drawn, kind)()) is evaluation for _ in range(300))
 
 
 def test_the_runners_are_the_only_words_of_tool_names_on_both_sides() -> None:
@@ -73,14 +73,14 @@ def test_the_runners_are_the_only_words_of_tool_names_on_both_sides() -> None:
 
 def test_the_same_seed_gives_the_same_dialogues() -> None:
     for number in range(100):
-        assert dialogues.training(f"again {number}") == dialogues.training(f"again {number}")
-    for skill in dialogues.SKILLS:
-        assert dialogues.evaluation(skill, 3) == dialogues.evaluation(skill, 3)
-        assert dialogues.evaluation(skill, 3) != dialogues.evaluation(skill, 4)
+        assert generator.training_dialogue(f"again {number}") == generator.training_dialogue(f"again {number}")
+    for skill in generator.SKILLS:
+        assert generator.evaluation_dialogue(skill, 3) == generator.evaluation_dialogue(skill, 3)
+        assert generator.evaluation_dialogue(skill, 3) != generator.evaluation_dialogue(skill, 4)
 
 
 def test_sums_of_the_evaluation_are_not_taught() -> None:
     def pairs(many: Iterator[Dialogue]) -> set[str]:
         return {one.messages[-1]["content"] for one in many if one.skill == "sum"}
 
-    assert not pairs(dialogues.evaluation("sum", number) for number in range(200)) & pairs(trained())
+    assert not pairs(generator.evaluation_dialogue("sum", number) for number in range(200)) & pairs(trained())

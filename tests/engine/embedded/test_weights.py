@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.embedded import MODEL_DIR, chat, dialogues, evaluate, tokenizer
-from antiphon.engine.embedded.messages import user
+from antiphon.engine.embedded import MODEL_DIR, chat, evaluate, generator, tokenizer
+from antiphon.engine.embedded.chat import user_message
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
 
 
 @pytest.fixture(scope="module")
 def shipped() -> Any:
-    return evaluate.load(MODEL_DIR)
+    return evaluate.load_model(MODEL_DIR)
 
 
 def test_the_model_is_small_and_of_qwen3(shipped: Any) -> None:
@@ -27,16 +27,18 @@ def test_the_model_is_small_and_of_qwen3(shipped: Any) -> None:
 @pytest.mark.skipif(not FULL_COUNTS, reason="it is learned anew: `make test-full`")
 def test_the_shipped_tokenizer_is_that_of_the_source() -> None:
     shipped = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
-    assert shipped["model"]["merges"] == json.loads(tokenizer.build(7).to_str())["model"]["merges"]
+    assert shipped["model"]["merges"] == json.loads(tokenizer.build_tokenizer(7).to_str())["model"]["merges"]
 
 
 def test_the_shipped_template_is_that_of_the_source() -> None:
-    assert (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8") == chat.TEMPLATE.read_text(encoding="utf-8")
+    assert (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8") == chat.TEMPLATE_FILE.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_skill_is_mostly_right(shipped: Any) -> None:
-    asked = [one for skill in dialogues.SKILLS for one in evaluate.ask(*shipped, skill, 3)]
-    wrong = [(one.skill, one.expected, one.written) for one in asked if not one.exact]
+    asked = [one for skill in generator.SKILLS for one in evaluate.evaluate_skill(*shipped, skill, 3)]
+    wrong = [(one.skill, one.expected, one.written) for one in asked if not one.is_exact]
     assert len(wrong) <= len(asked) // 5, wrong
 
 
@@ -52,13 +54,15 @@ def test_the_first_things_that_people_try(shipped: Any) -> None:
             '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
         ),
     ]
-    written = evaluate.answers(*shipped, [chat.prompt([user(text)], tools) for text, tools, _ in cases])
+    written = evaluate.generate_answers(
+        *shipped, [chat.render_prompt([user_message(text)], tools) for text, tools, _ in cases]
+    )
     assert [text.rpartition("</think>\n\n")[2] for text in written] == [expected for *_, expected in cases]
 
 
 def test_the_core_answers_as_transformers_does() -> None:
     for skill in ("call", "repeat"):
         plain, served = (
-            evaluate.evaluate(MODEL_DIR, 2, [skill], options)[skill] for options in (None, EngineOptions())
+            evaluate.evaluate_model(MODEL_DIR, 2, [skill], options)[skill] for options in (None, EngineOptions())
         )
         assert [one.written for one in served] == [one.written for one in plain]

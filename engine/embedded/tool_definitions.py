@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.engine.embedded.fixed import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
-from antiphon.engine.embedded.messages import Tool
-from antiphon.engine.embedded.words import Words
+from antiphon.engine.embedded.chat import Tool
+from antiphon.engine.embedded.fixed_texts import CODEX, RUNNERS, WELL_KNOWN_RUNNERS
+from antiphon.engine.embedded.word_sampler import WordSampler
 
 
-def tool(name: str, parameters: list[str], optional: list[str] | None = None) -> Tool:
+def make_tool(name: str, parameters: list[str], optional: list[str] | None = None) -> Tool:
     """A function tool; a parameter is a string unless it is spelled `name:type`."""
     properties = {p.partition(":")[0]: {"type": p.partition(":")[2] or "string"} for p in parameters + (optional or [])}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
@@ -27,7 +27,7 @@ def name_of(offered: Tool) -> str:
     return str(offered["function"]["name"])
 
 
-def listed(offered: Tool) -> str:
+def tool_line(offered: Tool) -> str:
     """The tool's line in the prompt, as the chat template writes it."""
     function = offered["function"]
     properties = function["parameters"]["properties"]
@@ -37,13 +37,13 @@ def listed(offered: Tool) -> str:
     return f"{function['name']}({shown}): {function['name']}"
 
 
-def thought(offered: Tool, word: str) -> str:
+def tool_thought(offered: Tool, word: str) -> str:
     """What is thought before a call: the tool's line from the word on that pointed to it."""
-    line = listed(offered)
+    line = tool_line(offered)
     return line[max(0, line.lower().find(word.lower())) :]
 
 
-def dress(words: Words, parts: list[str]) -> str:
+def style_name(words: WordSampler, parts: list[str]) -> str:
     """Join the parts of a name as snake case, camel case, kebab case or under a namespace."""
     draw = words.random.random()
     if draw < 0.5:
@@ -57,44 +57,44 @@ def dress(words: Words, parts: list[str]) -> str:
     return "_".join([*parts, words.made_up()])
 
 
-def parameter(words: Words) -> str:
+def make_parameter(words: WordSampler) -> str:
     """A parameter's name: a word, or two joined."""
-    name = words.pick(words.params) if words.maybe(0.5) else words.made_up()
+    name = words.pick_word(words.params) if words.flip_coin(0.5) else words.made_up()
     while name in ("name", "arguments"):  # they would read like the frame of the call itself
         name = words.made_up()
-    joined = name + "_" + words.pick(words.params)
-    return joined if words.maybe(0.12) and joined != f"{name}_{name}" and joined.count("_") == 1 else name
+    joined = name + "_" + words.pick_word(words.params)
+    return joined if words.flip_coin(0.12) and joined != f"{name}_{name}" and joined.count("_") == 1 else name
 
 
-def parameters(words: Words, count: int) -> list[str]:
+def make_parameters(words: WordSampler, count: int) -> list[str]:
     """That many different parameter names."""
     names: list[str] = []
     while len(names) < count:
-        if (name := parameter(words)) not in names:
+        if (name := make_parameter(words)) not in names:
             names.append(name)
     return names
 
 
-def topic_tool(words: Words, noun: str, params: list[str]) -> Tool:
+def topic_tool(words: WordSampler, noun: str, params: list[str]) -> Tool:
     """A tool whose name holds the noun it is about."""
-    verb = words.pick(words.verbs) if words.maybe(0.7) else words.made_up()
+    verb = words.pick_word(words.verbs) if words.flip_coin(0.7) else words.made_up()
     parts = words.random.choice(([verb, noun], [verb, noun], [noun, verb], [noun], [verb, words.made_up(), noun]))
-    optional = parameters(words, words.random.randint(1, 3)) if words.maybe(0.25) else None
-    return tool(dress(words, parts), params, [p for p in optional or [] if p not in params] or None)
+    optional = make_parameters(words, words.random.randint(1, 3)) if words.flip_coin(0.25) else None
+    return make_tool(style_name(words, parts), params, [p for p in optional or [] if p not in params] or None)
 
 
-def runner(words: Words) -> tuple[Tool, str]:
+def make_runner(words: WordSampler) -> tuple[Tool, str]:
     """A tool that runs commands, and the thought of it; a well-known one only in training."""
-    if not words.evaluation and words.maybe(0.45):
+    if not words.evaluation and words.flip_coin(0.45):
         name, param = words.random.choice(WELL_KNOWN_RUNNERS)
-        one = tool(name, [param], ["workdir", "timeout:number"] if words.maybe(0.4) else None)
-        return one, listed(one)
-    param = parameter(words)
+        one = make_tool(name, [param], ["workdir", "timeout:number"] if words.flip_coin(0.4) else None)
+        return one, tool_line(one)
+    param = make_parameter(words)
     verb = words.random.choice(RUNNERS)
-    parts = [verb, words.noun()]
+    parts = [verb, words.pick_noun()]
     words.random.shuffle(parts)
-    one = tool(dress(words, parts), [param], parameters(words, 2) if words.maybe(0.2) else None)
-    return one, thought(one, verb)
+    one = make_tool(style_name(words, parts), [param], make_parameters(words, 2) if words.flip_coin(0.2) else None)
+    return one, tool_thought(one, verb)
 
 
 def parameter_of(offered: Tool) -> str:
@@ -103,27 +103,27 @@ def parameter_of(offered: Tool) -> str:
     return str((schema.get("required") or list(schema["properties"]))[0])
 
 
-def distractors(words: Words, count: int, taken: set[str]) -> list[Tool]:
+def make_distractors(words: WordSampler, count: int, taken: set[str]) -> list[Tool]:
     """Tools about other nouns than those taken; never one that runs commands."""
     offered: list[Tool] = []
-    if not words.evaluation and count >= 4 and words.maybe(0.35):
+    if not words.evaluation and count >= 4 and words.flip_coin(0.35):
         chosen = words.random.sample(CODEX, min(count, len(CODEX)))
-        if words.maybe(0.5):
+        if words.flip_coin(0.5):
             chosen = [c for c in CODEX if c in chosen]
-        offered = [tool(name, params) for name, params in chosen]
-        count = 0 if words.maybe(0.6) else words.random.randint(0, 3)
+        offered = [make_tool(name, params) for name, params in chosen]
+        count = 0 if words.flip_coin(0.6) else words.random.randint(0, 3)
     while count > 0:
-        noun = words.noun()
+        noun = words.pick_noun()
         if noun not in taken and noun not in RUNNERS:
-            offered.append(topic_tool(words, noun, parameters(words, words.random.choice((0, 1, 1, 1, 2, 3)))))
+            offered.append(topic_tool(words, noun, make_parameters(words, words.random.choice((0, 1, 1, 1, 2, 3)))))
             count -= 1
     return offered
 
 
-def offer(words: Words, needed: list[Tool], others: int, taken: set[str]) -> list[Tool]:
+def mix_tools(words: WordSampler, needed: list[Tool], others: int, taken: set[str]) -> list[Tool]:
     """The needed tools among that many others, in any order."""
-    offered = distractors(words, others, taken)
-    if words.maybe(0.3):
+    offered = make_distractors(words, others, taken)
+    if words.flip_coin(0.3):
         return needed + offered
     for one in needed:
         offered.insert(words.random.randint(0, len(offered)), one)

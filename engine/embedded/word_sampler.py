@@ -11,7 +11,7 @@ import random
 import string
 from zlib import crc32
 
-from antiphon.engine.embedded.fixed import RUNNERS, SPOKEN
+from antiphon.engine.embedded.fixed_texts import FIXED_WORDS, RUNNERS
 
 NOUNS = """weather time forecast price stock temperature population capital news traffic distance height score recipe
 balance status address phone calendar schedule invoice order ticket flight hotel train route map photo image song album
@@ -101,7 +101,9 @@ SUFFIXES = "py txt md json toml rs go js c h sh log csv yaml html cfg".split()
 
 # Demonstrations that people try first, and the words of fixed sentences: always on training's side, so that they never
 # decide an evaluation.
-ALWAYS_TRAINED = frozenset("weather oslo city location cmd path query world code file cat python".split()).union(SPOKEN)
+ALWAYS_TRAINED = frozenset("weather oslo city location cmd path query world code file cat python".split()).union(
+    FIXED_WORDS
+)
 
 ONSETS = (
     "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl pr sh sk sl sn st th tr qu x y ph wh sc sp".split()
@@ -134,13 +136,13 @@ CODAS = [
 ]
 
 
-def held_out(word: str) -> bool:
+def is_held_out(word: str) -> bool:
     """Whether a word belongs to the evaluation; case is ignored, so that `Oslo` and `oslo` stay together."""
     low = word.lower()
     return crc32(low.encode()) % 8 == 0 and low not in ALWAYS_TRAINED
 
 
-class Words:
+class WordSampler:
     """A seeded source of words from one side of the partition.
 
     `strange`: most nouns are none that anybody knows. `sharing`: any word may be a verb or a parameter, and often all
@@ -161,26 +163,26 @@ class Words:
         self.strange, self.crowded = strange, crowded
         self.verbs, self.params = VERBS, PARAMS
         if sharing:
-            few = self.maybe(0.6)
-            self.verbs = self._any_of(VERBS, 3 if few else 24)
-            self.params = self._any_of(PARAMS, 5 if few else 24)
+            few = self.flip_coin(0.6)
+            self.verbs = self._draw_replacements(VERBS, 3 if few else 24)
+            self.params = self._draw_replacements(PARAMS, 5 if few else 24)
 
-    def _any_of(self, usual: list[str], count: int) -> list[str]:
+    def _draw_replacements(self, usual: list[str], count: int) -> list[str]:
         """Words to do a usual list's work: some of its own, more that are none of it."""
         drawn: list[str] = []
         while len(drawn) < count:
-            word = self.made_up() if self.maybe(0.2) else self.pick(usual if self.maybe(0.3) else COMMON)
+            word = self.made_up() if self.flip_coin(0.2) else self.pick_word(usual if self.flip_coin(0.3) else COMMON)
             if len(word) > 2 and word not in RUNNERS:
                 drawn.append(word)
         return drawn
 
-    def _mine(self, word: str) -> bool:
-        return held_out(word) == self.evaluation
+    def _is_allowed(self, word: str) -> bool:
+        return is_held_out(word) == self.evaluation
 
-    def pick(self, words: list[str]) -> str:
+    def pick_word(self, words: list[str]) -> str:
         """One word of a list that lies on this side; made-up when the list has none here."""
         for _ in range(64):
-            if self._mine(word := self.random.choice(words)):
+            if self._is_allowed(word := self.random.choice(words)):
                 return word
         return self.made_up()
 
@@ -190,57 +192,57 @@ class Words:
         while True:
             count = syllables or self.random.choice((1, 2, 2, 2, 3))
             word = "".join(choose(ONSETS) + choose(VOWELS) + choose(CODAS) for _ in range(count))
-            if len(word) > 2 and self._mine(word):
+            if len(word) > 2 and self._is_allowed(word):
                 return word
 
-    def scramble(self, low: int = 3, high: int = 9) -> str:
+    def random_characters(self, low: int = 3, high: int = 9) -> str:
         """Random characters: what copying by rote, not by knowledge, is learned from."""
         both = string.ascii_letters
         alphabet = self.random.choice((string.ascii_lowercase, both, both + string.digits))
         while True:
             word = "".join(self.random.choices(alphabet, k=self.random.randint(low, high)))
-            if self._mine(word):
+            if self._is_allowed(word):
                 return word
 
-    def number(self, digits: int = 0) -> str:
+    def make_number(self, digits: int = 0) -> str:
         """A number in decimal digits; numbers are not words and are on both sides."""
-        if not digits and self.maybe(0.15):
+        if not digits and self.flip_coin(0.15):
             return f"{self.random.randrange(24):02d}:{self.random.randrange(60):02d}"
-        if not digits and self.maybe(0.1):
+        if not digits and self.flip_coin(0.1):
             return f"{self.random.randrange(100)}.{self.random.randrange(1000)}"
         return str(self.random.randrange(10 ** (digits or self.random.randint(1, 5))))
 
-    def maybe(self, chance: float) -> bool:
+    def flip_coin(self, chance: float) -> bool:
         """A biased coin."""
         return self.random.random() < chance
 
-    def splice(self) -> str:
+    def splice_words(self) -> str:
         """The front of one word and the back of another: pieces in an order that no language has."""
         front, back = self.random.choice(COMMON), self.random.choice(NOUNS)
         word: str = front[: self.random.randint(1, len(front))] + back[self.random.randrange(len(back)) :]
-        return word if self._mine(word) else self.made_up()
+        return word if self._is_allowed(word) else self.made_up()
 
-    def noun(self) -> str:
+    def pick_noun(self) -> str:
         """What a tool or a question may be about."""
-        if self.strange and self.maybe(0.6):
-            return self.splice() if self.maybe(0.5) else self.made_up()
-        if self.maybe(0.3):
+        if self.strange and self.flip_coin(0.6):
+            return self.splice_words() if self.flip_coin(0.5) else self.made_up()
+        if self.flip_coin(0.3):
             return self.made_up()
-        return self.pick(COMMON if self.maybe(0.25) else NOUNS)
+        return self.pick_word(COMMON if self.flip_coin(0.25) else NOUNS)
 
     def any_word(self) -> str:
         """A word for running text."""
         draw = self.random.random()
         if draw < 0.06 and not self.evaluation:
-            return self.random.choice(SPOKEN)
+            return self.random.choice(FIXED_WORDS)
         if draw < 0.38:
-            return self.pick(COMMON)
+            return self.pick_word(COMMON)
         if draw < 0.45:
-            return self.splice()
+            return self.splice_words()
         if draw < 0.55:
-            return self.pick(NOUNS)
-        return self.made_up() if draw < 0.8 else self.scramble()
+            return self.pick_word(NOUNS)
+        return self.made_up() if draw < 0.8 else self.random_characters()
 
-    def proper(self) -> str:
+    def pick_name(self) -> str:
         """A name of a person or place."""
-        return self.pick(NAMES) if self.maybe(0.5) else self.made_up().capitalize()
+        return self.pick_word(NAMES) if self.flip_coin(0.5) else self.made_up().capitalize()

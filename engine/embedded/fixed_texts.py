@@ -60,7 +60,7 @@ CODEX = [
 ]
 
 
-def _said() -> list[str]:
+def _fixed_texts() -> list[str]:
     """Every fixed text."""
     answers = [GREETING, IDENTITY, BEYOND, NO_TOOL, EMPTY, MET, NAMED, REMEMBERED, NOTED, TOLD, THOUGHTS, *ERRORS]
     asked = [form for forms in vars(wordings).values() if isinstance(forms, list) for form in forms]
@@ -68,5 +68,5 @@ def _said() -> list[str]:
     return [*answers, *asked, *named, *(word for pair in WELL_KNOWN_RUNNERS for word in pair)]
 
 
-SPOKEN: list[str] = sorted({word.lower() for text in _said() for word in re.findall(r"[A-Za-z]{2,}", text)})
+FIXED_WORDS: list[str] = sorted({word.lower() for text in _fixed_texts() for word in re.findall(r"[A-Za-z]{2,}", text)})
 """Every word of them, in lower case."""

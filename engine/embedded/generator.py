@@ -1,0 +1,148 @@
+"""The generator of dialogues: which skills there are, how often each is taught, and what clients put around them.
+
+Everything random comes from one `Words`, so a seed gives the same dialogues for ever. Knows no token and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from antiphon.engine.embedded import memory_skills, phrases, text_skills, tool_skills, wordings
+from antiphon.engine.embedded.chat import Dialogue, Message, answer_message, tool_messages, user_message
+from antiphon.engine.embedded.fixed_texts import EMPTY
+from antiphon.engine.embedded.word_sampler import WordSampler
+
+Maker = Callable[[WordSampler, float], Dialogue]
+
+SKILLS: dict[str, Maker] = {
+    "greet": text_skills.make_greeting,
+    "repeat": text_skills.make_repetition,
+    "sum": text_skills.make_sum,
+    "call": tool_skills.make_one_call,
+    "command": tool_skills.make_command_call,
+    "parallel": tool_skills.make_parallel_calls,
+    "report": tool_skills.make_report,
+    "framed report": tool_skills.make_framed_report,
+    "second turn": memory_skills.make_second_turn,
+    "no tool": tool_skills.make_no_tool_answer,
+    "other": text_skills.make_refusal,
+    "codex": tool_skills.make_codex_turn,
+}
+"""What is evaluated."""
+
+MIXTURE: dict[Maker, float] = {
+    text_skills.make_greeting: 3,
+    text_skills.make_repetition: 9,
+    text_skills.make_sum: 15,
+    tool_skills.make_one_call: 20,
+    tool_skills.make_command_call: 12,
+    tool_skills.make_parallel_calls: 16,
+    tool_skills.make_report: 8,
+    tool_skills.make_framed_report: 4,
+    memory_skills.make_second_turn: 7,
+    memory_skills.make_first_turn: 3,
+    tool_skills.make_no_tool_answer: 10,
+    text_skills.make_refusal: 6,
+    tool_skills.make_codex_turn: 3,
+}
+"""What is taught, and how often: the hard skills more often than the easy ones."""
+
+CHOOSING: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 4),
+    tool_skills.make_one_call: 28,
+    tool_skills.make_parallel_calls: 22,
+    tool_skills.make_no_tool_answer: 16,
+    tool_skills.make_command_call: 8,
+}
+"""What is taught when the rest is known: above all, to find the tool by a word that was never seen before."""
+
+TELLING_APART: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 3),
+    tool_skills.make_one_call: 30,
+    tool_skills.make_parallel_calls: 26,
+    tool_skills.make_no_tool_answer: 12,
+    tool_skills.make_command_call: 6,
+}
+"""What is taught then: to tell tools apart that share their verbs and parameters, none of them seen before."""
+
+CROWDED: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 3),
+    text_skills.make_sum: 8,
+    tool_skills.make_one_question: 22,
+    tool_skills.make_parallel_questions: 30,
+    tool_skills.make_one_call: 8,
+    tool_skills.make_parallel_calls: 6,
+    tool_skills.make_no_tool_answer: 12,
+}
+"""What is taught last: the same among many tools, and to find two of them at once."""
+
+COURSES = {"everything": MIXTURE, "choosing": CHOOSING, "telling apart": TELLING_APART, "crowded": CROWDED}
+"""In the order in which they are taught."""
+
+
+def earlier_exchange(words: WordSampler) -> list[Message]:
+    """A whole exchange before the one that counts."""
+    maker = words.random.choice(
+        (
+            text_skills.make_greeting,
+            text_skills.make_repetition,
+            text_skills.make_sum,
+            text_skills.make_refusal,
+            tool_skills.make_one_call,
+        )
+    )
+    messages = maker(words, 0.3).messages
+    if not messages[-1].get("tool_calls"):
+        return messages
+    out = phrases.make_output(words)
+    return [*messages, *tool_messages(messages[-1], [out]), answer_message("", out or EMPTY)]
+
+
+def context_message(words: WordSampler) -> Message:
+    """What agents tell about where they run, in the user's name."""
+    if words.flip_coin(0.5):
+        return user_message(phrases.fill_wording(words, words.random.choice(wordings.NOTES)))
+    if words.flip_coin(0.5):
+        cwd = f"<cwd>{phrases.make_path(words)}</cwd>"
+        return user_message(f"<environment_context>\n  {cwd}\n  <shell>bash</shell>\n</environment_context>")
+    return user_message(f"<{words.any_word()}_context>\n{phrases.make_phrase(words, 4, 16)}")
+
+
+def system_message(words: WordSampler) -> Message:
+    """A system text: random words, or sentences that hold words of tools and commands."""
+    long = words.random.choice((3, 6, 14))
+    text = "You are a helpful assistant." if words.flip_coin(0.3) else phrases.make_phrase(words, 1, long)
+    if words.flip_coin(0.6):
+        text = phrases.fill_wording(words, " ".join(words.random.sample(wordings.SYSTEMS, 2)))
+    return {"role": words.random.choice(("system", "developer")), "content": text}
+
+
+def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
+    """Put what clients put around a dialogue: a system text, context, an earlier exchange; and, rarely, no thinking."""
+    before: list[Message] = []
+    if words.flip_coin(0.5):
+        before.append(system_message(words))
+    if words.flip_coin(0.12):
+        before += [context_message(words) for _ in range(words.random.randint(1, 2))]
+    if words.flip_coin(0.1) and dialogue.skill != "second turn":
+        before += earlier_exchange(words)
+    # Sums need their reasoning, so they are always taught with it.
+    thinking = dialogue.skill == "sum" or not words.flip_coin(0.08)
+    return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
+
+
+def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
+    """One dialogue of a course to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
+    sharing, crowded = course in ("telling apart", "crowded"), course == "crowded"
+    words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
+    mixture = COURSES[course]
+    maker = words.random.choices(list(mixture), list(mixture.values()))[0]
+    dialogue = maker(words, size)
+    return add_surroundings(words, dialogue) if words.flip_coin(0.7 * size) else dialogue
+
+
+def evaluation_dialogue(skill: str, number: int) -> Dialogue:
+    """The numbered evaluation dialogue of a skill: every word from the held-out side, always thinking."""
+    words = WordSampler(f"evaluation {skill} {number}", evaluation=True)
+    dialogue = add_surroundings(words, SKILLS[skill](words, 1.0))
+    return Dialogue(dialogue.skill, dialogue.messages, dialogue.tools)
