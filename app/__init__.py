@@ -1,1 +1,1 @@
-"""Letting the world in and out: requests, turns, logs, projections and the server. May import everything."""
+"""The HTTP application: requests, turns, event logs, projections, stores and the server. May import every package."""

@@ -1,7 +1,7 @@
 """The command line.
 
 Importing this module imports nothing heavy: `serve` first spawns the engine's worker process, which needs seconds for
-its own imports, and imports the server meanwhile.
+its own imports, and imports the server at the same time.
 """
 
 import os
@@ -18,7 +18,7 @@ from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES
 
 PRELOADED_MODULE = "antiphon.engine.builder"
-"""Module that the worker process imports before it knows its model."""
+"""Module that the worker process imports before it receives its model."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,7 +47,7 @@ def main() -> None:
     type=click.Choice(["torch", "scripted"]),
     default="torch",
     show_default=True,
-    help="torch runs a model; scripted replays --script.",
+    help="torch runs a model; scripted replays the file of --script.",
 )
 @click.option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
 @click.option(
@@ -56,7 +56,7 @@ def main() -> None:
     metavar="TEXT",
     help="Output dialect of the model; see `antiphon dialects`. Default: detected.",
 )
-@click.option("--device", help="cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
+@click.option("--device", help="Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
 @click.option("--max-model-len", type=click.IntRange(1), help="Maximum context length in tokens. Default: the model's.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of concurrent sequences. Default: 64.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine. Default: the physical cores.")
@@ -77,7 +77,9 @@ def main() -> None:
     help="KV cache type on a CPU. Default: float16 with int8 weights, otherwise the model's.",
 )
 @click.option("--quantization", type=click.Choice(["int8"]), help="Quantize linear layers to 8 bits (CPU only).")
-@click.option("--deterministic", is_flag=True, help="Same seed, same tokens, whatever else is running. Slower.")
+@click.option(
+    "--deterministic", is_flag=True, help="Generate the same tokens for the same seed under any load. Slower."
+)
 @click.option(
     "--reasoning-output",
     type=click.Choice(["content", "summary", "both"]),
@@ -145,7 +147,7 @@ def main() -> None:
     help="Seconds to let running responses finish on shutdown.",
 )
 def serve(**flags: Any) -> None:
-    """Serve MODEL, a folder or a hub id; without it, the embedded model.
+    """Serve a model. MODEL is a folder or a hub id; without it, the embedded model is served.
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
@@ -166,7 +168,7 @@ def serve(**flags: Any) -> None:
 
 @main.command("dialects")
 def list_dialects() -> None:
-    """List supported dialects: their models, and how they write reasoning and calls."""
+    """List supported dialects. Shows the models of each, and how they write reasoning and tool calls."""
     from rich.console import Console  # noqa: PLC0415  see above
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -175,32 +177,32 @@ def list_dialects() -> None:
 
     screen = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("dialect", "models", "reasoning", "calls", "custom tools"):
-        table.add_column(head, overflow="fold")
+    for column in ("dialect", "models", "reasoning", "calls", "custom tools"):
+        table.add_column(column, overflow="fold")
     for row in dialect_table():
         table.add_row(*map(escape, row))
     screen.print(table)
 
 
 def _pick(struct: type[Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Returns the flags that are named like fields of `struct`."""
+    """Returns the flags whose names are fields of `struct`."""
     return {name: flags[name] for name in struct.__struct_fields__ if name in flags}
 
 
-def _resolve_store_file(given: str | None) -> Path | None:
+def _resolve_store_file(value: str | None) -> Path | None:
     """Returns the path of the store file, or None for a store in memory."""
-    if given == "memory":
+    if value == "memory":
         return None
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return Path(given).expanduser() if given else data / "antiphon" / "responses.db"
+    return Path(value).expanduser() if value else data / "antiphon" / "responses.db"
 
 
 def _check_public_bind(settings: Settings, *, insecure: bool) -> None:
-    """Raises :class:`ServeError` for a server that other machines can reach and that asks for no key."""
+    """Raises `ServeError` if other machines can reach the server and it requires no API key."""
     if settings.api_key_digests or insecure or settings.host in LOOPBACK_HOSTS or settings.host.startswith("127."):
         return
-    where = "every network" if settings.host in WILDCARD_HOSTS else settings.host
-    raise ServeError(f"--host {settings.host} opens the server to {where}: give --api-key KEY, or say --insecure")
+    audience = "every network" if settings.host in WILDCARD_HOSTS else settings.host
+    raise ServeError(f"--host {settings.host} opens the server to {audience}: set --api-key KEY, or pass --insecure")
 
 
 if __name__ == "__main__":

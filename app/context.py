@@ -1,4 +1,4 @@
-"""What every route works with, put together once."""
+"""The server context: objects that every route uses, created once."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from antiphon.app.observability.metrics import MetricsCollector
 from antiphon.app.settings import Settings
 from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.memory import MemoryStore
+from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
 
@@ -19,43 +20,48 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ServerContext(Struct, kw_only=True):
-    """The parts of a running server."""
+    """Components of a running server."""
 
     settings: Settings
     models: ModelRegistry
+    capacity: TurnCapacity
     turn_manager: TurnManager
     store: ResponseStore
     metrics: MetricsCollector
     shutting_down: bool = False
-    """The server was told to go: it takes no new work."""
+    """True once shutdown has begun: the server accepts no new work."""
 
 
 def server_context(request: AnyRequest) -> ServerContext:
-    """The house that a request came to."""
-    found: ServerContext = request.app.state["house"]
-    return found
+    """Returns the context of the server that received the request."""
+    context: ServerContext = request.app.state["context"]
+    return context
 
 
 def request_owner(request: AnyRequest) -> str:
-    """Whose request it is, as the gate found out."""
+    """Returns the owner of the request, as determined by the request guard."""
     return request_state(request.scope).owner
 
 
 def create_context(
-    settings: Settings, catalogue: ModelRegistry, pace: TurnTimeouts | None = None, store: ResponseStore | None = None
+    settings: Settings,
+    models: ModelRegistry,
+    timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
+    store: ResponseStore | None = None,
 ) -> ServerContext:
-    """A house. `pace`: how patient its turns are, None: as usual; `store`: None is one in memory.
-
-    Raises `SecretError`.
-    """
+    """Creates a server context. Without `store`, responses are stored in memory. Raises `KeyFileError`."""
     store = MemoryStore() if store is None else store
-    seals = open_sealer(settings.encryption_key_path)
-    counted = MetricsCollector(catalogue.served)
-    turns = TurnManager(
+    sealer = open_sealer(settings.encryption_key_path)
+    metrics = MetricsCollector(models.served)
+    capacity = TurnCapacity(model.engine for model in models.served)
+    turn_manager = TurnManager(
         store,
+        capacity,
         reasoning_output=settings.reasoning_output,
-        timeouts=pace or TurnTimeouts(),
-        sealer=seals,
-        observer=counted,
+        timeouts=timeouts,
+        sealer=sealer,
+        observer=metrics,
     )
-    return ServerContext(settings=settings, models=catalogue, turn_manager=turns, store=store, metrics=counted)
+    return ServerContext(
+        settings=settings, models=models, capacity=capacity, turn_manager=turn_manager, store=store, metrics=metrics
+    )

@@ -1,8 +1,8 @@
-"""What a client keeps for this server: reasoning and summaries, sealed so that nobody else can read or change them.
+"""Encrypts reasoning and summaries that the client keeps for this server; only this server can read or change them.
 
-AES-256-GCM under a key for each owner, drawn from the server's secret by HKDF; what the text is for is bound to it.
-A seal is `base64url(version 1 byte, secret's id 8, nonce 12, ciphertext and tag)`. Whatever is wrong with one (another
-server's, another owner's, another purpose, a flipped bit), the answer is the same: it could not be verified.
+AES-256-GCM with one key per owner, derived from the server's secret with HKDF; the purpose of the text is bound to it.
+A sealed text is `base64url(version 1 byte, secret id 8, nonce 12, ciphertext and tag)`. A text that cannot be verified
+always raises the same error, whether it belongs to another server, owner or purpose or has a flipped bit.
 """
 
 import base64
@@ -24,34 +24,34 @@ _ID, _NONCE = 8, 12
 
 
 class DecryptionError(ValueError):
-    """Not sealed by this server, for this owner and purpose."""
+    """The text was not sealed by this server for this owner and purpose."""
 
 
 class KeyFileError(Exception):
-    """The file of the secret cannot be used; the message is one line for a person."""
+    """The key file cannot be used; the message is one line for the operator."""
 
 
 class Sealer:
-    """Seals and opens. Without a secret it makes one, and its seals end with the process."""
+    """Seals and opens texts. Without a secret it generates one, so that a restart makes its sealed texts unreadable."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secrets.token_bytes(KEY_BYTES) if secret is None else secret
         self._id = hashlib.sha256(b"antiphon secret id" + self._secret).digest()[:_ID]
 
     def seal(self, owner: str, purpose: Purpose, text: str) -> str:
-        """The text, for this owner to keep."""
-        head = _VERSION + self._id + secrets.token_bytes(_NONCE)
-        sealed = self._cipher_for(owner).encrypt(head[-_NONCE:], text.encode(), head + purpose.encode())
-        return base64.urlsafe_b64encode(head + sealed).decode().rstrip("=")
+        """Returns the text encrypted for this owner and purpose."""
+        header = _VERSION + self._id + secrets.token_bytes(_NONCE)
+        ciphertext = self._cipher_for(owner).encrypt(header[-_NONCE:], text.encode(), header + purpose.encode())
+        return base64.urlsafe_b64encode(header + ciphertext).decode().rstrip("=")
 
     def open(self, owner: str, purpose: Purpose, sealed: str) -> str:
-        """The text again. Raises `SealError`."""
+        """Returns the decrypted text. Raises `DecryptionError`."""
         try:
             raw = base64.urlsafe_b64decode(sealed.encode("ascii") + b"=" * (-len(sealed) % 4))
-            head, rest = raw[: 1 + _ID + _NONCE], raw[1 + _ID + _NONCE :]
-            if head[: 1 + _ID] != _VERSION + self._id:
+            header, ciphertext = raw[: 1 + _ID + _NONCE], raw[1 + _ID + _NONCE :]
+            if header[: 1 + _ID] != _VERSION + self._id:
                 raise DecryptionError(purpose)
-            return self._cipher_for(owner).decrypt(head[-_NONCE:], rest, head + purpose.encode()).decode()
+            return self._cipher_for(owner).decrypt(header[-_NONCE:], ciphertext, header + purpose.encode()).decode()
         except (ValueError, InvalidTag) as error:
             raise DecryptionError(purpose) from error
 
@@ -61,19 +61,23 @@ class Sealer:
 
 
 def open_sealer(path: Path | None) -> Sealer:
-    """Seals under the secret in a file, which is made where there is none. Raises `SecretError`."""
+    """Returns a sealer with the secret in the key file, which is created if missing. Raises `KeyFileError`.
+
+    Without a path, the secret is new and exists in memory only.
+    """
     if path is None:
         return Sealer()
     try:
         return Sealer(_read_or_create_key(path))
     except OSError as error:
-        raise KeyFileError(f"the secret in {path} cannot be used: {error.strerror or error}") from None
+        raise KeyFileError(f"the key file {path} cannot be used: {error.strerror or error}") from None
 
 
 def _read_or_create_key(path: Path) -> bytes:
-    """The secret in a file that only its owner may read.
+    """Returns the secret from a file that only its owner may read; creates the file if it is missing.
 
-    Several servers may begin at once: whoever names the file first has made the secret, and all others take that one.
+    Several servers may start at the same time: the first to link its draft to `path` provides the secret, and the
+    others read that one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -89,5 +93,5 @@ def _read_or_create_key(path: Path) -> bytes:
             draft.unlink(missing_ok=True)
     secret = path.read_bytes()
     if len(secret) != KEY_BYTES:
-        raise OSError(f"it does not hold {KEY_BYTES} bytes")
+        raise OSError(f"its size is not {KEY_BYTES} bytes; choose another --encryption-key-file")
     return secret

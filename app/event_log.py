@@ -1,8 +1,8 @@
-"""The event log: one per response, one writer, many readers.
+"""The event log: one per response, with one writer and many readers.
 
-Every reply of this server, streamed or not, live or replayed, in whatever dialect of the wire, is a reading of this
-log. An event is encoded here, once; its index is its sequence number. A reader never holds the writer up: it has a
-position of its own and is woken once, however many events came before it looked again.
+Every reply of this server (streamed or not, live or replayed, for each supported API) is a reading of this log. An
+event is encoded once, here; its index is its sequence number. A reader never blocks the writer: it has its own
+position, and it is woken once for all events that are appended before it reads again.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from antiphon.events.response import ConversationRef, Response
 from antiphon.events.stream import LifecycleEvent, Terminal
 
 MAX_ENTRIES_PER_READ = 256
-"""Frames that a reader is given in one list: who reads a long log from its start must not need memory for all of it."""
+"""Maximum entries in one list, so that reading a long log from its start does not need memory for all of it."""
 
 
 class EntryDetail(Struct, frozen=True, kw_only=True, gc=False):
-    """What no Responses event carries and other faces need. Readers of Responses never see it."""
+    """Data of a step that no Responses event carries but other APIs need. Readers of the Responses API never see it."""
 
     tokens: tuple[int, ...] = ()
-    """The token ids that the engine gave in the step that caused these events."""
+    """Token ids that the engine returned in the step that caused these events."""
     stop_string: str | None = None
-    """The stop string that ended the turn."""
+    """Stop string that ended the turn."""
 
 
 class LogEntry(Struct, frozen=True, gc=False):
-    """One event, its JSON, and its detail: set on the last event of a step."""
+    """One event, its JSON encoding, and its detail, which is set on the last event of a step."""
 
     event: Event
     data: bytes
@@ -40,147 +40,147 @@ class LogEntry(Struct, frozen=True, gc=False):
 
     @classmethod
     def from_event(cls, event: Event, detail: EntryDetail | None = None) -> "LogEntry":
-        """The event, encoded here, once."""
+        """Creates an entry; encodes the event."""
         return cls(event, sse.encode_event(event), detail)
 
 
-def is_terminal(frames: Sequence[LogEntry]) -> bool:
-    """Whether the last of these frames is its response's last."""
-    return bool(frames) and isinstance(frames[-1].event, Terminal)
+def is_terminal(entries: Sequence[LogEntry]) -> bool:
+    """Tells whether the last of these entries holds the terminal event of its response."""
+    return bool(entries) and isinstance(entries[-1].event, Terminal)
 
 
 class LogListener(Protocol):
-    """Whoever keeps logs beyond the process."""
+    """Receives what is appended to a log. Stores implement it."""
 
     def on_append(self, log: "EventLog", first: int) -> None:
-        """Frames from number `first` on were appended; they may be held back (`Log.hold`) until `Log.show`."""
+        """Handles entries appended from index `first` on. May call `log.withhold`, and `log.publish` later."""
         ...
 
 
 class EventLog:
-    """What was said about one response so far, and whether that is all."""
+    """The events of one response so far, and whether the log has ended."""
 
     def __init__(self, base_response: Response, owner: str, input_items: tuple[AnyInput, ...] = ()) -> None:
         self.id = base_response.id
         self.owner = owner
         self.base_response = base_response
         self.input_items = input_items
-        """What the client put in with this request, each item with its id."""
+        """Input items of this request, each with its id."""
         self.entries: list[LogEntry] = []
         self.ended = False
         self.size = 0
-        """Bytes of JSON held."""
+        """Size of the encoded events in bytes."""
         self.readers = 0
-        """Clients that are reading it now. A turn that nobody reads any more is cancelled."""
+        """Number of clients that read the log now. At zero, a turn is cancelled, unless it runs in the background."""
         self.listener: LogListener | None = None
-        """Who is told of every step, from `Store.put` on."""
-        self._shown: int | None = None
-        self._readings: set[LogReader] = set()
+        """Receives every step after `ResponseStore.add_log`."""
+        self._published_limit: int | None = None
+        self._open_readers: set[LogReader] = set()
 
     @property
     def conversation_id(self) -> str:
-        """The conversation that the response belongs to, if any."""
+        """Id of the conversation that the response belongs to; empty if there is none."""
         return (
             self.base_response.conversation.id if isinstance(self.base_response.conversation, ConversationRef) else ""
         )
 
     @property
     def published(self) -> int:
-        """How many frames readers may see: all, unless a keeper holds some back until they are safe."""
-        return len(self.entries) if self._shown is None else self._shown
+        """Number of entries that readers may see: all, unless a store withholds some until they are persisted."""
+        return len(self.entries) if self._published_limit is None else self._published_limit
 
     def append_step(self, events: Sequence[Event], detail: EntryDetail | None = None) -> None:
-        """Write down what was said in one step, and wake the readers once."""
+        """Appends the events of one step and wakes the readers once."""
         if not events:
             return
         last, first = len(events) - 1, len(self.entries)
         self.add_stored(
-            [LogEntry.from_event(event, detail if number == last else None) for number, event in enumerate(events)]
+            [LogEntry.from_event(event, detail if index == last else None) for index, event in enumerate(events)]
         )
         if self.listener is not None:
             self.listener.on_append(self, first)
         self._wake_readers()
 
-    def add_stored(self, frames: Sequence[LogEntry]) -> None:
-        """Take frames that were encoded before, and tell nobody."""
+    def add_stored(self, entries: Sequence[LogEntry]) -> None:
+        """Appends encoded entries without notifying the listener or the readers."""
         if self.ended:
             raise RuntimeError(f"{self.id}: the log has ended")
-        for frame in frames:
-            if frame.event.sequence_number != len(self.entries):
-                raise RuntimeError(f"{self.id}: event {frame.event.sequence_number} at position {len(self.entries)}")
-            self.size += len(frame.data)
-            self.entries.append(frame)
+        for entry in entries:
+            if entry.event.sequence_number != len(self.entries):
+                raise RuntimeError(f"{self.id}: event {entry.event.sequence_number} at position {len(self.entries)}")
+            self.size += len(entry.data)
+            self.entries.append(entry)
 
     def withhold(self, count: int) -> None:
-        """Show readers no more than the first `count` frames for now."""
-        self._shown = count
+        """Limits readers to the first `count` entries until `publish` is called."""
+        self._published_limit = count
 
     def publish(self, count: int | None = None) -> None:
-        """Show readers so many frames, or all from now on; never fewer than before."""
-        before = self.published
-        if self._shown is not None:
-            self._shown = None if count is None else max(count, self._shown)
-        if self.published > before:
+        """Shows readers the first `count` entries, or all from now on if None; never fewer than before."""
+        previous = self.published
+        if self._published_limit is not None:
+            self._published_limit = None if count is None else max(count, self._published_limit)
+        if self.published > previous:
             self._wake_readers()
 
     def end_log(self) -> None:
-        """Nothing more will come."""
+        """Marks the log as complete and wakes the readers."""
         self.ended = True
         self._wake_readers()
 
     @property
     def response(self) -> Response:
-        """The response as the latest lifecycle event that is shown told it; before the first one, its head."""
-        for frame in reversed(self.entries[: self.published]):
-            if isinstance(frame.event, LifecycleEvent):
-                return frame.event.response
+        """Response in the latest published lifecycle event; `base_response` before the first one."""
+        for entry in reversed(self.entries[: self.published]):
+            if isinstance(entry.event, LifecycleEvent):
+                return entry.event.response
         return self.base_response
 
     async def wait_published(self) -> None:
-        """Wait until everything that was said up to now is shown."""
-        wanted = len(self.entries)
-        if self.published < wanted:
-            news = asyncio.Event()
-            with self.open_reader(wanted, news.set):
-                while self.published < wanted:
-                    news.clear()
-                    await news.wait()
+        """Waits until all entries that exist now are published."""
+        target = len(self.entries)
+        if self.published < target:
+            woken = asyncio.Event()
+            with self.open_reader(target, woken.set):
+                while self.published < target:
+                    woken.clear()
+                    await woken.wait()
 
     @contextlib.contextmanager
     def open_reader(self, start: int, on_news: Callable[[], None]) -> "Iterator[LogReader]":
-        """A reading from number `start` on. `news` is called, soon, when there is more, or when the log has ended."""
-        reading = LogReader(self, start, on_news)
-        self._readings.add(reading)
+        """Opens a reader at index `start`. The event loop calls `on_news` if entries are published or the log ends."""
+        reader = LogReader(self, start, on_news)
+        self._open_readers.add(reader)
         try:
-            yield reading
+            yield reader
         finally:
-            self._readings.discard(reading)
-            reading.detach()
+            self._open_readers.discard(reader)
+            reader.detach()
 
     async def follow_entries(self, start: int = 0) -> AsyncGenerator[list[LogEntry], None]:
-        """All frames from number `start` on, in lists as they become available, until the log ends."""
-        news = asyncio.Event()
-        with self.open_reader(start, news.set) as reading:
-            while not reading.at_end:
-                news.clear()
-                while frames := reading.take_entries():
-                    yield frames
-                if not reading.at_end:
-                    await news.wait()
+        """Yields the entries from index `start` on, in lists, as they are published, until the log ends."""
+        woken = asyncio.Event()
+        with self.open_reader(start, woken.set) as reader:
+            while not reader.at_end:
+                woken.clear()
+                while entries := reader.take_entries():
+                    yield entries
+                if not reader.at_end:
+                    await woken.wait()
 
     async def wait_finished(self) -> Response:
-        """The response in its terminal state. Waits for it."""
+        """Waits until the log ends and returns the response in its terminal state."""
         async for _ in self.follow_entries(self.published):
             pass
         return self.response
 
     def _wake_readers(self) -> None:
-        for reading in self._readings:
-            reading.notify()
+        for reader in self._open_readers:
+            reader.notify()
 
 
 class LogReader:
-    """One reader's way through a log. A step costs it one call from the event loop: no task, no future, no timer."""
+    """Position of one reader in a log. A step costs it one event-loop callback: no task, no future, no timer."""
 
     def __init__(self, log: EventLog, start: int, news: Callable[[], None]) -> None:
         self._log, self._position, self._news = log, start, news
@@ -189,28 +189,28 @@ class LogReader:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything was read that will ever be there."""
+        """True if the log has ended and every entry was taken."""
         return self._log.ended and self._position >= len(self._log.entries)
 
     @property
     def has_entries(self) -> bool:
-        """Whether there are frames to take."""
+        """True if there are published entries to take."""
         return self._position < self._log.published
 
     def take_entries(self) -> list[LogEntry]:
-        """The frames that were not taken yet, at most `MOST_AT_ONCE` of them."""
-        until = min(self._position + MAX_ENTRIES_PER_READ, self._log.published)
-        batch = self._log.entries[self._position : until]
+        """Returns the next published entries, at most `MAX_ENTRIES_PER_READ`, and advances past them."""
+        stop = min(self._position + MAX_ENTRIES_PER_READ, self._log.published)
+        batch = self._log.entries[self._position : stop]
         self._position += len(batch)
         return batch
 
     def notify(self) -> None:
-        """There is something to look at: tell the reader, once, when whoever writes has had its say."""
+        """Schedules one call of the reader's callback, which runs after the writer's current callback returns."""
         if self._woken is None:
             self._woken = self._loop.call_soon(self._call_back)
 
     def detach(self) -> None:
-        """Tell nothing any more."""
+        """Cancels a scheduled call."""
         if self._woken is not None:
             self._woken.cancel()
 

@@ -1,6 +1,7 @@
-"""From what was asked for to a running server: the model, its engine, the store, and the server around them.
+"""Starts a server from the parsed options: the model, its engine, the store, and the HTTP server.
 
-To import this takes half a second or more, in which an engine's process that was begun before can import its own.
+Importing this module takes half a second or more. An engine worker that was spawned before runs its own imports in
+that time.
 """
 
 import asyncio
@@ -36,15 +37,15 @@ from antiphon.harmony import detect
 from antiphon.harmony.detect import DialectError, LoadedFormat
 
 EMBEDDED_MODEL_NAME = "antiphon"
-"""What the embedded model is called."""
+"""Served name of the embedded model."""
 GC_THRESHOLD = 20_000
-"""New objects after which garbage is looked for among them: a millisecond's work."""
+"""Number of new objects that triggers a collection of the youngest generation: a millisecond of work."""
 
 
 def run_until_signal(
     options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker
 ) -> None:
-    """Serve until a signal comes. `spawn` begins the engine's process. Raises `Refusal`."""
+    """Serves until a signal arrives. `spawn` starts the engine's worker process. Raises `ServeError`."""
     try:
         uvloop.run(_run_server(options, settings, style, spawn))
     except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, server.BindError) as error:
@@ -58,53 +59,53 @@ async def _run_server(
 ) -> None:
     screen = startup.create_console()
     log_config.configure_logging(style)
-    with server.bind_socket(settings) as listener:  # first of all, so that a port in use is known at once
+    with server.bind_socket(settings) as listener:  # first, so that a port in use fails immediately
         store = open_store(settings)
         try:
             with startup.LoadingStatus(screen) as loading:
                 model, note = await _create_model(options, loading.update, spawn)
                 loading.start(model.names[0])
-                home = create_context(settings, ModelRegistry([model]), store=store)
-                journal = AccessLog(json_format if style == "json" else console_format(screen), loading.print_lines)
+                context = create_context(settings, ModelRegistry([model]), store=store)
+                access_log = AccessLog(json_format if style == "json" else console_format(screen), loading.print_lines)
                 try:
                     await server.run_server(
-                        home,
+                        context,
                         listener,
-                        on_ready=partial(_on_ready, loading, home, note),
-                        on_request_done=journal.add_record,
+                        on_ready=partial(_on_ready, loading, context, note),
+                        on_request_done=access_log.add_record,
                     )
                 finally:
-                    journal.flush_lines()
+                    access_log.flush_lines()
         finally:
             await store.close()
 
 
 def tune_gc() -> None:
-    """Look for less garbage. Nobody's answer is to wait until the server itself was gone through for it.
+    """Freezes start-up objects and raises the GC threshold, to keep collection pauses out of request latency.
 
-    What the server is made of stays, and most of what a request or a token leaves behind is in no cycle.
+    Start-up objects are never freed, and most objects that a request or a token creates are in no reference cycle.
     """
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 10, 10)
 
 
-def _on_ready(loading: startup.LoadingStatus, home: ServerContext, note: str, port: int) -> None:
+def _on_ready(loading: startup.LoadingStatus, context: ServerContext, note: str, port: int) -> None:
     tune_gc()
     loading.stop()
-    notes = {model.names[0]: note for model in home.models.served}
-    startup.show_banner(loading.screen, home.settings, home.models, port, notes)
+    notes = {model.names[0]: note for model in context.models.served}
+    startup.show_banner(loading.screen, context.settings, context.models, port, notes)
 
 
 async def _create_model(
-    options: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker
+    options: ServeOptions, on_status: Callable[[str], None], spawn: SpawnWorker
 ) -> tuple[ServedModel, str]:
-    """The model, its engine not yet started, and a line about its dialect. `told` hears how the engine is."""
+    """Returns the model, its engine not started, and a line about its dialect. `told` receives the engine's status."""
     if options.engine == "scripted":
         engine, loaded, name = _create_scripted_engine(options)
     elif options.script is not None:
-        raise ServeError("--script goes with --engine scripted")
+        raise ServeError("--script requires --engine scripted")
     else:
-        engine, loaded, name = await _create_torch_engine(options, told, spawn)
+        engine, loaded, name = await _create_torch_engine(options, on_status, spawn)
     names = tuple(dict.fromkeys((name, *options.served_model_names)))
     return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.reason
 
@@ -114,16 +115,16 @@ def _create_scripted_engine(options: ServeOptions) -> tuple[Engine, LoadedFormat
         raise ServeError("--engine scripted needs --script FILE")
     replies = load_script(options.script)
     dialect = options.dialect or "hermes"
-    form = detect.bytes_format(dialect)
-    info = structs.replace(DEFAULT_INFO, eos_ids=form.stop_ids[:1])
-    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info)
-    return engine, LoadedFormat(form, f"dialect {dialect}: over bytes, for scripts"), "scripted"
+    byte_format = detect.bytes_format(dialect)
+    info = structs.replace(DEFAULT_INFO, eos_ids=byte_format.stop_ids[:1])
+    engine = ScriptedEngine(replies, encode=byte_format.encode, decode=byte_format.decode, info=info)
+    return engine, LoadedFormat(byte_format, f"dialect {dialect}: byte vocabulary of the scripted engine"), "scripted"
 
 
 async def _create_torch_engine(
-    options: ServeOptions, told: Callable[[str], None], spawn: SpawnWorker
+    options: ServeOptions, on_status: Callable[[str], None], spawn: SpawnWorker
 ) -> tuple[Engine, LoadedFormat, str]:
-    """The cheapest checks first: the folder, what is in it, its dialect. torch is imported by the engine's process."""
+    """Runs the cheapest checks first: the folder, its files, its dialect. Only the worker process imports torch."""
     folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
     if options.model is not None:
         folder = await asyncio.to_thread(fetch_checkpoint, options.model, offline=options.offline)
@@ -133,9 +134,9 @@ async def _create_torch_engine(
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             raise ServeError(f"the torch engine is not installed ({module}): pip install 'antiphon[torch]'")
-    return ProcessEngine(folder, options.engine_options, spawn=spawn, on_status=told), loaded, name
+    return ProcessEngine(folder, options.engine_options, spawn=spawn, on_status=on_status), loaded, name
 
 
 def _default_model_name(source: str, folder: Path) -> str:
-    """A hub id as it is; a folder's last part."""
+    """Returns a hub id unchanged, or the last part of a folder's path."""
     return folder.resolve().name if Path(source).expanduser().exists() else source

@@ -1,4 +1,4 @@
-"""The models that are served, and the names by which clients ask for them."""
+"""The served models, and the names by which clients request them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,18 +10,18 @@ from antiphon.harmony.format import ModelFormat
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """One engine and the format its tokens are written in. The first of `names` is its own, the others are aliases."""
+    """An engine and the format of its tokens. The first of `names` is the model's own name, the others are aliases."""
 
     names: tuple[str, ...]
     engine: Engine
     format: ModelFormat
     created: int
-    """When it was put on offer, in whole seconds since 1970."""
+    """Time when the model became available, in whole seconds since 1970."""
     owned_by: str = "antiphon"
 
 
 class ModelRegistry:
-    """Finds a model by any of its names. Raises `ValueError` where two models claim one."""
+    """Finds models by any of their names. Raises `ValueError` if two models have the same name."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.served = tuple(models)
@@ -29,22 +29,22 @@ class ModelRegistry:
         for model in models:
             for name in model.names:
                 if name in self._by_name:
-                    raise ValueError(f"two models are called {name!r}")
+                    raise ValueError(f"duplicate model name {name!r}")
                 self._by_name[name] = model
 
     def find_model(self, name: str | None) -> ServedModel:
-        """The model called `name`. Raises `ApiError`: 400 without a name, 404 for one that nobody has."""
+        """Returns the model called `name`. Raises `ApiError`: 400 if `name` is None, 404 if no model has that name."""
         if name is None:
             raise missing_field("model")
         model = self._by_name.get(name)
         if model is None:
-            served = ", ".join(f"'{known}'" for known in self._by_name)
-            message = f"The model '{clip_text(name)}' does not exist. This server has: {served}."
+            available = ", ".join(f"'{served_name}'" for served_name in self._by_name)
+            message = f"The model '{clip_text(name)}' does not exist. Use one of: {available}."
             raise ApiError(404, "model_not_found", message, "model")
         return model
 
     def get_model(self, name: object) -> ServedModel | None:
-        """The model called `name`, if `name` is what one is called."""
+        """Returns the model called `name`, or None if `name` is not the name of a model."""
         return self._by_name.get(name) if isinstance(name, str) else None
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:

@@ -10,21 +10,21 @@ from antiphon.engine.options import EngineOptions
 
 
 class ServeError(click.ClickException):
-    """The command cannot be run; the message is one line that names the remedy."""
+    """The command cannot run; the message is one line that names the remedy."""
 
     exit_code = 2
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
-    """Which model to serve, and with which engine."""
+    """The model to serve, and its engine."""
 
     model: str | None = None
-    """A folder or a hub id; None: the embedded model."""
+    """Folder or hub id. None: the embedded model."""
     served_model_names: tuple[str, ...] = ()
-    """Additional names."""
+    """Additional names of the model."""
     engine: Literal["torch", "scripted"] = "torch"
     script: Path | None = None
     dialect: str | None = None
-    """None: detected."""
+    """Output dialect of the model. None: detected."""
     offline: bool = False
     engine_options: EngineOptions = EngineOptions()

@@ -1,7 +1,8 @@
-"""The application and the process around it: routes behind the gate, uvicorn with deadlines, an end that is an end.
+"""The ASGI application and its server: routes, the request guard, uvicorn with deadlines, graceful shutdown.
 
-On the first SIGTERM or SIGINT no new connection is taken and open turns may go on for `Settings.drain` seconds; what
-still runs then is ended with a terminal event, so that no stream just breaks off. A second signal ends at once.
+After the first SIGTERM or SIGINT the server accepts no new connection, and open turns may run for another
+`Settings.shutdown_timeout` seconds. Turns that still run then end with a terminal event, so that no stream is cut off.
+A second signal exits immediately.
 """
 
 import asyncio
@@ -33,10 +34,10 @@ from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineError, overloaded_error
 
 ACCEPT_SOCKETS = 16
-"""Descriptors under which an address is listened on. The event loop takes one connection of each in a turn, and a turn
-is long while many streams run: behind a thousand who connect at once the next one would wait for seconds."""
+"""Number of listening descriptors for one address. The event loop accepts one connection per descriptor and iteration,
+and an iteration is long while many streams run: after a burst of 1 000 connections the next one would wait seconds."""
 CLOSE_GRACE_SECONDS = 2.0
-"""After the drain: for the last bytes to leave and the connections to close."""
+"""Seconds after the drain in which the last bytes are sent and the connections close."""
 
 ROUTE_HANDLERS = (
     responses.create_response,
@@ -69,68 +70,61 @@ ROUTE_HANDLERS = (
 _log = structlog.get_logger(__name__)
 
 
-def build_app(home: ServerContext, on_request_done: Callable[[AccessRecord], None] = lambda _: None) -> RequestGuard:
-    """The whole ASGI application. `told` hears of every request when it is over."""
+def build_app(context: ServerContext, on_request_done: Callable[[AccessRecord], None] = lambda _: None) -> RequestGuard:
+    """Builds the ASGI application. `on_request_done` receives a record of every request when it ends."""
     app = Litestar(
         route_handlers=ROUTE_HANDLERS,
-        state=State({"house": home}),
+        state=State({"context": context}),
         exception_handlers=EXCEPTION_HANDLERS,
-        request_max_body_size=None,  # the gate counts
+        request_max_body_size=None,  # the request guard limits it
         openapi_config=None,
         logging_config=None,
         debug=False,
     )
 
-    def heard(line: AccessRecord) -> None:
-        home.metrics.count_request(line)
-        on_request_done(line)
+    def on_done(record: AccessRecord) -> None:
+        context.metrics.count_request(record)
+        on_request_done(record)
+
+    def check_capacity(path: str) -> None:
+        if path in GENERATION_PATHS:
+            context.capacity.check_any()
 
     return RequestGuard(
         app,
-        home.settings,
-        heard,
-        check_capacity=partial(_check_capacity, home),
-        websocket_app=WebSocketEndpoint(home, CONNECTION_LIFETIME_S),
+        context.settings,
+        on_done,
+        check_capacity=check_capacity,
+        websocket_app=WebSocketEndpoint(context, CONNECTION_LIFETIME_S),
     )
 
 
-def _check_capacity(home: ServerContext, path: str) -> None:
-    """Raise `ApiError` 429 for a turn too many, where that is clear before anybody knows the model it is for."""
-    if path in GENERATION_PATHS and home.models.served and not _free_slots(home):
-        raise from_engine(overloaded_error())
-
-
-def _free_slots(home: ServerContext) -> int:
-    """How many turns more could be opened, of whatever models."""
-    return sum(max(home.turn_manager.free_slots(model.engine), 0) for model in home.models.served)
-
-
 class AntiphonServer(uvicorn.Server):
-    """uvicorn, which drains the turns before it waits for the connections. `ready` hears the port once it listens.
+    """A uvicorn server that drains the turns before it waits for the connections to close.
 
-    `app` is what answers if it is more than the gate.
+    `on_listening` receives the port once the server listens. `app`: the application to serve, if it wraps `guard`.
     """
 
     def __init__(
         self,
         context: ServerContext,
-        gate: RequestGuard,
+        guard: RequestGuard,
         on_listening: Callable[[int], None] = lambda _: None,
         app: AsgiApp | None = None,
     ) -> None:
         settings = context.settings
-        crowd = AdmissionController(
-            partial(_free_slots, context), partial(gate.reject_head, error=from_engine(overloaded_error()))
+        admission = AdmissionController(
+            context.capacity.total_free_slots, partial(guard.reject_head, error=from_engine(overloaded_error()))
         )
         super().__init__(
             uvicorn.Config(
-                app or gate,
+                app or guard,
                 host=settings.host,
                 port=settings.port,
-                http=http_protocol_class(settings, crowd),
+                http=http_protocol_class(settings, admission),
                 ws=websocket_protocol_class(settings) if settings.enable_websocket else "none",
                 ws_max_size=settings.max_body_bytes,
-                ws_per_message_deflate=False,  # each token is a frame of its own
+                ws_per_message_deflate=False,  # each token is a separate frame
                 loop="uvloop",
                 lifespan="off",
                 log_config=None,
@@ -146,42 +140,45 @@ class AntiphonServer(uvicorn.Server):
         self._context, self._on_listening = context, on_listening
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """Listen, then say so."""
-        doors = [twin for each in sockets or () for twin in (each, *(each.dup() for _ in range(ACCEPT_SOCKETS - 1)))]
-        await super().startup(doors or None)
+        """Starts to listen, then reports the port."""
+        listeners = [
+            listener
+            for original in sockets or ()
+            for listener in (original, *(original.dup() for _ in range(ACCEPT_SOCKETS - 1)))
+        ]
+        await super().startup(listeners or None)
         if self.started:
             self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first asks, the second insists."""
+        """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""
         self._context.shutting_down = True
         if self.should_exit:
-            sig = signal.SIGINT  # uvicorn leaves at once on a second one of these only
+            sig = signal.SIGINT  # uvicorn forces the exit on a second SIGINT only
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Take no more connections, end the turns, then let uvicorn see the connections off."""
+        """Stops accepting connections, ends the turns, then lets uvicorn close the connections."""
         self._context.shutting_down = True
         for server in self.servers:
             server.close()
         models = self._context.models.served
-        await _close_engines(
-            [model for model in models if model.engine.unready_reason()]
-        )  # whoever waits for it is told so
-        drained = asyncio.create_task(self._context.turn_manager.drain(self._context.settings.shutdown_timeout))
-        while not drained.done() and not self.force_exit:
-            await asyncio.wait({drained}, timeout=0.1)
-        drained.cancel()
+        # Engines that are not ready close first, so that requests waiting for one fail immediately.
+        await _close_engines([model for model in models if model.engine.unready_reason()])
+        drain = asyncio.create_task(self._context.turn_manager.drain(self._context.settings.shutdown_timeout))
+        while not drain.done() and not self.force_exit:
+            await asyncio.wait({drain}, timeout=0.1)
+        drain.cancel()
         await super().shutdown(sockets)
         await _close_engines(models)
 
 
 class BindError(OSError):
-    """The address cannot be listened on; the message is one line for a person."""
+    """The server cannot bind its address; the message is one line for the operator."""
 
 
 def bind_socket(settings: Settings) -> socket.socket:
-    """The address, taken but not yet listened on. Raises `BindError`."""
+    """Returns a socket that is bound to the configured address but does not listen. Raises `BindError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -195,25 +192,25 @@ def bind_socket(settings: Settings) -> socket.socket:
 
 
 async def run_server(
-    home: ServerContext,
+    context: ServerContext,
     listener: socket.socket,
     *,
     on_ready: Callable[[int], None],
     on_request_done: Callable[[AccessRecord], None],
 ) -> None:
-    """Serve until a signal comes. The engines start meanwhile; `ready` hears the port when they have.
+    """Serves until a signal arrives; starts the engines in parallel. Closes the engines at the end.
 
-    Raises `EngineError` where one cannot start. At the end they are closed.
+    Calls `on_ready` with the port when all engines have started. Raises `EngineError` if one cannot start.
     """
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    server = AntiphonServer(home, build_app(home, on_request_done), listening.set_result)
+    server = AntiphonServer(context, build_app(context, on_request_done), listening.set_result)
 
     async def load() -> None:
         try:
-            await asyncio.gather(*(model.engine.start() for model in home.models.served))
+            await asyncio.gather(*(model.engine.start() for model in context.models.served))
             on_ready(await listening)
         except EngineError:
-            if server.should_exit:  # it was told to go meanwhile, and that is why
+            if server.should_exit:  # shutdown began during the start and caused the error
                 return
             server.should_exit = True
             raise
@@ -226,7 +223,7 @@ async def run_server(
     finally:
         loading.cancel()
         await asyncio.wait({loading})
-        await _close_engines(home.models.served)
+        await _close_engines(context.models.served)
 
 
 async def _close_engines(models: Iterable[ServedModel]) -> None:

@@ -1,4 +1,9 @@
-"""What the operator decided when the server was started. Nothing reads the environment but `app.cli`."""
+"""Settings that the operator chooses at start. In this package, only `app.cli` reads environment variables.
+
+Two modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
+vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where
+compiled kernels are stored) and `CC`. The engine's worker process inherits the environment.
+"""
 
 import hashlib
 import hmac
@@ -13,63 +18,64 @@ WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, nev
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Fixed for the life of a server. Sizes are bytes, times are seconds."""
+    """Settings of a server, fixed while it runs. Sizes are in bytes, times in seconds, unless the name has a unit."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0: any free port."""
+    """TCP port. 0: any free port."""
     api_key_digests: tuple[bytes, ...] = ()
-    """SHA-256 digests of the API keys; none: no key is asked for."""
+    """SHA-256 digests of the API keys. Empty: no key is required."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names, besides loopback and `host`, under which a client may reach the server."""
+    """Host names that clients may use in addition to loopback names and `host`."""
     reasoning_output: ReasoningOutput = "content"
     default_max_output_tokens: int | None = None
-    """What a request that names no limit gets; None: until the context is full."""
+    """Output limit of requests that set none. None: the rest of the context."""
     store_file: Path | None = None
-    """The file that keeps responses; None: they are kept in memory, as long as the server lives."""
+    """File for stored responses. None: they are stored in memory until the server exits."""
     encryption_key_file: Path | None = None
-    """The file of the secret that seals what clients keep; None: beside the store, or new with every start."""
+    """Key file for `encrypted_content`. None: next to the store file, or a new key at each start if there is none."""
     store_retention_days: float = 30.0
-    """How long a response is kept there."""
+    """Days to keep a stored response in the store file."""
     store_max_gib: float = 4.0
-    """How much of them is: the oldest go first."""
+    """Maximum size of stored responses in GiB; the oldest are deleted first."""
     enable_websocket: bool = True
-    """Whether `/v1/responses` is a WebSocket, too."""
+    """Serve WebSockets on `/v1/responses`, too."""
     unsupported_media: Literal["placeholder", "refuse"] = "placeholder"
-    """What becomes of images and files, which no model here can take in."""
+    """Treatment of images and files, which no supported model accepts: replace by a placeholder, or reject."""
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
-    """From the opening of a connection, or a request's first byte on one that was kept, to the end of the headers."""
+    """Time limit from the opening of a connection, or the first byte of a later request on it, to the end of the
+    headers."""
     body_timeout: float = 60.0
-    """From the end of the headers to the end of the body."""
+    """Time limit from the end of the headers to the end of the body."""
     stall_timeout: float = 60.0
-    """How long a reader may leave everything unread that the system's buffers hold."""
+    """Time for which a client may read nothing while the send buffers are full."""
     idle_timeout: float = 75.0
-    """How long a connection without a request is kept."""
+    """Keep-alive time of a connection without a request."""
     shutdown_timeout: float = 5.0
-    """From the first SIGTERM to the end of every open stream."""
+    """Time from the first SIGTERM until streams that are still open are ended."""
 
     @property
     def encryption_key_path(self) -> Path | None:
-        """Where the secret is kept, if anywhere."""
+        """Path of the key file; None if the key exists in memory only."""
         return self.encryption_key_file or (
             self.store_file and self.store_file.with_name(f"{self.store_file.name}.key")
         )
 
 
 DEFAULT_SETTINGS = Settings()
-"""What holds where nobody decided otherwise."""
+"""Default settings, for functions that receive none."""
 
 
 def key_digest(key: str) -> bytes:
-    """What is kept of an API key."""
+    """Returns the SHA-256 digest of an API key; the key itself is never stored."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def matching_key(keys: tuple[bytes, ...], sent: str) -> bytes | None:
-    """The digest of `sent` if it is one of `keys`. Compares with all of them, so that time tells nothing."""
-    mine, found = key_digest(sent), None
+    """Returns the digest of `sent` if it is in `keys`, else None. Compares all keys, so that timing reveals nothing."""
+    digest, match = key_digest(sent), None
     for key in keys:
-        if hmac.compare_digest(key, mine):
-            found = key
-    return found
+        if hmac.compare_digest(key, digest):
+            match = key
+    return match

@@ -28,18 +28,18 @@ from antiphon.engine.scheduler.grammar import compiler_factory
 log = logging.getLogger(__name__)
 
 KV_CACHE_MEMORY_FRACTION = 0.7
-"""Share of the memory that is free after loading which the KV cache may take, unless ``kv_cache_gib`` is given."""
+"""Fraction of the memory that is free after loading that the KV cache may take, unless ``kv_cache_gib`` is set."""
 
 INT8_PROMPT_BLOCK_TOKENS = 16
-"""Tokens of a prompt that torch attends to at once beside int8 layers.
+"""Prompt tokens per attention block in torch if linear layers are int8.
 
-The block size decides the last bits of the result, and those may move an activation to the next int8 level, so it must
-be the same however a prompt is chunked. Larger blocks make longer steps.
+The block size affects the last bits of the result, which may move an activation to the next int8 level. It must
+therefore be the same however a prompt is chunked. Larger blocks make longer steps.
 """
 
 
 def build_core(path: Path, options: EngineOptions) -> Core:
-    """Loads the model of a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
+    """Loads the model in a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
     torch.set_num_threads(options.threads or physical_cores())
     model, checkpoint = load_model(path, device=options.device, dtype=options.dtype)
     return build_core_from_model(model, checkpoint, options, optimize=True)
@@ -69,7 +69,7 @@ def build_core_from_model(
     info = msgspec.structs.replace(
         info, max_model_len=context, description=_describe(info.description, packing, model, options)
     )
-    # With one-token passes, verifying a draft costs as much as it saves.
+    # With one-token passes, verifying a draft takes as long as generating its tokens.
     drafts = not (options.deterministic and not packing.is_complete)
     return Core(
         forward,
@@ -93,7 +93,7 @@ def _select_forward(model: PreTrainedModel, options: EngineOptions, kernels: Ker
     log.info("validating the forward pass")
     cuda = model.device.type == "cuda"
     if cuda:
-        # cuDNN attention plans anew for each shape, which takes up to half a second.
+        # cuDNN attention builds a new plan for each shape, which takes up to half a second.
         torch.backends.cuda.enable_cudnn_sdp(False)
     paged = cuda if options.paged_cache is None else options.paged_cache
     return select_forward(model, paged=paged, kernels=kernels)
@@ -102,7 +102,7 @@ def _select_forward(model: PreTrainedModel, options: EngineOptions, kernels: Ker
 def _optimize(
     model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, kernels: Kernels | None
 ) -> PackingResult:
-    """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 where wanted."""
+    """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 if configured."""
     replace_norms(model, kernels)
     packing = PackingResult()
     if options.pack_linears or options.quantization is not None:
@@ -116,14 +116,14 @@ def _optimize(
     notes = [packing.description, *_use_fp16_cache(forward, options)]
     if options.quantization is not None and packing.logits_before is not None:
         similarity = mean_cosine(reference_logits(forward, model), packing.logits_before)
-        notes.append(f"cosine of the logits with fp32 {similarity:.5f}")
+        notes.append(f"cosine similarity to fp32 logits {similarity:.5f}")
     return packing._replace(description=", ".join(note for note in notes if note))
 
 
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
-    """Switches new caches to fp16 if that is asked for, or by default beside int8. Returns a note for the log."""
-    wanted = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
-    if wanted == "float32":
+    """Switches new caches to fp16 if requested, or by default with int8 layers. Returns notes for the startup log."""
+    dtype = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
+    if dtype == "float32":
         return []
     if isinstance(forward, VarlenForward) and forward.use_fp16_cache():
         return ["KV cache in float16"]
@@ -133,7 +133,7 @@ def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
 
 
 def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:
-    """Makes results independent of chunking and batching: with ``deterministic``, and always beside int8 layers."""
+    """Makes results independent of chunking and batching: with ``deterministic``, and always with int8 layers."""
     if not isinstance(forward, VarlenForward):
         return
     if options.deterministic:
@@ -146,7 +146,7 @@ def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: Pa
 
 
 def _cache_token_budget(forward: ForwardPass, device: str, options: EngineOptions) -> int | None:
-    """Returns how many tokens the KV cache may hold, in whole pages if it is paged; None if memory is unknown."""
+    """Returns the capacity of the KV cache in tokens, in whole pages if it is paged; None if memory is unknown."""
     if not isinstance(forward, VarlenForward) or not forward.bytes_per_token:
         return None
     free = free_memory(device)
@@ -160,7 +160,7 @@ def _cache_token_budget(forward: ForwardPass, device: str, options: EngineOption
 
 
 def _limit_context(context: int, cache_tokens: int | None) -> int:
-    """Returns the context length that fits into the cache. Raises :class:`LoadError` if none does."""
+    """Returns the context length that fits into the cache. Raises :class:`LoadError` if not even 2 tokens do."""
     if cache_tokens is None or cache_tokens >= context:
         return context
     if cache_tokens < 2:
@@ -170,7 +170,7 @@ def _limit_context(context: int, cache_tokens: int | None) -> int:
 
 
 def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, tokens: int) -> None:
-    """Allocates the pages of a paged cache and captures CUDA graphs."""
+    """Allocates the pages of a paged cache and captures CUDA graphs, if the forward pass uses them."""
     if not isinstance(forward, VarlenForward) or not forward.is_paged:
         return
     forward.allocate_pages(tokens, options.max_num_seqs)

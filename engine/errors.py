@@ -1,4 +1,4 @@
-"""Errors of the engine beside those of its protocol, and their one-line form for logs."""
+"""Engine errors that are not part of its protocol, and the one-line form of an exception for logs."""
 
 from antiphon.engine.protocol import EngineError
 
@@ -11,5 +11,5 @@ class LoadError(EngineError):
 
 
 def one_line(failure: Exception) -> str:
-    """Its kind, and the first line of its message."""
+    """Returns the exception's class name and the first line of its message."""
     return f"{type(failure).__name__}: {failure}".splitlines()[0]

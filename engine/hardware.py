@@ -1,4 +1,4 @@
-"""What this process may use of the machine, read from where the system says it."""
+"""CPU cores and memory that this process may use, read from the operating system."""
 
 import math
 import os
@@ -8,8 +8,8 @@ import torch
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may run on, by its affinity and its container's share, at least one."""
-    cores = {_core_id(number) for number in _usable_cpus()}
+    """Returns the number of physical cores that CPU affinity and the container's quota allow, at least one."""
+    cores = {_core_id(cpu) for cpu in _usable_cpus()}
     quota = _cgroup_cpu_quota()
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
@@ -20,42 +20,42 @@ def _usable_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _core_id(number: int) -> tuple[str, str]:
-    """What two hardware threads of one core have in common; a CPU about which nobody says anything is one."""
-    topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology")
+def _core_id(cpu: int) -> tuple[str, str]:
+    """Returns an id that the hardware threads of one core share. A CPU without topology data counts as a core."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         package = (topology / "physical_package_id").read_text(encoding="ascii").strip()
         return package, (topology / "core_id").read_text(encoding="ascii").strip()
     except OSError:
-        return "", str(number)
+        return "", str(cpu)
 
 
 def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """How many CPUs' time the container may use; None without a limit."""
+    """Returns the container's CPU quota in CPUs; None without a limit."""
     try:
-        share, period = path.read_text(encoding="ascii").split()
-        return None if share == "max" else int(share) / int(period)
+        quota, period = path.read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
 
 
 def cpu_features() -> str:
-    """What the CPU can do that matters here, in a few words."""
-    known = {
+    """Returns the CPU's instruction sets that matter to the kernels, for the startup log."""
+    checks = {
         "AMX": "_is_amx_tile_supported",
         "VNNI": "_is_vnni_supported",
         "bf16": "_is_avx512_bf16_supported",
     }
-    has = [word for word, name in known.items() if getattr(torch.cpu, name, bool)()]
-    return " ".join([torch.backends.cpu.get_cpu_capability(), *has])
+    features = [feature for feature, check in checks.items() if getattr(torch.cpu, check, bool)()]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *features])
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes that can be had now on the device; None where nobody says."""
+    """Returns the bytes of memory now available on the device; None if unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
-    amounts = [_meminfo(), _cgroup_memory()]
-    return min((amount for amount in amounts if amount is not None), default=None)
+    limits = [_meminfo(), _cgroup_memory()]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _meminfo() -> int | None:
@@ -67,7 +67,7 @@ def _meminfo() -> int | None:
 
 
 def _cgroup_memory() -> int | None:
-    """What the container's limit leaves; None without one."""
+    """Returns the bytes left below the container's memory limit; None without a limit."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
         used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()

@@ -1,5 +1,6 @@
-"""What is said: every object and event of the Responses wire, as frozen msgspec structs.
+"""Every object and event of the Responses wire format, as frozen msgspec structs.
 
-This package knows no model, no HTTP and no order. `items` are what a model may put out, `inputs` what a
-client may put in, `response` the object both meet in, `stream` one class per event, `sse` the framing.
+This package knows no model, no HTTP and no order. `items` holds the output items, `inputs` the input items and tools,
+`response` the Response object, `stream` one class per event, `sse` the framing. `hosted` and `hosted_events` hold the
+items and events of tools that a server runs itself.
 """

@@ -1,7 +1,7 @@
-"""Output items of tools that a server runs itself.
+"""Output items of hosted tools: those that a server runs itself.
 
-This server runs none of them; they are here so that a stream recorded elsewhere decodes, and so that a client
-may resend its history. Their payloads are kept as they are (`Any`), never interpreted.
+This server runs none. The classes exist so that a stream recorded elsewhere decodes, and so that a client may resend
+its history. Payloads are kept as they are (`Any`) and never interpreted.
 Source: the types of the openai SDK.
 """
 
@@ -13,7 +13,7 @@ from antiphon.events.items import Item
 
 
 class FileSearchCall(Item, frozen=True, kw_only=True, tag="file_search_call"):
-    """A search over stored files, run by the server."""
+    """A search in stored files, run by the server."""
 
     queries: Any
     status: str
@@ -21,14 +21,14 @@ class FileSearchCall(Item, frozen=True, kw_only=True, tag="file_search_call"):
 
 
 class WebSearchCall(Item, frozen=True, kw_only=True, tag="web_search_call"):
-    """A search of the web, run by the server."""
+    """A web search, run by the server."""
 
     action: Any
     status: str
 
 
 class ComputerCall(Item, frozen=True, kw_only=True, tag="computer_call"):
-    """An action for a screen."""
+    """An action on a computer screen."""
 
     call_id: str
     pending_safety_checks: Any
@@ -38,7 +38,7 @@ class ComputerCall(Item, frozen=True, kw_only=True, tag="computer_call"):
 
 
 class ComputerCallOutput(Item, frozen=True, kw_only=True, tag="computer_call_output"):
-    """What the screen showed."""
+    """The screenshot that a computer call returned."""
 
     call_id: str
     output: Any
@@ -56,7 +56,7 @@ class Program(Item, frozen=True, kw_only=True, tag="program"):
 
 
 class ProgramOutput(Item, frozen=True, kw_only=True, tag="program_output"):
-    """What such a program returned."""
+    """The result of a program that calls tools."""
 
     call_id: str
     result: str
@@ -64,7 +64,7 @@ class ProgramOutput(Item, frozen=True, kw_only=True, tag="program_output"):
 
 
 class ToolSearchCall(Item, frozen=True, kw_only=True, tag="tool_search_call"):
-    """A search among tools that were not offered at once."""
+    """A search among tools that the model was not offered at first."""
 
     arguments: Any
     call_id: Any = UNSET
@@ -74,7 +74,7 @@ class ToolSearchCall(Item, frozen=True, kw_only=True, tag="tool_search_call"):
 
 
 class ToolSearchOutput(Item, frozen=True, kw_only=True, tag="tool_search_output"):
-    """The tools that were found."""
+    """The tools that a tool search found."""
 
     call_id: Any = UNSET
     execution: str
@@ -84,14 +84,14 @@ class ToolSearchOutput(Item, frozen=True, kw_only=True, tag="tool_search_output"
 
 
 class AdditionalTools(Item, frozen=True, kw_only=True, tag="additional_tools"):
-    """Tools that join the offer from here on."""
+    """Tools that the model is offered from this item on."""
 
     role: str
     tools: Any
 
 
 class ImageGenerationCall(Item, frozen=True, kw_only=True, tag="image_generation_call"):
-    """An image being made."""
+    """The generation of an image."""
 
     result: Any = UNSET
     status: str
@@ -106,7 +106,7 @@ class ImageGenerationCall(Item, frozen=True, kw_only=True, tag="image_generation
 
 
 class CodeInterpreterCall(Item, frozen=True, kw_only=True, tag="code_interpreter_call"):
-    """Code run in a container of the server."""
+    """Code that runs in a container of the server."""
 
     code: Any = UNSET
     container_id: str
@@ -123,7 +123,7 @@ class LocalShellCall(Item, frozen=True, kw_only=True, tag="local_shell_call"):
 
 
 class LocalShellCallOutput(Item, frozen=True, kw_only=True, tag="local_shell_call_output"):
-    """What that command printed."""
+    """The output of a local shell command."""
 
     output: str
     status: Any = UNSET
@@ -141,7 +141,7 @@ class ShellCall(Item, frozen=True, kw_only=True, tag="shell_call"):
 
 
 class ShellCallOutput(Item, frozen=True, kw_only=True, tag="shell_call_output"):
-    """What those commands printed."""
+    """The output of shell commands."""
 
     call_id: str
     max_output_length: Any = UNSET
@@ -152,7 +152,7 @@ class ShellCallOutput(Item, frozen=True, kw_only=True, tag="shell_call_output"):
 
 
 class ApplyPatchCall(Item, frozen=True, kw_only=True, tag="apply_patch_call"):
-    """A change to a file."""
+    """A patch of a file."""
 
     call_id: str
     operation: Any
@@ -162,7 +162,7 @@ class ApplyPatchCall(Item, frozen=True, kw_only=True, tag="apply_patch_call"):
 
 
 class ApplyPatchCallOutput(Item, frozen=True, kw_only=True, tag="apply_patch_call_output"):
-    """What became of the change."""
+    """The outcome of a patch."""
 
     call_id: str
     status: str
@@ -172,7 +172,7 @@ class ApplyPatchCallOutput(Item, frozen=True, kw_only=True, tag="apply_patch_cal
 
 
 class McpCall(Item, frozen=True, kw_only=True, tag="mcp_call"):
-    """A call of a tool on an MCP server."""
+    """A call of an MCP server's tool."""
 
     arguments: str
     name: str
@@ -184,7 +184,7 @@ class McpCall(Item, frozen=True, kw_only=True, tag="mcp_call"):
 
 
 class McpListTools(Item, frozen=True, kw_only=True, tag="mcp_list_tools"):
-    """The tools an MCP server has."""
+    """The list of an MCP server's tools."""
 
     server_label: str
     tools: Any
@@ -192,7 +192,7 @@ class McpListTools(Item, frozen=True, kw_only=True, tag="mcp_list_tools"):
 
 
 class McpApprovalRequest(Item, frozen=True, kw_only=True, tag="mcp_approval_request"):
-    """A question whether an MCP call may run."""
+    """A request to approve an MCP call."""
 
     arguments: str
     name: str
@@ -200,7 +200,7 @@ class McpApprovalRequest(Item, frozen=True, kw_only=True, tag="mcp_approval_requ
 
 
 class McpApprovalResponse(Item, frozen=True, kw_only=True, tag="mcp_approval_response"):
-    """The answer to that question."""
+    """The reply to an MCP approval request."""
 
     approval_request_id: str
     approve: bool

@@ -1,6 +1,6 @@
-"""Events that tools run by a server say, and audio.
+"""Events of hosted tools, which a server runs itself, and of audio output.
 
-This server says none of them; they are here so that a stream recorded elsewhere decodes.
+This server emits none of them. The classes exist so that a stream recorded elsewhere decodes.
 """
 
 from typing import Any
@@ -11,29 +11,29 @@ from antiphon.events.base import Event, ItemEvent
 
 
 class AudioDeltaEvent(Event, frozen=True, kw_only=True, tag="response.audio.delta"):
-    """Audio: delta."""
+    """A delta of the audio output."""
 
     delta: str
 
 
 class AudioDoneEvent(Event, frozen=True, kw_only=True, tag="response.audio.done"):
-    """Audio: done."""
+    """The end of the audio output."""
 
 
 class AudioTranscriptDeltaEvent(Event, frozen=True, kw_only=True, tag="response.audio.transcript.delta"):
-    """Audio: transcript: delta."""
+    """A delta of the audio output's transcript."""
 
     delta: str
 
 
 class AudioTranscriptDoneEvent(Event, frozen=True, kw_only=True, tag="response.audio.transcript.done"):
-    """Audio: transcript: done."""
+    """The end of the audio output's transcript."""
 
 
 class CodeInterpreterCallCodeDeltaEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call_code.delta"
 ):
-    """Code interpreter call code: delta."""
+    """A delta of a code interpreter call's code."""
 
     delta: str
 
@@ -41,7 +41,7 @@ class CodeInterpreterCallCodeDeltaEvent(
 class CodeInterpreterCallCodeDoneEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call_code.done"
 ):
-    """Code interpreter call code: done."""
+    """The complete code of a code interpreter call."""
 
     code: str
 
@@ -49,39 +49,39 @@ class CodeInterpreterCallCodeDoneEvent(
 class CodeInterpreterCallCompletedEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.completed"
 ):
-    """Code interpreter call: completed."""
+    """A code interpreter call has completed."""
 
 
 class CodeInterpreterCallInProgressEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.in_progress"
 ):
-    """Code interpreter call: in progress."""
+    """A code interpreter call is in progress."""
 
 
 class CodeInterpreterCallInterpretingEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.code_interpreter_call.interpreting"
 ):
-    """Code interpreter call: interpreting."""
+    """A code interpreter call is running its code."""
 
 
 class CompactionCompactingEvent(ItemEvent, frozen=True, kw_only=True, tag="response.compaction.compacting"):
-    """Compaction: compacting."""
+    """A compaction is in progress."""
 
 
 class FileSearchCallCompletedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.file_search_call.completed"):
-    """File search call: completed."""
+    """A file search call has completed."""
 
 
 class FileSearchCallInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="response.file_search_call.in_progress"):
-    """File search call: in progress."""
+    """A file search call is in progress."""
 
 
 class FileSearchCallSearchingEvent(ItemEvent, frozen=True, kw_only=True, tag="response.file_search_call.searching"):
-    """File search call: searching."""
+    """A file search call is searching."""
 
 
 class ShellCallCommandAddedEvent(Event, frozen=True, kw_only=True, tag="response.shell_call_command.added"):
-    """Shell call command: added."""
+    """The start of a shell call's command."""
 
     command: str
     command_index: int
@@ -89,7 +89,7 @@ class ShellCallCommandAddedEvent(Event, frozen=True, kw_only=True, tag="response
 
 
 class ShellCallCommandDeltaEvent(Event, frozen=True, kw_only=True, tag="response.shell_call_command.delta"):
-    """Shell call command: delta."""
+    """A delta of a shell call's command."""
 
     command_index: int
     delta: str
@@ -98,7 +98,7 @@ class ShellCallCommandDeltaEvent(Event, frozen=True, kw_only=True, tag="response
 
 
 class ShellCallCommandDoneEvent(Event, frozen=True, kw_only=True, tag="response.shell_call_command.done"):
-    """Shell call command: done."""
+    """The complete command of a shell call."""
 
     command: str
     command_index: int
@@ -108,7 +108,7 @@ class ShellCallCommandDoneEvent(Event, frozen=True, kw_only=True, tag="response.
 class ShellCallOutputContentDeltaEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.delta"
 ):
-    """Shell call output content: delta."""
+    """A delta of a shell call's output."""
 
     command_index: int
     delta: Any
@@ -117,46 +117,46 @@ class ShellCallOutputContentDeltaEvent(
 class ShellCallOutputContentDoneEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.shell_call_output_content.done"
 ):
-    """Shell call output content: done."""
+    """The complete output of a shell call."""
 
     command_index: int
     output: Any
 
 
 class WebSearchCallCompletedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.web_search_call.completed"):
-    """Web search call: completed."""
+    """A web search call has completed."""
 
 
 class WebSearchCallInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="response.web_search_call.in_progress"):
-    """Web search call: in progress."""
+    """A web search call is in progress."""
 
 
 class WebSearchCallSearchingEvent(ItemEvent, frozen=True, kw_only=True, tag="response.web_search_call.searching"):
-    """Web search call: searching."""
+    """A web search call is searching."""
 
 
 class ImageGenerationCallCompletedEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.completed"
 ):
-    """Image generation call: completed."""
+    """An image generation call has completed."""
 
 
 class ImageGenerationCallGeneratingEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.generating"
 ):
-    """Image generation call: generating."""
+    """An image generation call is generating an image."""
 
 
 class ImageGenerationCallInProgressEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.in_progress"
 ):
-    """Image generation call: in progress."""
+    """An image generation call is in progress."""
 
 
 class ImageGenerationCallPartialImageEvent(
     ItemEvent, frozen=True, kw_only=True, tag="response.image_generation_call.partial_image"
 ):
-    """Image generation call: partial image."""
+    """A partial image of an image generation call."""
 
     partial_image_b64: str
     partial_image_index: int
@@ -167,39 +167,39 @@ class ImageGenerationCallPartialImageEvent(
 
 
 class McpCallArgumentsDeltaEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_call_arguments.delta"):
-    """Mcp call arguments: delta."""
+    """A delta of an MCP call's arguments."""
 
     delta: str
 
 
 class McpCallArgumentsDoneEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_call_arguments.done"):
-    """Mcp call arguments: done."""
+    """The complete arguments of an MCP call."""
 
     arguments: str
 
 
 class McpCallCompletedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_call.completed"):
-    """Mcp call: completed."""
+    """An MCP call has completed."""
 
 
 class McpCallFailedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_call.failed"):
-    """Mcp call: failed."""
+    """An MCP call has failed."""
 
 
 class McpCallInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_call.in_progress"):
-    """Mcp call: in progress."""
+    """An MCP call is in progress."""
 
 
 class McpListToolsCompletedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_list_tools.completed"):
-    """Mcp list tools: completed."""
+    """A listing of an MCP server's tools has completed."""
 
 
 class McpListToolsFailedEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_list_tools.failed"):
-    """Mcp list tools: failed."""
+    """A listing of an MCP server's tools has failed."""
 
 
 class McpListToolsInProgressEvent(ItemEvent, frozen=True, kw_only=True, tag="response.mcp_list_tools.in_progress"):
-    """Mcp list tools: in progress."""
+    """A listing of an MCP server's tools is in progress."""
 
 
 HostedEvent = (

@@ -1,7 +1,7 @@
-"""What a client may put in: input items, their parts, and tools.
+"""Client input: input items, their parts, and tools.
 
-Optional keys accept null, since SDKs resend objects with every key spelled out; unknown keys of items are ignored
-for the same reason. Which `type` a bare object has (`{"role", "content"}`, `{"id"}`) is decided by `app.requests`.
+Optional keys accept null, since SDKs resend objects with every key present; unknown keys of items are ignored for the
+same reason. `app.requests` decides the `type` of an object without one (`{"role", "content"}`, `{"id"}`).
 """
 
 from typing import Any, Literal
@@ -14,7 +14,7 @@ Role = Literal["user", "assistant", "system", "developer"]
 
 
 class InputText(Part, frozen=True, kw_only=True, tag="input_text"):
-    """Text of a user, a system or a tool."""
+    """Text of a user message, a system message or a tool output."""
 
     text: str
 
@@ -38,13 +38,13 @@ class InputFile(Part, frozen=True, kw_only=True, tag="input_file"):
 
 
 class InputAudio(Part, frozen=True, kw_only=True, tag="input_audio"):
-    """A sound."""
+    """An audio input."""
 
     input_audio: dict[str, Any]
 
 
 class OutputTextInput(Part, frozen=True, kw_only=True, tag="output_text"):
-    """Text the model said earlier, as it comes back."""
+    """Text that the model generated earlier, sent back by the client."""
 
     text: str
     annotations: list[Any] | None = None
@@ -52,7 +52,7 @@ class OutputTextInput(Part, frozen=True, kw_only=True, tag="output_text"):
 
 
 class RefusalInput(Part, frozen=True, kw_only=True, tag="refusal"):
-    """A refusal the model said earlier, as it comes back."""
+    """A refusal that the model generated earlier, sent back by the client."""
 
     refusal: str
 
@@ -62,7 +62,7 @@ ToolOutputPart = InputText | InputImage | InputFile | InputAudio
 
 
 class InputItem(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Something that was said before this turn. `id` may be one that this server never issued."""
+    """An item from before this turn. `id` may be one that this server never issued."""
 
     id: str | None = None
 
@@ -77,7 +77,7 @@ class InputMessage(InputItem, frozen=True, kw_only=True, tag="message"):
 
 
 class InputReasoning(InputItem, frozen=True, kw_only=True, tag="reasoning"):
-    """Earlier reasoning: in the open (`content`), sealed (`encrypted_content`) or only told (`summary`)."""
+    """Earlier reasoning: raw (`content`), sealed (`encrypted_content`) or only summarized (`summary`)."""
 
     summary: tuple[SummaryText, ...] | None = ()
     content: tuple[ReasoningText, ...] | None = None
@@ -96,7 +96,7 @@ class InputFunctionCall(InputItem, frozen=True, kw_only=True, tag="function_call
 
 
 class InputFunctionOutput(InputItem, frozen=True, kw_only=True, tag="function_call_output"):
-    """What the function returned."""
+    """The output of a function call."""
 
     call_id: str
     output: str | tuple[ToolOutputPart, ...]
@@ -114,7 +114,7 @@ class InputCustomCall(InputItem, frozen=True, kw_only=True, tag="custom_tool_cal
 
 
 class InputCustomOutput(InputItem, frozen=True, kw_only=True, tag="custom_tool_call_output"):
-    """What the custom tool returned."""
+    """The output of a custom tool call."""
 
     call_id: str
     output: str | tuple[ToolOutputPart, ...]
@@ -122,26 +122,26 @@ class InputCustomOutput(InputItem, frozen=True, kw_only=True, tag="custom_tool_c
 
 
 class ItemReference(InputItem, frozen=True, kw_only=True, tag="item_reference"):
-    """A stored item, by id."""
+    """A reference to a stored item, by id."""
 
 
 class AdditionalToolsInput(InputItem, frozen=True, kw_only=True, tag="additional_tools"):
-    """Tools that join the offer, as some clients send their whole list."""
+    """Tools added to those of the request. Some clients send their whole list this way."""
 
     role: str = "developer"
     tools: tuple[Any, ...] = ()
 
 
 class CompactionInput(InputItem, frozen=True, kw_only=True, tag="compaction"):
-    """An earlier compaction, as it comes back."""
+    """An earlier compaction, sent back by the client."""
 
     encrypted_content: str
 
 
 class HostedInput(InputItem, frozen=True, kw_only=True, tag="hosted"):
-    """An item of a tool that another server ran: kept for listing, not shown to the model.
+    """An item of a tool that another server ran. It is kept for listing, and not shown to the model.
 
-    `kind` is its wire type; `hosted` never travels.
+    `kind` is its wire type; the tag `hosted` never appears on the wire.
     """
 
     kind: str
@@ -172,7 +172,7 @@ HOSTED_ITEM_TYPES = frozenset(
 
 
 class Tool(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Something the model may call."""
+    """A tool that the model may call."""
 
 
 class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
@@ -185,7 +185,7 @@ class FunctionTool(Tool, frozen=True, kw_only=True, tag="function"):
 
 
 class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
-    """Raw input without rules."""
+    """Unconstrained raw input."""
 
 
 class GrammarFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="grammar"):
@@ -204,7 +204,7 @@ class CustomTool(Tool, frozen=True, kw_only=True, tag="custom"):
 
 
 class NamespaceTool(Tool, frozen=True, kw_only=True, tag="namespace"):
-    """Tools under a common name. A call of one carries `namespace`."""
+    """Tools under a common name. A call of such a tool carries `namespace`."""
 
     name: str
     description: str | None = None
@@ -216,4 +216,4 @@ HOSTED_TOOL_TYPES = frozenset(
     image_generation local_shell mcp programmatic_tool_calling shell tool_search web_search
     web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11""".split()
 )
-"""Tools that a server runs itself. This one runs none: they are accepted and not offered to the model."""
+"""Types of tools that a server runs itself. This server runs none: it accepts them, and hides them from the model."""

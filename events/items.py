@@ -1,7 +1,7 @@
 """Output items and their parts.
 
-Every struct is frozen and complete at birth. A key that the wire calls optional is `UNSET` when it is absent
-and then is not written at all: clients reject `null` where the specification says "may be missing".
+Every struct is frozen and complete when created. A key that the specification calls optional is `UNSET` when it is
+absent, and then is not written at all: clients reject `null` where the specification allows a missing key only.
 Source: the Responses API reference and the types of the openai SDK.
 """
 
@@ -14,11 +14,11 @@ Phase = Literal["commentary", "final_answer"]
 
 
 class Part(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """A piece of an item's content; `type` tells which."""
+    """A part of an item's content; `type` is its kind."""
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
-    """One of the likeliest tokens at a position. `logprob` is a natural logarithm, never above 0."""
+    """A token among the most likely at a position. `logprob` is a natural logarithm, never above 0."""
 
     token: str
     bytes: tuple[int, ...] = ()
@@ -26,7 +26,7 @@ class TopLogprob(Struct, frozen=True, kw_only=True):
 
 
 class Logprob(Struct, frozen=True, kw_only=True):
-    """The token that was chosen, its bytes, and the likeliest others in falling order."""
+    """The sampled token, its bytes, and the most likely tokens at its position, in descending order."""
 
     token: str
     bytes: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class ContainerFileCitation(Part, frozen=True, kw_only=True, tag="container_file
 
 
 class FilePath(Part, frozen=True, kw_only=True, tag="file_path"):
-    """A file that was produced, mentioned at character `index`."""
+    """A generated file, mentioned at character `index`."""
 
     file_id: str
     index: int
@@ -72,7 +72,7 @@ Annotation = UrlCitation | FileCitation | ContainerFileCitation | FilePath
 
 
 class OutputText(Part, frozen=True, kw_only=True, tag="output_text"):
-    """Text for the user. `logprobs` is empty unless they were asked for."""
+    """Text for the user. `logprobs` is empty unless requested."""
 
     text: str
     annotations: tuple[Annotation, ...] = ()
@@ -80,7 +80,7 @@ class OutputText(Part, frozen=True, kw_only=True, tag="output_text"):
 
 
 class Refusal(Part, frozen=True, kw_only=True, tag="refusal"):
-    """The model's words for declining."""
+    """The text of the model's refusal."""
 
     refusal: str
 
@@ -92,7 +92,7 @@ class ReasoningText(Part, frozen=True, kw_only=True, tag="reasoning_text"):
 
 
 class SummaryText(Part, frozen=True, kw_only=True, tag="summary_text"):
-    """Reasoning told for the user."""
+    """A summary of reasoning, for the user."""
 
     text: str
 
@@ -101,13 +101,13 @@ Content = OutputText | Refusal | ReasoningText | SummaryText
 
 
 class Item(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Something the model put out. `id` is minted once and never changes."""
+    """An output item. `id` is minted once and never changes."""
 
     id: str
 
 
 class Message(Item, frozen=True, kw_only=True, tag="message"):
-    """Text and refusals for the user. `phase` is absent where the dialect does not know it."""
+    """Text and refusals for the user. `phase` is absent if the dialect does not know it."""
 
     role: Literal["assistant"] = "assistant"
     status: Status
@@ -116,7 +116,7 @@ class Message(Item, frozen=True, kw_only=True, tag="message"):
 
 
 class Reasoning(Item, frozen=True, kw_only=True, tag="reasoning"):
-    """What the model thought. `summary` is never invented; `encrypted_content` is opaque and round-trips."""
+    """The model's reasoning. `summary` is never invented; `encrypted_content` is opaque and round-trips."""
 
     summary: tuple[SummaryText, ...] = ()
     content: tuple[ReasoningText, ...] | None | UnsetType = UNSET
@@ -145,7 +145,7 @@ class CustomToolCall(Item, frozen=True, kw_only=True, tag="custom_tool_call"):
 
 
 class FunctionCallOutput(Item, frozen=True, kw_only=True, tag="function_call_output"):
-    """What a function returned, as a server that ran it says it."""
+    """The output of a function, sent by the server that ran it."""
 
     call_id: str | None | UnsetType = UNSET
     output: str | list[Any]
@@ -153,7 +153,7 @@ class FunctionCallOutput(Item, frozen=True, kw_only=True, tag="function_call_out
 
 
 class CustomToolCallOutput(Item, frozen=True, kw_only=True, tag="custom_tool_call_output"):
-    """What a custom tool returned, as a server that ran it says it."""
+    """The output of a custom tool, sent by the server that ran it."""
 
     call_id: str | None | UnsetType = UNSET
     output: str | list[Any]
@@ -161,6 +161,6 @@ class CustomToolCallOutput(Item, frozen=True, kw_only=True, tag="custom_tool_cal
 
 
 class Compaction(Item, frozen=True, kw_only=True, tag="compaction"):
-    """Earlier conversation, packed into an opaque blob."""
+    """Earlier conversation, compacted into an opaque blob."""
 
     encrypted_content: str

@@ -1,7 +1,7 @@
-"""The Response: the object that every lifecycle event carries and every reply ends in.
+"""The Response object, which every lifecycle event carries and every reply ends with.
 
-Every key of it is present in every snapshot, null where it has no value yet: clients check for that.
-Settings that only come back as they were sent (`tools`, `tool_choice`, `text`) are kept as plain JSON values.
+Every key but `conversation` and `user` is present in every snapshot, null if it has no value yet: clients check for
+that. Settings that are only echoed (`tools`, `tool_choice`, `text`) are kept as plain JSON values.
 """
 
 from typing import Any, Literal
@@ -34,20 +34,20 @@ OutputItem = (
 
 
 class InputTokensDetails(Struct, frozen=True, kw_only=True):
-    """Prompt tokens read from, and written to, a prefix cache."""
+    """Numbers of prompt tokens read from, and written to, a prefix cache."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):
-    """Generated tokens that were reasoning."""
+    """Number of generated tokens that are reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens as the engine counted them. `total_tokens` is the sum of the other two."""
+    """Token counts of the engine. `total_tokens` is the sum of input and output tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails = InputTokensDetails()
@@ -57,20 +57,20 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(Struct, frozen=True, kw_only=True):
-    """Why a response stopped early: `max_output_tokens` or `content_filter` here, others elsewhere."""
+    """The reason for an early end: here `max_output_tokens` or `content_filter`; other servers have more."""
 
     reason: str | None = None
 
 
 class ResponseError(Struct, frozen=True, kw_only=True):
-    """Why a response failed."""
+    """The reason for a failure."""
 
     code: str
     message: str
 
 
 class ReasoningConfig(Struct, frozen=True, kw_only=True):
-    """How much to think and whether to tell of it, as asked for."""
+    """The requested reasoning effort and summary, echoed."""
 
     effort: str | None = None
     summary: str | None = None
@@ -83,10 +83,10 @@ class ConversationRef(Struct, frozen=True, kw_only=True):
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """One turn of a model. Built by the state machine, item by item, while the events are being said.
+    """One turn of a model. The state machine builds it, item by item, while it emits the events.
 
     `created_at` and `completed_at` are whole seconds since 1970. `output` holds the very items of the
-    `output_item.done` events, and last, where a turn broke off, the one that was left open.
+    `output_item.done` events and, last, the item that was still open if the turn broke off.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""One class per stream event: past facts, named as the wire names them.
+"""Stream events, one class each. Their names are past facts, after the names on the wire.
 
-`Created` to `Failed` tell of the whole response; the rest of one item, part or piece of text. What hosted
-tools say stands in `hosted_stream`. `decode(data)` reads any of them back.
+`Created` to `Error` report on the whole response, the others on one item, part or delta. The events of hosted tools are
+in `hosted_events`. `decode_event` decodes any of them.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ from antiphon.events.response import OutputItem, Response
 
 
 class LifecycleEvent(Event, frozen=True, kw_only=True):
-    """The response has reached a new stage; `response` is its state at that moment."""
+    """The response has reached a new stage; `response` is a snapshot at that moment."""
 
     response: Response
 
@@ -24,15 +24,15 @@ class Created(LifecycleEvent, frozen=True, kw_only=True, tag="response.created")
 
 
 class Queued(LifecycleEvent, frozen=True, kw_only=True, tag="response.queued"):
-    """It waits for the engine."""
+    """The response waits for the engine."""
 
 
 class InProgress(LifecycleEvent, frozen=True, kw_only=True, tag="response.in_progress"):
-    """The engine has taken it. Repeated, before the first item, to keep a silent stream alive."""
+    """The engine has admitted the response. Repeated, before the first item, to keep a silent stream open."""
 
 
 class Completed(LifecycleEvent, frozen=True, kw_only=True, tag="response.completed"):
-    """The model has said everything. Terminal."""
+    """The model has ended its turn. Terminal."""
 
 
 class Incomplete(LifecycleEvent, frozen=True, kw_only=True, tag="response.incomplete"):
@@ -40,11 +40,11 @@ class Incomplete(LifecycleEvent, frozen=True, kw_only=True, tag="response.incomp
 
 
 class Failed(LifecycleEvent, frozen=True, kw_only=True, tag="response.failed"):
-    """The turn broke; `response.error` says why, `response.output` what had been said. Terminal."""
+    """The turn failed. `response.error` is the reason, `response.output` the partial output. Terminal."""
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """The nested form of an error: the one the real API sends."""
+    """The nested form of an error, which OpenAI's API sends."""
 
     type: str
     code: str | None = None
@@ -53,7 +53,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 
 class Error(Event, frozen=True, kw_only=True, tag="error"):
-    """Something went wrong after the stream began. Both spellings: nested as sent, flat as documented."""
+    """A failure after the stream began, in two forms: nested as OpenAI's API sends it, flat as documented."""
 
     error: ErrorBody | UnsetType = UNSET
     code: str | None = None
@@ -62,35 +62,35 @@ class Error(Event, frozen=True, kw_only=True, tag="error"):
 
 
 class ItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
-    """An item begins, empty but for its id and name."""
+    """The start of an item, empty but for its id and name."""
 
     output_index: int
     item: OutputItem
 
 
 class ItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
-    """An item is whole (or cut: then its status is `incomplete`). It never changes again."""
+    """The end of an item, which never changes again. Its status is `incomplete` if it was cut."""
 
     output_index: int
     item: OutputItem
 
 
 class PartAdded(ItemEvent, frozen=True, kw_only=True, tag="response.content_part.added"):
-    """A content part begins, empty."""
+    """The start of a content part, empty."""
 
     content_index: int
     part: Content
 
 
 class PartDone(ItemEvent, frozen=True, kw_only=True, tag="response.content_part.done"):
-    """A content part is whole."""
+    """The end of a content part, with its whole content."""
 
     content_index: int
     part: Content
 
 
 class TextDelta(ItemEvent, frozen=True, kw_only=True, tag="response.output_text.delta"):
-    """More text. `logprobs` tells of the tokens whose first character stands in `delta`."""
+    """A delta of text. `logprobs` holds the tokens whose first character is in `delta`."""
 
     content_index: int
     delta: str
@@ -98,7 +98,7 @@ class TextDelta(ItemEvent, frozen=True, kw_only=True, tag="response.output_text.
 
 
 class TextDone(ItemEvent, frozen=True, kw_only=True, tag="response.output_text.done"):
-    """The text of a part: the sum of its deltas."""
+    """The whole text of a part: its deltas, concatenated."""
 
     content_index: int
     text: str
@@ -106,7 +106,7 @@ class TextDone(ItemEvent, frozen=True, kw_only=True, tag="response.output_text.d
 
 
 class AnnotationAdded(ItemEvent, frozen=True, kw_only=True, tag="response.output_text.annotation.added"):
-    """A source or a file belongs to the text."""
+    """An annotation of the text: a source or a file."""
 
     content_index: int
     annotation_index: int
@@ -114,42 +114,42 @@ class AnnotationAdded(ItemEvent, frozen=True, kw_only=True, tag="response.output
 
 
 class RefusalDelta(ItemEvent, frozen=True, kw_only=True, tag="response.refusal.delta"):
-    """More of a refusal."""
+    """A delta of a refusal."""
 
     content_index: int
     delta: str
 
 
 class RefusalDone(ItemEvent, frozen=True, kw_only=True, tag="response.refusal.done"):
-    """The refusal: the sum of its deltas."""
+    """The whole refusal: its deltas, concatenated."""
 
     content_index: int
     refusal: str
 
 
 class ReasoningDelta(ItemEvent, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
-    """More raw reasoning."""
+    """A delta of raw reasoning."""
 
     content_index: int
     delta: str
 
 
 class ReasoningDone(ItemEvent, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
-    """The reasoning: the sum of its deltas."""
+    """The whole raw reasoning: its deltas, concatenated."""
 
     content_index: int
     text: str
 
 
 class SummaryPartAdded(ItemEvent, frozen=True, kw_only=True, tag="response.reasoning_summary_part.added"):
-    """A part of a reasoning summary begins, empty."""
+    """The start of a reasoning summary's part, empty."""
 
     summary_index: int
     part: SummaryText
 
 
 class SummaryPartDone(ItemEvent, frozen=True, kw_only=True, tag="response.reasoning_summary_part.done"):
-    """A part of a reasoning summary is whole; `status` is there only when it was cut."""
+    """The end of a reasoning summary's part; `status` is present only if it was cut."""
 
     summary_index: int
     part: SummaryText
@@ -157,39 +157,39 @@ class SummaryPartDone(ItemEvent, frozen=True, kw_only=True, tag="response.reason
 
 
 class SummaryDelta(ItemEvent, frozen=True, kw_only=True, tag="response.reasoning_summary_text.delta"):
-    """More of a reasoning summary."""
+    """A delta of a reasoning summary."""
 
     summary_index: int
     delta: str
 
 
 class SummaryDone(ItemEvent, frozen=True, kw_only=True, tag="response.reasoning_summary_text.done"):
-    """A part of a reasoning summary: the sum of its deltas."""
+    """The whole text of a reasoning summary's part: its deltas, concatenated."""
 
     summary_index: int
     text: str
 
 
 class ArgumentsDelta(ItemEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
-    """More of a function call's arguments."""
+    """A delta of a function call's arguments."""
 
     delta: str
 
 
 class ArgumentsDone(ItemEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
-    """A function call's arguments: the sum of their deltas."""
+    """The whole arguments of a function call: their deltas, concatenated."""
 
     arguments: str
 
 
 class CustomInputDelta(ItemEvent, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
-    """More of a custom tool's raw input."""
+    """A delta of a custom tool's raw input."""
 
     delta: str
 
 
 class CustomInputDone(ItemEvent, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
-    """A custom tool's raw input: the sum of its deltas."""
+    """The whole raw input of a custom tool: its deltas, concatenated."""
 
     input: str
 
@@ -229,7 +229,7 @@ _decoder: msgspec.json.Decoder[StreamEvent] = msgspec.json.Decoder(StreamEvent)
 
 
 def decode_event(data: bytes | str) -> StreamEvent:
-    """The event in one `data:` line. Unknown keys are ignored, as every client does.
+    """Decodes the event in one `data:` line. Unknown keys are ignored, as every client does.
 
     Raises `msgspec.ValidationError` for an unknown type or a missing key.
     """

@@ -1,6 +1,5 @@
-"""What the model meant: every model's dialect, brought into one tune.
+"""Model formats: prompt rendering, output parsing and grammars for each family of models.
 
-A dialect renders the prompt, reads the answer and says what an answer may be, all from one declaration. The package
-is pure: no torch, no asyncio, no clock, no chance. `format` is what the rest of the house talks to, `choose` finds the
-dialect of a model.
+One declaration per dialect serves all three. The package is pure: no torch, no asyncio, no clock, no randomness.
+`format` is the interface that the other packages use, `detect` finds the dialect of a model.
 """

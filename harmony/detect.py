@@ -1,7 +1,8 @@
-"""Finds the dialect of a model: by name where it is given, else by the model's configuration and chat template.
+"""Detects the dialect of a model: by name if one is given, otherwise from its configuration and chat template.
 
-What cannot be told is read as plain text, which is always right, if not always enough; so the choice comes with its
-reason, for the log. This module reads a model's small files and nothing else.
+A model whose dialect cannot be determined is read as plain text. That is always correct, but its tool calls are not
+parsed, so the choice is returned with its reason, for the log. This module reads a model's small files and nothing
+else.
 """
 
 import json
@@ -34,108 +35,118 @@ _CHATML = Path(__file__).parent / "prompt" / "chatml.jinja"
 
 
 class LoadedFormat(Struct, frozen=True):
-    """A model's format, and in one line why it was chosen."""
+    """Format of a model, and the reason for the choice in one line."""
 
     format: ModelFormat
     reason: str
 
 
 class DialectError(ValueError):
-    """A model whose dialect cannot be set up. The message names the remedy."""
+    """Raised for a model whose dialect cannot be set up. The message names the remedy."""
 
 
 def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
-    """The format of the model in a folder. Raises `DialectError`."""
+    """Returns the format of the model in a folder. Raises `DialectError`."""
     template = _read_chat_template(folder)
-    name, why = (dialect, "chosen by name") if dialect else detect_dialect(_read_json(folder / "config.json"), template)
-    if name == GPT_OSS:
-        return LoadedFormat(GptOssFormat(), f"dialect {name}: {why}")
-    if name not in DIALECTS:
-        raise DialectError(f"There is no dialect {name!r}; there are {', '.join(NAMES)}.")
-    known, settings = DIALECTS[name], _read_json(folder / "tokenizer_config.json")
-    if dialect is None and "response_template" in settings:
-        known, why = _apply_response_template(known, settings["response_template"], why)
+    dialect_name, reason = (
+        (dialect, "chosen by name") if dialect else detect_dialect(_read_json(folder / "config.json"), template)
+    )
+    if dialect_name == GPT_OSS:
+        return LoadedFormat(GptOssFormat(), f"dialect {dialect_name}: {reason}")
+    if dialect_name not in DIALECTS:
+        raise DialectError(f"Unknown dialect {dialect_name!r}. Use one of: {', '.join(NAMES)}.")
+    declaration, tokenizer_config = DIALECTS[dialect_name], _read_json(folder / "tokenizer_config.json")
+    if dialect is None and "response_template" in tokenizer_config:
+        declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
     if not (folder / "tokenizer.json").is_file():
-        raise DialectError(f"{folder} holds no tokenizer.json; save the model with a fast tokenizer.")
+        raise DialectError(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
     vocabulary = TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
     if not template:
-        template, why = _CHATML.read_text(encoding="utf-8"), f"{why}; it has no chat template, ChatML is used"
+        template, reason = _CHATML.read_text(encoding="utf-8"), f"{reason}; it has no chat template, so ChatML is used"
     try:
-        ready = TemplateFormat(known, vocabulary, ChatTemplate(template), _token_names(settings))
+        model_format = TemplateFormat(declaration, vocabulary, ChatTemplate(template), _token_names(tokenizer_config))
     except RenderError as error:
         raise DialectError(error.message) from error
-    return LoadedFormat(ready, f"dialect {known.name}: {why}")
+    return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}")
 
 
-def _apply_response_template(known: Dialect, template: object, why: str) -> tuple[Dialect, str]:
-    """What a repository's response template tells of, unless it is what is known already; and why."""
+def _apply_response_template(detected: Dialect, template: object, reason: str) -> tuple[Dialect, str]:
+    """Returns the dialect of a response template, or `known` if that is equivalent or unsupported; and the reason."""
     try:
-        told = response_template.parse_response_template(template)
+        template_dialect = response_template.parse_response_template(template)
     except response_template.UnsupportedTemplate as error:
-        return known, f"{why}; its response_template is not used: {error}"
-    ours = {opener for frame in known.calls for opener in frame.openers}
-    theirs = {opener for frame in told.calls for opener in frame.openers}
-    if ours & theirs and told.think in (None, known.think):
-        return known, f"{why}, and its response_template says the same"
-    stops = dict.fromkeys((*known.stop, *told.stop))
-    return replace(told, stop=tuple(stops)), "its response_template says so"
+        return detected, f"{reason}; its response_template is not used: {error}"
+    known_openers = {opener for call_format in detected.calls for opener in call_format.openers}
+    template_openers = {opener for call_format in template_dialect.calls for opener in call_format.openers}
+    if known_openers & template_openers and template_dialect.think in (None, detected.think):
+        return detected, f"{reason}, and its response_template agrees"
+    stops = dict.fromkeys((*detected.stop, *template_dialect.stop))
+    return replace(template_dialect, stop=tuple(stops)), "from its response_template"
 
 
 def bytes_format(dialect: str) -> ModelFormat:
-    """A format that needs no files: over single bytes, each marker one token. gpt-oss brings its own vocabulary."""
+    """Returns a format that needs no files: bytes and markers as tokens. gpt-oss brings its own vocabulary."""
     if dialect == GPT_OSS:
         return GptOssFormat()
-    chosen = DIALECTS[dialect]
-    # Tags that are written in letters by those who have them stay so.
-    markers = [m for m in chosen.all_markers if _LIKE_A_TOKEN.fullmatch(m) and m not in ("</function>", "</parameter>")]
-    parts = [part for m in chosen.all_markers if m not in markers for part in _TOKEN_PART.findall(m)]
-    vocabulary = ByteVocabulary((*_ADDED_TOKENS, *markers, *dict.fromkeys(parts)), (*_SPECIAL_TOKENS, *chosen.stop))
-    return TemplateFormat(chosen, vocabulary, ChatTemplate(_CHATML.read_text(encoding="utf-8")))
+    declaration = DIALECTS[dialect]
+    # These models write these tags in ordinary tokens.
+    markers = [
+        marker
+        for marker in declaration.all_markers
+        if _LIKE_A_TOKEN.fullmatch(marker) and marker not in ("</function>", "</parameter>")
+    ]
+    parts = [
+        part for marker in declaration.all_markers if marker not in markers for part in _TOKEN_PART.findall(marker)
+    ]
+    vocabulary = ByteVocabulary(
+        (*_ADDED_TOKENS, *markers, *dict.fromkeys(parts)), (*_SPECIAL_TOKENS, *declaration.stop)
+    )
+    return TemplateFormat(declaration, vocabulary, ChatTemplate(_CHATML.read_text(encoding="utf-8")))
 
 
 def detect_dialect(config: Mapping[str, Any], template: str) -> tuple[str, str]:
-    """The dialect's name and why, from a model's configuration and chat template."""
+    """Returns the dialect's name and the reason, from a model's configuration and chat template."""
     if config.get("model_type") == "gpt_oss":
         return GPT_OSS, "its model_type is gpt_oss"
     if "<|channel|>" in template and "<|start|>" in template:
         return GPT_OSS, "its chat template writes <|channel|>"
     for dialect in DIALECTS.values():
-        if dialect.template_markers and all(sign in template for sign in dialect.template_markers):
+        if dialect.template_markers and all(marker in template for marker in dialect.template_markers):
             return dialect.name, f"its chat template writes {' and '.join(dialect.template_markers)}"
-    return PLAIN.name, "its chat template shows no tool calls that are known here" if template else "it has no template"
+    return PLAIN.name, "its chat template has no known tool call markers" if template else "it has no chat template"
 
 
 def dialect_table() -> list[tuple[str, str, str, str, str]]:
-    """Of every dialect: name, models, markers of reasoning, what opens a call, how custom tools are called."""
+    """Returns a row per dialect: name, models, reasoning markers, call openers, syntax of custom tool calls."""
     rows = [(GPT_OSS, "gpt-oss", "channel analysis", "channel commentary to=functions.NAME", "raw text")]
     for dialect in DIALECTS.values():
-        think = " … ".join(marker.strip() for marker in dialect.think or ()) or "none"
-        openers = dict.fromkeys(frame.openers[0] for frame in dialect.calls)
-        tagged = any(isinstance(frame, XmlTagCall | CallSection) for frame in dialect.calls)
-        custom = "raw text" if dialect.freeform_call or tagged else "a string" if dialect.calls else "none"
-        rows.append((dialect.name, dialect.models, think, ", ".join(openers) or "none", custom))
+        reasoning = " … ".join(marker.strip() for marker in dialect.think or ()) or "none"
+        openers = dict.fromkeys(call_format.openers[0] for call_format in dialect.calls)
+        has_raw_values = any(isinstance(call_format, XmlTagCall | CallSection) for call_format in dialect.calls)
+        custom = "raw text" if dialect.freeform_call or has_raw_values else "a string" if dialect.calls else "none"
+        rows.append((dialect.name, dialect.models, reasoning, ", ".join(openers) or "none", custom))
     return rows
 
 
 def _read_chat_template(folder: Path) -> str:
-    """The chat template: a file of its own, or in the tokenizer's configuration, alone or among named ones."""
+    """Returns the chat template: from its own file, or from the tokenizer configuration, which may name several."""
     if (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
-    found = _read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("tool_use") or named.get("default") or next(iter(named.values()), "")
-    return found if isinstance(found, str) else ""
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        templates = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = templates.get("tool_use") or templates.get("default") or next(iter(templates.values()), "")
+    return template if isinstance(template, str) else ""
 
 
 def _token_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that have a name, such as `eos_token`, each a string or a record of it."""
-    named = {}
+    """Returns the named tokens, such as `eos_token`. Each is a string or an object with `content`."""
+    names = {}
     for name, token in config.items():
         text = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(text, str):
-            named[name] = text
-    return named
+            names[name] = text
+    return names
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""A dialect as a declaration, and the one reader that serves all of them.
+"""Declarations of dialects, and the one reader that serves all of them.
 
-A dialect says how reasoning is marked and in which frames calls are written; what a frame is made of stands in
-`frames`, `tagged` and the like. The reader goes through the answer from marker to marker. A marker counts only as a
-part of something that reads well; otherwise it is text as written.
+A dialect declares its reasoning markers and its call formats, which are defined in `calls/`. The reader steps through
+the output from marker to marker. A marker counts only as part of something that parses; otherwise it is text.
 """
 
 from msgspec import Struct
@@ -16,27 +15,27 @@ from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """How a family of models marks what it means. Frames that share an opener are tried in order.
+    """Markers and call formats of a family of models. Call formats that share an opener are tried in order.
 
-    `think` are the opener and the closer of reasoning. `raw` is how a call of a custom tool is written back into a
-    prompt, with `{name}` and `{input}` in it; empty: as a function with one parameter `input`. `lesson` tells a model
-    how to write `raw`, with `{tools}` in it.
+    `think` is the opener and the closer of reasoning. `freeform_call` is the text of a custom tool's call in a
+    prompt, with `{name}` and `{input}` in it; if empty, the call is written as a function with one parameter `input`.
+    `freeform_instructions`, with `{tools}` in it, teach a model to write `freeform_call`.
     """
 
     name: str
     models: str = ""
-    """Who writes so, for people."""
+    """Models that use the dialect, for display."""
     template_markers: tuple[str, ...] = ()
-    """What a chat template of such a model holds, all of it."""
+    """Texts that must all occur in a chat template for the dialect to be detected; empty if it never is."""
     think: tuple[str, str] | None = None
     think_aliases: tuple[tuple[str, str], ...] = ()
-    """Other marks of reasoning that such models write."""
+    """Other pairs of reasoning markers that such models write."""
     answer: tuple[str, str] | None = None
-    """What some put around the text for the user: it is no part of it."""
+    """Opener and closer that some models write around the text for the user. They are not part of it."""
     citations: CitationFormat | None = None
-    """How sources are told of inside the text."""
+    """Syntax of citations inside the text."""
     ignored_markers: tuple[str, ...] = ()
-    """Marks of the model's own that stand between all that and say nothing."""
+    """Markers that such models write between the other parts and that have no meaning. They are skipped."""
     calls: tuple[CallFormat, ...] = ()
     freeform_call: str = ""
     freeform_instructions: str = ""
@@ -44,49 +43,57 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     @property
     def think_markers(self) -> tuple[tuple[str, str], ...]:
-        """Every pair of marks of reasoning, the usual one first."""
+        """Pairs of reasoning markers, the usual one first."""
         return (self.think, *self.think_aliases) if self.think else ()
 
     @property
     def all_markers(self) -> tuple[str, ...]:
-        """Everything that is more than text."""
-        ours = (*(mark for pair in self.think_markers for mark in pair), *(self.answer or ()), *self.ignored_markers)
-        ours += (self.citations.open, self.citations.close) if self.citations else ()
-        return tuple(dict.fromkeys((*ours, *(marker for frame in self.calls for marker in frame.markers))))
+        """Markers of every kind, each once. Any other output is text."""
+        markers = (
+            *(marker for pair in self.think_markers for marker in pair),
+            *(self.answer or ()),
+            *self.ignored_markers,
+        )
+        markers += (self.citations.open, self.citations.close) if self.citations else ()
+        return tuple(
+            dict.fromkeys((*markers, *(marker for call_format in self.calls for marker in call_format.markers)))
+        )
 
 
 class DialectReader(TapeReader):
-    """Reads an answer from marker to marker."""
+    """Parses output from marker to marker."""
 
     def __init__(
         self, dialect: Dialect, alphabet: MarkerAlphabet, prompt_input: PromptInput, *, in_reasoning: bool
     ) -> None:
         super().__init__(alphabet, prompt_input)
         self._in_reasoning = in_reasoning
-        self._at_start = True  # nothing but blanks was said since the answer, or a part of it, began
-        spell = alphabet.tape_text
-        self._openers = {spell(opener) for opener, _ in dialect.think_markers}
-        self._closers = {spell(closer) for _, closer in dialect.think_markers}
+        self._at_start = True  # only blanks since the output or its current section began
+        tape_text = alphabet.tape_text
+        self._openers = {tape_text(opener) for opener, _ in dialect.think_markers}
+        self._closers = {tape_text(closer) for _, closer in dialect.think_markers}
         self._wrapped = False
-        self._wrapper = [spell(marker) for marker in dialect.answer or ()]
+        self._wrapper = [tape_text(marker) for marker in dialect.answer or ()]
         self._unwrapping = [f"\n{marker}" for marker in self._wrapper[1:]]
-        frames = dialect.calls if self.may_call else ()
-        self._call_formats = [(frame, {spell(opener) for opener in frame.openers}) for frame in frames]
+        call_formats = dialect.calls if self.may_call else ()
+        self._call_formats = [
+            (call_format, {tape_text(opener) for opener in call_format.openers}) for call_format in call_formats
+        ]
         openers = {opener for _, openers in self._call_formats for opener in openers}
         self._citations, self._items = dialect.citations, prompt_input.items
-        self._cite = spell(dialect.citations.open) if dialect.citations else None
-        self._ignored = {spell(marker) for marker in dialect.ignored_markers}
-        around = [
+        self._cite = tape_text(dialect.citations.open) if dialect.citations else None
+        self._ignored = {tape_text(marker) for marker in dialect.ignored_markers}
+        markers = [
             *filter(None, [self._cite]),
             *sorted(self._ignored),
             *sorted(self._openers | self._closers),
             *self._wrapper,
             *self._unwrapping,
         ]
-        self._stops = literals(*around, *sorted(openers))
+        self._stops = literals(*markers, *sorted(openers))
 
     def parse_turn(self) -> Parser[None]:
-        """Read the whole answer."""
+        """Parses the whole output."""
         while (yield from self.tape.wait_more()):
             if count := self.tape.count_clear(self._stops):
                 self._emit_text(count)
@@ -104,7 +111,7 @@ class DialectReader(TapeReader):
         if marker in self._closers and (self._in_reasoning or self._at_start):
             self._switch_mode(len(marker), thinking=False)
         elif marker in self._openers and self._at_start:
-            # In the midst of a text it is quoted rather than meant; at the head of reasoning it is said twice.
+            # Mid-text the marker is a quotation, not an opener; directly after an opener it is a repetition.
             self._switch_mode(len(marker), thinking=True)
         elif marker == self._cite:
             yield from self._read_citation(marker)
@@ -116,11 +123,11 @@ class DialectReader(TapeReader):
             self._emit_text(len(marker))
 
     def _read_citation(self, marker: str) -> Parser[None]:
-        """What is cited, or a marker that stands for itself."""
-        others = self._stops.literals
+        """Parses a citation. If it does not parse, its opener is text."""
+        markers = self._stops.literals
         if self._citations and (
             yield from self.try_parse(
-                self._citations.read_citation(self, self._items, others, thinking=self._in_reasoning)
+                self._citations.read_citation(self, self._items, markers, thinking=self._in_reasoning)
             )
         ):
             self._at_start = False
@@ -128,7 +135,7 @@ class DialectReader(TapeReader):
             self._emit_text(len(marker))
 
     def _handle_wrapper(self, marker: str) -> Parser[None]:
-        """The opener counts at the head of an answer, the closer where one was opened."""
+        """Skips a marker around the text. The opener counts at the start of an answer, the closer after an opener."""
         opens = marker == self._wrapper[0]
         if self._in_reasoning or (not self._at_start if opens else not self._wrapped):
             self._emit_text(len(marker))
@@ -144,11 +151,11 @@ class DialectReader(TapeReader):
         self._at_start = True
 
     def _read_calls(self, marker: str) -> Parser[bool]:
-        for frame, openers in self._call_formats:
-            if frame.head_only and (self._in_reasoning or not self._at_start):
+        for call_format, openers in self._call_formats:
+            if call_format.head_only and (self._in_reasoning or not self._at_start):
                 continue
-            if marker in openers and (yield from self.try_parse(frame.read_calls(self))):
-                # A call ends reasoning even where its closer is missing.
+            if marker in openers and (yield from self.try_parse(call_format.read_calls(self))):
+                # A call ends reasoning even if the closer of reasoning is missing.
                 self._in_reasoning, self._at_start = False, True
                 return True
         return False

@@ -1,7 +1,7 @@
-"""What a dialect does for the rest of the house: render a prompt, read an answer, say what an answer may be.
+"""Interface between a dialect and the other packages: rendering prompts, parsing output, building grammars.
 
-One `Format` belongs to one loaded model. It is immutable and serves all turns at once; what belongs to one turn
-lives in a `Reader`. Nothing here knows HTTP, the engine, or the order in which a response's events are said.
+A `ModelFormat` belongs to one loaded model. It is immutable and serves all turns at once; the state of one turn is in
+an `OutputReader`. Nothing here depends on HTTP, the engine, or the order of a response's events.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from antiphon.state.segments import Segment
 
 
 class PromptInput(Struct, frozen=True, kw_only=True):
-    """What was said so far and what may be called now.
+    """Conversation so far, and the tools that may be called now.
 
-    `effort` is how hard to think, in the request's words; "none" switches thinking off where the model can.
+    `effort` is the reasoning effort in the request's words; "none" turns reasoning off if the model supports that.
     """
 
     instructions: str | None = None
@@ -28,28 +28,26 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     tools: ToolTable = ToolTable()
     tool_choice: Literal["auto", "none", "required"] = "auto"
     allowed_tools: frozenset[str] | None = None
-    """The flat names of the tools that may be called, where not all may; the others are shown all the same."""
+    """Model names of the tools that may be called; None for all. The prompt shows the others too."""
     single_call: bool = False
-    """At most one call."""
+    """Limits the answer to one call."""
     answer_schema: dict[str, Any] | None = None
-    """The JSON Schema that the text for the user must fit."""
+    """JSON Schema that the text for the user must match."""
     effort: str | None = None
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that may be called now."""
+        """Tools that may be called now."""
         if self.tool_choice == "none":
             return ()
-        return tuple(
-            offer for offer in self.tools if self.allowed_tools is None or offer.model_name in self.allowed_tools
-        )
+        return tuple(tool for tool in self.tools if self.allowed_tools is None or tool.model_name in self.allowed_tools)
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether the answer has to be held to a grammar: no promise was made otherwise."""
-        promised = any(offer.strict or isinstance(offer.format, GrammarFormat) for offer in self.callable_tools)
+        """True if the request promises a form of answer that only a grammar guarantees."""
+        has_strict_tool = any(tool.strict or isinstance(tool.format, GrammarFormat) for tool in self.callable_tools)
         return (
-            promised
+            has_strict_tool
             or self.tool_choice == "required"
             or self.allowed_tools is not None
             or self.answer_schema is not None
@@ -57,15 +55,15 @@ class PromptInput(Struct, frozen=True, kw_only=True):
 
 
 def answer_requirements(prompt_input: PromptInput) -> AnswerRequirements:
-    """What the answer must be, besides readable."""
-    required = prompt_input.tool_choice == "required"
+    """Returns the request's requirements on the answer, besides being parsable."""
+    call_required = prompt_input.tool_choice == "required"
     return AnswerRequirements(
-        call_required=required, single_call=prompt_input.single_call, text_schema=prompt_input.answer_schema
+        call_required=call_required, single_call=prompt_input.single_call, text_schema=prompt_input.answer_schema
     )
 
 
 class RenderedPrompt(Struct, frozen=True):
-    """What the model is given. `thinking`: the answer begins inside reasoning, as the rendered prompt shows."""
+    """Prompt of a turn. `in_reasoning`: the answer begins inside reasoning, because the prompt ends there."""
 
     tokens: tuple[int, ...]
     text: str
@@ -73,7 +71,7 @@ class RenderedPrompt(Struct, frozen=True):
 
 
 class RenderError(ValueError):
-    """A conversation that cannot be put to this model. `param` is the request field to blame, where one is."""
+    """Raised for a conversation that cannot be rendered for this model. `param`: request field at fault, if any."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -82,55 +80,61 @@ class RenderError(ValueError):
 
 
 class OutputReader(Protocol):
-    """Reads one answer, token by token. However the tokens are cut into feeds, the segments add up to the same."""
+    """Parses the output of one turn, token by token.
+
+    Segments add up to the same output however the tokens are split into feeds.
+    """
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens read so far began inside reasoning."""
+        """Number of tokens read so far that began inside reasoning."""
 
     @property
     def call_failed(self) -> bool:
-        """A call was begun that can no longer become whole: reading on is pointless."""
+        """True if an open call can no longer be completed. Reading on is pointless."""
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
-        """Read more tokens. `logprobs` is empty or has one entry per token."""
+        """Parses more tokens. `logprobs` is empty or has one entry per token."""
 
     def finish(self, *, natural: bool) -> list[Segment]:
-        """The answer is over: say what was held back. `natural`: the model ended it; else it was cut off."""
+        """Ends the output and returns what was held back. `natural`: the model ended it; otherwise it was cut off."""
 
 
 class ModelFormat(Protocol):
-    """A model's dialect together with its vocabulary and its way of laying out a prompt."""
+    """Dialect of a model, together with its vocabulary and its prompt template."""
 
     @property
     def name(self) -> str:
-        """What the dialect is called."""
+        """Name of the dialect."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens with which this dialect ends an answer. The model's own configuration may name more."""
+        """Token ids that end an answer in this dialect. The model's own configuration may name more."""
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Tokens with which a message ends in a prompt: `stop_ids`, and what history shows in their place."""
+        """Token ids that end a message in a prompt: `stop_ids`, and the ids that replace them in the history."""
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
-        """Lay the conversation out for the model. Raises `RenderError`.
+        """Renders the conversation as a prompt. Raises `RenderError`.
 
-        What is remembered of it is used for the same owner only.
+        Cached parts of it are reused for the same owner only.
         """
 
     def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> OutputReader:
-        """A reader for the answer to this prompt."""
+        """Returns a reader for the output that follows this prompt."""
 
     def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:
-        """All answers that read well from this prompt on, as Lark text for llguidance; None: anything does."""
+        """Returns a grammar of all parsable answers to this prompt, as Lark text for llguidance.
+
+        Returns None if a call is required and the dialect has no grammar for one.
+        """
 
     def encode(self, text: str) -> list[int]:
-        """Text as the model would speak it: markers become their ids."""
+        """Encodes text as the model would generate it: markers become their ids."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """All of the tokens' text, markers and control tokens included."""
+        """Decodes tokens to text, including markers and control tokens."""
 
     def decode_token(self, token: int) -> tuple[str, bytes]:
-        """A token's text, with replacement characters where it holds part of one only, and its bytes."""
+        """Returns a token's text and its bytes. In the text, partial characters become replacement characters."""

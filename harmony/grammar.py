@@ -1,8 +1,8 @@
-"""What an answer may be, as Lark text for llguidance.
+"""Builds grammars of answers, as Lark text for llguidance.
 
-A grammar covers the whole turn from the prompt's last token on, so nothing has to be switched on when reasoning ends.
-Markers that are one token are matched by id. Whoever samples by such a grammar can only write what the reader of the
-same dialect reads as it was meant; which calls there are is told by the frames.
+A grammar covers the whole turn from the last prompt token on, so nothing has to be switched on when reasoning ends.
+Markers that are one token are matched by id. Output sampled under such a grammar is parsed by the reader of the same
+dialect exactly as intended. The rules for calls are supplied by the call formats.
 """
 
 import json
@@ -18,14 +18,15 @@ from antiphon.harmony.tools import ToolSpec
 
 _LINE = "\n"
 GAP_PATTERN = r"[ \t\r\n]{0,16}"
-"""Blanks that may stand between the parts of a turn: small models would write them for ever."""
+"""Pattern of the blanks between the parts of a turn. At most 16: small models would emit blanks without end."""
 JSON_WHITESPACE = r"( |\n[ \t]{0,20})?"
-"""Blanks that JSON may have in one place: one, or a new line and its indentation, as all who write JSON have them."""
+"""Pattern of the blanks at one place in JSON: a space, or a newline and its indentation. All JSON writers use one of
+these."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class AnswerRequirements(Struct, frozen=True, kw_only=True):
-    """What an answer must be, besides readable. `answer`: the schema of its text."""
+    """Requirements on an answer, besides being parsable. `text_schema`: schema of its text."""
 
     call_required: bool = False
     single_call: bool = False
@@ -33,89 +34,96 @@ class AnswerRequirements(Struct, frozen=True, kw_only=True):
 
 
 class GrammarBuilder:
-    """Collects rules. What its methods return can stand on the right-hand side of one."""
+    """Collects the rules of a grammar. Its methods return text for the right-hand side of a rule."""
 
     def __init__(self, added: Mapping[str, int]) -> None:
         self._added = added
         self._rules: list[str] = []
 
     def add_rule(self, name: str, *sides: str) -> str:
-        """A rule with these alternatives."""
+        """Adds a rule with these alternatives. Returns its name."""
         self._rules.append(f"{name}: {' | '.join(sides)}")
         return name
 
     def add_unique_rule(self, name: str, *sides: str) -> str:
-        """A rule under a name of its own."""
+        """Adds a rule under a unique name. Returns the name."""
         return self.add_rule(f"{name}{len(self._rules)}", *sides)
 
     def marker_symbol(self, marker: str) -> str:
-        """A marker: by id where it is one token, and what of it is one."""
+        """Matches a marker. Those of its parts that are tokens are matched by id."""
         return " ".join(
             f"<[{self._added[part]}]>" if part in self._added else self.literal_text(part)
             for part in split_at_tokens(marker, self._added)
         )
 
     def literal_text(self, text: str) -> str:
-        """Exactly this text."""
+        """Matches exactly this text."""
         return json.dumps(text, ensure_ascii=False)
 
     def json_value(self, schema: Mapping[str, Any] | None) -> str:
-        """Any JSON value that the schema allows, with blanks between its tokens, but not without end."""
-        held = {**(ANY_OBJECT if schema is None else schema), "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
-        return self.add_unique_rule("json", f"%json {json.dumps(held, ensure_ascii=False)}")
+        """Matches any JSON value that the schema allows, with a bounded number of blanks between its tokens."""
+        annotated_schema = {
+            **(ANY_OBJECT if schema is None else schema),
+            "x-guidance": {"whitespace_pattern": JSON_WHITESPACE},
+        }
+        return self.add_unique_rule("json", f"%json {json.dumps(annotated_schema, ensure_ascii=False)}")
 
     def add_terminal(self, sides: str) -> str:
-        """A terminal under a name of its own."""
+        """Adds a terminal under a unique name. Returns the name."""
         return self.add_unique_rule("TEXT", sides)
 
     def free_text(self, *without: str, head: Iterable[str] = ()) -> str:
-        """Text, at least a character of it, that holds none of these and does not begin with one of `head`."""
+        """Matches one or more characters of text without any of `without`, not beginning with one of `head`."""
         return self.add_terminal(f"/(?s:.+)/{_not_containing(without)}{_not_starting_with(head)}")
 
     def text_until(
-        self, end: str, *without: str, head: Iterable[str] = (), ruin: str = "", bounds: Sequence[str] = ()
+        self, end: str, *without: str, head: Iterable[str] = (), forbidden_pattern: str = "", bounds: Sequence[str] = ()
     ) -> str:
-        """Text up to its first `end`, and the end. Which is the first, the lexer tells where the end is letters.
+        """Matches text up to and including its first `end`.
 
-        `bounds`: patterns that all of the text must match. `ruin`: a pattern that nothing in it may match.
+        If `end` has no token, the lexer finds the first occurrence (a lazy rule). `without`: texts that must not
+        occur. `head`: texts with which it must not begin. `bounds`: patterns that the whole text must match. `ruin`:
+        a pattern that must not match anywhere in the text.
         """
-        letters, tail = self._split_end(end)
-        unlike = _not_starting_with(head) + _not_containing_pattern(ruin)
-        if tail and not letters:
-            sides = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
-            text = self.add_terminal(f"{sides}{_not_containing((end, *without))}{unlike}")
-            empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
-            return f"{text}{'?' if empty else ''} {tail}"
-        sides = " & ".join(f"/{bound}{_escape_pattern(letters or end)}/" for bound in bounds or ["(?s:.*)"])
-        if tail:
-            return f"{self.add_terminal(f'{sides}{_not_containing(without)}{unlike}')} {tail}"
-        text = self.add_terminal(f"{sides}{_not_containing([other for other in without if other != end])}{unlike}")
+        letters, token_tail = self._split_end(end)
+        exclusions = _not_starting_with(head) + _not_containing_pattern(forbidden_pattern)
+        if token_tail and not letters:
+            pattern = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
+            text = self.add_terminal(f"{pattern}{_not_containing((end, *without))}{exclusions}")
+            may_be_empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
+            return f"{text}{'?' if may_be_empty else ''} {token_tail}"
+        pattern = " & ".join(f"/{bound}{_escape_pattern(letters or end)}/" for bound in bounds or ["(?s:.*)"])
+        if token_tail:
+            return f"{self.add_terminal(f'{pattern}{_not_containing(without)}{exclusions}')} {token_tail}"
+        text = self.add_terminal(
+            f"{pattern}{_not_containing([other for other in without if other != end])}{exclusions}"
+        )
         name = f"until{len(self._rules)}"
         self.add_rule(f"{name}[lazy]", text)
         return name
 
     def _split_end(self, end: str) -> tuple[str, str]:
-        """The letters of an end before its first token, and the rest as a grammar says it; empty if it has no token."""
+        """Returns the text of `end` before its first token, and the remainder as symbols (empty without a token)."""
         parts = split_at_tokens(end, self._added)
-        first = next((place for place, part in enumerate(parts) if part in self._added), len(parts))
+        first = next((index for index, part in enumerate(parts) if part in self._added), len(parts))
         return "".join(parts[:first]), self.marker_symbol("".join(parts[first:])) if first < len(parts) else ""
 
     def constrained_text(self, schema: Mapping[str, Any], end: str, ruin: str = "") -> str:
-        """Text as a string schema allows it (length, pattern), up to its first `end`, and the end."""
-        return self.text_until(end, ruin=ruin, bounds=_string_bounds(schema))
+        """Matches text that a string schema allows (length, pattern), up to and including its first `end`."""
+        return self.text_until(end, forbidden_pattern=ruin, bounds=_string_bounds(schema))
 
-    def custom_input(self, offer: ToolSpec, end: str, ruin: str = "") -> str:
-        """A custom tool's text, by its own grammar where it has one, and what ends it."""
-        rules = offer.format
-        if not isinstance(rules, GrammarFormat):
-            return self.text_until(end, ruin=ruin)
-        if rules.syntax == "regex":
-            pattern = re.sub(r"(?<!\\)/", r"\/", rules.definition)
+    def custom_input(self, tool: ToolSpec, end: str, ruin: str = "") -> str:
+        """Matches a custom tool's input and the `end` after it. The tool's own grammar applies if it has one."""
+        spec = tool.format
+        if not isinstance(spec, GrammarFormat):
+            return self.text_until(end, forbidden_pattern=ruin)
+        if spec.syntax == "regex":
+            pattern = re.sub(r"(?<!\\)/", r"\/", spec.definition)
             return f"{self.add_terminal(f'/{pattern}/')} {self.marker_symbol(end)}"
-        return f"{self.add_unique_rule('raw', f'%lark {{{_LINE}{rules.definition}{_LINE}}}')} {self.marker_symbol(end)}"
+        return f"{self.add_unique_rule('raw', f'%lark {{{_LINE}{spec.definition}{_LINE}}}')} {self.marker_symbol(end)}"
 
     def build(self, *sides: str) -> str:
-        """The grammar: an answer is one of these."""
+        """Returns the grammar of an answer that is one of these alternatives."""
         return "\n".join(
             [f"start: {' | '.join(sides)}", *self._rules, f"BLANKS: /{GAP_PATTERN}/", r"GAP: /[ \t\r\n]{0,4}/", ""]
         )
@@ -128,16 +136,17 @@ def build_turn_grammar(
     markers: Sequence[str],
     *,
     thinking: bool,
-    asked: AnswerRequirements = AnswerRequirements(),  # noqa: B008  # it is frozen
-    bare: frozenset[str] = frozenset(),
+    requirements: AnswerRequirements = AnswerRequirements(),  # noqa: B008  # it is frozen
+    head_only_openers: frozenset[str] = frozenset(),
     wrapper: tuple[str, str] | None = None,
 ) -> str:
-    """`think? (text? call)* text?`, beginning inside reasoning where the prompt does, and less where less is asked for.
+    """Builds the grammar `think? (text? call)* text?`, reduced to what `asked` requires.
 
-    `calls`: by the marker that opens them, what may follow it; those in `bare` open one at the head of an answer only.
-    `markers`: what plain text must not hold. `wrapper`: what may stand around it.
+    `thinking`: the prompt ends inside reasoning, so the grammar begins there. `calls`: for each opener, the rules of
+    what may follow it; openers in `bare` count only at the start of an answer. `markers`: texts that plain text must
+    not contain. `wrapper`: opener and closer that may surround the text.
     """
-    answer = _answer_rule(grammar, calls, markers, asked, bare, wrapper)
+    answer = _answer_rule(grammar, calls, markers, requirements, head_only_openers, wrapper)
     if think is None:
         return grammar.build(answer)
     reasoning = grammar.text_until(think[1], *markers)
@@ -150,47 +159,47 @@ def _answer_rule(
     grammar: GrammarBuilder,
     calls: Mapping[str, Sequence[str]],
     markers: Sequence[str],
-    asked: AnswerRequirements,
-    bare: frozenset[str],
+    requirements: AnswerRequirements,
+    head_only_openers: frozenset[str],
     wrapper: tuple[str, str] | None,
 ) -> str:
-    """What follows reasoning. Where something is asked for, it comes at once: no text stands before it."""
-    at_once = asked.call_required or asked.text_schema is not None
-    sides = []
-    for opener, after in calls.items():
-        begin = (
-            grammar.text_until(opener, *markers, head=bare)
-            if not at_once and opener not in bare
+    """Builds the rule of what follows reasoning. No text precedes a required call or schema."""
+    starts_immediately = requirements.call_required or requirements.text_schema is not None
+    call_rules = []
+    for opener, body_rules in calls.items():
+        opener_rule = (
+            grammar.text_until(opener, *markers, head=head_only_openers)
+            if not starts_immediately and opener not in head_only_openers
             else _opener_rule(grammar, opener)
         )
-        sides.append(f"{begin} ({' | '.join(after)})")
+        call_rules.append(f"{opener_rule} ({' | '.join(body_rules)})")
     text = (
-        f"GAP {grammar.json_value(asked.text_schema)}"
-        if asked.text_schema is not None
-        else f"{grammar.free_text(*markers, head=bare)}?"
+        f"GAP {grammar.json_value(requirements.text_schema)}"
+        if requirements.text_schema is not None
+        else f"{grammar.free_text(*markers, head=head_only_openers)}?"
     )
     if wrapper is not None:
         text = f"(BLANKS {grammar.marker_symbol(wrapper[0])})? {text} (BLANKS {grammar.marker_symbol(wrapper[1])})?"
-    if not sides:
+    if not call_rules:
         return text
-    call = grammar.add_rule("call", *sides)
-    if asked.call_required:
-        return call if asked.single_call else f"{call}+"
-    if at_once or asked.single_call:
-        return f"({call if asked.single_call else f'{call}+'} | {text})"
+    call = grammar.add_rule("call", *call_rules)
+    if requirements.call_required:
+        return call if requirements.single_call else f"{call}+"
+    if starts_immediately or requirements.single_call:
+        return f"({call if requirements.single_call else f'{call}+'} | {text})"
     return f"({call})* {text}"
 
 
 def _string_bounds(schema: Mapping[str, Any]) -> list[str]:
-    """What a schema says of a string, as regular expressions that all of it must match."""
+    """Returns regular expressions for a string schema's length and pattern. The whole string must match each."""
     bounds = []
     low, high = schema.get("minLength"), schema.get("maxLength")
     if low is not None or high is not None:
         bounds.append(f"(?s:.){{{low or 0},{'' if high is None else high}}}")
     if isinstance(pattern := schema.get("pattern"), str):
-        inside = re.sub(r"(?<!\\)/", r"\/", pattern.removeprefix("^").removesuffix("$"))
-        before = "" if pattern.startswith("^") else "(?s:.*)"
-        bounds.append(f"{before}({inside}){'' if pattern.endswith('$') else '(?s:.*)'}")
+        body = re.sub(r"(?<!\\)/", r"\/", pattern.removeprefix("^").removesuffix("$"))
+        prefix = "" if pattern.startswith("^") else "(?s:.*)"
+        bounds.append(f"{prefix}({body}){'' if pattern.endswith('$') else '(?s:.*)'}")
     return bounds
 
 
@@ -199,7 +208,7 @@ def _opener_rule(grammar: GrammarBuilder, opener: str) -> str:
 
 
 def _not_starting_with(head: Iterable[str]) -> str:
-    """Text that begins like a call would be read as one."""
+    """Excludes text that begins like a call, which would be parsed as one."""
     return "".join(f" & ~/[ \\t\\r\\n]*{_escape_pattern(text)}(?s:.*)/" for text in sorted(head))
 
 
@@ -207,8 +216,8 @@ def _not_containing_pattern(pattern: str) -> str:
     return f" & ~/(?s:.*)({pattern})(?s:.*)/" if pattern else ""
 
 
-def one_then(first: str, then: Iterable[str], between: str = r"[ \t\r\n]*") -> str:
-    """A pattern: this text, what may stand between, and one of those."""
+def literal_then_any(first: str, then: Iterable[str], between: str = r"[ \t\r\n]*") -> str:
+    """Returns a pattern of the text `first`, the pattern `between` and one of the texts `then`."""
     return f"{_escape_pattern(first)}{between}({'|'.join(map(_escape_pattern, then))})"
 
 

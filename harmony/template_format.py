@@ -1,4 +1,4 @@
-"""The format of a model that is prompted by a chat template and read by a declared dialect."""
+"""Format of a model whose prompt comes from a chat template and whose output is parsed by a declared dialect."""
 
 import contextlib
 import json
@@ -25,12 +25,15 @@ from antiphon.harmony.tools import ToolCall, ToolTable
 FALLBACK_SHAPES: tuple[dict[str, bool], ...] = tuple(
     {"objects": objects, "joined": joined} for joined in (False, True) for objects in (False, True)
 )
-"""What to try in turn: some templates refuse arguments that are no object, some refuse two messages of a user in a row.
-One bad call, or one agent that speaks in the user's name, must not end a conversation for ever."""
+"""Message shapes to try in order. Some templates reject arguments that are not an object, others reject two user
+messages in a row. One bad call, or one agent that writes as the user, must not make a conversation unusable."""
 
 
 class TemplateFormat:
-    """See `Format`. `named` are the tokenizer's own names for its tokens (`bos_token`, …), which templates use."""
+    """Implements `ModelFormat`.
+
+    `token_names` are the tokenizer's own names for its tokens (`bos_token`, …), which templates use.
+    """
 
     def __init__(
         self,
@@ -43,83 +46,93 @@ class TemplateFormat:
         self._dialect, self._vocabulary, self._template = dialect, vocabulary, template
         self._token_names = dict(token_names or {})
         self._alphabet = MarkerAlphabet(vocabulary, dialect.all_markers)
-        # The markers of reasoning are broken even where they are no tokens: they are looked for in the prompt.
+        # Reasoning markers are escaped even if they are not tokens: `_ends_in_reasoning` searches the prompt for them.
         self._special_tokens = special_tokens.SpecialTokens(
-            [*vocabulary.added_tokens, *(mark for pair in dialect.think_markers for mark in pair)]
+            [*vocabulary.added_tokens, *(marker for pair in dialect.think_markers for marker in pair)]
         )
         self._template_has_custom_tools = "custom" in template.source
         self._template_has_tools = "tool" in template.source or not dialect.calls
-        """Whether the template has a place for tools; where it has none, the prompt tells of them in words."""
-        ends = (*dialect.stop, self._token_names.get("eos_token", ""))
+        """False if the template has no place for the dialect's tools: then the prompt describes them in words."""
+        end_texts = (*dialect.stop, self._token_names.get("eos_token", ""))
         self.stop_ids = tuple(
-            dict.fromkeys(vocabulary.added_tokens[end] for end in ends if end in vocabulary.added_tokens)
+            dict.fromkeys(vocabulary.added_tokens[text] for text in end_texts if text in vocabulary.added_tokens)
         )
         self.end_ids = self.stop_ids
 
     @cached_property
     def _encoder(self) -> CachedEncoder:
         vocabulary = self._vocabulary
-        ends = (text for text, token in vocabulary.added_tokens.items() if token in self.end_ids)
-        return CachedEncoder(vocabulary.encode, ends, vocabulary.added_tokens)
+        end_texts = (text for text, token in vocabulary.added_tokens.items() if token in self.end_ids)
+        return CachedEncoder(vocabulary.encode, end_texts, vocabulary.added_tokens)
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
-        """Lay the conversation out for the model. Raises `RenderError`."""
+        """Renders the conversation as a prompt. Raises `RenderError`."""
         try:
-            shield = special_tokens.SpecialTokenEscaper(
+            escaper = special_tokens.SpecialTokenEscaper(
                 self._special_tokens, [*_client_texts(prompt_input), self._template.source]
             )
-            rendered = self._render_template(prompt_input, shield, now)
-            tokens, text = shield.encode(rendered, lambda text: self._encoder.encode(text, owner))
+            rendered = self._render_template(prompt_input, escaper, now)
+            tokens, text = escaper.encode(rendered, lambda text: self._encoder.encode(text, owner))
         except RecursionError as error:
-            raise RenderError("The conversation holds JSON that is nested too deeply.", "input") from error
-        except (TypeError, UnicodeError) as error:  # half a surrogate pair
-            raise RenderError("The conversation holds text that is not valid Unicode.", "input") from error
+            raise RenderError("The conversation contains JSON that is nested too deeply.", "input") from error
+        except (TypeError, UnicodeError) as error:  # an unpaired surrogate
+            raise RenderError("The conversation contains text that is not valid Unicode.", "input") from error
         return RenderedPrompt(tuple(tokens), text, self._ends_in_reasoning(rendered))
 
     def _render_template(
-        self, conversation: PromptInput, shield: special_tokens.SpecialTokenEscaper, now: datetime
+        self, conversation: PromptInput, escaper: special_tokens.SpecialTokenEscaper, now: datetime
     ) -> str:
-        """As it was said; in another shape where the template refuses that. Raises `RenderError` if it refuses all."""
+        """Renders the first message shape that the template accepts. Raises `RenderError` if it rejects all."""
         for shape in FALLBACK_SHAPES[:-1]:
             with contextlib.suppress(RefusedError):
-                return self._template.render(self._template_context(conversation, shield, **shape), now=now)
-        return self._template.render(self._template_context(conversation, shield, **FALLBACK_SHAPES[-1]), now=now)
+                return self._template.render(self._template_context(conversation, escaper, **shape), now=now)
+        return self._template.render(self._template_context(conversation, escaper, **FALLBACK_SHAPES[-1]), now=now)
 
     def _template_context(
         self,
         conversation: PromptInput,
-        shield: special_tokens.SpecialTokenEscaper,
+        escaper: special_tokens.SpecialTokenEscaper,
         *,
         objects: bool = False,
         joined: bool = False,
     ) -> dict[str, Any]:
         tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
-        raw = "" if self._template_has_custom_tools else self._dialect.freeform_call
-        lesson = (
-            tool_instructions.freeform_instructions(self._dialect.freeform_instructions, tools, shield) if raw else ""
+        freeform_call = "" if self._template_has_custom_tools else self._dialect.freeform_call
+        instructions = (
+            tool_instructions.freeform_instructions(self._dialect.freeform_instructions, tools, escaper)
+            if freeform_call
+            else ""
         )
-        spell = None if self._template_has_tools else self._write_calls
-        if spell is not None:
-            lesson = "\n\n".join(
-                filter(None, (tool_instructions.tool_instructions(tools, shield, spell, custom=not raw), lesson))
+        write_calls = None if self._template_has_tools else self._write_calls
+        if write_calls is not None:
+            instructions = "\n\n".join(
+                filter(
+                    None,
+                    (
+                        tool_instructions.tool_instructions(tools, escaper, write_calls, custom=not freeform_call),
+                        instructions,
+                    ),
+                )
             )
         messages = MessageBuilder(
-            shield,
+            escaper,
             conversation.tools,
-            freeform_call=raw,
+            freeform_call=freeform_call,
             native_custom_tools=self._template_has_custom_tools,
             arguments_as_objects=objects,
             join_user_messages=joined,
-            write_calls=spell,
+            write_calls=write_calls,
         )
-        # A tool that the model could not call in a way that is read is better not offered.
+        # A tool whose calls could not be parsed is better not offered.
         schemas = (
-            tool_instructions.tool_schemas(tools, shield, custom=not raw, native=self._template_has_custom_tools)
+            tool_instructions.tool_schemas(
+                tools, escaper, custom=not freeform_call, native=self._template_has_custom_tools
+            )
             if self._dialect.calls
             else []
         )
         context = {
-            "messages": messages.build_messages(conversation, lesson),
+            "messages": messages.build_messages(conversation, instructions),
             "tools": schemas or None,
             "documents": None,
             "add_generation_prompt": True,
@@ -127,85 +140,101 @@ class TemplateFormat:
         return {**self._token_names, **context, **_effort_variables(conversation.effort)}
 
     def _write_calls(self, calls: Sequence[ToolCall]) -> str:
-        """Calls as the model would write them: so is it taught, and so are earlier ones shown."""
-        sent = [(offer, text if offer.kind == "custom" else _as_json_object(text)) for offer, text in calls]
-        functions = [
-            (replace(offer, kind="function"), tool_instructions.function_arguments(offer, text)) for offer, text in sent
+        """Writes calls as the model would: as an example in the tool instructions, and for earlier calls."""
+        native_calls = [
+            (tool, arguments if tool.kind == "custom" else _as_json_object(arguments)) for tool, arguments in calls
         ]
-        written = (frame.write_calls(way) for way in (sent, functions) for frame in self._dialect.calls)
-        plain = "\n".join(f"{offer.model_name}({arguments})" for offer, arguments in sent)
-        return next((text for text in written if text is not None), plain)
+        function_calls = [
+            (replace(tool, kind="function"), tool_instructions.function_arguments(tool, arguments))
+            for tool, arguments in native_calls
+        ]
+        candidates = (
+            call_format.write_calls(variant)
+            for variant in (native_calls, function_calls)
+            for call_format in self._dialect.calls
+        )
+        fallback = "\n".join(f"{tool.model_name}({arguments})" for tool, arguments in native_calls)
+        return next((text for text in candidates if text is not None), fallback)
 
     def _ends_in_reasoning(self, rendered: str) -> bool:
-        """Whether reasoning is open at the end: told by its last marker in the last turn."""
+        """Tells whether the prompt ends inside reasoning: decided by the last marker in the last turn."""
         if self._dialect.think is None:
             return False
         openers, closers = zip(*self._dialect.think_markers, strict=True)
-        control = [
+        control_texts = [
             text for text, token in self._vocabulary.added_tokens.items() if token in self._vocabulary.special_ids
         ]
-        turns = (rendered.rfind(text) for text in control if text not in (*openers, *closers))
-        turn = max([0, *turns])
-        return max(rendered.rfind(mark, turn) for mark in openers) > max(rendered.rfind(mark, turn) for mark in closers)
+        turn_starts = (rendered.rfind(text) for text in control_texts if text not in (*openers, *closers))
+        turn_start = max([0, *turn_starts])
+        return max(rendered.rfind(marker, turn_start) for marker in openers) > max(
+            rendered.rfind(marker, turn_start) for marker in closers
+        )
 
     def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> DialectReader:
-        """A reader for the answer to this prompt."""
+        """Returns a reader for the output that follows this prompt."""
         return DialectReader(self._dialect, self._alphabet, prompt_input, in_reasoning=prompt.in_reasoning)
 
     def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:
-        """All answers that read well from this prompt on."""
+        """Returns a grammar of all parsable answers to this prompt.
+
+        Returns None if a call is required and the dialect has no grammar for one.
+        """
         rules = grammar.GrammarBuilder(self._vocabulary.added_tokens)
         calls: dict[str, list[str]] = {}
-        for frame, offer in product(self._dialect.calls, prompt_input.callable_tools):
-            if side := frame.grammar_rule(offer, rules):
-                calls.setdefault(frame.openers[0], []).append(side)
-        asked = answer_requirements(prompt_input)
-        if asked.call_required and not calls:
+        for call_format, tool in product(self._dialect.calls, prompt_input.callable_tools):
+            if rule := call_format.grammar_rule(tool, rules):
+                calls.setdefault(call_format.openers[0], []).append(rule)
+        requirements = answer_requirements(prompt_input)
+        if requirements.call_required and not calls:
             return None
         think = self._dialect.think if prompt_input.effort != "none" or prompt.in_reasoning else None
-        bare = frozenset(opener for frame in self._dialect.calls if frame.head_only for opener in frame.openers)
+        head_only_openers = frozenset(
+            opener for call_format in self._dialect.calls if call_format.head_only for opener in call_format.openers
+        )
         return grammar.build_turn_grammar(
             rules,
             think,
             calls,
             self._text_stops(),
             thinking=prompt.in_reasoning,
-            asked=asked,
-            bare=bare,
+            requirements=requirements,
+            head_only_openers=head_only_openers,
             wrapper=self._dialect.answer,
         )
 
     def _text_stops(self) -> list[str]:
-        """What plain text must not hold, or it would not be read as text."""
-        openers = (opener for frame in self._dialect.calls if not frame.head_only for opener in frame.openers)
-        thoughts = (mark for pair in self._dialect.think_markers for mark in pair)
-        return list(dict.fromkeys([*thoughts, *openers]))
+        """Returns the texts that plain text must not contain, because they would be parsed as markers."""
+        openers = (
+            opener for call_format in self._dialect.calls if not call_format.head_only for opener in call_format.openers
+        )
+        reasoning_markers = (marker for pair in self._dialect.think_markers for marker in pair)
+        return list(dict.fromkeys([*reasoning_markers, *openers]))
 
     def encode(self, text: str) -> list[int]:
-        """Text as the model would speak it: markers become their ids."""
+        """Encodes text as the model would generate it: markers become their ids."""
         return self._vocabulary.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """All of the tokens' text, markers and control tokens included."""
+        """Decodes tokens to text, including markers and control tokens."""
         return b"".join(self._vocabulary.token_bytes(token) or b"" for token in tokens).decode("utf-8", "replace")
 
     def decode_token(self, token: int) -> tuple[str, bytes]:
-        """A token's text, with replacement characters where it holds part of one only, and its bytes."""
+        """Returns a token's text and its bytes. In the text, partial characters become replacement characters."""
         raw = self._vocabulary.token_bytes(token) or b""
         return raw.decode("utf-8", "replace"), raw
 
 
 def _as_json_object(arguments: str) -> str:
-    """Arguments as JSON of an object, which is what frames can write."""
+    """Returns the arguments if they are a JSON object, else an object with them as its only member."""
     try:
-        good = isinstance(json.loads(arguments or "{}"), dict)
+        is_object = isinstance(json.loads(arguments or "{}"), dict)
     except (ValueError, RecursionError):
-        good = False
-    return (arguments or "{}") if good else json.dumps({"arguments": arguments}, ensure_ascii=False)
+        is_object = False
+    return (arguments or "{}") if is_object else json.dumps({"arguments": arguments}, ensure_ascii=False)
 
 
 def _effort_variables(effort: str | None) -> dict[str, Any]:
-    """How hard to think, under the names that templates know. Silent if the request was."""
+    """Returns the reasoning effort under the variable names that templates use; empty if none was requested."""
     if effort is None:
         return {}
     if effort == "none":
@@ -214,9 +243,9 @@ def _effort_variables(effort: str | None) -> dict[str, Any]:
 
 
 def _client_texts(conversation: PromptInput) -> list[str]:
-    """Everything a client wrote that may come into the prompt."""
-    offers = [msgspec.to_builtins(offer) for offer in conversation.tools]
+    """Returns every text from the client that may appear in the prompt."""
+    tools = [msgspec.to_builtins(tool) for tool in conversation.tools]
     return [
         conversation.instructions or "",
-        *special_tokens.collect_strings([msgspec.to_builtins(conversation.items), offers]),
+        *special_tokens.collect_strings([msgspec.to_builtins(conversation.items), tools]),
     ]

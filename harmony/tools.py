@@ -1,8 +1,8 @@
-"""The tools of a turn, under the names by which a model may call them.
+"""Tools of a turn, and the names by which a model calls them.
 
-A dialect knows one flat list of names. A tool inside a namespace gets a flat name of its own; what the model then
-writes is *looked up* here and never split, since a plain tool may well be called `a__b`. This module does not know
-how a tool is shown to a model, nor what its arguments mean.
+A dialect has one flat list of names. A tool in a namespace gets a flat name of its own. The name that a model writes
+is *looked up* here and never split, since a plain tool may be called `a__b`. Showing tools to a model, and the
+meaning of their arguments, are outside this module.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ MAX_TOOL_NAME_CHARS = 64
 _VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 INPUT = "input"
-"""The member that holds a custom tool's text where a model writes JSON for it."""
+"""Name of the member that holds a custom tool's text if a model writes JSON for it."""
 ToolKey = tuple[str | None, str]
 
 
 class ToolError(ValueError):
-    """An offer that cannot stand. `index` is the culprit's place in the request's list of tools."""
+    """Raised for an invalid tool. `index` is its position in the request's list of tools."""
 
     def __init__(self, message: str, index: int) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class ToolError(ValueError):
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """A tool the model may call. The model says `flat`; the client knows it as `name` in `namespace`."""
+    """Tool that the model may call. The model uses `model_name`, the client uses `name` in `namespace`."""
 
     model_name: str
     name: str
@@ -45,46 +45,48 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
 
 ToolCall = tuple[ToolSpec, str]
-"""A call to be written: its tool, and its arguments as JSON, or a custom tool's text."""
+"""Call to be written: its tool, and its arguments as JSON or, for a custom tool, its text."""
 
 
 class ToolTable:
-    """The offered tools in the order of the request, and the two look-ups: by flat name, by name and namespace."""
+    """Offered tools in the order of the request, with look-ups by model name and by namespace and name."""
 
     def __init__(self, tools: Sequence[ToolSpec] = ()) -> None:
-        self._by_model_name: Mapping[str, ToolSpec] = {offer.model_name: offer for offer in tools}
-        self._model_names: Mapping[ToolKey, str] = {(offer.namespace, offer.name): offer.model_name for offer in tools}
+        self._by_model_name: Mapping[str, ToolSpec] = {tool.model_name: tool for tool in tools}
+        self._model_names: Mapping[ToolKey, str] = {(tool.namespace, tool.name): tool.model_name for tool in tools}
 
     @classmethod
     def from_request(cls, tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> "ToolTable":
-        """Read a request's tools. Raises `ToolError` for a bad name or for two that the client cannot tell apart."""
-        found: dict[ToolKey, FunctionTool | CustomTool] = {}
+        """Reads a request's tools. Raises `ToolError` for an invalid name or a duplicate."""
+        tools_by_key: dict[ToolKey, FunctionTool | CustomTool] = {}
         for index, tool in enumerate(tools):
             for key, leaf in _functions(tool):
-                _check_name(key, index, found)
-                found[key] = leaf
-        # Plain names are what the client wrote, so they have the first claim to themselves.
-        claimed = {name for namespace, name in found if namespace is None and len(name) <= MAX_TOOL_NAME_CHARS}
-        offers = []
-        for (namespace, name), leaf in found.items():
-            flat = _join_name(namespace, name)
-            if namespace is not None or flat != name:
-                flat = _hash_name(namespace, name) if flat in claimed else flat
-                claimed.add(flat)
-            offers.append(_create_spec(flat, namespace, leaf))
-        return cls(offers)
+                _check_name(key, index, tools_by_key)
+                tools_by_key[key] = leaf
+        # Names without a namespace are as the client wrote them, so they take precedence.
+        taken_names = {
+            name for namespace, name in tools_by_key if namespace is None and len(name) <= MAX_TOOL_NAME_CHARS
+        }
+        specs = []
+        for (namespace, name), leaf in tools_by_key.items():
+            model_name = _join_name(namespace, name)
+            if namespace is not None or model_name != name:
+                model_name = _hash_name(namespace, name) if model_name in taken_names else model_name
+                taken_names.add(model_name)
+            specs.append(_create_spec(model_name, namespace, leaf))
+        return cls(specs)
 
     def find_tool(self, model_name: str) -> ToolSpec | None:
-        """The tool that goes by this flat name, or None: then what the model wrote is not a call."""
+        """Returns the tool with this model name; None if there is none, so that the text is not a call."""
         return self._by_model_name.get(model_name)
 
     def model_name_of(self, name: str, namespace: str | None = None) -> str:
-        """The flat name of any tool, also of one that is no longer offered: earlier calls have to be shown."""
-        known = self._model_names.get((namespace, name))
-        if known is not None:
-            return known
-        flat = _join_name(namespace, name)
-        return _hash_name(namespace, name) if flat in self._by_model_name else flat
+        """Returns the model name of a tool, offered now or earlier, because earlier calls must be shown too."""
+        offered_name = self._model_names.get((namespace, name))
+        if offered_name is not None:
+            return offered_name
+        joined_name = _join_name(namespace, name)
+        return _hash_name(namespace, name) if joined_name in self._by_model_name else joined_name
 
     def __iter__(self) -> Iterator[ToolSpec]:
         return iter(self._by_model_name.values())
@@ -102,21 +104,25 @@ def _functions(tool: FunctionTool | CustomTool | NamespaceTool) -> Iterator[tupl
 
 def _check_name(key: ToolKey, index: int, found: Mapping[ToolKey, object]) -> None:
     namespace, name = key
-    # Names are pasted raw into prompts: a newline in one would let a client write the frame.
+    # Names are pasted raw into prompts: a newline in one would let a client forge the prompt's structure.
     if not _VALID_NAME.fullmatch(name):
-        raise ToolError(f"Invalid tool name {name[:80]!r}: letters, digits, '_' and '-', at most 128 of them.", index)
+        raise ToolError(f"Invalid tool name {name[:80]!r}. Use 1 to 128 letters, digits, '_' or '-'.", index)
     if key in found:
-        where = f" in namespace {namespace!r}" if namespace is not None else ""
-        raise ToolError(f"Two tools are called {name!r}{where}.", index)
+        location = f" in namespace {namespace!r}" if namespace is not None else ""
+        raise ToolError(f"Duplicate tool name {name!r}{location}. Rename one of the tools.", index)
 
 
 def _join_name(namespace: str | None, name: str) -> str:
-    flat = name if namespace is None else f"{namespace}__{name}"
-    return flat if len(flat) <= MAX_TOOL_NAME_CHARS and not _INVALID_CHARS.search(flat) else _hash_name(namespace, name)
+    joined_name = name if namespace is None else f"{namespace}__{name}"
+    return (
+        joined_name
+        if len(joined_name) <= MAX_TOOL_NAME_CHARS and not _INVALID_CHARS.search(joined_name)
+        else _hash_name(namespace, name)
+    )
 
 
 def _hash_name(namespace: str | None, name: str) -> str:
-    """A name that fits and that nothing else has, the same in every turn: earlier calls must keep theirs."""
+    """Returns a short, unique name. It is the same in every turn, because earlier calls must keep theirs."""
     digest = hashlib.sha256(f"{namespace}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     readable = _INVALID_CHARS.sub("_", name if namespace is None else f"{namespace}__{name}")
     return f"{readable[: MAX_TOOL_NAME_CHARS - 9]}_{digest}"

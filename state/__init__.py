@@ -1,1 +1,1 @@
-"""In what order: the state machine that turns segments into events. Imports `events` and nothing else."""
+"""The state machine that turns segments into events and decides their order. Imports only `events`."""

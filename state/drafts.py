@@ -1,8 +1,8 @@
-"""The item being written: one class per kind, each knowing which events tell of its growth.
+"""Drafts of the item being written: one class per item type, each with the events that report the item's growth.
 
-A draft counts what stands inside it (content and annotation indices) and keeps what it has said, so that the
-finished item is made of the very text of its deltas. It does not know in which order verbs may come: that is the
-table's business. All share six verbs: open, grow, cite, close (also cut: another status) and freeze.
+A draft counts what is inside the item (content and annotation indices) and keeps the text it has emitted, so that the
+finished item holds exactly the text of its deltas. It does not know in which order verbs may occur: the table decides
+that. Every draft has the verbs open, grow, close and freeze; cut is close with another status; only messages have cite.
 """
 
 from collections.abc import Callable
@@ -36,23 +36,23 @@ PartKind = Literal["text", "refusal"]
 
 
 class ItemDraft(Protocol):
-    """What the machine asks of the open item."""
+    """The interface of the open item that the machine uses."""
 
     def open(self) -> None:
-        """Say the item, empty."""
+        """Emits the item, empty."""
 
     def close(self, status: Status) -> OutputItem:
-        """Say that it is whole (or cut, by `status`), and return it."""
+        """Emits the end of the item and returns it. `status` tells whether it is complete or cut."""
 
     def freeze(self) -> OutputItem:
-        """Say nothing; return it as far as it was said, with status incomplete."""
+        """Returns the item with the text emitted so far and status `incomplete`. Emits nothing."""
 
 
 class ReasoningDraft:
-    """Reasoning, told as one raw part, one summary part, or both.
+    """Reasoning, emitted as one raw part, one summary part, or both.
 
-    With both, the summary is told as it comes and the raw part at the close: parts of an item never interleave,
-    and those who read only summaries are the ones who watch.
+    With both, the summary is streamed as it arrives and the raw part is emitted at the close: parts of an item never
+    interleave, and the clients that watch reasoning live are those that read only summaries.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ReasoningDraft:
         self._text: list[str] = []
 
     def open(self) -> None:
-        """Say the item and the part that grows, both empty."""
+        """Emits the item and the part that grows, both empty."""
         self._emitter.emit_item_added(
             self._position.output_index, Reasoning(id=self._position.item_id, status="in_progress")
         )
@@ -72,7 +72,7 @@ class ReasoningDraft:
             self._emitter.emit_summary_added(self._position)
 
     def grow(self, text: str) -> None:
-        """Say more of the reasoning."""
+        """Emits a delta of the reasoning."""
         self._text.append(text)
         if self._output == "content":
             self._emitter.emit_reasoning_delta(self._position, text)
@@ -80,24 +80,24 @@ class ReasoningDraft:
             self._emitter.emit_summary_delta(self._position, text)
 
     def close(self, status: Status) -> Reasoning:
-        """Finish the parts, seal the text, finish the item."""
-        text, voice, at = "".join(self._text), self._emitter, self._position
-        sealed = self._seal(text) if self._seal else UNSET
+        """Finishes the parts, seals the text and finishes the item."""
+        text, emitter, position = "".join(self._text), self._emitter, self._position
+        encrypted_content = self._seal(text) if self._seal else UNSET
         if self._output != "content":
-            voice.emit_summary_done(at, text)
-            voice.emit_summary_part_done(at, text)
+            emitter.emit_summary_done(position, text)
+            emitter.emit_summary_part_done(position, text)
         if self._output == "both":
-            voice.emit_part_added(at, 0, ReasoningText(text=""))
-            voice.emit_reasoning_delta(at, text)
+            emitter.emit_part_added(position, 0, ReasoningText(text=""))
+            emitter.emit_reasoning_delta(position, text)
         if self._output != "summary":
-            voice.emit_reasoning_done(at, text)
-            voice.emit_part_done(at, 0, ReasoningText(text=text))
-        item = self._build_item(status, raw=self._output != "summary", sealed=sealed)
-        voice.emit_item_done(at.output_index, item)
+            emitter.emit_reasoning_done(position, text)
+            emitter.emit_part_done(position, 0, ReasoningText(text=text))
+        item = self._build_item(status, raw=self._output != "summary", sealed=encrypted_content)
+        emitter.emit_item_done(position.output_index, item)
         return item
 
     def freeze(self) -> Reasoning:
-        """The reasoning as far as it was said. Never sealed: only whole reasoning may come back sealed."""
+        """Returns the reasoning emitted so far, never sealed: only reasoning that is done may be sent back sealed."""
         return self._build_item("incomplete", raw=self._output == "content", sealed=UNSET)
 
     def _build_item(self, status: Status, *, raw: bool, sealed: str | UnsetType) -> Reasoning:
@@ -112,14 +112,14 @@ class ReasoningDraft:
 
 
 def _with_range(annotation: Annotation, *, end: int, length: int) -> Annotation:
-    """An annotation for that many characters before an end."""
+    """Returns the annotation for the `length` characters before `end`. One without a range gets `end` as its index."""
     if isinstance(annotation, UrlCitation | ContainerFileCitation):
         return structs.replace(annotation, start_index=max(end - length, 0), end_index=end)
     return structs.replace(annotation, index=end)
 
 
 class MessageDraft:
-    """A message: text parts and refusal parts, one after the other; the last one is open."""
+    """A message: text parts and refusal parts in sequence, of which the last is open."""
 
     def __init__(
         self, position: ItemPosition, emitter: EventEmitter, phase: Phase | None, first_kind: PartKind
@@ -134,12 +134,12 @@ class MessageDraft:
         self._length = 0
 
     def open(self) -> None:
-        """Say the item and its first part, both empty."""
+        """Emits the item and its first part, both empty."""
         self._emitter.emit_item_added(self._position.output_index, self._build_item("in_progress", ()))
         self._open_part()
 
     def grow(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> None:
-        """Say more of the open part."""
+        """Emits a delta of the open part. Refusals have no log-probabilities."""
         self._text.append(text)
         self._length += len(text)
         if self.part_kind == "refusal":
@@ -149,27 +149,27 @@ class MessageDraft:
             self._emitter.emit_text_delta(self._position, len(self._done_parts), text, logprobs)
 
     def switch_part(self, kind: PartKind) -> None:
-        """Finish the open part and begin one of the other kind."""
+        """Finishes the open part and starts one of the other kind."""
         self._close_part()
         self.part_kind = kind
         self._open_part()
 
     def cite(self, annotation: Annotation, length: int | None = None) -> None:
-        """Say a source for the open text part; for its last characters where a `length` is given."""
+        """Emits an annotation of the open text part; with `length`, of the last `length` characters of its text."""
         if length is not None:
             annotation = _with_range(annotation, end=self._length, length=length)
         self._emitter.emit_annotation_added(self._position, len(self._done_parts), len(self._annotations), annotation)
         self._annotations.append(annotation)
 
     def close(self, status: Status) -> Message:
-        """Finish the open part and the item."""
+        """Finishes the open part and the item."""
         self._close_part()
         item = self._build_item(status, tuple(self._done_parts))
         self._emitter.emit_item_done(self._position.output_index, item)
         return item
 
     def freeze(self) -> Message:
-        """The message as far as it was said."""
+        """Returns the message with the text emitted so far."""
         return self._build_item("incomplete", (*self._done_parts, self._build_part()))
 
     def _open_part(self) -> None:
@@ -196,18 +196,18 @@ class MessageDraft:
 
 
 class _CallDraft:
-    """What both kinds of call share: text that is passed on as it comes, and an item that is never half done."""
+    """Base of both call drafts: passes text on as it arrives; an unfinished call never gets `output_item.done`."""
 
     def __init__(self, position: ItemPosition, emitter: EventEmitter, call: Call, call_id: str) -> None:
         self._position, self._emitter, self._call, self._call_id = position, emitter, call, call_id
         self._text: list[str] = []
 
     def open(self) -> None:
-        """Say the call with its name and call id."""
+        """Emits the call with its name and call id."""
         self._emitter.emit_item_added(self._position.output_index, self._build_item("in_progress"))
 
     def freeze(self) -> FunctionCall | CustomToolCall:
-        """The call as far as it was said. It is never said to be done: half a command must not run."""
+        """Returns the call with the text emitted so far, and emits no `done`: half a command must not run."""
         return self._build_item("incomplete")
 
     def _build_item(self, status: Status) -> FunctionCall | CustomToolCall:
@@ -215,15 +215,15 @@ class _CallDraft:
 
 
 class FunctionCallDraft(_CallDraft):
-    """A function call: JSON text."""
+    """A function call. Its text is JSON."""
 
     def grow(self, text: str) -> None:
-        """Say more of the arguments."""
+        """Emits a delta of the arguments."""
         self._text.append(text)
         self._emitter.emit_arguments_delta(self._position, text)
 
     def close(self, status: Status) -> FunctionCall:
-        """Finish the arguments and the item. A call without arguments has `{}`: clients parse them."""
+        """Finishes the arguments and the item. A call without arguments gets `{}`, because clients parse them."""
         if not "".join(self._text).strip():
             self.grow("{}")
         item = self._build_item(status)
@@ -243,15 +243,15 @@ class FunctionCallDraft(_CallDraft):
 
 
 class CustomCallDraft(_CallDraft):
-    """A call of a custom tool: raw text."""
+    """A call of a custom tool. Its text is the raw input."""
 
     def grow(self, text: str) -> None:
-        """Say more of the input."""
+        """Emits a delta of the input."""
         self._text.append(text)
         self._emitter.emit_custom_input_delta(self._position, text)
 
     def close(self, status: Status) -> CustomToolCall:
-        """Finish the input and the item."""
+        """Finishes the input and the item."""
         item = self._build_item(status)
         self._emitter.emit_custom_input_done(self._position, item.input)
         self._emitter.emit_item_done(self._position.output_index, item)

@@ -1,7 +1,7 @@
-"""Where events are said: each gets its number here, and nowhere else.
+"""The event emitter: the only place that assigns sequence numbers.
 
-A draft says what happened to it in a word; the voice adds the sequence number and the item's place. It knows
-every event the machine can say and nothing of when to say it.
+A draft calls one method per event; the emitter adds the sequence number and the item's position. It knows every event
+that the machine can emit, but not when to emit it.
 """
 
 from typing import NamedTuple
@@ -13,47 +13,47 @@ from antiphon.events.response import OutputItem, Response
 
 
 class ItemPosition(NamedTuple):
-    """Which item: its id, and where it stands in the output."""
+    """An item's id and its index in the output of the response."""
 
     item_id: str
     output_index: int
 
 
 class EventEmitter:
-    """Says events, numbers them from `first` by 1, and keeps them until they are collected."""
+    """Creates events, numbers them from `first_number` by 1, and keeps them until they are collected."""
 
     def __init__(self, first_number: int = 0) -> None:
         self._next_number = first_number
         self._events: list[Event] = []
 
     def collect_events(self) -> list[Event]:
-        """What was said since the last time."""
-        said, self._events = self._events, []
-        return said
+        """Returns the events emitted since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def _take_number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
 
     def emit_lifecycle(self, event: type[ev.LifecycleEvent], response: Response) -> None:
-        """The response reached a new stage."""
+        """Emits a lifecycle event of class `event`: the response has reached a new stage."""
         self._events.append(event(sequence_number=self._take_number(), response=response))
 
     def emit_error(self, code: str, message: str) -> None:
-        """Something broke after `created`: told in both spellings."""
+        """Emits `error` for a failure after `response.created`, in both the nested and the flat form."""
         body = ev.ErrorBody(type="server_error", code=code, message=message)
         self._events.append(ev.Error(sequence_number=self._take_number(), error=body, code=code, message=message))
 
     def emit_item_added(self, index: int, item: OutputItem) -> None:
-        """An item begins."""
+        """Emits `response.output_item.added`."""
         self._events.append(ev.ItemAdded(sequence_number=self._take_number(), output_index=index, item=item))
 
     def emit_item_done(self, index: int, item: OutputItem) -> None:
-        """An item is whole, or cut."""
+        """Emits `response.output_item.done` for a completed or cut item."""
         self._events.append(ev.ItemDone(sequence_number=self._take_number(), output_index=index, item=item))
 
     def emit_part_added(self, at: ItemPosition, content: int, part: Content) -> None:
-        """A content part begins."""
+        """Emits `response.content_part.added`."""
         self._events.append(
             ev.PartAdded(
                 sequence_number=self._take_number(),
@@ -65,7 +65,7 @@ class EventEmitter:
         )
 
     def emit_part_done(self, at: ItemPosition, content: int, part: Content) -> None:
-        """A content part is whole."""
+        """Emits `response.content_part.done`."""
         self._events.append(
             ev.PartDone(
                 sequence_number=self._take_number(),
@@ -77,7 +77,7 @@ class EventEmitter:
         )
 
     def emit_text_delta(self, at: ItemPosition, content: int, delta: str, logprobs: tuple[Logprob, ...]) -> None:
-        """More text."""
+        """Emits `response.output_text.delta`."""
         self._events.append(
             ev.TextDelta(
                 sequence_number=self._take_number(),
@@ -90,7 +90,7 @@ class EventEmitter:
         )
 
     def emit_text_done(self, at: ItemPosition, content: int, text: str, logprobs: tuple[Logprob, ...]) -> None:
-        """The text is whole."""
+        """Emits `response.output_text.done`."""
         self._events.append(
             ev.TextDone(
                 sequence_number=self._take_number(),
@@ -105,7 +105,7 @@ class EventEmitter:
     def emit_annotation_added(
         self, at: ItemPosition, content: int, annotation_index: int, annotation: Annotation
     ) -> None:
-        """A source for the text."""
+        """Emits `response.output_text.annotation.added`."""
         self._events.append(
             ev.AnnotationAdded(
                 sequence_number=self._take_number(),
@@ -118,7 +118,7 @@ class EventEmitter:
         )
 
     def emit_refusal_delta(self, at: ItemPosition, content: int, delta: str) -> None:
-        """More of a refusal."""
+        """Emits `response.refusal.delta`."""
         self._events.append(
             ev.RefusalDelta(
                 sequence_number=self._take_number(),
@@ -130,7 +130,7 @@ class EventEmitter:
         )
 
     def emit_refusal_done(self, at: ItemPosition, content: int, refusal: str) -> None:
-        """The refusal is whole."""
+        """Emits `response.refusal.done`."""
         self._events.append(
             ev.RefusalDone(
                 sequence_number=self._take_number(),
@@ -142,7 +142,7 @@ class EventEmitter:
         )
 
     def emit_reasoning_delta(self, at: ItemPosition, delta: str) -> None:
-        """More raw reasoning."""
+        """Emits `response.reasoning_text.delta`."""
         self._events.append(
             ev.ReasoningDelta(
                 sequence_number=self._take_number(),
@@ -154,7 +154,7 @@ class EventEmitter:
         )
 
     def emit_reasoning_done(self, at: ItemPosition, text: str) -> None:
-        """The raw reasoning is whole."""
+        """Emits `response.reasoning_text.done`."""
         self._events.append(
             ev.ReasoningDone(
                 sequence_number=self._take_number(),
@@ -166,7 +166,7 @@ class EventEmitter:
         )
 
     def emit_summary_added(self, at: ItemPosition) -> None:
-        """The reasoning's summary part begins."""
+        """Emits `response.reasoning_summary_part.added` with an empty part."""
         self._events.append(
             ev.SummaryPartAdded(
                 sequence_number=self._take_number(),
@@ -178,7 +178,7 @@ class EventEmitter:
         )
 
     def emit_summary_delta(self, at: ItemPosition, delta: str) -> None:
-        """More of the summary."""
+        """Emits `response.reasoning_summary_text.delta`."""
         self._events.append(
             ev.SummaryDelta(
                 sequence_number=self._take_number(),
@@ -190,7 +190,7 @@ class EventEmitter:
         )
 
     def emit_summary_done(self, at: ItemPosition, text: str) -> None:
-        """The summary's text is whole."""
+        """Emits `response.reasoning_summary_text.done`."""
         self._events.append(
             ev.SummaryDone(
                 sequence_number=self._take_number(),
@@ -202,7 +202,7 @@ class EventEmitter:
         )
 
     def emit_summary_part_done(self, at: ItemPosition, text: str) -> None:
-        """The summary's part is whole."""
+        """Emits `response.reasoning_summary_part.done`."""
         self._events.append(
             ev.SummaryPartDone(
                 sequence_number=self._take_number(),
@@ -214,7 +214,7 @@ class EventEmitter:
         )
 
     def emit_arguments_delta(self, at: ItemPosition, delta: str) -> None:
-        """More of a function call's arguments."""
+        """Emits `response.function_call_arguments.delta`."""
         self._events.append(
             ev.ArgumentsDelta(
                 sequence_number=self._take_number(), item_id=at.item_id, output_index=at.output_index, delta=delta
@@ -222,7 +222,7 @@ class EventEmitter:
         )
 
     def emit_arguments_done(self, at: ItemPosition, arguments: str) -> None:
-        """The arguments are whole."""
+        """Emits `response.function_call_arguments.done`."""
         self._events.append(
             ev.ArgumentsDone(
                 sequence_number=self._take_number(),
@@ -233,7 +233,7 @@ class EventEmitter:
         )
 
     def emit_custom_input_delta(self, at: ItemPosition, delta: str) -> None:
-        """More of a custom tool's input."""
+        """Emits `response.custom_tool_call_input.delta`."""
         self._events.append(
             ev.CustomInputDelta(
                 sequence_number=self._take_number(), item_id=at.item_id, output_index=at.output_index, delta=delta
@@ -241,7 +241,7 @@ class EventEmitter:
         )
 
     def emit_custom_input_done(self, at: ItemPosition, text: str) -> None:
-        """The custom tool's input is whole."""
+        """Emits `response.custom_tool_call_input.done`."""
         self._events.append(
             ev.CustomInputDone(
                 sequence_number=self._take_number(), item_id=at.item_id, output_index=at.output_index, input=text

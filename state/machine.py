@@ -1,21 +1,22 @@
-"""The machine: one per response, and the only place where events are said.
+"""The state machine of a response: one instance per response, and the only place that emits events.
 
 Two rules.
 
-1. Order is decided by the table and by nothing else. A letter is looked up in the state the machine is in; where
-   there is no cell, `IllegalInput` is raised before anything has changed.
-2. What is said is what is kept. The items of the Response are the very objects that `output_item.done` carried;
-   ids are minted once, when an item opens, and are never looked up, compared or patched afterwards.
+1. The table alone decides order. An input is looked up in the machine's current state; if there is no cell,
+   `IllegalInput` is raised before anything has changed.
+2. What is emitted is what is kept. The finished items of the Response are the very objects that `output_item.done`
+   carried; ids are minted once, when an item opens, and are never looked up, compared or patched afterwards.
 
-Theory of operation. A dialect's segments come in through `feed`; each is turned into letters (text into up to
-three: leading blank, body, trailing blank), each letter into a cell, each cell into verbs. A verb speaks through
-the open draft, which speaks through the voice, which numbers. The lifecycle (queue, begin, remind, stop, cut,
-fail, cancel) comes in through methods of those names. Every call returns the events it caused, in order.
+Theory of operation. `feed` takes a dialect's segments. Each segment becomes inputs (text becomes up to three: leading
+blank, body, trailing blank), each input selects a cell, and each cell lists verbs. A verb acts on the open draft, which
+emits events through the emitter, which numbers them. The lifecycle (queue, begin, keepalive, stop, cut, fail, cancel)
+enters through methods of those names. Every call returns the events it caused, in order.
 
-A blank is held, not said, until it is known what follows: text makes it part of the text, anything else drops it.
-So no client ever sees a message made of the line feeds between reasoning and a call.
+A blank is held, not emitted, until the next input shows where it belongs: more text, or the end of the open message,
+emits it as text; anything else drops it. Between items it is dropped at once. So no client ever sees a message made of
+the line feeds between reasoning and a call.
 
-The machine does not know tokens, time, randomness or who listens: ids, the clock and the seal are arguments.
+The machine does not know tokens, time, randomness or its readers: ids, the clock and the seal are arguments.
 """
 
 from collections import deque
@@ -62,7 +63,7 @@ _PLAIN_TEXT_DRAFTS = (ReasoningDraft, FunctionCallDraft, CustomCallDraft)
 
 
 class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ending has to tell besides its name."""
+    """Details of the terminal event besides its type."""
 
     reason: CutReason = "max_output_tokens"
     code: str = "server_error"
@@ -72,8 +73,9 @@ class _EndingDetails(msgspec.Struct, frozen=True, kw_only=True):
 class Machine:
     """Turns one response's segments into its events.
 
-    `head` is the Response with every echoed field set; `clock` gives whole seconds since 1970; `usage` is asked once,
-    by the ending; `seal(text)` gives a reasoning item's `encrypted_content`; `reasoning_as` says how it is told.
+    `base_response` is the Response with every echoed field set. `clock` returns whole seconds since 1970. `usage` is
+    called once, for the terminal event. `seal(text)` returns a reasoning item's `encrypted_content`.
+    `reasoning_output` selects the form in which reasoning is emitted: raw content, summary, or both.
     """
 
     def __init__(
@@ -89,28 +91,28 @@ class Machine:
         self.state = State.NEW
         self.response = base_response
         self.dropped_text = ""
-        """Blanks that were not said, in order: with the deltas they make up all the text that was fed."""
+        """Blanks that were not emitted, in order. Together with the deltas they are all the text that was fed."""
         self.trace: deque[tuple[State, Input]] = deque(maxlen=64)
-        """The latest steps, for the log when something of ours breaks."""
+        """The latest (state, input) steps, logged on an internal error."""
         self._ids, self._clock, self._usage = IdFactory(new_id), clock, usage
         self._seal, self._reasoning_output = seal, reasoning_output
         self._emitter = EventEmitter()
         self._output: list[OutputItem] = []
         self._draft: ItemDraft | None = None
         self._held_blank = EMPTY_PIECE
-        self._segment: Segment | None = None  # what is being read, and the piece of it
+        self._segment: Segment | None = None  # the segment being read, and the current piece of its text
         self._piece = EMPTY_PIECE
         self._ending = _EndingDetails()
 
     @property
     def is_ended(self) -> bool:
-        """Whether the terminal event has been said."""
+        """True once the terminal event has been emitted."""
         return self.state is State.ENDED
 
     def feed(self, segment: Segment) -> list[Event]:
-        """Read one segment; empty text is no letter. Raises `IllegalInput`, and is as before, where it may not come."""
+        """Reads one segment; empty text has no effect. Raises `IllegalInput` and changes nothing if it is illegal."""
         self._segment = segment
-        if type(segment) is Say:  # nearly all are; each pattern that does not match costs as much as saying it
+        if type(segment) is Say:  # nearly all are; each failed pattern match costs the same as emitting one
             self._feed_text(Input.SAY, segment.text, segment.logprobs)
         else:
             self._feed_other(segment)
@@ -130,44 +132,44 @@ class Machine:
                 self._apply_input(_SEGMENT_INPUTS[type(segment)])
 
     def queue(self) -> list[Event]:
-        """It waits for the engine."""
+        """Records that the response waits for the engine."""
         return self._apply_lifecycle(Input.QUEUE)
 
     def begin(self) -> list[Event]:
-        """The engine has admitted it."""
+        """Records that the engine has admitted the response."""
         return self._apply_lifecycle(Input.BEGIN)
 
     def keepalive(self) -> list[Event]:
-        """Nothing has happened for a while: say the last stage again. Legal before the first item only."""
+        """Repeats the latest lifecycle event on a silent stream. Legal before the first item only."""
         return self._apply_lifecycle(Input.KEEPALIVE)
 
     def stop(self) -> list[Event]:
-        """The model has ended its turn. Inside a call this fails the response."""
+        """Ends the response because the model has ended its turn. Inside a call this fails the response."""
         return self._apply_lifecycle(Input.STOP)
 
     def cut(self, reason: CutReason = "max_output_tokens") -> list[Event]:
-        """The turn was cut by a limit."""
+        """Ends the response as incomplete: a limit cut the turn."""
         return self._apply_lifecycle(Input.CUT, _EndingDetails(reason=reason))
 
     def fail(self, code: str, message: str) -> list[Event]:
-        """The turn broke."""
+        """Ends the response as failed."""
         return self._apply_lifecycle(Input.FAIL, _EndingDetails(code=code, message=message))
 
     def cancel(self) -> list[Event]:
-        """Nobody wants the rest."""
+        """Ends the response as cancelled: the rest of the output is not needed."""
         return self._apply_lifecycle(Input.CANCEL)
 
-    def _apply_lifecycle(self, symbol: Input, ending: _EndingDetails = _EndingDetails()) -> list[Event]:  # noqa: B008  # it is frozen
-        before, self._segment, self._ending = (self._segment, self._ending), None, ending
+    def _apply_lifecycle(self, symbol: Input, ending: _EndingDetails = _EndingDetails()) -> list[Event]:  # noqa: B008  # the default is frozen
+        previous, self._segment, self._ending = (self._segment, self._ending), None, ending
         try:
             self._apply_input(symbol)
         except IllegalInput:
-            self._segment, self._ending = before
+            self._segment, self._ending = previous
             raise
         return self._emitter.collect_events()
 
     def _feed_text(self, symbol: Input, text: str, scored: tuple[PlacedLogprob, ...] = ()) -> None:
-        # A blank before more of the open text would be held within this call only: it stays with it.
+        # A blank that leads text of the open item would be held within this call only, so it stays with the text.
         for number, (piece, blank) in enumerate(
             split_whitespace(text, scored, keep_leading=symbol is self._continued_input)
         ):
@@ -178,21 +180,21 @@ class Machine:
             self._apply_input(BLANK_INPUTS[symbol] if blank else symbol)
 
     def _apply_input(self, symbol: Input) -> None:
-        at = self.state, symbol
+        step = self.state, symbol
         try:
-            state, verbs, guard = _STEPS[at]
+            next_state, verbs, guard = _STEPS[step]
         except KeyError:
-            raise IllegalInput(*at) from None
+            raise IllegalInput(*step) from None
         if guard and not self._guard_holds(guard):
-            raise IllegalInput(*at, guard)
-        self.trace.append(at)
+            raise IllegalInput(*step, guard)
+        self.trace.append(step)
         for verb in verbs:
             verb(self)
-        self.state = state
+        self.state = next_state
 
     @property
     def _continued_input(self) -> Input | None:
-        """Which text is more of what is open."""
+        """The text input that continues the open item, or None."""
         if isinstance(self._draft, MessageDraft):
             return Input.SAY if self._draft.part_kind == "text" else Input.REFUSE
         return Input.THINK if self.state is State.REASONING else None
@@ -230,7 +232,7 @@ class Machine:
                 return FunctionCallDraft(
                     self._next_position("fc"), self._emitter, segment, self._ids.call_id_for(segment.call_id)
                 )
-            case _:  # pragma: no cover  # the table opens on these letters only
+            case _:  # pragma: no cover  # the table opens an item on these inputs only
                 raise AssertionError(segment)
 
     def _next_position(self, prefix: str) -> ItemPosition:
@@ -243,8 +245,8 @@ class Machine:
             if draft.part_kind != kind:
                 self._flush()
                 draft.switch_part(kind)
-            whole = piece if self._held_blank is EMPTY_PIECE else self._take_held() + piece
-            draft.grow(whole.text, whole.logprobs)
+            full_piece = piece if self._held_blank is EMPTY_PIECE else self._take_held() + piece
+            draft.grow(full_piece.text, full_piece.logprobs)
         elif isinstance(draft, _PLAIN_TEXT_DRAFTS):
             draft.grow((self._take_held() + piece).text)
 
@@ -279,7 +281,7 @@ class Machine:
 
     def _hold(self) -> None:
         if self._draft is None and self._output:
-            self._discard()  # it follows an item: only before the first one does a blank belong to what comes next
+            self._discard()  # after an item; only before the first item does a blank belong to the text after it
         else:
             self._held_blank += self._piece
 
@@ -332,7 +334,7 @@ class Machine:
         self._emitter.emit_lifecycle(ev.Failed, self.response)
 
     def _cancel(self) -> None:
-        # No SDK knows a cancelled event, and a reader must not hang; incomplete is the one that none takes for a fault.
+        # No SDK has a cancelled event, and a reader must not hang; no SDK takes `incomplete` for a failure.
         self._update_response(status="cancelled", usage=self._usage())
         self._emitter.emit_lifecycle(ev.Incomplete, self.response)
 
@@ -342,6 +344,7 @@ class Machine:
 
 _VERB_METHODS: dict[Verb, Callable[[Machine], None]] = {verb: getattr(Machine, f"_{verb}") for verb in get_args(Verb)}
 _STEPS = {
-    at: (cell.next, tuple(_VERB_METHODS[verb] for verb in cell.verbs), GUARDS.get(at)) for at, cell in TABLE.items()
+    step: (cell.next, tuple(_VERB_METHODS[verb] for verb in cell.verbs), GUARDS.get(step))
+    for step, cell in TABLE.items()
 }
-"""The table as the machine goes by it: the next state, the verbs as functions, the guard."""
+"""The table in the form that the machine runs: the next state, the verbs as functions, the guard."""

@@ -1,7 +1,7 @@
-"""The rest of a response whose writer is gone: from the events that were said, those with which it ends as failed.
+"""Recovery of a response whose writer is gone: builds, from the events already emitted, those that end it as failed.
 
-What was said cannot be unsaid, so the end is what the machine itself would have said at that point: items that were
-done stay as they are, and the one that was open is frozen as far as its deltas go.
+Emitted events cannot be retracted, so the end is what the machine itself would have emitted at that point: finished
+items stay as they are, and the open item is frozen with the text of its deltas.
 """
 
 from collections.abc import Sequence
@@ -26,25 +26,25 @@ from antiphon.state.emitter import EventEmitter
 
 
 def failure_events(events: Sequence[Event], *, code: str, message: str) -> list[Event]:
-    """The events that are missing; none where the terminal one was said.
+    """Returns the missing events; none if the terminal event was emitted.
 
-    `events` is a stream of this server from its first event on, cut between two steps: the events of one are stored
-    together or not at all. Raises `ValueError` where there is none: what never began has no end.
+    `events` is a stream of this server from its first event on. It ends between two steps, since the events of a step
+    are stored together or not at all. Raises `ValueError` if it is empty: a response that never began has no end.
     """
     if not events:
-        raise ValueError("a response that never began has no end")
+        raise ValueError("No events to recover from. Pass the stream from its first event on.")
     if isinstance(events[-1], ev.Terminal):
         return []
     response = _build_failed_response(events, ResponseError(code=code, message=message))
-    voice = EventEmitter(len(events))
+    emitter = EventEmitter(len(events))
     if not isinstance(events[-1], ev.Error):
-        voice.emit_error(code, message)
-    voice.emit_lifecycle(ev.Failed, response)
-    return voice.collect_events()
+        emitter.emit_error(code, message)
+    emitter.emit_lifecycle(ev.Failed, response)
+    return emitter.collect_events()
 
 
 def _build_failed_response(events: Sequence[Event], error: ResponseError) -> Response:
-    head = next(event.response for event in reversed(events) if isinstance(event, ev.LifecycleEvent))
+    snapshot = next(event.response for event in reversed(events) if isinstance(event, ev.LifecycleEvent))
     output: list[OutputItem] = []
     draft: _OpenItem | None = None
     for event in events:
@@ -57,11 +57,11 @@ def _build_failed_response(events: Sequence[Event], error: ResponseError) -> Res
             draft.add_event(event)
     if draft is not None:
         output.append(draft.freeze())
-    return msgspec.structs.replace(head, status="failed", error=error, output=tuple(output))
+    return msgspec.structs.replace(snapshot, status="failed", error=error, output=tuple(output))
 
 
 class _OpenItem:
-    """The open item, as its events tell of it."""
+    """The open item, rebuilt from its events."""
 
     def __init__(self, item: OutputItem) -> None:
         self._item = item
@@ -70,7 +70,7 @@ class _OpenItem:
         self._parts: list[_OpenPart] = []
 
     def add_event(self, event: Event) -> None:
-        """One event of the item's."""
+        """Applies one event of the item."""
         match event:
             case ev.ArgumentsDelta() | ev.CustomInputDelta():
                 self._text.append(event.delta)
@@ -83,10 +83,10 @@ class _OpenItem:
             case ev.TextDelta() | ev.RefusalDelta() | ev.ReasoningDelta() | ev.AnnotationAdded():
                 self._parts[-1].add_event(event)
             case _:
-                pass  # what is told as done was told in deltas
+                pass  # the `done` events of parts repeat the text of the deltas
 
     def freeze(self) -> OutputItem:
-        """The item as far as it was said."""
+        """Returns the item with the text emitted so far and status `incomplete`."""
         match item := self._item:
             case Message():
                 return msgspec.structs.replace(
@@ -105,7 +105,7 @@ class _OpenItem:
 
 
 class _OpenPart:
-    """A content part of it."""
+    """A content part of the open item, rebuilt from its events."""
 
     def __init__(self, empty: OutputText | Refusal | ReasoningText | SummaryText) -> None:
         self._empty = empty
@@ -126,6 +126,6 @@ class _OpenPart:
         if isinstance(self._empty, Refusal):
             return Refusal(refusal=text)
         if isinstance(self._empty, OutputText):
-            more = {"annotations": tuple(self._annotations), "logprobs": tuple(self._logprobs)}
-            return msgspec.structs.replace(self._empty, text=text, **more)
+            fields = {"annotations": tuple(self._annotations), "logprobs": tuple(self._logprobs)}
+            return msgspec.structs.replace(self._empty, text=text, **fields)
         return msgspec.structs.replace(self._empty, text=text)

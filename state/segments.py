@@ -1,7 +1,7 @@
-"""What a dialect may say: the input alphabet of the machine.
+"""Segments: the meaning that a dialect reads from a model's tokens, and the input of the machine.
 
-A dialect turns a model's tokens into these, in the order in which the model spoke. They carry no numbers and
-no ids of ours: those belong to the machine.
+A dialect produces segments in the order in which the model generated their tokens. They carry no sequence numbers and
+no ids minted by this server: those belong to the machine.
 """
 
 from typing import Literal
@@ -15,9 +15,9 @@ ToolKind = Literal["function", "custom"]
 
 
 class PlacedLogprob(Struct, frozen=True, gc=False):
-    """A token's log-probability, and where the token's first character stands in the segment's text.
+    """A token's log-probability, and the offset of the token's first character in the segment's text.
 
-    A token that only completes a character begun by an earlier one has the position of that character.
+    A token that only completes a character begun by an earlier token has the offset of that character.
     """
 
     offset: int
@@ -25,13 +25,13 @@ class PlacedLogprob(Struct, frozen=True, gc=False):
 
 
 class Think(Struct, frozen=True, gc=False):
-    """More reasoning."""
+    """A delta of reasoning."""
 
     text: str
 
 
 class Say(Struct, frozen=True, gc=False):
-    """More text for the user. `phase` is None where the dialect does not know it. `logprobs` rise by `at`."""
+    """A delta of text for the user. `phase` is None if the dialect does not know it. `logprobs` is sorted by offset."""
 
     text: str
     phase: Phase | None = None
@@ -39,15 +39,15 @@ class Say(Struct, frozen=True, gc=False):
 
 
 class Refuse(Struct, frozen=True, gc=False):
-    """More of a refusal."""
+    """A delta of a refusal."""
 
     text: str
 
 
 class Cite(Struct, frozen=True, gc=False):
-    """A source for the text of the open message. `length`: for so many characters, those that were said last.
+    """A source for the text of the open message; with `length`, for its last `length` characters.
 
-    Then the annotation's places are the machine's to fill in: only it knows where in the text they stand.
+    With `length`, the machine fills in the annotation's offsets: it alone knows where in the text the characters are.
     """
 
     annotation: Annotation
@@ -55,7 +55,7 @@ class Cite(Struct, frozen=True, gc=False):
 
 
 class Call(Struct, frozen=True, gc=False):
-    """A tool call begins. `call_id` is the model's own where the dialect has one, else None: the machine mints."""
+    """The start of a tool call. `call_id` is the model's own; if it is None, the machine mints one."""
 
     name: str
     kind: ToolKind = "function"
@@ -64,17 +64,17 @@ class Call(Struct, frozen=True, gc=False):
 
 
 class Arguments(Struct, frozen=True, gc=False):
-    """More of the open call's arguments (JSON text) or, for a custom tool, of its raw input."""
+    """A delta of the open call's arguments (JSON text) or, for a custom tool, of its raw input."""
 
     text: str
 
 
 class Close(Struct, frozen=True, gc=False):
-    """What is open is whole: its dialect has seen what ends it."""
+    """The end of the open item, which is complete: the dialect has seen what ends it."""
 
 
 class CompleteItem(Struct, frozen=True, gc=False):
-    """An item that is born complete. Its id is replaced by one of the machine's when it is empty."""
+    """An item that is complete from its start. The machine mints its id if that is empty."""
 
     item: Compaction | HostedItem
 

@@ -1,8 +1,8 @@
-"""THE TABLE: for every state and every letter, where the machine goes and what it does on the way.
+"""THE TABLE: for every state and every input, the state the machine enters next and the verbs it runs first.
 
-A cell is (next state, verbs). A pair that is not here is illegal: the machine raises `IllegalInput` and stays as
-it was. A few cells hold only under a condition; those stand in `GUARDS`. What a verb does to the item that is open
-stands in `drafts`, and to the response in `machine`. ARCHITECTURE.md shows this table, drawn by `markdown`.
+A cell is (next state, verbs). A pair that is not here is illegal: the machine raises `IllegalInput` and stays as it
+was. A few cells hold only under a condition, listed in `GUARDS`. `drafts` defines what a verb does to the open item,
+`machine` what it does to the response. ARCHITECTURE.md shows this table, drawn by `render_markdown_table`.
 """
 
 from enum import Enum, auto
@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 
 class State(Enum):
-    """Where a response stands. REASONING, MESSAGE and CALL name the item that is open; in GAP none is."""
+    """States of a response. REASONING, MESSAGE and CALL name the open item; in the other states no item is open."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and every letter is looked up by it
+    __hash__ = object.__hash__  # Enum's own is Python code, and every look-up of an input calls it
     NEW = auto()
     QUEUED = auto()
     IDLE = auto()
@@ -23,7 +23,7 @@ class State(Enum):
 
 
 class Input(Enum):
-    """What the machine reads. Text that is white space throughout is a letter of its own."""
+    """Inputs of the machine. Text that is only white space (a blank) is an input of its own."""
 
     __hash__ = object.__hash__  # as above
     QUEUE = auto()
@@ -47,24 +47,24 @@ class Input(Enum):
 
 
 Verb = Literal[
-    # of the open item
+    # on the open item
     "open", "grow", "cite", "close", "cut", "freeze", "insert",
-    # of the held blank
+    # on the held blank
     "hold", "flush", "drop", "discard",
-    # of the response
+    # on the response
     "create", "queue", "begin", "keepalive", "complete", "incomplete", "fail", "cancel",
 ]  # fmt: skip
 
 
 class Cell(NamedTuple):
-    """Where to go, and the verbs to run, in order. They run in the old state; then the machine moves."""
+    """The next state, and the verbs to run, in order. They run in the old state; then the machine enters the next."""
 
     next: State
     verbs: tuple[Verb, ...]
 
 
 def _make_cell(next_state: State, verbs: str = "") -> Cell:
-    return Cell(next_state, tuple(verbs.split()))  # type: ignore[arg-type]  # every word is checked by the tests
+    return Cell(next_state, tuple(verbs.split()))  # type: ignore[arg-type]  # the tests check every verb
 
 
 _S, _I = State, Input
@@ -77,7 +77,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.QUEUED, _I.KEEPALIVE): _make_cell(_S.QUEUED, "keepalive"),
     (_S.QUEUED, _I.FAIL): _FREEZE_AND_FAIL,
     (_S.QUEUED, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
-    # Nothing is open.
+    # No item is open.
     (_S.IDLE, _I.KEEPALIVE): _make_cell(_S.IDLE, "keepalive"),
     (_S.IDLE, _I.THINK): _make_cell(_S.REASONING, "drop open grow"),
     (_S.IDLE, _I.THINK_BLANK): _make_cell(_S.IDLE, "discard"),
@@ -121,7 +121,7 @@ TABLE: dict[tuple[State, Input], Cell] = {
     (_S.MESSAGE, _I.CUT): _make_cell(_S.ENDED, "flush cut incomplete"),
     (_S.MESSAGE, _I.FAIL): _FREEZE_AND_FAIL,
     (_S.MESSAGE, _I.CANCEL): _make_cell(_S.ENDED, "freeze cancel"),
-    # A call is open. Whatever is not its arguments or its end means that the model stopped inside it.
+    # A call is open. Text, another item or the end of the turn means that the model stopped inside the call.
     (_S.CALL, _I.THINK): _FREEZE_AND_FAIL,
     (_S.CALL, _I.THINK_BLANK): _make_cell(_S.CALL, "discard"),
     (_S.CALL, _I.SAY): _FREEZE_AND_FAIL,
@@ -146,14 +146,14 @@ GUARDS: dict[tuple[State, Input], Guard] = {
     (_S.MESSAGE, _I.SAY_BLANK): "same phase",
     (_S.MESSAGE, _I.CITE): "text part open",
 }
-"""Cells that hold only under a condition; otherwise the letter is illegal there."""
+"""Conditions of the cells that hold only under one. If it is not met, the input is illegal in that state."""
 
 BLANK_INPUTS = {_I.THINK: _I.THINK_BLANK, _I.SAY: _I.SAY_BLANK, _I.REFUSE: _I.REFUSE_BLANK}
-"""The letter for a piece of text that is white space throughout."""
+"""Inputs that replace THINK, SAY and REFUSE for a piece of text that is only white space."""
 
 
-class IllegalInput(Exception):  # noqa: N818  # the name DESIGN and h11 readers look for
-    """A letter that has no cell in this state. The machine is as it was before."""
+class IllegalInput(Exception):  # noqa: N818  # the name that readers of DESIGN.md and of h11 look for
+    """An input that has no cell in this state. The machine is unchanged."""
 
     def __init__(self, state: State, symbol: Input, guard: Guard | None = None) -> None:
         self.state, self.symbol, self.guard = state, symbol, guard
@@ -161,7 +161,7 @@ class IllegalInput(Exception):  # noqa: N818  # the name DESIGN and h11 readers 
 
 
 def render_markdown_table() -> str:
-    """The table as Markdown: a row a letter, a column a state."""
+    """Returns the table as Markdown: one row per input, one column per state."""
     columns = [state for state in State if state is not State.ENDED]
     rows = ["| in \\ on | " + " | ".join(s.name for s in columns) + " |", "|---|" + "---|" * len(columns)]
     for symbol in Input:
@@ -174,5 +174,5 @@ def _format_cell(cell: Cell | None, state: State, guard: Guard | None) -> str:
     if cell is None:
         return "✕"
     target = "=" if cell.next is state else cell.next.name
-    shown = f"{target}: {' '.join(cell.verbs)}" if cell.verbs else target
-    return f"{shown} *({guard})*" if guard else shown
+    text = f"{target}: {' '.join(cell.verbs)}" if cell.verbs else target
+    return f"{text} *({guard})*" if guard else text

@@ -1,4 +1,4 @@
-"""Cutting text into leading white space, body and trailing white space, log-probabilities and all."""
+"""Splits text, with its log-probabilities, into leading white space, body and trailing white space."""
 
 from msgspec import Struct
 
@@ -7,7 +7,7 @@ from antiphon.state.segments import PlacedLogprob
 
 
 class TextPiece(Struct, frozen=True, gc=False):
-    """Part of a segment's text with the log-probabilities of the tokens that begin in it."""
+    """A part of a segment's text, with the log-probabilities of the tokens that begin in it."""
 
     text: str
     logprobs: tuple[Logprob, ...] = ()
@@ -26,20 +26,21 @@ EMPTY_PIECE = TextPiece("")
 def split_whitespace(
     text: str, logprobs: tuple[PlacedLogprob, ...] = (), *, keep_leading: bool = False
 ) -> list[tuple[TextPiece, bool]]:
-    """The non-empty pieces of `text` in order, each with whether it is blank (`str.isspace`): at most three.
+    """Returns the non-empty pieces of `text` in order, at most three, each with a flag for blanks (`str.isspace`).
 
-    `joined`: a leading blank is part of the body, where there is one. A log-probability goes with the piece in which
-    its token's first character stands, undivided.
+    For example, `"  Hi "` becomes `"  "` (blank), `"Hi"` and `" "` (blank). `keep_leading` leaves leading white space
+    in the body if there is a body. A log-probability belongs to the piece that holds its token's first character, and
+    is not divided.
     """
     body = text.rstrip() if keep_leading else text.strip()
     if len(body) == len(text) and body:
-        return [(TextPiece(text, tuple(s.logprob for s in logprobs) if logprobs else ()), False)]
-    body_at = 0 if keep_leading and body else len(text) - len(text.lstrip())
-    if body_at == len(text):
+        return [(TextPiece(text, tuple(placed.logprob for placed in logprobs) if logprobs else ()), False)]
+    body_start = 0 if keep_leading and body else len(text) - len(text.lstrip())
+    if body_start == len(text):
         bounds = [(0, len(text), True)]
     else:
-        tail_at = body_at + len(body)
-        bounds = [(0, body_at, True), (body_at, tail_at, False), (tail_at, len(text), True)]
+        body_end = body_start + len(body)
+        bounds = [(0, body_start, True), (body_start, body_end, False), (body_end, len(text), True)]
     return [
         (TextPiece(text[start:end], _logprobs_between(logprobs, start, end) if logprobs else ()), blank)
         for start, end, blank in bounds
@@ -48,4 +49,4 @@ def split_whitespace(
 
 
 def _logprobs_between(logprobs: tuple[PlacedLogprob, ...], start: int, end: int) -> tuple[Logprob, ...]:
-    return tuple(s.logprob for s in logprobs if start <= s.offset < end)
+    return tuple(placed.logprob for placed in logprobs if start <= placed.offset < end)

@@ -1,4 +1,4 @@
-"""Fixtures for every test: a real server on a real socket, over a scripted engine."""
+"""Fixtures for every test: real servers on real sockets, over a scripted engine."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,18 +11,29 @@ from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
 os.environ["PYTHONPATH"] = str(ROOT)
-"""Engine processes that tests start load their core from `tests.engine.fake_core`."""
+"""Worker processes that tests start import their engine core from `tests.engine.fake_core`."""
 
-Serve = Callable[..., RunningServer]
+StartServer = Callable[..., RunningServer]
 
 
 @pytest.fixture
-def server() -> Iterator[Serve]:
-    """`server(replies, **settings)` starts one; all are stopped when the test ends."""
+def start_server() -> Iterator[StartServer]:
+    """Starts servers: `start_server(script, **settings)`. All are stopped when the test ends."""
     with ExitStack() as stack:
 
         def start(*args: Any, **settings: Any) -> RunningServer:
-            opened: AbstractContextManager[RunningServer] = serve(*args, **settings)
-            return stack.enter_context(opened)
+            running: AbstractContextManager[RunningServer] = serve(*args, **settings)
+            return stack.enter_context(running)
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """The server that all tests of a module share. The module defines `SERVER`, a call of `serve` without arguments.
+
+    For example: `SERVER = partial(serve, SCRIPT, api_keys=("sk-test",))`. A module that needs more than one call, such
+    as one with parameters, overrides this fixture under the same name.
+    """
+    with request.module.SERVER() as running:
+        yield running

@@ -1,4 +1,4 @@
-"""What a test installs for itself is installed once, however many processes the tests run in."""
+"""A lock between test processes, so that packages that a test needs are installed only once."""
 
 import fcntl
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Makes the folder, and keeps other processes out until what has to be there is there."""
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Creates the folder and holds its lock while the caller installs into it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""The one checker: what must hold of every stream of this server, wherever it was read.
+"""Invariants of every Responses stream, checked by all tests that read one.
 
-`check(events)` takes decoded events as plain dictionaries, in order, and raises `AssertionError` naming the rule. It
-goes by the contract alone and shares no code with the machine: it would find fault with any server.
+`check_stream(events)` takes the decoded events as dictionaries, in order, and raises an `AssertionError` that names the
+violated rule. It implements the API contract and shares no code with the machine, so it can check any server's stream.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-TERMINAL = {
+STATUS_OF_TERMINAL_EVENT = {
     "response.completed": {"completed"},
     "response.incomplete": {"incomplete", "cancelled"},
     "response.failed": {"failed"},
@@ -21,9 +21,9 @@ RESPONSE_KEYS = frozenset(
     temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata
     safety_identifier prompt_cache_key""".split()
 )
-CONSTANT = RESPONSE_KEYS - {"status", "completed_at", "incomplete_details", "output", "error", "usage"}
+CONSTANT_KEYS = RESPONSE_KEYS - {"status", "completed_at", "incomplete_details", "output", "error", "usage"}
 NEVER_NULL = ("phase", "encrypted_content", "content", "status", "namespace")
-DONE_OF = {
+DONE_EVENT_TYPES = {
     "response.output_text.done": "text",
     "response.refusal.done": "refusal",
     "response.reasoning_text.done": "text",
@@ -31,7 +31,7 @@ DONE_OF = {
     "response.function_call_arguments.done": "arguments",
     "response.custom_tool_call_input.done": "input",
 }
-ITEM_OF = {
+ITEM_TYPE_OF_EVENT = {
     "output_text": "message",
     "refusal": "message",
     "reasoning_text": "reasoning",
@@ -42,19 +42,19 @@ ITEM_OF = {
 }
 
 
-def check(events: Sequence[Event]) -> Event:
-    """Check a whole stream, from `response.created` to its terminal event. Returns the terminal response."""
-    assert events, "a stream has events"
+def check_stream(events: Sequence[Event]) -> Event:
+    """Checks a whole stream, from `response.created` to its terminal event. Returns the terminal response."""
+    assert events, "a stream has at least one event"
     for number, event in enumerate(events):
         assert event["sequence_number"] == number, f"sequence_number {event['sequence_number']} at {number}"
         event_text = json.dumps(event)
         event_text.encode("utf-8")
     lifecycle = _check_lifecycle(events)
-    walker = _Walker()
+    checker = _ItemEventChecker()
     for event in events:
-        walker.step(event)
+        checker.check_event(event)
     response: Event = lifecycle[-1]
-    _check_output(response, walker)
+    _check_output(response, checker)
     return response
 
 
@@ -62,74 +62,79 @@ def _check_lifecycle(events: Sequence[Event]) -> list[Event]:
     types = [event["type"] for event in events]
     assert types[0] == "response.created", types[0]
     assert types.count("response.created") == 1
-    terminal = [t for t in types if t in TERMINAL]
-    assert len(terminal) == 1 and types[-1] == terminal[0], f"one terminal event, last: {terminal} {types[-1]}"
+    terminal_types = [event_type for event_type in types if event_type in STATUS_OF_TERMINAL_EVENT]
+    assert len(terminal_types) == 1 and types[-1] == terminal_types[0], (
+        f"one terminal event, last: {terminal_types} {types[-1]}"
+    )
     first_item = types.index("response.output_item.added") if "response.output_item.added" in types else len(types)
-    for number, kind in enumerate(types):
-        if kind in ("response.queued", "response.in_progress"):
-            assert number < first_item, "reminders come before the first item only"
-        if kind == "error":
+    for number, event_type in enumerate(types):
+        if event_type in ("response.queued", "response.in_progress"):
+            assert number < first_item, "keepalives occur before the first item only"
+        if event_type == "error":
             assert types[number + 1 :] == ["response.failed"], "an error is followed by response.failed"
             error = events[number]
-            assert {k: error[k] for k in ("code", "message", "param")} == {
-                k: error["error"][k] for k in ("code", "message", "param")
+            assert {key: error[key] for key in ("code", "message", "param")} == {
+                key: error["error"][key] for key in ("code", "message", "param")
             }
     if types[-1] == "response.failed":
         assert types[-2] == "error"
     snapshots = [event["response"] for event in events if "response" in event]
     for snapshot in snapshots:
         assert snapshot.keys() >= RESPONSE_KEYS, RESPONSE_KEYS - snapshot.keys()
-        assert {k: snapshot[k] for k in CONSTANT} == {k: snapshots[0][k] for k in CONSTANT}, "an echoed setting changed"
+        assert {key: snapshot[key] for key in CONSTANT_KEYS} == {key: snapshots[0][key] for key in CONSTANT_KEYS}, (
+            "an echoed setting changed"
+        )
     for snapshot in snapshots[:-1]:
         assert snapshot["output"] == [] and snapshot["usage"] is None and snapshot["error"] is None
         assert snapshot["status"] in ("queued", "in_progress")
-    last = snapshots[-1]
-    assert last["status"] in TERMINAL[types[-1]]
-    assert (last["completed_at"] is not None) == (last["status"] == "completed")
-    assert (last["error"] is not None) == (last["status"] == "failed")
-    assert (last["incomplete_details"] is not None) == (last["status"] == "incomplete")
+    final = snapshots[-1]
+    assert final["status"] in STATUS_OF_TERMINAL_EVENT[types[-1]]
+    assert (final["completed_at"] is not None) == (final["status"] == "completed")
+    assert (final["error"] is not None) == (final["status"] == "failed")
+    assert (final["incomplete_details"] is not None) == (final["status"] == "incomplete")
     return snapshots
 
 
-class _Walker:
-    """Goes through the events of the items, one item open at a time."""
+class _ItemEventChecker:
+    """Checks the item events of a stream. Only one item is open at a time."""
 
     def __init__(self) -> None:
-        self.done: list[Event] = []
-        self.open: Event | None = None
-        self.index = -1
-        self.ids: set[str] = set()
+        self.done_items: list[Event] = []
+        self.open_item: Event | None = None
+        self.output_index = -1
+        self.item_ids: set[str] = set()
         self.call_ids: set[str] = set()
-        self.parts: list[Event] = []
-        self.summaries: list[Event] = []
-        self.part: Event | None = None
-        self.said: list[str] = []
-        self.scores: list[Any] = []
+        self.content_parts: list[Event] = []
+        self.summary_parts: list[Event] = []
+        self.open_part: Event | None = None
+        self.deltas: list[str] = []
+        self.logprobs: list[Any] = []
         self.text_done = False
-        self.args_done = False
-        self.annotations = 0
-        self.frozen: Event | None = None
+        self.arguments_done = False
+        self.annotation_count = 0
 
-    def step(self, event: Event) -> None:
-        kind = event["type"].removeprefix("response.")
-        if kind == "output_item.added":
-            self._added(event)
-        elif kind == "output_item.done":
-            self._item_done(event)
+    def check_event(self, event: Event) -> None:
+        event_type = event["type"].removeprefix("response.")
+        if event_type == "output_item.added":
+            self._check_item_added(event)
+        elif event_type == "output_item.done":
+            self._check_item_done(event)
         elif "item_id" in event:
-            assert self.open is not None, f"{kind} outside an item"
-            assert event["item_id"] == self.open["id"], f"{kind} of another item"
-            assert event["output_index"] == self.index
-            self._inside(kind, event)
+            assert self.open_item is not None, f"{event_type} outside an item"
+            assert event["item_id"] == self.open_item["id"], f"{event_type} of another item"
+            assert event["output_index"] == self.output_index
+            self._check_item_event(event_type, event)
 
-    def _added(self, event: Event) -> None:
-        assert self.open is None, "items never interleave"
-        assert not any(item.get("status") == "incomplete" for item in self.done), "nothing follows a cut item"
+    def _check_item_added(self, event: Event) -> None:
+        assert self.open_item is None, "items never interleave"
+        assert not any(item.get("status") == "incomplete" for item in self.done_items), (
+            "no item follows an incomplete item"
+        )
         item = event["item"]
-        self.index += 1
-        assert event["output_index"] == self.index, "output_index counts from 0 by 1"
-        assert item["id"] and item["id"] not in self.ids, "ids are minted once"
-        self.ids.add(item["id"])
+        self.output_index += 1
+        assert event["output_index"] == self.output_index, "output_index counts from 0 by 1"
+        assert item["id"] and item["id"] not in self.item_ids, "item ids are unique"
+        self.item_ids.add(item["id"])
         if "call_id" in item:
             assert item["call_id"] and item["call_id"] not in self.call_ids and item["call_id"] != item["id"]
             self.call_ids.add(item["call_id"])
@@ -139,117 +144,127 @@ class _Walker:
         for key in ("arguments", "input"):
             assert item.get(key, "") == "", f"{key} of an added item is empty"
         assert item.get("status", "in_progress") == "in_progress"
-        _no_nulls(item)
-        self.open, self.parts, self.summaries, self.part = item, [], [], None
-        self.said, self.args_done = [], False
+        _check_no_nulls(item)
+        self.open_item, self.content_parts, self.summary_parts, self.open_part = item, [], [], None
+        self.deltas, self.arguments_done = [], False
 
-    def _inside(self, kind: str, event: Event) -> None:
-        noun = kind.split(".", maxsplit=1)[0]
-        assert self.open is not None
-        if noun in ITEM_OF:
-            assert self.open["type"] == ITEM_OF[noun], f"{kind} inside a {self.open['type']}"
-        match kind:
+    def _check_item_event(self, event_type: str, event: Event) -> None:
+        payload = event_type.split(".", maxsplit=1)[0]
+        assert self.open_item is not None
+        if payload in ITEM_TYPE_OF_EVENT:
+            assert self.open_item["type"] == ITEM_TYPE_OF_EVENT[payload], (
+                f"{event_type} inside a {self.open_item['type']}"
+            )
+        match event_type:
             case "content_part.added" | "reasoning_summary_part.added":
-                self._part_added(kind, event)
+                self._check_part_added(event_type, event)
             case "content_part.done" | "reasoning_summary_part.done":
-                self._part_done(kind, event)
+                self._check_part_done(event_type, event)
             case "output_text.annotation.added":
-                assert self.part is not None
-                assert event["annotation_index"] == self.annotations
-                self.annotations += 1
-            case _ if kind.endswith(".delta"):
-                assert event["delta"] != "", "empty deltas say nothing"
-                assert not self.text_done or noun in ("function_call_arguments", "custom_tool_call_input")
-                assert not self.args_done
-                if noun not in ("function_call_arguments", "custom_tool_call_input"):
-                    self._in_part(event)
-                self.said.append(event["delta"])
-                self.scores.extend(event.get("logprobs", []))
-            case _ if event["type"] in DONE_OF:
-                assert event[DONE_OF[event["type"]]] == "".join(self.said), "done is the sum of the deltas"
-                assert event.get("logprobs", self.scores) == self.scores
-                if noun in ("function_call_arguments", "custom_tool_call_input"):
-                    self.args_done = True
+                assert self.open_part is not None
+                assert event["annotation_index"] == self.annotation_count
+                self.annotation_count += 1
+            case _ if event_type.endswith(".delta"):
+                assert event["delta"] != "", "a delta is not empty"
+                assert not self.text_done or payload in ("function_call_arguments", "custom_tool_call_input")
+                assert not self.arguments_done
+                if payload not in ("function_call_arguments", "custom_tool_call_input"):
+                    self._check_inside_part(event)
+                self.deltas.append(event["delta"])
+                self.logprobs.extend(event.get("logprobs", []))
+            case _ if event["type"] in DONE_EVENT_TYPES:
+                assert event[DONE_EVENT_TYPES[event["type"]]] == "".join(self.deltas), (
+                    "a done event holds the joined deltas"
+                )
+                assert event.get("logprobs", self.logprobs) == self.logprobs
+                if payload in ("function_call_arguments", "custom_tool_call_input"):
+                    self.arguments_done = True
                 else:
-                    self._in_part(event)
+                    self._check_inside_part(event)
                     self.text_done = True
             case _:
-                raise AssertionError(f"unknown {kind}")
+                raise AssertionError(f"unknown {event_type}")
 
-    def _in_part(self, event: Event) -> None:
-        assert self.part is not None, "content stands in a part"
+    def _check_inside_part(self, event: Event) -> None:
+        assert self.open_part is not None, "content belongs to a part"
         index = event.get("content_index", event.get("summary_index"))
-        assert index == len(self.parts if "content_index" in event else self.summaries)
+        assert index == len(self.content_parts if "content_index" in event else self.summary_parts)
 
-    def _part_added(self, kind: str, event: Event) -> None:
-        assert self.part is None, "parts never interleave"
-        self._place(event)
+    def _check_part_added(self, event_type: str, event: Event) -> None:
+        assert self.open_part is None, "parts never interleave"
+        self._check_part_index(event)
         part = event["part"]
         assert part.get("text", "") == "" and part.get("refusal", "") == "" and not part.get("annotations")
-        self.part, self.said, self.scores, self.text_done, self.annotations = part, [], [], False, 0
+        self.open_part, self.deltas, self.logprobs, self.text_done, self.annotation_count = part, [], [], False, 0
 
-    def _place(self, event: Event) -> None:
-        done = self.parts if "content_index" in event else self.summaries
+    def _check_part_index(self, event: Event) -> None:
+        done_parts = self.content_parts if "content_index" in event else self.summary_parts
         index = event.get("content_index", event.get("summary_index"))
-        assert index == len(done), "part indices count from 0 by 1"
+        assert index == len(done_parts), "part indices count from 0 by 1"
 
-    def _part_done(self, kind: str, event: Event) -> None:
-        assert self.part is not None and self.text_done, "a part is done after its text"
-        self._place(event)
+    def _check_part_done(self, event_type: str, event: Event) -> None:
+        assert self.open_part is not None and self.text_done, "a part is done after its text"
+        self._check_part_index(event)
         part = event["part"]
-        assert part["type"] == self.part["type"]
-        assert part.get("text", part.get("refusal")) == "".join(self.said)
-        assert len(part.get("annotations", [])) == self.annotations
-        assert part.get("logprobs", []) == (self.scores if "logprobs" in part else [])
-        (self.parts if "content_index" in event else self.summaries).append(part)
-        self.part = None
+        assert part["type"] == self.open_part["type"]
+        assert part.get("text", part.get("refusal")) == "".join(self.deltas)
+        assert len(part.get("annotations", [])) == self.annotation_count
+        assert part.get("logprobs", []) == (self.logprobs if "logprobs" in part else [])
+        (self.content_parts if "content_index" in event else self.summary_parts).append(part)
+        self.open_part = None
 
-    def _item_done(self, event: Event) -> None:
+    def _check_item_done(self, event: Event) -> None:
         item = event["item"]
-        assert self.open is not None and self.part is None, "an item is done after its parts"
-        assert event["output_index"] == self.index
+        assert self.open_item is not None and self.open_part is None, "an item is done after its parts"
+        assert event["output_index"] == self.output_index
         for key in ("id", "type", "call_id", "name", "role", "namespace", "phase"):
-            assert item.get(key) == self.open.get(key), f"{key} of an item never changes"
+            assert item.get(key) == self.open_item.get(key), f"{key} of an item never changes"
         assert item.get("status", "completed") in ("completed", "incomplete")
-        assert item.get("content", []) == self.parts
-        assert item.get("summary", []) == self.summaries
+        assert item.get("content", []) == self.content_parts
+        assert item.get("summary", []) == self.summary_parts
         if item["type"] == "message":
-            assert self.parts, "a message has parts"
+            assert self.content_parts, "a message has parts"
         if item["type"] in ("function_call", "custom_tool_call"):
-            assert self.args_done and item["status"] == "completed", "only a whole call is done"
-            assert item.get("arguments", item.get("input")) == "".join(self.said)
-        _no_nulls(item)
-        self.done.append(item)
-        self.open = None
+            assert self.arguments_done and item["status"] == "completed", "only a complete call is done"
+            assert item.get("arguments", item.get("input")) == "".join(self.deltas)
+        _check_no_nulls(item)
+        self.done_items.append(item)
+        self.open_item = None
 
-    def frozen_payload(self) -> str:
-        return "".join(self.said)
+    def join_deltas(self) -> str:
+        return "".join(self.deltas)
 
 
-def _no_nulls(item: Event) -> None:
+def _check_no_nulls(item: Event) -> None:
     for key in NEVER_NULL:
         assert item.get(key, "") is not None, f"{key} is absent rather than null"
 
 
-def _check_output(response: Event, walker: _Walker) -> None:
+def _check_output(response: Event, checker: _ItemEventChecker) -> None:
     output = response["output"]
-    assert output[: len(walker.done)] == walker.done, "the output is the items that were done"
-    rest = output[len(walker.done) :]
-    if walker.open is None:
-        assert rest == []
+    assert output[: len(checker.done_items)] == checker.done_items, "the output begins with the done items"
+    open_items = output[len(checker.done_items) :]
+    if checker.open_item is None:
+        assert open_items == []
     else:
-        assert response["status"] != "completed", "nothing is left open in a completed response"
-        assert len(rest) == 1 and rest[0]["id"] == walker.open["id"] and rest[0]["status"] == "incomplete"
+        assert response["status"] != "completed", "a completed response has no open item"
+        assert (
+            len(open_items) == 1
+            and open_items[0]["id"] == checker.open_item["id"]
+            and open_items[0]["status"] == "incomplete"
+        )
         if response["status"] == "incomplete":
-            assert rest[0]["type"] in ("function_call", "custom_tool_call"), "only a call is left open by a limit"
-        assert _payload(rest[0]).endswith(walker.frozen_payload())
-    cut = [item for item in walker.done if item.get("status") == "incomplete"]
-    assert not cut or response["status"] == "incomplete"
-    assert not (response["status"] == "completed" and cut)
+            assert open_items[0]["type"] in ("function_call", "custom_tool_call"), (
+                "a token limit leaves only a call open"
+            )
+        assert _payload_text(open_items[0]).endswith(checker.join_deltas())
+    incomplete_items = [item for item in checker.done_items if item.get("status") == "incomplete"]
+    assert not incomplete_items or response["status"] == "incomplete"
+    assert not (response["status"] == "completed" and incomplete_items)
     for item in output:
         if item["type"] == "message":
             text = "".join(part.get("text", part.get("refusal", "")) for part in item["content"])
-            assert text.strip() or item is rest[-1:], "no message is made of blanks"
+            assert text.strip() or item is open_items[-1:], "a message is not whitespace only"
     usage = response["usage"]
     if usage is not None:
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
@@ -257,10 +272,10 @@ def _check_output(response: Event, walker: _Walker) -> None:
         assert usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"]
 
 
-def _payload(item: Event) -> str:
+def _payload_text(item: Event) -> str:
     if item["type"] == "message":
-        last = item["content"][-1]
-        return str(last.get("text", last.get("refusal")))
+        part = item["content"][-1]
+        return str(part.get("text", part.get("refusal")))
     if item["type"] == "reasoning":
         return str((item.get("content") or item.get("summary"))[-1]["text"])
     return str(item.get("arguments", item.get("input")))

@@ -1,11 +1,11 @@
-"""A real server on a loopback socket, in a thread of its own, for tests that need the whole way through."""
+"""A real server on a loopback socket, in a thread of its own, for tests of whole requests."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
@@ -25,24 +25,26 @@ from antiphon.harmony.detect import bytes_format
 
 Script = Path | Sequence[dict[str, Any]]
 WrapApp = Callable[[AsgiApp], AsgiApp]
-"""Something to put around the whole application, such as a recorder."""
+"""Wraps the whole application, for example in a recorder."""
+START_TIMEOUT_S = 30
 
 
-def _bare(app: AsgiApp) -> AsgiApp:
+def _unwrapped(app: AsgiApp) -> AsgiApp:
     return app
 
 
 class RunningServer(Struct):
-    """A running server. `lines` are the requests that are over."""
+    """A running server and its internals."""
 
     url: str
-    """Ends in `/v1`, as clients want it."""
+    """Base URL for clients. Ends in `/v1`."""
     port: int
     context: ServerContext
     access_records: list[AccessRecord]
+    """Requests that have ended, in the order of their ends."""
     loop: asyncio.AbstractEventLoop
     stop: Callable[[], None]
-    """Tells the server to go, as a signal would."""
+    """Begins the shutdown, as SIGTERM does."""
 
     @property
     def root(self) -> str:
@@ -61,81 +63,114 @@ def scripted_registry(
     info: EngineInfo | None = None,
     **engine: Any,
 ) -> ModelRegistry:
-    """One model that replays `script`: a TOML file, or its `[[reply]]` tables as dicts."""
+    """Returns a registry of one model that replays `script`: a TOML file, or its `[[reply]]` tables as dicts."""
     replies = load_script(script) if isinstance(script, Path) else parse_script({"reply": list(script)})
-    form = bytes_format(dialect)
-    info = info or EngineInfo(max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=form.stop_ids[:1])
-    player = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **engine)
-    return ModelRegistry([ServedModel(names=names, engine=player, format=form, created=1_700_000_000)])
+    model_format = bytes_format(dialect)
+    info = info or EngineInfo(
+        max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=model_format.stop_ids[:1]
+    )
+    player = ScriptedEngine(replies, encode=model_format.encode, decode=model_format.decode, info=info, **engine)
+    return ModelRegistry([ServedModel(names=names, engine=player, format=model_format, created=1_700_000_000)])
 
 
 @contextmanager
 def serve(
-    what: ModelRegistry | Script,
+    models: ModelRegistry | Callable[[], ModelRegistry] | Script,
     *,
     api_keys: tuple[str, ...] = (),
-    timeouts: TurnTimeouts | None = None,
-    around: WrapApp = _bare,
+    timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
+    wrap_app: WrapApp = _unwrapped,
+    file_store: bool = False,
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """Serve a catalogue, or a script, on a free port of 127.0.0.1. `api_keys` in the clear; other settings by name."""
-    catalogue = what if isinstance(what, ModelRegistry) else scripted_registry(what)
-    chosen = Settings(
-        port=0, api_key_digests=tuple(key_digest(key) for key in api_keys), **{"shutdown_timeout": 0.2, **settings}
-    )
-    started = threading.Event()
-    box: dict[str, Any] = {}
-    life = partial(_serve, catalogue, chosen, timeouts, around, box, started)
-    thread = threading.Thread(target=_run, args=(life, box, started), name="server", daemon=True)
-    thread.start()
-    assert started.wait(30), "the server did not start"
-    if "error" in box:
-        raise box["error"]
-    served: RunningServer = box["served"]
-    try:
-        yield served
-    finally:
-        box["server"].should_exit = True
-        thread.join(30)
-        assert not thread.is_alive(), "the server did not stop"
-    if "error" in box:
-        raise box["error"]
+    """Serves models, or a script, on a free port of 127.0.0.1 in a thread.
+
+    `api_keys` are plain text. `file_store` stores responses in a temporary SQLite file, which ends with the server;
+    `store_file=PATH`, like all other settings, is passed on.
+    """
+    if not isinstance(models, ModelRegistry):
+        models = models() if callable(models) else scripted_registry(models)
+    with ExitStack() as stack:
+        if file_store:
+            folder = stack.enter_context(TemporaryDirectory(prefix="antiphon-store-"))
+            settings["store_file"] = Path(folder) / "responses.db"
+        digests = tuple(key_digest(key) for key in api_keys)
+        chosen = Settings(port=0, api_key_digests=digests, **{"shutdown_timeout": 0.2, **settings})
+        thread = _ServerThread(models, chosen, timeouts, wrap_app)
+        thread.start()
+        stack.callback(thread.stop)
+        yield thread.wait_started()
 
 
-def _run(life: Callable[[], Coroutine[Any, Any, None]], box: dict[str, Any], started: threading.Event) -> None:
-    try:
-        uvloop.run(life())
-    except BaseException as error:  # noqa: BLE001 - handed to the test
-        box["error"] = error
-    finally:
-        started.set()
+class _ServerThread:
+    """A server in a thread of its own, with its own event loop. An error in the thread is raised in the test."""
 
+    def __init__(self, models: ModelRegistry, settings: Settings, timeouts: TurnTimeouts, wrap_app: WrapApp) -> None:
+        self._models, self._settings, self._timeouts, self._wrap_app = models, settings, timeouts, wrap_app
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self._started = threading.Event()
+        self._running: RunningServer | None = None
+        self._server: AntiphonServer | None = None
+        self._error: BaseException | None = None
 
-async def _serve(
-    catalogue: ModelRegistry,
-    settings: Settings,
-    timeouts: TurnTimeouts | None,
-    around: WrapApp,
-    box: dict[str, Any],
-    started: threading.Event,
-) -> None:
-    store = open_store(settings)
-    home, lines = create_context(settings, catalogue, timeouts, store), list[AccessRecord]()
+    def start(self) -> None:
+        self._thread.start()
 
-    def ready(port: int) -> None:
-        url = f"http://127.0.0.1:{port}/v1"
-        loop, stop = asyncio.get_running_loop(), partial(setattr, box["server"], "should_exit", True)
-        box["served"] = RunningServer(url=url, port=port, context=home, access_records=lines, loop=loop, stop=stop)
-        started.set()
+    def wait_started(self) -> RunningServer:
+        """Returns the running server. Raises the error that prevented its start."""
+        assert self._started.wait(START_TIMEOUT_S), "the server did not start"
+        self._raise_error()
+        assert self._running is not None
+        return self._running
 
-    for model in catalogue.served:
-        await model.engine.start()
-    try:
-        gate = build_app(home, lines.append)
-        server = box["server"] = AntiphonServer(home, gate, ready, around(gate))
-        with bind_socket(settings) as listener:
-            await server.serve([listener])
-    finally:
-        for model in catalogue.served:
-            await model.engine.close()
-        await store.close()
+    def stop(self) -> None:
+        """Stops the server and waits for the thread. Raises the thread's error."""
+        self._request_stop()
+        self._thread.join(START_TIMEOUT_S)
+        assert not self._thread.is_alive(), "the server did not stop"
+        self._raise_error()
+
+    def _request_stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        try:
+            uvloop.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+            self._error = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        store = open_store(self._settings)
+        access_records: list[AccessRecord] = []
+        context = create_context(self._settings, self._models, self._timeouts, store)
+
+        def on_ready(port: int) -> None:
+            self._running = RunningServer(
+                url=f"http://127.0.0.1:{port}/v1",
+                port=port,
+                context=context,
+                access_records=access_records,
+                loop=asyncio.get_running_loop(),
+                stop=self._request_stop,
+            )
+            self._started.set()
+
+        for model in self._models.served:
+            await model.engine.start()
+        try:
+            app = build_app(context, access_records.append)
+            self._server = AntiphonServer(context, app, on_ready, self._wrap_app(app))
+            with bind_socket(self._settings) as listener:
+                await self._server.serve([listener])
+        finally:
+            for model in self._models.served:
+                await model.engine.close()
+            await store.close()

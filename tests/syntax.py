@@ -1,40 +1,52 @@
-"""The project's source, read as syntax trees: what the tests of layers and sizes look at."""
+"""Source modules and their syntax trees, for the tests of layers, sizes and names."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "engine", "events", "harmony", "state")
 
 
-def modules() -> list[Path]:
-    """Every module of the five packages, relative to the root."""
+def list_source_modules() -> list[Path]:
+    """Returns all modules of the five packages, relative to the root."""
     return sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def modules_of_tests() -> list[Path]:
-    """Every module of the tests, relative to the root."""
+def list_test_modules() -> list[Path]:
+    """Returns all modules of the tests, relative to the root."""
     return sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
 
 
-def tree(module: Path) -> ast.Module:
+def parse_module(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"), str(module))
 
 
-def dotted(module: Path) -> str:
-    """The import name of a module: `app/requests/turn_spec.py` is `app.requests.turn_spec`."""
+def module_name(module: Path) -> str:
+    """Returns the import name of a module, such as `app.requests.turn_spec` for `app/requests/turn_spec.py`."""
     parts = module.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(node: ast.AST) -> list[tuple[int, int, str]]:
-    """(line, level, name) of every import below `node`; `from a import b` counts as `a` and as `a.b`."""
-    found: list[tuple[int, int, str]] = []
+def find_imports(node: ast.AST) -> list[tuple[int, int, str]]:
+    """Returns (line, level, name) of every import below `node`. `from a import b` counts as `a` and as `a.b`."""
+    imports: list[tuple[int, int, str]] = []
     for child in ast.walk(node):
         if isinstance(child, ast.Import):
-            found += [(child.lineno, 0, alias.name) for alias in child.names]
+            imports += [(child.lineno, 0, alias.name) for alias in child.names]
         elif isinstance(child, ast.ImportFrom):
             base = child.module or ""
-            found.append((child.lineno, child.level, base))
-            found += [(child.lineno, child.level, f"{base}.{alias.name}") for alias in child.names]
-    return found
+            imports.append((child.lineno, child.level, base))
+            imports += [(child.lineno, child.level, f"{base}.{alias.name}") for alias in child.names]
+    return imports
+
+
+@cache
+def list_test_functions(file: str) -> frozenset[str]:
+    """Returns the names of the test functions in a test module. Returns an empty set if there is no such module."""
+    path = ROOT / file
+    if not path.is_file() or not path.name.startswith("test_"):
+        return frozenset()
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return frozenset(node.name for node in body if isinstance(node, kinds) and node.name.startswith("test_"))

@@ -1,23 +1,25 @@
-"""Every example of the README works, as it stands there but for the port and the model behind it."""
+"""Examples and names in the documentation. README examples run unchanged except for the port and the model."""
 
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
 from antiphon.app.observability.startup import CODEX_CONFIG
 from antiphon.engine.scripted.engine import parse_script
+from antiphon.harmony.dialect import Dialect
 from tests.serving import RunningServer, scripted_registry, serve
-from tests.syntax import ROOT
+from tests.syntax import ROOT, list_source_modules
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-BASE = "http://127.0.0.1:8000/v1"
+README_BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BASE_URL = "http://127.0.0.1:8000/v1"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 SCRIPT = [
     {"name": "report", "when": ["weather", "4 degrees"], "output": ["It is 4 degrees and raining."]},
@@ -26,67 +28,102 @@ SCRIPT = [
 ]
 
 
-def blocks(language: str, holding: str) -> list[str]:
-    found = [text for kind, text in BLOCKS if kind == language and holding in text]
-    assert found, f"the README has no {language} block with {holding!r}"
-    return found
+def find_blocks(language: str, fragment: str) -> list[str]:
+    blocks = [text for block_language, text in README_BLOCKS if block_language == language and fragment in text]
+    assert blocks, f"the README has no {language} block with {fragment!r}"
+    return blocks
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[RunningServer]:
-    with serve(scripted_registry(SCRIPT, names=("antiphon",))) as running:
-        yield running
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, names=("antiphon",)))
 
 
-@pytest.mark.parametrize("block", blocks("sh", "curl"))
-def test_the_curl_examples(served: RunningServer, block: str) -> None:
+@pytest.mark.parametrize("block", find_blocks("sh", "curl"))
+def test_curl_examples_run(server: RunningServer, block: str) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    done = subprocess.run(
-        ["bash", "-c", block.replace(BASE, served.url)], capture_output=True, text=True, timeout=30, check=True
+    result = subprocess.run(
+        ["bash", "-c", block.replace(BASE_URL, server.url)], capture_output=True, text=True, timeout=30, check=True
     )
-    assert "Hello, I am a script." in done.stdout
-    assert '"error":{' not in done.stdout
+    assert "Hello, I am a script." in result.stdout
+    assert '"error":{' not in result.stdout
 
 
-PRINTED = [
+PYTHON_EXAMPLE_OUTPUTS = [
     "Hello, I am a script.\nHello, I am a script.\n",
     'get_weather {"city": "Oslo"}\nIt is 4 degrees and raining.\n',
 ]
 
 
-@pytest.mark.parametrize(("block", "says"), list(zip(blocks("python", "OpenAI("), PRINTED, strict=True)))
-def test_the_python_examples(served: RunningServer, block: str, says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", block.replace(BASE, served.url)], capture_output=True, text=True, timeout=60, check=False
+@pytest.mark.parametrize(
+    ("block", "expected"), list(zip(find_blocks("python", "OpenAI("), PYTHON_EXAMPLE_OUTPUTS, strict=True))
+)
+def test_python_examples_print_the_expected_output(server: RunningServer, block: str, expected: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", block.replace(BASE_URL, server.url)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == says
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == expected
 
 
-def test_the_codex_block_is_the_banners() -> None:
-    (block,) = blocks("toml", "model_provider")
-    assert tomllib.loads(block) == tomllib.loads(CODEX_CONFIG.format(model="antiphon", url=BASE))
+def test_codex_config_equals_the_startup_banner() -> None:
+    (block,) = find_blocks("toml", "model_provider")
+    assert tomllib.loads(block) == tomllib.loads(CODEX_CONFIG.format(model="antiphon", url=BASE_URL))
 
 
-def test_the_script_example_plays() -> None:
-    (block,) = blocks("toml", "[[reply]]")
-    with serve(scripted_registry(tomllib.loads(block)["reply"])) as running:
+def test_script_example_is_replayed() -> None:
+    (block,) = find_blocks("toml", "[[reply]]")
+    with serve(scripted_registry(tomllib.loads(block)["reply"])) as server:
         body = {"model": "scripted", "input": "weather?", "tools": [{"type": "function", "name": "get_weather"}]}
-        output = httpx.post(f"{running.url}/responses", json=body).json()["output"]
+        output = httpx.post(f"{server.url}/responses", json=body).json()["output"]
     assert [item["type"] for item in output] == ["reasoning", "function_call"]
     assert output[1]["arguments"] == '{"city": "Oslo"}'
     assert parse_script(tomllib.loads(block))
 
 
-def test_every_make_target_the_docs_name_exists() -> None:
-    words = set(re.findall(r"\bmake ([a-z][a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+def test_make_targets_named_in_the_docs_exist() -> None:
+    named_targets = set(
+        re.findall(r"\bmake ([a-z][a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    )
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
-    assert words - {"sure"} <= targets
+    assert named_targets - {"sure"} <= targets
 
 
-def test_every_file_the_docs_name_is_there() -> None:
-    for page in ROOT.glob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (ROOT / target).exists(), f"{page.name} names {target}"
+DOC_PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "tests/README.md", ROOT / "engine/embedded/README.md"]
+)
+
+
+@pytest.mark.parametrize("page", DOC_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_named_on_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    folders = "app|engine|events|harmony|state|tests|docs|snapshots"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+    modules = re.findall(r"`(?:python -m )?((?:antiphon|tests)\.[a-z_.]+)`", text)
+    for path in (ROOT / module.removeprefix("antiphon.").replace(".", "/") for module in modules):
+        assert path.exists() or path.with_suffix(".py").exists(), f"{page.name} names {path}"
+
+
+def test_names_on_the_architecture_page_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    source = "\n".join((ROOT / module).read_text(encoding="utf-8") for module in list_source_modules())
+    for name in re.findall(r"`([A-Z]\w+[a-z](?:\.\w+)?)`", text):
+        class_name, _, member = name.partition(".")
+        assert re.search(rf"^\s*(class {class_name}\b|{class_name} = )", source, re.MULTILINE), f"no class {class_name}"
+        assert not member or re.search(rf"(def {member}\b|^    {member}:)", source, re.MULTILINE), f"no member {name}"
+
+
+def test_dialect_example_defines_a_dialect() -> None:
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs/dialects.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    scope: dict[str, object] = {}
+    exec(block, scope)
+    assert isinstance(scope["LFM2"], Dialect)

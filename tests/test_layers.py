@@ -1,4 +1,4 @@
-"""Who may import whom, and what the pure packages may not touch. A package that is not placed here fails."""
+"""Import rules of the packages, and what the pure packages must not use. A package without rules fails."""
 
 import ast
 import subprocess
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax import PACKAGES, ROOT, imports, modules, modules_of_tests, tree
+from tests.syntax import PACKAGES, ROOT, find_imports, list_source_modules, list_test_modules, parse_module
 
-OURS = {
+INTERNAL_IMPORTS = {
     "events": ("events",),
     "state": ("events", "state"),
     "harmony": ("events", "harmony", "state.segments"),
     "engine": ("engine",),
     "app": ("app", "engine", "events", "harmony", "state"),
 }
-"""Of our own, what each package may import."""
+"""Modules of this project that each package may import."""
 
-THEIRS = {
+EXTERNAL_IMPORTS = {
     "events": {"msgspec"},
     "state": {"msgspec"},
     "harmony": {"msgspec", "jinja2", "openai_harmony", "tokenizers"},
@@ -51,22 +51,22 @@ THEIRS = {
         "huggingface_hub",
     },
 }
-"""Of others, what each package may import besides the standard library."""
+"""Third-party packages that each package may import besides the standard library."""
 
-PURE = ("events", "state", "harmony")
-IMPURE = set(
+PURE_PACKAGES = ("events", "state", "harmony")
+IMPURE_MODULES = set(
     """asyncio concurrent litestar logging multiprocessing os random secrets select selectors signal socket
     sqlite3 ssl subprocess tempfile threading time torch uuid uvicorn""".split()
 )
-"""Clocks, chance, threads, sockets and the like: the pure packages take what they need as arguments."""
+"""Clocks, randomness, threads and I/O. The pure packages take what they need as arguments."""
 
-EXCUSED = {
+IMPURE_IMPORT_EXCEPTIONS = {
     (
         "harmony/gptoss/format.py",
         "os",
-    ): "the library reads a variable that, where it is stale, hides its own vocabulary",
+    ): "the library reads an environment variable that, if stale, hides the library's own vocabulary",
 }
-"""(module, import) pairs that may stay, each with its reason."""
+"""(module, import) pairs that are allowed, each with its reason."""
 
 WITHOUT_TORCH = (
     "antiphon.app.cli",
@@ -79,47 +79,51 @@ WITHOUT_TORCH = (
     "antiphon.engine.scheduler.scheduler",
     "antiphon.engine.scripted.engine",
 )
-"""Modules that work where torch is not installed: the front end, the parent of the engine process, and pure rules."""
+"""Modules that work without torch: the front end, the parent of the engine process, and the pure scheduling rules."""
 
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "breakpoint"}
 
 
-def test_every_package_is_placed() -> None:
+def test_every_package_has_import_rules() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/*.py")} - {"tests"}
-    assert folders == set(PACKAGES), "a new package must be placed here, in tests/syntax.py and in pyproject.toml"
-    assert set(OURS) == set(THEIRS) == set(PACKAGES)
+    assert folders == set(PACKAGES), "add a new package here, in tests/syntax.py and in pyproject.toml"
+    assert set(INTERNAL_IMPORTS) == set(EXTERNAL_IMPORTS) == set(PACKAGES)
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_imports_keep_the_layers(module: Path) -> None:
+@pytest.mark.parametrize("module", list_source_modules(), ids=str)
+def test_imports_respect_the_layers(module: Path) -> None:
     package = module.parts[0]
-    for line, level, target in imports(tree(module)):
-        where = f"{module}:{line}"
-        assert level == 0, f"{where}: relative import; packages are imported by name"
-        top, _, ours = target.partition(".")
+    for line, level, target in find_imports(parse_module(module)):
+        location = f"{module}:{line}"
+        assert level == 0, f"{location}: relative import; packages are imported by name"
+        top, _, submodule = target.partition(".")
         if top == "antiphon":
-            assert any(_within(ours, allowed) for allowed in OURS[package]), f"{where}: {package} imports {target}"
+            assert any(_is_allowed(submodule, allowed) for allowed in INTERNAL_IMPORTS[package]), (
+                f"{location}: {package} imports {target}"
+            )
         elif top not in sys.stdlib_module_names:
-            assert top in THEIRS[package], f"{where}: {package} imports {top}"
+            assert top in EXTERNAL_IMPORTS[package], f"{location}: {package} imports {top}"
 
 
-@pytest.mark.parametrize("module", [*modules(), *modules_of_tests()], ids=str)
-def test_no_folder_is_imported_by_its_bare_name(module: Path) -> None:
-    """`app` beside `antiphon.app` would be a second copy of every class."""
-    bare = [(line, name) for line, _, name in imports(tree(module)) if name.split(".")[0] in PACKAGES]
+@pytest.mark.parametrize("module", [*list_source_modules(), *list_test_modules()], ids=str)
+def test_no_package_is_imported_by_its_bare_name(module: Path) -> None:
+    """Importing both `app` and `antiphon.app` would create two copies of every class."""
+    bare = [(line, name) for line, _, name in find_imports(parse_module(module)) if name.split(".")[0] in PACKAGES]
     assert not bare, f"{module}: import antiphon.{bare[0][1]} instead (line {bare[0][0]})"
 
 
-@pytest.mark.parametrize("module", [module for module in modules() if module.parts[0] in PURE], ids=str)
-def test_the_pure_packages_stay_pure(module: Path) -> None:
-    source = tree(module)
-    touched = {target.split(".")[0] for _, _, target in imports(source)} & IMPURE
-    excused = {name for path, name in EXCUSED if path == str(module)}
-    assert excused <= touched, f"{module}: no longer needs its excuse for {sorted(excused - touched)}"
-    touched -= excused
-    assert not touched, f"{module}: imports {sorted(touched)}; take it as an argument"
-    asynchronous = [node.lineno for node in ast.walk(source) if isinstance(node, ast.AsyncFunctionDef | ast.Await)]
-    assert not asynchronous, f"{module}: async code at lines {asynchronous}"
+@pytest.mark.parametrize(
+    "module", [module for module in list_source_modules() if module.parts[0] in PURE_PACKAGES], ids=str
+)
+def test_pure_packages_have_no_side_effects(module: Path) -> None:
+    source = parse_module(module)
+    impure = {target.split(".")[0] for _, _, target in find_imports(source)} & IMPURE_MODULES
+    exceptions = {name for path, name in IMPURE_IMPORT_EXCEPTIONS if path == str(module)}
+    assert exceptions <= impure, f"{module}: no longer needs its exception for {sorted(exceptions - impure)}"
+    impure -= exceptions
+    assert not impure, f"{module}: imports {sorted(impure)}; take it as an argument"
+    async_lines = [node.lineno for node in ast.walk(source) if isinstance(node, ast.AsyncFunctionDef | ast.Await)]
+    assert not async_lines, f"{module}: async code at lines {async_lines}"
     calls = {
         node.func.id for node in ast.walk(source) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
@@ -127,12 +131,12 @@ def test_the_pure_packages_stay_pure(module: Path) -> None:
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_a_module_loads_no_torch(module: str) -> None:
-    loads = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)  # noqa: S603
-    assert done.stdout.strip() == "[]"
+def test_module_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
-def _within(target: str, allowed: str) -> bool:
-    """Whether `target` is `allowed` or stands below it; naming a package on the way to an allowed module is fine."""
+def _is_allowed(target: str, allowed: str) -> bool:
+    """Tells whether `target` is `allowed`, a submodule of it, or a package that contains it."""
     return target == allowed or target.startswith(f"{allowed}.") or allowed.startswith(f"{target}.")

@@ -1,48 +1,50 @@
-"""A reader can hold any file in the head: limits on modules and functions, and every exception with its reason."""
+"""Limits on the length of modules and functions, and every exception with its reason."""
 
 import ast
 from pathlib import Path
 
-from tests.syntax import ROOT, dotted, modules, tree
+from tests.syntax import ROOT, list_source_modules, module_name, parse_module
 
-MODULE_LINES = 320
-FUNCTION_LINES = 50
+MAX_MODULE_LINES = 320
+MAX_FUNCTION_LINES = 50
 
 LONG_MODULES: dict[str, str] = {
-    "app.requests.fields": "the one list of request fields; in two files a field could be listed twice or not at all",
-    "harmony.calls.xml_tags": "the declaration and the reader of its values know each other; apart they need a protocol of twelve stubs",
-    "state.machine": "the whole machine is one file, so that order is decided, and read, in one place",
+    "app.requests.fields": "the single list of request fields; in two files a field could be listed twice or not at all",
+    "harmony.calls.xml_tags": "the declaration and the parser of its values depend on each other; apart they need a protocol of twelve stubs",
+    "state.machine": "the whole machine is in one file, so that the order of events is decided in one place",
 }
-"""Module name to the reason why it is long."""
+"""Maps a module name to the reason why it is long."""
 
 LONG_FUNCTIONS: dict[str, str] = {}
-"""`module:function` to the reason why it is long."""
+"""Maps `module:function` to the reason why it is long."""
 
 
 def test_no_module_is_too_long() -> None:
-    long = {dotted(path): count for path in modules() if (count := _lines(path)) > MODULE_LINES}
-    unexcused = {name: count for name, count in long.items() if name not in LONG_MODULES}
-    assert not unexcused, f"modules over {MODULE_LINES} lines: {unexcused}"
+    long = {
+        module_name(path): count for path in list_source_modules() if (count := _count_lines(path)) > MAX_MODULE_LINES
+    }
+    unlisted = {name: count for name, count in long.items() if name not in LONG_MODULES}
+    assert not unlisted, f"modules over {MAX_MODULE_LINES} lines: {unlisted}"
     assert set(LONG_MODULES) <= set(long), f"no longer long: {set(LONG_MODULES) - set(long)}"
 
 
 def test_no_function_is_too_long() -> None:
-    long = {name: size for name, size in functions() if size > FUNCTION_LINES}
-    unexcused = {name: size for name, size in long.items() if name not in LONG_FUNCTIONS}
-    assert not unexcused, f"functions over {FUNCTION_LINES} lines: {unexcused}"
+    long = {name: size for name, size in measure_functions() if size > MAX_FUNCTION_LINES}
+    unlisted = {name: size for name, size in long.items() if name not in LONG_FUNCTIONS}
+    assert not unlisted, f"functions over {MAX_FUNCTION_LINES} lines: {unlisted}"
     assert set(LONG_FUNCTIONS) <= set(long), f"no longer long: {set(LONG_FUNCTIONS) - set(long)}"
 
 
-def functions() -> list[tuple[str, int]]:
-    """(`module:function`, lines) of every function in the five packages."""
+def measure_functions() -> list[tuple[str, int]]:
+    """Returns (`module:function`, lines) of every function in the five packages."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return [
-        (f"{dotted(path)}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1)
-        for path in modules()
-        for node in ast.walk(tree(path))
+        (f"{module_name(path)}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1)
+        for path in list_source_modules()
+        for node in ast.walk(parse_module(path))
         if isinstance(node, kinds)
     ]
 
 
-def _lines(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     return len((ROOT / path).read_text(encoding="utf-8").splitlines())

@@ -1,4 +1,4 @@
-"""What ASGI's three arguments are called here."""
+"""Type aliases for ASGI applications and their three arguments."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""A response on its way out: h11 writes its head and its end; chunks in between may be written past h11.
+"""Streaming responses whose chunks bypass h11; h11 writes the head and the end.
 
-h11 checks every piece of a body, which costs more than writing the piece. Between the head and the end, a chunk leaves
-no trace in h11's state.
+h11 checks every piece of a body, which costs more than writing the piece. Between the head and the end, a chunk does
+not change h11's state, so it can be written directly to the transport.
 """
 
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
@@ -10,39 +10,36 @@ from antiphon.app.http.asgi import AsgiMessage, AsgiScope, AsgiSend
 
 
 class ChunkedResponse:
-    """An answer on its way out, which h11 writes; and a pipe: where it comes in chunks, they may be written past h11.
-
-    Between the head and the end, a chunk leaves no trace in h11's state.
-    """
+    """Sends one response through h11. With chunked transfer encoding it is also a `ChunkSink` that bypasses h11."""
 
     def __init__(self, scope: AsgiScope, cycle: RequestResponseCycle, send: AsgiSend) -> None:
         self._cycle, self._send = cycle, send
         self._may_be_chunked = scope["http_version"] == "1.1" and scope["method"] in {"GET", "POST"}
         self.can_write = False
-        """Whether `write` may be used: the head has been sent, and the answer comes in chunks."""
+        """True if `write_chunk` may be called: the head is sent, and the body uses chunked transfer encoding."""
 
     async def send(self, message: AsgiMessage) -> None:
-        """Pass a message of ASGI's on to h11."""
+        """Passes an ASGI message to h11."""
         if message["type"] == "http.response.start":
             self.can_write = self._may_be_chunked and _is_chunked(message)
         await self._send(message)
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client is slower than the answer. One that has left is not waited for."""
+        """True while the write buffer is full and the client is connected."""
         return self._cycle.flow.write_paused and not self._cycle.disconnected
 
     async def drain(self) -> None:
-        """Wait until it is no more."""
+        """Waits until writing may continue."""
         if self.write_paused:
             await self._cycle.flow.drain()
 
-    def write_chunk(self, piece: bytes) -> None:
-        """One chunk, at once. To a client that has left, nothing is written."""
-        if piece and not self._cycle.disconnected:  # an empty chunk would be the end
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    def write_chunk(self, chunk: bytes) -> None:
+        """Writes one chunk immediately; writes nothing after the client has disconnected."""
+        if chunk and not self._cycle.disconnected:  # an empty chunk would end the body
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
 def _is_chunked(start: AsgiMessage) -> bool:
-    """Whether h11 will send the body of such an answer in chunks: it may have one, and its length is not known."""
+    """Tells whether h11 will send the body chunked: the status allows a body, and there is no Content-Length."""
     return start["status"] == 200 and all(name.lower() != b"content-length" for name, _ in start["headers"])

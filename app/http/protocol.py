@@ -1,6 +1,6 @@
 """HTTP/1.1 connections: uvicorn's h11 protocol, with deadlines for headers, bodies and readers, and admission control.
 
-h11 rather than httptools: it limits the size of headers, requires Host, and rejects contradicting lengths.
+h11 rather than httptools: it limits the size of headers, requires Host, and rejects conflicting lengths.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from antiphon.app.settings import Settings
 
 
 class HttpProtocol(StallTimeoutMixin, H11Protocol):
-    """One connection. Headers and body each have a time by which they must have come, however slowly they trickle."""
+    """One HTTP/1.1 connection. Headers and body each have a deadline, which bytes that trickle in do not extend."""
 
     admission: AdmissionController
 
@@ -44,12 +44,12 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         self._data_while_waiting = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A silent socket has as long as slow headers have."""
+        """Starts the header deadline: it also ends a connection that sends nothing."""
         super().connection_made(transport)
         self._set_deadline("headers", self.settings.header_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """More bytes. What comes between two requests joins the crowd first."""
+        """Submits the first bytes of a request to admission control, and buffers others until that has decided."""
         if self._awaiting_admission:
             self._data_while_waiting += data
         elif self.conn.our_state is h11.IDLE and not self._upgraded and not self.conn.trailing_data[0]:
@@ -60,23 +60,23 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
             self._parse_data(data)
 
     def accept(self, data: bytes, permit: AdmissionPermit | None) -> None:
-        """It is this connection's turn."""
+        """Parses the request, and the bytes that arrived while it waited for admission."""
         data, self._data_while_waiting = data + self._data_while_waiting, b""
         self._awaiting_admission, self._permit = False, permit
         if not self.transport.is_closing():
             self._parse_data(data)
         if permit is not None and self._current_cycle() is None:
-            permit.release()  # it has left, or was no HTTP
+            permit.release()  # the client has disconnected, or the request was invalid HTTP
 
     def reject(self, error: ApiError, request_id: str) -> None:
-        """Too many: answered past h11, which never hears of it."""
+        """Writes the error to the transport directly; h11 never sees the request."""
         self._awaiting_admission = False
-        more = (*self.server_state.default_headers, (b"x-request-id", request_id.encode()))
-        self.transport.write(encode_error_response(error, more))
+        headers = (*self.server_state.default_headers, (b"x-request-id", request_id.encode()))
+        self.transport.write(encode_error_response(error, headers))
         self.on_response_complete()
 
     def _parse_data(self, data: bytes) -> None:
-        """They change the deadline only when they complete something."""
+        """Passes bytes to h11. Changes the deadline only on progress: complete headers or a complete body."""
         super().data_received(data)
         if self._upgraded:
             return
@@ -89,27 +89,27 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
             self._set_deadline(None, 0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Cancels the deadline."""
         self._set_deadline(None, 0)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Between two requests the keep-alive time of uvicorn counts."""
+        """Cancels the deadline: until the next request, uvicorn's keep-alive timeout applies."""
         self._set_deadline(None, 0)
         super().on_response_complete()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """From here on the connection is a `PatientSocket`, with deadlines of its own."""
+        """Hands the connection over to `WebSocketProtocol`, which has its own deadlines."""
         self._set_deadline(None, 0)
         self._upgraded = True
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, or too much of it, in the shape of every other error."""
+        """Answers invalid or oversized HTTP with an error in the API's shape."""
         self._abort_with_error(ApiError(400, "invalid_http", msg))
 
     async def _run_app(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """One request. The cycle is this request's: the next one begins when this one is answered."""
+        """Runs one request. `self.cycle` belongs to it: the next cycle begins after this request is answered."""
         response = ChunkedResponse(scope, self.cycle, send)
         state = scope[SCOPE_KEY] = RequestState(permit=self._permit, response=response)
         self._permit = None
@@ -119,17 +119,17 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
             state.release_permit()
 
     def _current_cycle(self) -> RequestResponseCycle | None:
-        """The request that is being answered, if any."""
+        """Returns the cycle of the request that is being answered, or None."""
         cycle: RequestResponseCycle | None = self.cycle
         return None if cycle is None or cycle.response_complete else cycle
 
-    def _set_deadline(self, what: str | None, seconds: float) -> None:
-        if what == self._awaited_part:
+    def _set_deadline(self, awaited_part: str | None, seconds: float) -> None:
+        if awaited_part == self._awaited_part:
             return
         if self._deadline is not None:
             self._deadline.cancel()
-        self._awaited_part = what
-        self._deadline = self.loop.call_later(seconds, self._on_deadline) if what else None
+        self._awaited_part = awaited_part
+        self._deadline = self.loop.call_later(seconds, self._on_deadline) if awaited_part else None
 
     def _on_deadline(self) -> None:
         if self.transport.is_closing():
@@ -137,7 +137,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         self._abort_with_error(ApiError(408, "request_timeout", f"The {self._awaited_part} did not arrive in time."))
 
     def _abort_with_error(self, error: ApiError) -> None:
-        """An answer past h11, which may be in any state, and the end of the connection."""
+        """Writes an error to the transport directly, since h11 may be in any state, and closes the connection."""
         cycle = self._current_cycle()
         if cycle is None or not cycle.response_started:
             self.transport.write(encode_error_response(error, [(b"connection", b"close")]))
@@ -145,11 +145,11 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
 
 
 def encode_error_response(error: ApiError, more: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """An error as HTTP/1.1 says it, with more headers than its own."""
+    """Encodes an error as an HTTP/1.1 response; `more` are additional headers."""
     lines = b"".join([b"%b: %b\r\n" % pair for pair in (*error.header_pairs, *more)])
     return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (error.status, STATUS_PHRASES[error.status], lines, error.encoded_body)
 
 
 def http_protocol_class(settings: Settings, admission: AdmissionController) -> type[HttpProtocol]:
-    """The protocol with these settings; uvicorn makes one instance per connection."""
+    """Returns a protocol class with these settings; uvicorn creates one instance per connection."""
     return type("Protocol", (HttpProtocol,), {"settings": settings, "admission": admission})

@@ -11,18 +11,18 @@ SCOPE_KEY = "antiphon.request"
 
 
 class RequestState(Struct, kw_only=True):
-    """`HttpProtocol` sets `permit` and `response`, `RequestGuard` sets `owner` and `request_id`."""
+    """State of one request. `HttpProtocol` sets `permit` and `response`, `RequestGuard` `owner` and `request_id`."""
 
     owner: str = ""
     """Digest of the API key; empty if no key is required."""
     request_id: str = ""
     permit: AdmissionPermit | None = None
-    """The place of a request that admission control counts."""
+    """Permit of a request that admission control counts until it becomes a turn."""
     response: ChunkedResponse | None = None
     """The connection's response, which streams write to past ASGI and h11. None in tests and on WebSockets."""
 
     def release_permit(self) -> None:
-        """Returns the permit: the request counts as a turn now, or has ended."""
+        """Releases the permit: the request counts as a turn now, or has ended."""
         if self.permit is not None:
             self.permit.release()
 

@@ -1,4 +1,4 @@
-"""Cuts off clients that stop reading."""
+"""Stall timeout: closes connections whose clients stop reading."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from antiphon.app.settings import Settings
 
 
 class StallTimeoutMixin:
-    """A slow one is waited for; one that stops for good is cut off, which ends its turn."""
+    """Waits for slow clients, but aborts a connection that is not read for `stall_timeout`, which ends its turn."""
 
     settings = Settings()
     loop: asyncio.AbstractEventLoop
@@ -14,17 +14,17 @@ class StallTimeoutMixin:
     _stall_timer: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """The system's buffers are full."""
-        super().pause_writing()  # type: ignore[misc]  # of the protocol that this is mixed into
+        """Starts the timer: the send buffers are full."""
+        super().pause_writing()  # type: ignore[misc]  # defined by the protocol class
         self._stall_timer = self.loop.call_later(self.settings.stall_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It reads on."""
+        """Cancels the timer: the client reads again."""
         self._cancel_stall_timer()
         super().resume_writing()  # type: ignore[misc]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Cancels the timer."""
         self._cancel_stall_timer()
         super().connection_lost(exc)  # type: ignore[misc]
 

@@ -1,7 +1,7 @@
-"""From logs to a connection: what new frames become is asked of a face of the wire, and written as one piece.
+"""Writes event logs to a connection: an encoder turns new log entries into bytes, which are written as one chunk.
 
-Every token of every client goes through here, so a step of the engine costs a stream one call from the event loop, and
-neither a task nor a future.
+Every token of every client passes through here, so an engine step costs a stream one event-loop callback, and neither a
+task nor a future.
 """
 
 import asyncio
@@ -13,57 +13,57 @@ from antiphon.app.event_log import EventLog, LogEntry
 from antiphon.events import sse
 
 PING_INTERVAL_S = 15.0
-"""Seconds of silence after which a comment goes out: proxies close streams that say nothing."""
+"""Seconds without output after which an SSE comment is sent: proxies close silent streams."""
 
 
 class StreamEncoder(Protocol):
-    """What a face of the wire makes of logs: bytes, framed already. It is called with frames as they come."""
+    """Encodes the entries of logs as framed bytes of one API, as they are published."""
 
     logs: Sequence[EventLog]
     start: int
-    """The first frame to read of each."""
+    """Index of the first entry to read from each log."""
 
     def initial(self) -> bytes:
-        """What is said before the first frame."""
+        """Returns the bytes before the first entry."""
         ...
 
-    def encode(self, number: int, frames: list[LogEntry]) -> bytes:
-        """What the next frames of the log with this number become."""
+    def encode(self, number: int, entries: list[LogEntry]) -> bytes:
+        """Returns the bytes for the next entries of `logs[number]`."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to be said but `end`, though the logs go on."""
+        """True if only `final` remains to be written, even if the logs continue."""
         ...
 
     def final(self) -> bytes:
-        """What is said behind the last frame."""
+        """Returns the bytes after the last entry."""
         ...
 
 
 class ChunkSink(Protocol):
-    """Where pieces go. Nothing may be written while it is `stuck`; `drained` waits until it is no more."""
+    """Destination of chunks. Nothing may be written while `write_paused` is true; `drain` waits until it is false."""
 
     @property
     def write_paused(self) -> bool: ...  # noqa: D102
 
-    def write_chunk(self, piece: bytes) -> None: ...  # noqa: D102
+    def write_chunk(self, chunk: bytes) -> None: ...  # noqa: D102
 
     async def drain(self) -> None: ...  # noqa: D102
 
 
 async def pump(encoder: StreamEncoder, sink: ChunkSink) -> None:
-    """Write a telling, from its head to its end, as fast as its logs grow and no faster than the pipe takes it."""
+    """Writes a stream from its first to its last byte, as fast as its logs grow and the sink accepts it."""
     with contextlib.ExitStack() as stack:
         await _StreamPump(encoder, sink, stack).done
     await sink.drain()
 
 
 class _StreamPump:
-    """`over` is done when everything was written, or something broke. Only a pipe that is stuck takes a task."""
+    """Writes one stream. `done` completes when all is written or an error occurs. Only a paused sink needs a task."""
 
-    def __init__(self, telling: StreamEncoder, pipe: ChunkSink, stack: contextlib.ExitStack) -> None:
-        self._encoder, self._sink = telling, pipe
+    def __init__(self, encoder: StreamEncoder, sink: ChunkSink, stack: contextlib.ExitStack) -> None:
+        self._encoder, self._sink = encoder, sink
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self._loop.create_future()
         self._draining: asyncio.Task[None] | None = None
@@ -71,13 +71,13 @@ class _StreamPump:
         self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._send_ping)
         stack.callback(self._stop)
         self._readers = [
-            stack.enter_context(log.open_reader(telling.start, self._write_available)) for log in telling.logs
+            stack.enter_context(log.open_reader(encoder.start, self._write_available)) for log in encoder.logs
         ]
-        self._write_chunk(telling.initial())
+        self._write_chunk(encoder.initial())
         self._write_available()
 
     def _write_available(self) -> None:
-        """There is more to read, or room to write."""
+        """Writes new entries: the logs have grown, or the sink accepts data again."""
         if self.done.done() or self._draining is not None:
             return
         try:
@@ -86,27 +86,27 @@ class _StreamPump:
             self.done.set_exception(error)
 
     def _write_entries(self) -> None:
-        telling = self._encoder
-        for number, reading in enumerate(self._readers):
-            # Asked behind the last piece, too: a pipe that it has filled empties in a task.
-            while not self._is_paused() and reading.has_entries and not telling.finished:
-                self._write_chunk(telling.encode(number, reading.take_entries()))
-        if not telling.finished:
-            for reading in self._readers:
-                if not reading.at_end:
+        encoder = self._encoder
+        for number, reader in enumerate(self._readers):
+            # Also checked after the last chunk: if that has filled the sink, a task must drain it.
+            while not self._is_paused() and reader.has_entries and not encoder.finished:
+                self._write_chunk(encoder.encode(number, reader.take_entries()))
+        if not encoder.finished:
+            for reader in self._readers:
+                if not reader.at_end:
                     return
         if not self._is_paused():
-            self._write_chunk(telling.final())
+            self._write_chunk(encoder.final())
             self.done.set_result(None)
 
     def _write_chunk(self, piece: bytes) -> None:
         if piece:
             self._sink.write_chunk(piece)
-        # Events for which a face has no word are no silence.
+        # Entries that this API does not show postpone the ping, too.
         self._wrote_at = self._loop.time()
 
     def _is_paused(self) -> bool:
-        """Whether the pipe is stuck: then a task waits for it."""
+        """Tells whether the sink is paused; if it is, starts a task that waits for it."""
         if self._draining is None and self._sink.write_paused:
             self._draining = asyncio.create_task(self._sink.drain())
             self._draining.add_done_callback(self._on_drained)
@@ -122,11 +122,11 @@ class _StreamPump:
             self._write_available()
 
     def _send_ping(self) -> None:
-        left = self._wrote_at + PING_INTERVAL_S - self._loop.time()
-        if left <= 0 and self._draining is None and not self.done.done():
+        remaining_s = self._wrote_at + PING_INTERVAL_S - self._loop.time()
+        if remaining_s <= 0 and self._draining is None and not self.done.done():
             self._write_chunk(sse.PING_COMMENT)
-            self._write_available()  # the pipe may be stuck now
-        self._ping_timer = self._loop.call_later(left if left > 0 else PING_INTERVAL_S, self._send_ping)
+            self._write_available()  # the sink may be paused now
+        self._ping_timer = self._loop.call_later(remaining_s if remaining_s > 0 else PING_INTERVAL_S, self._send_ping)
 
     def _stop(self) -> None:
         self._ping_timer.cancel()

@@ -11,22 +11,22 @@ from antiphon.app.settings import Settings
 
 
 class WebSocketProtocol(StallTimeoutMixin, WebSocketsSansIOProtocol):
-    """A WebSocket. Who does not read, or answers no ping, does not stay either."""
+    """A WebSocket connection. It is closed if the client stops reading or does not answer a ping."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._default_reject, self.conn.reject = self.conn.reject, self._reject_handshake  # type: ignore[method-assign]
 
     def _reject_handshake(self, status: int, text: str) -> Response:
-        """What is no handshake, in the shape of every other error."""
-        refusal = self._default_reject(status, text)
-        refusal.body = ApiError(status, "invalid_handshake", text.strip()).encoded_body
-        del refusal.headers["Content-Length"], refusal.headers["Content-Type"]
-        refusal.headers.update({"Content-Length": str(len(refusal.body)), "Content-Type": "application/json"})
-        return refusal
+        """Returns the response to an invalid handshake: an error in the API's shape."""
+        response = self._default_reject(status, text)
+        response.body = ApiError(status, "invalid_handshake", text.strip()).encoded_body
+        del response.headers["Content-Length"], response.headers["Content-Type"]
+        response.headers.update({"Content-Length": str(len(response.body)), "Content-Type": "application/json"})
+        return response
 
     def keepalive_timeout(self) -> None:
-        """No answer to a ping: the connection is told why it ends, in case that still reaches anybody."""
+        """Closes the connection after an unanswered ping, with a close frame in case the client still receives it."""
         if not self.close_sent and not self.transport.is_closing():
             self.conn.fail(1008, "no pong")
             self.transport.write(b"".join(self.conn.data_to_send()))
@@ -35,5 +35,5 @@ class WebSocketProtocol(StallTimeoutMixin, WebSocketsSansIOProtocol):
 
 
 def websocket_protocol_class(settings: Settings) -> type[WebSocketProtocol]:
-    """The protocol of WebSockets with these settings."""
+    """Returns a protocol class with these settings; uvicorn creates one instance per connection."""
     return type("SocketProtocol", (WebSocketProtocol,), {"settings": settings})

@@ -1,7 +1,7 @@
-"""The log of requests: a line for each, and one write for all that ended within a moment.
+"""The access log: one line per request, and one write for all requests that end within `FLUSH_INTERVAL_S`.
 
-In a flood there are thousands. Written one by one, each would hold up whoever waits for an answer, the more so where a
-terminal is slow to take it; what a line looks like is settled beforehand for the same reason.
+A burst has thousands of requests. A write for each would delay the responses, most of all on a slow terminal; the
+styled parts of a line are rendered once for the same reason.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from msgspec import Struct
 from rich.console import Console
 
 FLUSH_INTERVAL_S = 0.05
-"""Seconds that a line may wait for others."""
+"""Seconds that a line may wait to be written together with others."""
 
 
 class AccessRecord(Struct, frozen=True):
-    """One line of the log: one request. `seconds` runs to the last byte of the answer."""
+    """One line of the access log. `seconds` is the time until the last byte of the response."""
 
     method: str
     path: str
@@ -29,34 +29,37 @@ class AccessRecord(Struct, frozen=True):
 
 
 LineFormat = Callable[[AccessRecord, float], str]
-"""A request and when it ended, in seconds since 1970, as one line without its end."""
+"""Formats a request and its end time (seconds since 1970) as one line without a line feed."""
 
 
 class AccessLog:
-    """`tell` is called from the event loop; `flush` at the end, too. `write` gets whole lines."""
+    """Collects lines and writes them in batches. Use it on the event loop, and call `flush_lines` at the end.
+
+    `write` receives complete lines.
+    """
 
     def __init__(self, shape: LineFormat, write: Callable[[str], object]) -> None:
         self._shape, self._write = shape, write
-        self._told: list[tuple[AccessRecord, float]] = []
+        self._records: list[tuple[AccessRecord, float]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add_record(self, line: AccessRecord) -> None:
-        """A request is over."""
-        self._told.append((line, time.time()))
+    def add_record(self, record: AccessRecord) -> None:
+        """Adds a request that has ended."""
+        self._records.append((record, time.time()))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self.flush_lines)
 
     def flush_lines(self) -> None:
-        """Write what was told."""
+        """Writes the collected lines."""
         if self._timer is not None:
             self._timer.cancel()
-        told, self._told, self._timer = self._told, [], None
-        if told:
-            self._write("".join(f"{self._shape(line, at)}\n" for line, at in told))
+        records, self._records, self._timer = self._records, [], None
+        if records:
+            self._write("".join(f"{self._shape(record, at)}\n" for record, at in records))
 
 
 def console_format(screen: Console) -> LineFormat:
-    """What it was, how it went, how long it took; in colours where the screen has them."""
+    """Returns a formatter for status, method, path, duration and id, in color if the terminal supports it."""
 
     @cache
     def marked(text: str, style: str) -> str:
@@ -64,19 +67,22 @@ def console_format(screen: Console) -> LineFormat:
             screen.print(text, style=style, end="", markup=False, highlight=False)
         return captured.get()
 
-    before, _, behind = marked("@", "dim").partition("@")
+    dim, _, reset = marked("@", "dim").partition("@")
 
-    def shape(line: AccessRecord, _: float) -> str:
-        colour = "green" if line.status < 400 else "yellow" if line.status < 500 else "red"
-        took = f"{line.seconds * 1000:.0f} ms"
-        return f"{marked(str(line.status), colour)} {line.method} {line.path} {took} {before}{line.request_id}{behind}"
+    def shape(record: AccessRecord, _: float) -> str:
+        color = "green" if record.status < 400 else "yellow" if record.status < 500 else "red"
+        duration = f"{record.seconds * 1000:.0f} ms"
+        return (
+            f"{marked(str(record.status), color)} {record.method} {record.path} "
+            f"{duration} {dim}{record.request_id}{reset}"
+        )
 
     return shape
 
 
 def json_format(line: AccessRecord, at: float) -> str:
-    """A JSON object in the shape of all other lines (see `app.observability.log_config`)."""
-    said = {
+    """Formats a request as a JSON object with the fields of other log lines (see `app.observability.log_config`)."""
+    fields = {
         "method": line.method,
         "path": line.path,
         "status": line.status,
@@ -86,4 +92,4 @@ def json_format(line: AccessRecord, at: float) -> str:
         "level": "info",
         "timestamp": datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
     }
-    return msgspec.json.encode(said).decode()
+    return msgspec.json.encode(fields).decode()

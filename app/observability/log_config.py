@@ -1,6 +1,6 @@
-"""What the server writes of itself: for a person at a terminal, or a JSON object a line for a machine.
+"""Log configuration: readable lines for a terminal, or one JSON object per line.
 
-Requests appear by method, path, status, time and id. No prompt, no answer, no header and no key is ever logged.
+Requests are logged with method, path, status, time and id. Prompts, responses, headers and keys are never logged.
 """
 
 import json
@@ -16,37 +16,37 @@ LogFormat = Literal["console", "json"]
 
 
 def configure_logging(style: LogFormat) -> None:
-    """Our own log from information on, the libraries' from warnings on; all of it to standard error."""
+    """Logs this project's messages from level INFO on and those of libraries from WARNING on, all to standard error."""
     handler = logging.StreamHandler()
     if style == "json":
         handler.setFormatter(_JsonFormatter())
-        chain: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        renderers: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        chain = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        renderers = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    stamps: list[Processor] = [
+    common_processors: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[*stamps, *chain],
+        processors=[*common_processors, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 
 
 class _JsonFormatter(logging.Formatter):
-    """A library's record in the shape of our own lines."""
+    """Formats records of libraries with the same fields as this project's own log lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, however many the message had."""
-        said = {
+        """Returns one line, even for a message with several."""
+        fields = {
             "event": record.getMessage(),
             "logger": record.name,
             "level": record.levelname.lower(),
             "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
         }
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)

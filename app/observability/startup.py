@@ -1,6 +1,6 @@
-"""What a person reads in the terminal: how the model loads, where it is served, and one line a request.
+"""Terminal output for the operator: loading progress, the start-up banner, and the lines of the access log.
 
-Everything goes to standard error, so that standard output stays free for whoever pipes it.
+Everything is written to standard error, so that standard output stays free for pipes.
 """
 
 from typing import Self
@@ -24,50 +24,50 @@ CODEX_ENV_KEY = '\nenv_key = "ANTIPHON_API_KEY"'
 
 
 def create_console() -> Console:
-    """The terminal, or plain text where there is none."""
+    """Returns a console on standard error; it writes plain text if that is not a terminal."""
     return Console(stderr=True, highlight=False)
 
 
 class LoadingStatus:
-    """A line that moves while a model loads and says how far it has come; where nothing can move, lines."""
+    """Loading progress of a model: an animated line in a terminal, else one line per stage."""
 
     def __init__(self, screen: Console) -> None:
-        self.screen, self._what = screen, ""
+        self.screen, self._name = screen, ""
         self._status: Status | None = screen.status("")
 
     def __enter__(self) -> Self:
         return self
 
-    def start(self, what: str) -> None:
-        """It is this that is loaded."""
-        self._what = escape(what)
+    def start(self, name: str) -> None:
+        """Shows that `what` is being loaded."""
+        self._name = escape(name)
         if self._status is not None:
-            self._status.update(f"Loading {self._what} …")
+            self._status.update(f"Loading {self._name} …")
             self._status.start()
         if not self.screen.is_terminal:
-            self.screen.print(f"Loading {self._what} …", soft_wrap=True)
+            self.screen.print(f"Loading {self._name} …", soft_wrap=True)
 
-    def update(self, news: str) -> None:
-        """A stage, as the engine calls it. Later news are in the engine's log, but for its return."""
-        stage = news.removeprefix("loading").removeprefix(": ")
+    def update(self, status: str) -> None:
+        """Shows a status of the engine. After `stop` shows only `ready`; the engine's log has the others."""
+        stage = status.removeprefix("loading").removeprefix(": ")
         if self._status is None:
-            if news == "ready":
-                self.screen.print("[dim]The engine is back.[/]", soft_wrap=True)
+            if status == "ready":
+                self.screen.print("[dim]The engine is ready again.[/]", soft_wrap=True)
         elif self.screen.is_terminal:
-            self._status.update(f"Loading {self._what} … [dim]{escape(stage)}[/]")
+            self._status.update(f"Loading {self._name} … [dim]{escape(stage)}[/]")
         elif stage and stage != "ready":
-            self.screen.print(f"Loading {self._what}: {escape(stage)}", soft_wrap=True)
+            self.screen.print(f"Loading {self._name}: {escape(stage)}", soft_wrap=True)
 
     def print_lines(self, lines: str) -> None:
-        """Whole lines, as they are."""
+        """Prints complete lines, unchanged."""
         if self._status is None:
             self.screen.file.write(lines)
             self.screen.file.flush()
-        else:  # above what moves
+        else:  # above the animated line
             self.screen.print(Text.from_ansi(lines), soft_wrap=True)
 
     def stop(self) -> None:
-        """Nothing moves any more."""
+        """Ends the progress display."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -77,7 +77,7 @@ class LoadingStatus:
 
 
 def base_url(settings: Settings, port: int) -> str:
-    """What a client on this machine is to be given."""
+    """Returns the base URL for clients on this machine."""
     host = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
@@ -85,20 +85,20 @@ def base_url(settings: Settings, port: int) -> str:
 def show_banner(
     screen: Console, settings: Settings, catalogue: ModelRegistry, port: int, notes: dict[str, str]
 ) -> None:
-    """Base URL, models, device, and lines to paste. `notes` has a line for some models, by first name."""
+    """Prints the base URL, the models and examples to paste. `notes` maps a model's first name to an extra line."""
     url, model = base_url(settings, port), catalogue.served[0].names[0]
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     for served in catalogue.served:
         info = served.engine.info
         parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
-        about = " · ".join(part for part in parts if part not in ("", "none"))
+        summary = " · ".join(part for part in parts if part not in ("", "none"))
         rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
-        rows.append(f"          {escape(about)}")
+        rows.append(f"          {escape(summary)}")
         if note := notes.get(served.names[0]):
             rows.append(f"          {escape(note)}")
-    kept = "in memory, while the server lives" if settings.store_file is None else f"in {settings.store_file}"
-    rows.append(f"[bold]responses[/] kept {escape(kept)}")
-    rows.append(f"[bold]API key[/]   {'asked for' if settings.api_key_digests else 'none is asked for'}")
+    location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
+    rows.append(f"[bold]responses[/] kept {escape(location)}")
+    rows.append(f"[bold]API key[/]   {'required' if settings.api_key_digests else 'not required'}")
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
     screen.print(
         "[bold]curl[/]", _curl_example(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True

@@ -1,1 +1,1 @@
-"""Readings of the event log, one module per face of the wire. None of them says anything the log does not."""
+"""Projections of the event log, one module per wire format. They return only what the log contains."""

@@ -1,4 +1,4 @@
-"""Logs as chat completions: a fold over events and nothing else. Several choices are several logs."""
+"""Projection of event logs to chat completions: a fold over events, nothing else. Each choice has its own log."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class ChatStream:
-    """Chunks, framed. The role of every choice comes first, in order; usage, where asked for, last."""
+    """Encoder of a chunk stream. The role of each choice is sent first, in order; the usage, if requested, last."""
 
     start = 0
 
@@ -39,45 +39,47 @@ class ChatStream:
 
     @property
     def finished(self) -> bool:
-        """Whether a choice has failed: that ends the others, too."""
+        """True if a choice has failed, which ends the others, too."""
         return self._failed is not None
 
     def initial(self) -> bytes:
-        """The roles."""
+        """Returns the chunks with the roles."""
         role = ChatDelta(role="assistant", content="")
         return b"".join(self._chunker.delta_frame(index, role) for index in range(len(self.logs)))
 
-    def encode(self, index: int, frames: list[LogEntry]) -> bytes:
-        """One choice's events; the finish reason behind the last."""
+    def encode(self, index: int, entries: list[LogEntry]) -> bytes:
+        """Returns the chunks of one choice's events; the finish reason follows the last event."""
         fold = self._folds[index]
-        said = self._chunker.encode_choice(index, fold, frames)
+        encoded = self._chunker.encode_choice(index, fold, entries)
         self._failed = self._failed or _failure_of(fold)
-        return b"".join(said)
+        return b"".join(encoded)
 
     def final(self) -> bytes:
-        """Usage, or the error that ended the stream, and the end mark."""
-        told = sse.frame_data(self._failed.encoded_body) if self._failed else self._chunker.usage_frame(self._folds)
-        return told + sse.DONE_FRAME
+        """Returns the usage, or the error that ended the stream, followed by `[DONE]`."""
+        last_frame = (
+            sse.frame_data(self._failed.encoded_body) if self._failed else self._chunker.usage_frame(self._folds)
+        )
+        return last_frame + sse.DONE_FRAME
 
 
 async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
-    """The whole reply. Raises `ApiError` where a choice failed: a chat completion has no word for that."""
+    """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
     folds, choices = [], []
     for index, log in enumerate(logs):
-        fold, total = ChatFold(), ChatAccumulator()
-        async for frames in log.follow_entries():
-            for frame in frames:
-                if said := fold.feed_event(frame.event):
-                    total.add_delta(*said)
-        if (failed := _failure_of(fold)) is not None:
-            raise failed
+        fold, accumulator = ChatFold(), ChatAccumulator()
+        async for entries in log.follow_entries():
+            for entry in entries:
+                if addition := fold.feed_event(entry.event):
+                    accumulator.add_delta(*addition)
+        if (error := _failure_of(fold)) is not None:
+            raise error
         folds.append(fold)
-        choices.append(total.build_choice(index, fold.finish_reason, logprobs=spec.logprobs))
-    head = logs[0].base_response
+        choices.append(accumulator.build_choice(index, fold.finish_reason, logprobs=spec.logprobs))
+    base_response = logs[0].base_response
     reply = ChatCompletion(
         id=_chat_id(logs[0]),
-        created=int(head.created_at),
-        model=head.model,
+        created=int(base_response.created_at),
+        model=base_response.model,
         choices=tuple(choices),
         usage=_total_usage(folds),
     )
@@ -88,32 +90,32 @@ class _ChunkBuilder:
     """Wraps deltas in chunks that all carry the same id, time and model."""
 
     def __init__(self, log: EventLog, spec: TurnSpec) -> None:
-        self._id, self._head, self._spec = _chat_id(log), log.base_response, spec
+        self._id, self._base_response, self._spec = _chat_id(log), log.base_response, spec
 
-    def encode_choice(self, index: int, fold: ChatFold, frames: list[LogEntry]) -> list[bytes]:
-        """The frames of one choice's events, the finish reason behind the last."""
-        out = []
-        for frame in frames:
-            if said := fold.feed_event(frame.event):
-                out.append(self.delta_frame(index, *said))
+    def encode_choice(self, index: int, fold: ChatFold, entries: list[LogEntry]) -> list[bytes]:
+        """Returns the frames of one choice's events; the finish reason follows the last event."""
+        encoded = []
+        for entry in entries:
+            if addition := fold.feed_event(entry.event):
+                encoded.append(self.delta_frame(index, *addition))
             elif fold.terminal and _failure_of(fold) is None:
                 choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=fold.finish_reason)
-                out.append(self._encode_chunk((choice,)))
-        return out
+                encoded.append(self._encode_chunk((choice,)))
+        return encoded
 
     def delta_frame(self, index: int, delta: ChatDelta, logprobs: tuple[Logprob, ...] = ()) -> bytes:
-        """One delta."""
-        scored = ChatLogprobs(content=logprobs) if logprobs else None
-        return self._encode_chunk((ChunkChoice(index=index, delta=delta, logprobs=scored),))
+        """Returns the frame of one delta."""
+        chat_logprobs = ChatLogprobs(content=logprobs) if logprobs else None
+        return self._encode_chunk((ChunkChoice(index=index, delta=delta, logprobs=chat_logprobs),))
 
     def usage_frame(self, folds: list[ChatFold]) -> bytes:
-        """The last chunk, without choices; nothing where it was not asked for."""
+        """Returns the last chunk, which has no choices; empty if the usage was not requested."""
         if not self._spec.include_usage:
             return b""
         chunk = ChatChunk(
             id=self._id,
-            created=int(self._head.created_at),
-            model=self._head.model,
+            created=int(self._base_response.created_at),
+            model=self._base_response.model,
             choices=(),
             usage=_total_usage(folds),
         )
@@ -122,8 +124,8 @@ class _ChunkBuilder:
     def _encode_chunk(self, choices: tuple[ChunkChoice, ...]) -> bytes:
         chunk = ChatChunk(
             id=self._id,
-            created=int(self._head.created_at),
-            model=self._head.model,
+            created=int(self._base_response.created_at),
+            model=self._base_response.model,
             choices=choices,
             usage=None if self._spec.include_usage else UNSET,
         )

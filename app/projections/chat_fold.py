@@ -1,6 +1,6 @@
-"""The fold: one response's events, one by one, into the deltas of a chat message. Pure; knows no log and no socket.
+"""Fold of one response's events, one by one, into the deltas of a chat message. Pure: it uses no log and no socket.
 
-A whole reply is the sum of the deltas, so a streamed and a whole reply cannot differ.
+A complete reply is the sum of the deltas, so a streamed reply and a complete one cannot differ.
 """
 
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ from antiphon.events.items import CustomToolCall, FunctionCall, Logprob
 from antiphon.events.response import Response
 
 MESSAGE_SEPARATOR = "\n\n"
-"""A chat message is one text. Where the model wrote two messages, they stay two paragraphs."""
+"""Separator of messages. A chat message is one text, so two messages of the model become two paragraphs."""
 
 
 class ChatFold:
-    """One choice. `feed` gives the deltas of an event; `terminal` is the response once it has ended."""
+    """Fold of one choice. `feed_event` returns the delta of an event; `terminal` is the response once it has ended."""
 
     def __init__(self) -> None:
         self.terminal: Response | None = None
@@ -36,7 +36,7 @@ class ChatFold:
         self._reasoning: dict[str, type[Event]] = {}
 
     def feed_event(self, event: Event) -> tuple[ChatDelta, tuple[Logprob, ...]] | None:
-        """What the event adds to the message, with the log-probabilities of its text; None for nothing."""
+        """Returns what an event adds to the message, with the log probabilities of its text; None if nothing."""
         match event:
             case ev.TextDelta(delta=text, logprobs=logprobs):
                 return ChatDelta(content=self._separator_before(event.item_id) + text), logprobs
@@ -58,26 +58,26 @@ class ChatFold:
 
     @property
     def finish_reason(self) -> ChatFinishReason:
-        """Why it ended, in chat's words."""
+        """Finish reason in terms of chat completions."""
         response = self.terminal
         if response and response.incomplete_details and response.incomplete_details.reason:
             return "content_filter" if response.incomplete_details.reason == "content_filter" else "length"
         if response and response.status == "cancelled":
-            return "length"  # the only word for what was cut short: half a call must not be taken for a whole one
+            return "length"  # the only reason that means truncated: no client may run a partial call
         return "tool_calls" if self._calls else "stop"
 
     def _separator_before(self, item_id: str) -> str:
-        """What goes before the first text of another message."""
+        """Returns the separator if the text starts another message, else an empty string."""
         if item_id == self._message:
             return ""
-        first, self._message = self._message is None, item_id
-        return "" if first else MESSAGE_SEPARATOR
+        is_first, self._message = self._message is None, item_id
+        return "" if is_first else MESSAGE_SEPARATOR
 
     def _reasoning_delta(
-        self, item_id: str, told_as: type[Event], text: str
+        self, item_id: str, event_type: type[Event], text: str
     ) -> tuple[ChatDelta, tuple[Logprob, ...]] | None:
-        """Reasoning may be told twice, raw and as a summary; the first of the two is taken."""
-        if self._reasoning.setdefault(item_id, told_as) is not told_as:
+        """Returns the delta of reasoning. If an item has it raw and as a summary, the later kind is left out."""
+        if self._reasoning.setdefault(item_id, event_type) is not event_type:
             return None
         return ChatDelta(reasoning=text, reasoning_content=text), ()
 
@@ -91,7 +91,7 @@ class ChatFold:
 
 
 class ChatAccumulator:
-    """Adds up deltas to a whole choice."""
+    """Sum of the deltas of one choice."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -101,7 +101,7 @@ class ChatAccumulator:
         self._calls: list[tuple[CallFragment, list[str]]] = []
 
     def add_delta(self, delta: ChatDelta, logprobs: Iterable[Logprob]) -> None:
-        """One delta more."""
+        """Adds a delta."""
         self._content.append(delta.content or "")
         self._refusal.append(delta.refusal or "")
         self._reasoning.append(delta.reasoning or "")
@@ -115,17 +115,17 @@ class ChatAccumulator:
                 self._calls[fragment.index or 0][1].append(fragment.custom.input or "")
 
     def build_choice(self, index: int, finish_reason: ChatFinishReason, *, logprobs: bool) -> ChatChoice:
-        """The whole. `logprobs`: they were asked for."""
+        """Returns the complete choice. `logprobs` is true if the client requested them."""
         reasoning = "".join(self._reasoning) or UNSET
         message = ChatReplyMessage(
             content="".join(self._content) or None,
             refusal="".join(self._refusal) or None,
             reasoning=reasoning,
             reasoning_content=reasoning,
-            tool_calls=tuple(_joined_call(first, "".join(rest)) for first, rest in self._calls) or UNSET,
+            tool_calls=tuple(_joined_call(first, "".join(texts)) for first, texts in self._calls) or UNSET,
         )
-        scored = ChatLogprobs(content=tuple(self._logprobs)) if logprobs else None
-        return ChatChoice(index=index, message=message, logprobs=scored, finish_reason=finish_reason)
+        chat_logprobs = ChatLogprobs(content=tuple(self._logprobs)) if logprobs else None
+        return ChatChoice(index=index, message=message, logprobs=chat_logprobs, finish_reason=finish_reason)
 
 
 def _joined_call(first: CallFragment, text: str) -> CallFragment:

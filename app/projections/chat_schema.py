@@ -1,7 +1,7 @@
-"""What chat completions look like on the wire: chunks of a stream, and the whole reply.
+"""Schema of chat completions: the chunks of a stream, and the complete reply.
 
-Keys that are `UNSET` do not travel: a tool call has its id, type and name in its first fragment only, and a role
-stands only in the first chunk, because clients join whatever is repeated.
+Keys that are `UNSET` are not sent. A tool call has its id, type and name in its first fragment only, and the role is in
+the first chunk only, because clients concatenate values that are repeated.
 """
 
 from typing import Any, Literal
@@ -15,21 +15,21 @@ ChatFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class FunctionFragment(Struct, frozen=True, kw_only=True):
-    """A function's name, or more of its arguments."""
+    """A function's name, or a part of its arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
 
 
 class CustomFragment(Struct, frozen=True, kw_only=True):
-    """A custom tool's name, or more of its input."""
+    """A custom tool's name, or a part of its input."""
 
     name: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
 
 
 class CallFragment(Struct, frozen=True, kw_only=True):
-    """A piece of the tool call number `index`; in a whole message, all of it (and then without the index)."""
+    """A fragment of tool call number `index`; in a complete message, the whole call, without the index."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -46,7 +46,7 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
-    """What is new. Reasoning goes by both of the names that clients know."""
+    """New content of a choice. Reasoning is sent under both names that clients use."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
@@ -57,7 +57,7 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):
-    """One choice's share of a chunk."""
+    """The part of a chunk that belongs to one choice."""
 
     index: int
     delta: ChatDelta
@@ -79,7 +79,7 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class ChatUsage(Struct, frozen=True, kw_only=True):
-    """Usage by the names of chat completions."""
+    """Usage with the field names of chat completions."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -89,7 +89,7 @@ class ChatUsage(Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
-    """One event of a stream. `usage` is null before the last chunk where it was asked for, else absent."""
+    """One event of a stream. If usage was requested, `usage` is null before the last chunk; otherwise it is absent."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -100,7 +100,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
 
 
 class ChatReplyMessage(Struct, frozen=True, kw_only=True):
-    """The whole message: the sum of its deltas."""
+    """The complete message: the sum of its deltas."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -112,7 +112,7 @@ class ChatReplyMessage(Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
-    """One choice of a whole reply."""
+    """One choice of a complete reply."""
 
     index: int
     message: ChatReplyMessage
@@ -121,7 +121,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A whole reply."""
+    """A complete reply."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -132,7 +132,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 def chat_usage(usages: list[Usage]) -> ChatUsage | None:
-    """The choices' usages as one: they share the prompt, so that counts once."""
+    """Returns the usage of all choices together; None if `usages` is empty. The shared prompt is counted once."""
     if not usages:
         return None
     prompt = usages[0].input_tokens

@@ -1,4 +1,4 @@
-"""Served models in the shape of Codex's model catalogue, with the prompt that Codex gives them."""
+"""Entries of Codex's model catalog for served models, with the instructions that Codex gives them."""
 
 from typing import Any
 
@@ -6,27 +6,30 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.settings import Settings
 
 CODEX_EFFORTS = (
-    ("low", "Think little, answer soon"),
-    ("medium", "As it comes"),
-    ("high", "Think long"),
+    ("low", "Short reasoning, fast answers"),
+    ("medium", "Balanced reasoning"),
+    ("high", "Long reasoning, slower answers"),
 )
-CODEX_INSTRUCTIONS = """You are a coding agent in the user's terminal, working in their folder with the tools you are offered.
+CODEX_INSTRUCTIONS = """\
+You are a coding agent in the user's terminal, working in their folder with the tools you are offered.
 Do what is asked, in small steps: look before you change anything, run what can be run, and read what it prints.
 Change files with apply_patch where you have it. Ask only when you cannot find out yourself.
 When you are done, say briefly what you did and what you could not do."""
-"""What Codex tells a model in place of its own seventeen kilobytes, which leave a small one little room."""
+"""Instructions that replace the 17 KB of Codex's own, which leave little of a small model's context free."""
 CODEX_TOOL_OUTPUT_TOKENS = 10_000
-"""Tokens of a tool's output that Codex shows, where the context is large."""
+"""Tokens of a tool's output that Codex shows to a model with a large context."""
 
 
 def codex_model(name: str, model: ServedModel, settings: Settings) -> dict[str, Any]:
-    """What Codex wants to know of a model before it offers it `apply_patch` and trusts its context window."""
+    """Returns a model's entry, which Codex needs before it offers `apply_patch` and trusts the context window."""
     context = model.engine.info.max_model_len
     return {
         "slug": name,
         "display_name": name,
         "description": model.engine.info.description or None,
-        "supported_reasoning_levels": [{"effort": effort, "description": says} for effort, says in CODEX_EFFORTS],
+        "supported_reasoning_levels": [
+            {"effort": effort, "description": description} for effort, description in CODEX_EFFORTS
+        ],
         "default_reasoning_level": "medium",
         "shell_type": "default",
         "visibility": "list",

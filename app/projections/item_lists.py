@@ -1,4 +1,4 @@
-"""Lists of items as the API tells them."""
+"""Encoding of item lists in the format of the API."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
 
 
 def encode_item_page(items: Sequence[AnyInput], part: ListPage) -> bytes:
-    """The page as JSON, as the API lists items."""
+    """Returns the page as JSON in the list format of the API."""
     ordered = items[::-1] if part.descending else items
     data = [listed_item(item) for item in ordered[part.start : part.end]]
-    ids = [one["id"] for one in data]
+    ids = [entry["id"] for entry in data]
     return msgspec.json.encode(
         {
             "object": "list",
@@ -26,17 +26,17 @@ def encode_item_page(items: Sequence[AnyInput], part: ListPage) -> bytes:
 
 
 def listed_item(item: AnyInput) -> dict[str, Any]:
-    """An input item as it is listed: a string spelled out as a part, a status where there is none, no empty keys."""
+    """Returns an item as lists show it: text content as a part, with a status, without null keys."""
     if isinstance(item, HostedInput):
         return {**item.payload, "id": item.id, "type": item.kind}
-    said: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+    fields: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
     if isinstance(item, InputMessage):
         if isinstance(item.content, str):
             kind = "output_text" if item.role == "assistant" else "input_text"
-            said["content"] = [{"type": kind, "text": item.content}]
-        for part in said["content"]:
+            fields["content"] = [{"type": kind, "text": item.content}]
+        for part in fields["content"]:
             if part["type"] == "output_text":
                 part.setdefault("annotations", [])
-    if said["type"] not in ("reasoning", "additional_tools", "compaction"):
-        said.setdefault("status", "completed")
-    return said
+    if fields["type"] not in ("reasoning", "additional_tools", "compaction"):
+        fields.setdefault("status", "completed")
+    return fields

@@ -1,4 +1,4 @@
-"""Padding: who sees only the lengths of the pieces of a stream is not to learn from them what is said."""
+"""Padding of stream chunks, so that an eavesdropper cannot infer the text from their lengths."""
 
 import secrets
 
@@ -7,7 +7,7 @@ _KEY = b',"obfuscation":"'
 
 
 def add_obfuscation(data: bytes) -> bytes:
-    """A JSON object with a random `obfuscation` behind its keys, so that its length is a multiple of `BUCKET`."""
-    missing = -(len(data) + len(_KEY) + 1) % BUCKET_BYTES
-    noise = secrets.token_urlsafe(BUCKET_BYTES)[:missing].encode()
-    return b'%b%b%b"}' % (data[:-1], _KEY, noise)
+    """Appends a random `obfuscation` to a JSON object, so that its length is a multiple of `BUCKET_BYTES`."""
+    padding_length = -(len(data) + len(_KEY) + 1) % BUCKET_BYTES
+    padding = secrets.token_urlsafe(BUCKET_BYTES)[:padding_length].encode()
+    return b'%b%b%b"}' % (data[:-1], _KEY, padding)

@@ -1,4 +1,4 @@
-"""The log as the Responses API tells it: its events as they are, or the response of the last one."""
+"""Projection of the event log to the Responses API: its events unchanged, or the response in the last one."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,30 +11,30 @@ from antiphon.events.stream import LifecycleEvent
 
 
 class ResponsesStream:
-    """The events from number `start` on, framed; `obfuscated`: what comes in pieces is padded."""
+    """Encoder of the events from number `start` on as SSE frames. If `obfuscated`, deltas are padded."""
 
     finished = False
 
     def __init__(self, log: EventLog, start: int = 0, *, obfuscated: bool = False) -> None:
         self.logs: Sequence[EventLog] = (log,)
         self.start = start
-        self._said = event_encoder(obfuscated=obfuscated)
+        self._encode_entry = event_encoder(obfuscated=obfuscated)
 
     def initial(self) -> bytes:
-        """Nothing: the first event is the first word."""
+        """Returns no bytes: the stream starts with the first event."""
         return b""
 
-    def encode(self, _: int, frames: list[LogEntry]) -> bytes:
-        """Events as they stand in the log."""
-        return b"".join([sse.frame_event(frame.event, self._said(frame)) for frame in frames])
+    def encode(self, _: int, entries: list[LogEntry]) -> bytes:
+        """Returns the frames of events, with their JSON as in the log or padded."""
+        return b"".join([sse.frame_event(frame.event, self._encode_entry(frame)) for frame in entries])
 
     def final(self) -> bytes:
-        """The end mark."""
+        """Returns the `[DONE]` frame."""
         return sse.DONE_FRAME
 
 
 def event_encoder(*, obfuscated: bool) -> Callable[[LogEntry], bytes]:
-    """What a frame says as JSON, padded where it is a piece of something and lengths are to be hidden."""
+    """Returns a function from a log entry to its JSON. If `obfuscated`, it pads deltas."""
     return _encode_obfuscated if obfuscated else _encode_plain
 
 
@@ -47,16 +47,16 @@ def _encode_obfuscated(frame: LogEntry) -> bytes:
 
 
 async def final_response(log: EventLog) -> bytes:
-    """The response in its terminal state: the one in the stream's last event."""
+    """Waits for the response to end. Returns it in its terminal state, as in the last event of the stream."""
     return msgspec.json.encode(await log.wait_finished())
 
 
 def initial_response(log: EventLog) -> bytes:
-    """The response as it was when it was opened, however far it has come since: in the background, it was queued."""
-    first = [frame.event.response for frame in log.entries[:2] if isinstance(frame.event, LifecycleEvent)]
-    return msgspec.json.encode(first[-1])
+    """Returns the response as of its first two events, `queued` if it runs in the background, even if it has ended."""
+    snapshots = [frame.event.response for frame in log.entries[:2] if isinstance(frame.event, LifecycleEvent)]
+    return msgspec.json.encode(snapshots[-1])
 
 
 def current_response(log: EventLog) -> bytes:
-    """The response as it is now."""
+    """Returns the response in its current state."""
     return msgspec.json.encode(log.response)

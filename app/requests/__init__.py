@@ -1,1 +1,1 @@
-"""From a body to a turn: strict decoding, the contract's error table, and every field honoured, echoed or refused."""
+"""Parsers of request bodies: strict decoding, OpenAI's error codes, and a defined handling for every field."""

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: from the body to the same `TurnSpec`."""
+"""Parser of `POST /v1/chat/completions`: converts the body to the same `TurnSpec` as a Responses request."""
 
 import json
 from collections.abc import Mapping
@@ -21,78 +21,78 @@ from antiphon.harmony.format import PromptInput
 def read_chat_request(
     body: Mapping[str, Any], catalogue: ModelRegistry, settings: Settings = DEFAULT_SETTINGS
 ) -> ParsedRequest:
-    """Check everything that can be checked before the engine is asked. Raises `ApiError`."""
+    """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`."""
     check_fields(CHAT_FIELDS, body)
     model = catalogue.find_model(body.get("model"))
     shared.check_stream_options(body)
-    offered = _read_tools(body.get("tools") or ())
-    tools.check_choice(_flatten_tool_choice(body.get("tool_choice")), offered)
+    request_tools = _read_tools(body.get("tools") or ())
+    tools.check_choice(_flatten_tool_choice(body.get("tool_choice")), request_tools)
     if body.get("messages") is None:
         raise missing_field("messages")
-    said = read_messages(body["messages"])
+    items = read_messages(body["messages"])
     media.check_media(body["messages"], "messages", refused=settings.unsupported_media == "refuse")
-    asked, top, effort = _token_limit(body), _top_logprobs(body), _reasoning_effort(body)
-    table = offered.build_table()
+    max_tokens, top_logprobs, effort = _token_limit(body), _top_logprobs(body), _reasoning_effort(body)
+    tool_table = request_tools.build_table()
     refuse_unsupported(CHAT_FIELDS, body)
-    called = read_tool_choice(_flatten_tool_choice(body.get("tool_choice")), table)
-    shape = _response_format(body.get("response_format"))
-    kept = constraints.tool_constraints(offered)
-    if (answer := constraints.answer_schema(shape)) is not None:
-        kept.append(OutputConstraint("schema", json.dumps(answer), "response_format.json_schema.schema"))
-    limit = asked if asked is not None else settings.default_max_output_tokens
-    chosen = shared.read_sampling(body, model.engine.info.default_sampling, limit, top)
-    head = shared.base_response(
-        body, chosen, tools=offered.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=asked,
+    tool_choice = read_tool_choice(_flatten_tool_choice(body.get("tool_choice")), tool_table)
+    response_format = _response_format(body.get("response_format"))
+    output_constraints = constraints.tool_constraints(request_tools)
+    if (schema := constraints.answer_schema(response_format)) is not None:
+        output_constraints.append(OutputConstraint("schema", json.dumps(schema), "response_format.json_schema.schema"))
+    token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
+    sampling = shared.read_sampling(body, model.engine.info.default_sampling, token_limit, top_logprobs)
+    base_response = shared.base_response(
+        body, sampling, tools=request_tools.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=max_tokens,
         reasoning=shared.reasoning_config(effort, None), store=False,
     )  # fmt: skip
     spec = TurnSpec(
-        base_response=head,
+        base_response=base_response,
         prompt_input=PromptInput(
-            items=said,
-            tools=table,
-            tool_choice=called.mode,
-            allowed_tools=called.allowed_tools,
+            items=items,
+            tools=tool_table,
+            tool_choice=tool_choice.mode,
+            allowed_tools=tool_choice.allowed_tools,
             effort=effort,
-            answer_schema=answer,
+            answer_schema=schema,
             single_call=body.get("parallel_tool_calls") is False,
         ),
-        constraints=tuple(kept),
-        sampling=chosen,
+        constraints=tuple(output_constraints),
+        sampling=sampling,
         stop_strings=shared.read_stop_strings(body),
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else None,
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
         obfuscate=shared.wants_obfuscation(body),
         n=body.get("n") or 1,
-        logprobs=top is not None,
+        logprobs=top_logprobs is not None,
     )
     return ParsedRequest(model, spec)
 
 
 def _read_tools(sent: Any) -> RequestTools:
-    """Chat nests what Responses has flat: `{"type", "function": {…}}`, `{"type", "custom": {…}}`."""
-    flat, places = [], []
+    """Reads the tools. Chat nests what Responses has flat: `{"type", "function": {…}}` or `{"type", "custom": {…}}`."""
+    flat_tools, paths = [], []
     for index, tool in enumerate(sent):
-        place = f"tools[{index}]"
-        kind = c.require_key(tool, "type", place)
-        c.one_of(("function", "custom"))(kind, f"{place}.type")
-        inner = c.require_key(tool, kind, place)
-        c.is_object(inner, f"{place}.{kind}")
-        flat.append(_flatten_grammar({**inner, "type": kind}))
-        places.append(f"{place}.{kind}")
-    return tools.read_tools(flat, "tools", places)
+        tool_path = f"tools[{index}]"
+        kind = c.require_key(tool, "type", tool_path)
+        c.one_of(("function", "custom"))(kind, f"{tool_path}.type")
+        inner = c.require_key(tool, kind, tool_path)
+        c.is_object(inner, f"{tool_path}.{kind}")
+        flat_tools.append(_flatten_grammar({**inner, "type": kind}))
+        paths.append(f"{tool_path}.{kind}")
+    return tools.read_tools(flat_tools, "tools", paths)
 
 
 def _flatten_grammar(tool: dict[str, Any]) -> dict[str, Any]:
-    """A custom tool's grammar, which chat nests once more."""
-    shape = tool.get("format")
-    if isinstance(shape, dict) and isinstance(shape.get("grammar"), dict):
-        return {**tool, "format": {**shape["grammar"], "type": "grammar"}}
+    """Returns a custom tool in the form of Responses; chat nests its grammar one level deeper."""
+    tool_format = tool.get("format")
+    if isinstance(tool_format, dict) and isinstance(tool_format.get("grammar"), dict):
+        return {**tool, "format": {**tool_format["grammar"], "type": "grammar"}}
     return tool
 
 
 def _flatten_tool_choice(choice: Any) -> Any:
-    """A named tool, or some that are allowed, as Responses names them."""
+    """Returns `tool_choice` in the flat form of Responses, also the tools inside `allowed_tools`."""
     if not isinstance(choice, dict):
         return choice
     inner = choice.get(str(choice.get("type")))
@@ -105,7 +105,7 @@ def _flatten_tool_choice(choice: Any) -> Any:
 
 
 def _response_format(sent: Any) -> dict[str, Any] | None:
-    """`response_format` as Responses has it."""
+    """Returns `response_format` in the form of `text.format` in Responses; None if it is missing."""
     if not isinstance(sent, dict):
         return None
     return {"type": sent["type"], **sent["json_schema"]} if sent["type"] == "json_schema" else sent
@@ -116,19 +116,19 @@ def _token_limit(body: Mapping[str, Any]) -> int | None:
     if older is not None and newer is not None:
         message = "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
         raise invalid_value("max_tokens", message)
-    found: int | None = newer if newer is not None else older
-    return found
+    limit: int | None = newer if newer is not None else older
+    return limit
 
 
 def _top_logprobs(body: Mapping[str, Any]) -> int | None:
-    wanted, most = bool(body.get("logprobs")), body.get("top_logprobs")
-    if most is not None and not wanted:
+    enabled, count = bool(body.get("logprobs")), body.get("top_logprobs")
+    if count is not None and not enabled:
         raise invalid_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
-    return (most or 0) if wanted else None
+    return (count or 0) if enabled else None
 
 
 def _reasoning_effort(body: Mapping[str, Any]) -> str | None:
-    """How hard to think. Thinking switched off wins over an effort."""
+    """Returns the reasoning effort; `enable_thinking` false overrides `reasoning_effort`."""
     if (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False:
         return "none"
     effort: str | None = body.get("reasoning_effort")

@@ -1,7 +1,7 @@
-"""The messages of a chat request, as input items: a chat is the same conversation in another spelling.
+"""Converts the messages of a chat request to input items, the conversation format of both endpoints.
 
-One chat message may be several items: an assistant's turn becomes its reasoning, its text and refusal, and its
-calls, in that order. What came after a call in the original turn cannot be told from the spelling.
+One chat message may become several items: an assistant message becomes its reasoning, its text and refusal, and its
+calls, in that order. If the model wrote text after a call, the message does not show it, and that order is lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ SentObject = Mapping[str, Any]
 
 
 class _MessageReader:
-    """The items so far, and the calls that still lack an answer: call id to the kind of its output."""
+    """Items read so far, and calls without an output (`open`): call id to the type of the expected output item."""
 
     def __init__(self) -> None:
         self.items: list[AnyInput] = []
@@ -39,7 +39,7 @@ class _MessageReader:
 
 
 def read_messages(messages: Sequence[SentObject]) -> tuple[AnyInput, ...]:
-    """All messages as items. Raises `ApiError` 400 naming the place."""
+    """Converts all messages to items. Raises `ApiError` 400 with the path of the fault."""
     if not messages:
         message = "Invalid 'messages': empty array. Expected an array with minimum length 1."
         raise ApiError(400, "empty_array", message, "messages")
@@ -51,53 +51,56 @@ def read_messages(messages: Sequence[SentObject]) -> tuple[AnyInput, ...]:
         _check_name(sent, path)
         _ROLE_READERS[role](chat, sent, path)
     if chat.open:
-        message = f"No tool message answers the tool call with id '{clip_text(next(iter(chat.open)))}'."
+        message = (
+            f"No 'tool' message has the tool_call_id '{clip_text(next(iter(chat.open)))}'. Send one for each tool call."
+        )
         raise ApiError(400, None, message, "messages")
     return tuple(chat.items)
 
 
 def _check_name(sent: SentObject, path: str) -> None:
-    """A participant's name is let through, and not shown: no template here has a place for it."""
+    """Checks a participant's name. It is accepted but not rendered: no supported template has a place for it."""
     if sent.get("name") is not None:
         c.string_like(256)(sent["name"], f"{path}.name")
 
 
 def _read_input_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
-    """A message of the user, the developer or the system."""
+    """Reads a user, developer or system message."""
     content = _read_content(sent.get("content"), f"{path}.content", _INPUT_PARTS)
     chat.items.append(InputMessage(role=sent["role"], content=content))
 
 
 def _read_assistant_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
-    """A message of the assistant; `content` may be null beside calls, a refusal or reasoning."""
+    """Reads an assistant message. `content` may be null if there are calls, a refusal or reasoning."""
     for name in ("function_call", "audio"):
         if sent.get(name) is not None:
             raise unsupported_field(
-                f"{path}.{name}", "Use 'tool_calls'." if name == "function_call" else "No audio here."
+                f"{path}.{name}", "Use 'tool_calls'." if name == "function_call" else "Audio is not supported."
             )
-    thought = sent.get("reasoning") or sent.get("reasoning_content")
-    if isinstance(thought, str):
-        chat.items.append(InputReasoning(content=(ReasoningText(text=thought),)))
+    reasoning = sent.get("reasoning") or sent.get("reasoning_content")
+    if isinstance(reasoning, str):
+        chat.items.append(InputReasoning(content=(ReasoningText(text=reasoning),)))
     parts = _read_assistant_parts(sent, path)
     calls = sent.get("tool_calls") or []
     c.array_of(c.is_object)(calls, f"{path}.tool_calls")
     if parts:
         chat.items.append(InputMessage(role="assistant", content=tuple(parts)))
-    elif not calls and not thought:
+    elif not calls and not reasoning:
         if "content" not in sent:
             raise missing_field(f"{path}.content")
-        chat.items.append(InputMessage(role="assistant", content=""))  # a turn without a word, as it was replied
+        # An empty turn: this server returns it with null content.
+        chat.items.append(InputMessage(role="assistant", content=""))
     for index, call in enumerate(calls):
         _read_call(chat, call, f"{path}.tool_calls[{index}]")
 
 
 def _read_assistant_parts(sent: SentObject, path: str) -> list[Any]:
-    """Text and refusal. Empty text is left out where there are calls: clients send it in the place of null."""
+    """Returns the text and refusal parts. Empty text next to calls is left out: clients send it instead of null."""
     parts: list[Any] = []
     content = sent.get("content")
     if content is not None and (content != "" or not sent.get("tool_calls")):
-        read = _read_content(content, f"{path}.content", _ASSISTANT_PARTS)
-        parts += [OutputTextInput(text=read)] if isinstance(read, str) else read
+        text_or_parts = _read_content(content, f"{path}.content", _ASSISTANT_PARTS)
+        parts += [OutputTextInput(text=text_or_parts)] if isinstance(text_or_parts, str) else text_or_parts
     if sent.get("refusal") is not None:
         c.string_like()(sent["refusal"], f"{path}.refusal")
         parts.append(RefusalInput(refusal=sent["refusal"]))
@@ -107,25 +110,25 @@ def _read_assistant_parts(sent: SentObject, path: str) -> list[Any]:
 def _read_call(chat: _MessageReader, sent: SentObject, path: str) -> None:
     kind = sent.get("type") or "function"
     c.one_of(("function", "custom"))(kind, f"{path}.type")
-    inner = c.require_key(sent, kind, path)
-    c.is_object(inner, f"{path}.{kind}")
+    call = c.require_key(sent, kind, path)
+    c.is_object(call, f"{path}.{kind}")
     tag = "function_call" if kind == "function" else "custom_tool_call"
-    fields = {**inner, "type": tag, "call_id": c.require_key(sent, "id", path)}
-    wanted: type[InputFunctionCall | InputCustomCall] = InputFunctionCall if kind == "function" else InputCustomCall
-    chat.items.append(convert_value(fields, wanted, f"{path}.{kind}"))
+    fields = {**call, "type": tag, "call_id": c.require_key(sent, "id", path)}
+    item_type: type[InputFunctionCall | InputCustomCall] = InputFunctionCall if kind == "function" else InputCustomCall
+    chat.items.append(convert_value(fields, item_type, f"{path}.{kind}"))
     chat.open[sent["id"]] = InputFunctionOutput if kind == "function" else InputCustomOutput
 
 
 def _read_tool_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
-    """What a tool returned, for a call that was made before and is still open."""
+    """Reads a tool's output, which must belong to an earlier call that has no output yet."""
     call_id = c.require_key(sent, "tool_call_id", path)
     c.string_like()(call_id, f"{path}.tool_call_id")
-    output = chat.open.pop(call_id, None)
-    if output is None:
-        message = f"Invalid '{path}': no tool call with id '{clip_text(call_id)}' comes before this 'tool' message."
+    output_type = chat.open.pop(call_id, None)
+    if output_type is None:
+        message = f"Invalid '{path}': no open tool call with id '{clip_text(call_id)}' precedes this 'tool' message."
         raise ApiError(400, None, message, "messages")
     content = _read_content(sent.get("content"), f"{path}.content", _INPUT_PARTS)
-    chat.items.append(output(call_id=call_id, output=content))
+    chat.items.append(output_type(call_id=call_id, output=content))
 
 
 def _refuse_function_role(_chat: _MessageReader, _sent: SentObject, path: str) -> None:
@@ -135,7 +138,7 @@ def _refuse_function_role(_chat: _MessageReader, _sent: SentObject, path: str) -
 def _read_content(
     content: Any, path: str, readers: Mapping[str, Callable[[SentObject, str], Any]]
 ) -> str | tuple[Any, ...]:
-    """Content as it stands, or its parts, each by the reader of its type."""
+    """Returns text content unchanged, or the parts, each converted by the reader of its type."""
     if content is None:
         raise missing_field(path)
     if isinstance(content, str):
@@ -143,29 +146,29 @@ def _read_content(
     c.string_or_array(c.string_like(), c.array_of(c.is_object))(content, path)
     parts = []
     for index, part in enumerate(content):
-        place = f"{path}[{index}]"
-        kind = c.require_key(part, "type", place)
+        part_path = f"{path}[{index}]"
+        kind = c.require_key(part, "type", part_path)
         if kind == "input_audio":
-            raise unsupported_field(place, "No model here hears.")
-        c.one_of(tuple(readers))(kind, f"{place}.type")
-        parts.append(readers[kind](part, place))
+            raise unsupported_field(part_path, "Audio input is not supported.")
+        c.one_of(tuple(readers))(kind, f"{part_path}.type")
+        parts.append(readers[kind](part, part_path))
     return tuple(parts)
 
 
 def _read_image(part: SentObject, path: str) -> InputImage:
-    place = f"{path}.image_url"
-    inner = c.require_key(part, "image_url", path)
-    if isinstance(inner, str):
-        inner = {"url": inner}
-    c.is_object(inner, place)
-    sent = {"type": "input_image", "image_url": c.require_key(inner, "url", place), "detail": inner.get("detail")}
-    return convert_value(sent, InputImage, place)
+    image_path = f"{path}.image_url"
+    image = c.require_key(part, "image_url", path)
+    if isinstance(image, str):
+        image = {"url": image}
+    c.is_object(image, image_path)
+    sent = {"type": "input_image", "image_url": c.require_key(image, "url", image_path), "detail": image.get("detail")}
+    return convert_value(sent, InputImage, image_path)
 
 
 def _read_file(part: SentObject, path: str) -> InputFile:
-    inner = c.require_key(part, "file", path)
-    c.is_object(inner, f"{path}.file")
-    return convert_value({**inner, "type": "input_file"}, InputFile, f"{path}.file")
+    file = c.require_key(part, "file", path)
+    c.is_object(file, f"{path}.file")
+    return convert_value({**file, "type": "input_file"}, InputFile, f"{path}.file")
 
 
 _INPUT_PARTS: dict[str, Callable[[SentObject, str], Any]] = {

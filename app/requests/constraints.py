@@ -1,7 +1,7 @@
-"""What a request wants to be held to: which tools may be called, what the text must be, and whether that can be kept.
+"""Output constraints of a request: JSON Schemas and grammars that the output must match.
 
-A promise is a schema or a grammar with the place it came from. It is tried before anything is said, off the event loop,
-so that one that nobody can keep is a 400 which names it.
+A constraint keeps the path of its field in the request. It is compiled off the event loop before generation starts,
+so that a constraint that cannot be met returns a 400 that names the field.
 """
 
 import json
@@ -26,7 +26,7 @@ GRAMMAR_LIMITS = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
 
 
 class OutputConstraint(Struct, frozen=True):
-    """Something that the answer must fit, and the field that says so."""
+    """A JSON Schema or grammar that the output must match, and the path of the field that requires it."""
 
     kind: ConstraintKind
     source: str
@@ -34,7 +34,7 @@ class OutputConstraint(Struct, frozen=True):
 
 
 def answer_schema(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The schema that the text must fit, by `text.format`; None: any text."""
+    """Returns the JSON Schema that `text.format` requires of the text; None if any text is allowed."""
     kind = (shape or {}).get("type")
     if shape is None or kind in (None, "text"):
         return None
@@ -42,58 +42,60 @@ def answer_schema(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def tool_constraints(tools: RequestTools) -> list[OutputConstraint]:
-    """What the tools promise: strict arguments, and texts by a grammar."""
-    found: list[OutputConstraint] = []
-    for offer, path in zip(tools.served, tools.paths, strict=True):
-        inner = offer.tools if isinstance(offer, NamespaceTool) else (offer,)
-        for index, tool in enumerate(inner):
-            place = f"{path}.tools[{index}]" if isinstance(offer, NamespaceTool) else path
-            found += _tool_constraint(tool, place)
-    return found
+    """Returns the constraints of the tools: schemas of strict functions and grammars of custom tools."""
+    result: list[OutputConstraint] = []
+    for served_tool, path in zip(tools.served, tools.paths, strict=True):
+        leaves = served_tool.tools if isinstance(served_tool, NamespaceTool) else (served_tool,)
+        for index, tool in enumerate(leaves):
+            tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path
+            result += _tool_constraint(tool, tool_path)
+    return result
 
 
 def _tool_constraint(tool: FunctionTool | CustomTool, path: str) -> list[OutputConstraint]:
     if isinstance(tool, FunctionTool):
         schema = json.dumps(tool.parameters or {"type": "object"})
         return [OutputConstraint("schema", schema, f"{path}.parameters")] if tool.strict else []
-    shape = tool.format
-    if not isinstance(shape, GrammarFormat):
+    tool_format = tool.format
+    if not isinstance(tool_format, GrammarFormat):
         return []
     return [
-        OutputConstraint("regex" if shape.syntax == "regex" else "lark", shape.definition, f"{path}.format.definition")
+        OutputConstraint(
+            "regex" if tool_format.syntax == "regex" else "lark", tool_format.definition, f"{path}.format.definition"
+        )
     ]
 
 
-def check_constraint(promise: OutputConstraint) -> None:
-    """Raise `ApiError` 400 for a promise that cannot be kept. May take long; any thread may ask."""
-    fault = _compile_fault(promise.kind, promise.source)
+def check_constraint(constraint: OutputConstraint) -> None:
+    """Raises `ApiError` 400 for a constraint that cannot be met. May take long; safe to call from any thread."""
+    fault = _compile_fault(constraint.kind, constraint.source)
     if fault:
-        code = SCHEMA_ERROR_CODES.get(promise.param) or ERROR_CODES[promise.kind]
-        raise ApiError(400, code, f"Invalid '{promise.param}': {clip_text(fault, 400)}", promise.param)
+        code = SCHEMA_ERROR_CODES.get(constraint.param) or ERROR_CODES[constraint.kind]
+        raise ApiError(400, code, f"Invalid '{constraint.param}': {clip_text(fault, 400)}", constraint.param)
 
 
 @lru_cache(maxsize=512)
 def _compile_fault(kind: ConstraintKind, source: str) -> str:
-    """What is wrong with it; nothing: it can be kept."""
+    """Returns the reason why a constraint cannot be met; empty if it can."""
     try:
         if kind == "schema":
             grammar = LLMatcher.grammar_from_json_schema(source)
         else:
-            make = LLMatcher.grammar_from_lark if kind == "lark" else LLMatcher.grammar_from_regex
-            grammar = make(source)
+            build_grammar = LLMatcher.grammar_from_lark if kind == "lark" else LLMatcher.grammar_from_regex
+            grammar = build_grammar(source)
         matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=GRAMMAR_LIMITS)
-        first = matcher.compute_bitmask()  # which alone tells of a rule that never comes to an end
+        token_mask = matcher.compute_bitmask()  # the only call that detects rules that never terminate
     except ValueError as error:
         return str(error)
     if matcher.is_error():
         return str(matcher.get_error())
-    return "" if any(first) else "it matches nothing"
+    return "" if any(token_mask) else "no output can match it"
 
 
 class _ByteTokenizer:
-    """A vocabulary of bytes: whether a grammar is one does not depend on how a model cuts text."""
+    """A vocabulary of single bytes. The validity of a grammar does not depend on the model's tokenizer."""
 
-    tokens = [*(bytes([value]) for value in range(256)), b"<end>"]  # noqa: RUF012  # never changed
+    tokens = [*(bytes([value]) for value in range(256)), b"<end>"]  # noqa: RUF012  # never mutated
     special_token_ids = [256]  # noqa: RUF012
     eos_token_id = 256
     bos_token_id = None

@@ -1,7 +1,7 @@
-"""What a request may lean on: items by id, what stands before its input, and what the client keeps sealed.
+"""Conversation history that a request may refer to: items by id, items before its input, and encrypted content.
 
-The readers of requests ask for it in these words; `app.turns.stored_history` answers from the store. `NOTHING` has no
-past at all.
+The request parsers use only the `History` protocol; `app.turns.stored_history` implements it with the store.
+`NO_HISTORY` is an empty history.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,29 +14,29 @@ from antiphon.events.inputs import AnyInput, CompactionInput, InputMessage, Inpu
 from antiphon.events.items import ReasoningText
 
 FindItem = Callable[[str], Struct | None]
-"""Finds an item of this owner, input or output, by id."""
+"""Returns the input or output item of this owner with the given id; None if there is none."""
 Decrypt = Callable[[InputReasoning | CompactionInput], str | None]
-"""The text inside what came sealed; None: it was not sealed here, for this owner."""
+"""Returns the decrypted text of an item; None if this server did not encrypt it for this owner."""
 
 SUMMARY_INTRODUCTION = "What was said before this point was left out. A summary of it, written to go on from:\n\n{}"
 
 
 class History(Protocol):
-    """One owner's past."""
+    """Conversation history of one owner."""
 
     def find_item(self, item_id: str) -> Struct | None:
-        """The item, put in or put out, that an `item_reference` means."""
+        """Returns the input or output item with this id; None if there is none."""
 
     def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        """What stands before the input of a request. Raises `ApiError`."""
+        """Returns the items that precede the input of a request. Raises `ApiError`."""
         ...
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
-        """The text inside what came sealed; None: it was not sealed here, for this owner."""
+        """Returns the decrypted text; None if this server did not encrypt it for this owner."""
 
 
 class _EmptyHistory:
-    """A past in which nothing was said."""
+    """History without items."""
 
     def find_item(self, item_id: str) -> Struct | None:  # noqa: ARG002
         return None
@@ -55,12 +55,12 @@ NO_HISTORY: History = _EmptyHistory()
 
 
 def decrypt_items(items: Iterable[AnyInput], decrypt: Decrypt, at: str) -> tuple[AnyInput, ...]:
-    """The items as the model is to read them: sealed reasoning in the open, a compaction as the summary in it.
+    """Returns the items in the form that the model reads: reasoning decrypted, a compaction replaced by its summary.
 
-    What is in a seal wins over what stands beside it, since nobody can have changed it. `at` is where the items came
-    in, as `input`. Raises `ApiError` 400 for a seal that is not ours.
+    Decrypted text replaces an item's open text, because a client cannot have changed it. `at` is the path of the items
+    in the request, such as `input`. Raises `ApiError` 400 for content that this server did not encrypt.
     """
-    return tuple(_decrypt_item(item, decrypt, f"{at}[{place}]") for place, item in enumerate(items))
+    return tuple(_decrypt_item(item, decrypt, f"{at}[{index}]") for index, item in enumerate(items))
 
 
 def _decrypt_item(item: AnyInput, opened: Decrypt, path: str) -> AnyInput:
@@ -74,7 +74,9 @@ def _decrypt_item(item: AnyInput, opened: Decrypt, path: str) -> AnyInput:
 def _decrypted_text(item: InputReasoning | CompactionInput, opened: Decrypt, path: str) -> str:
     text = opened(item)
     if text is None:
-        named = f" of item '{clip_text(item.id)}'" if item.id else ""
-        message = f"The encrypted content{named} could not be verified: this server did not seal it for you."
+        item_label = f" of item '{clip_text(item.id)}'" if item.id else ""
+        message = (
+            f"The encrypted content{item_label} could not be verified. This server did not encrypt it for this API key."
+        )
         raise ApiError(400, "invalid_encrypted_content", message, f"{path}.encrypted_content")
     return text

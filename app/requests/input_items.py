@@ -1,7 +1,7 @@
-"""The input of a Responses request: a string, or items, as `events.inputs` knows them.
+"""Parser of the input of a Responses request: a string, or items that become the structs of `events.inputs`.
 
-Clients send back what they were given, every key spelled out, so null and unknown keys of items are let through;
-types, roles and the parts that a role may have are not.
+Clients send items back as they received them, with every key spelled out, so null and unknown keys of items are
+accepted. Unknown types and roles, and parts that a role may not have, are not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,16 +50,16 @@ INPUT_PARTS = ("input_text", "input_image", "input_file")
 
 
 class RequestInput(Struct, frozen=True):
-    """What was said before, and the tools that joined on the way."""
+    """Parsed input of a request: its items, and the tools that its `additional_tools` items add."""
 
     items: tuple[AnyInput, ...]
     tools: RequestTools = RequestTools()
     compact: bool = False
-    """They end with a trigger: what is asked for is a summary of it all."""
+    """True if the input ended with a compaction trigger: the reply is a summary of the conversation."""
 
 
 def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input") -> RequestInput:
-    """The items at `param` of a request. Raises `ApiError`: 400 naming the place, 404 for a reference to nothing."""
+    """Reads the input at `param`. Raises `ApiError`: 400 with the path of the fault, 404 for a dangling reference."""
     if isinstance(value, str):
         return RequestInput((InputMessage(role="user", content=value),))
     if not value:
@@ -76,57 +76,57 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
 
 
 def is_trigger(entry: Any) -> bool:
-    """Whether an entry of the input asks for all that is before it to be compacted."""
+    """Tells whether an entry of the input is a compaction trigger."""
     return isinstance(entry, dict) and entry.get("type") == COMPACTION_TRIGGER
 
 
 def additional_tools(items: Iterable[AnyInput]) -> RequestTools:
-    """The tools that joined on the way."""
-    found = RequestTools()
+    """Returns the tools that the `additional_tools` items add."""
+    result = RequestTools()
     for index, item in enumerate(items):
         if isinstance(item, AdditionalToolsInput):
-            found += tools_of.read_tools(item.tools, f"input[{index}].tools")
-    return found
+            result += tools_of.read_tools(item.tools, f"input[{index}].tools")
+    return result
 
 
 def read_item(entry: Any, path: str) -> AnyInput:
-    """One item, which stands at `path`."""
+    """Reads the item at `path`. Raises `ApiError` 400."""
     c.is_object(entry, path)
-    sent = {key: value for key, value in entry.items() if value is not None}
-    kind = _item_type(sent, path)
-    sent["type"] = kind
+    fields = {key: value for key, value in entry.items() if value is not None}
+    kind = _item_type(fields, path)
+    fields["type"] = kind
     if kind in HOSTED_ITEM_TYPES:
-        c.string_like()(sent.get("id", ""), f"{path}.id")
-        return HostedInput(id=sent.get("id"), kind=kind, payload=entry)
+        c.string_like()(fields.get("id", ""), f"{path}.id")
+        return HostedInput(id=fields.get("id"), kind=kind, payload=entry)
     if kind == "message":
-        _check_message(sent, path)
+        _check_message(fields, path)
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        _check_parts(sent.get("output"), INPUT_PARTS, f"{path}.output")
+        _check_parts(fields.get("output"), INPUT_PARTS, f"{path}.output")
     elif kind == "item_reference":
-        c.require_key(sent, "id", path)
-    item: AnyInput = convert_value(sent, ITEM_TYPES[kind], path)
+        c.require_key(fields, "id", path)
+    item: AnyInput = convert_value(fields, ITEM_TYPES[kind], path)
     return item
 
 
 def check_calls(items: Iterable[AnyInput], param: str = "input") -> None:
-    """Every output has its call before it, and every call its output. Raises `ApiError` 400 as the real API does."""
-    called: dict[tuple[str, str], bool] = {}
+    """Checks that each output follows its call and each call has an output. Raises `ApiError` 400, as OpenAI does."""
+    answered_calls: dict[tuple[str, str], bool] = {}
     for item in items:
         if isinstance(item, InputFunctionCall | InputCustomCall):
-            called[_call_kind(item), item.call_id] = False
+            answered_calls[_call_kind(item), item.call_id] = False
         elif isinstance(item, InputFunctionOutput | InputCustomOutput):
             key = _call_kind(item), item.call_id
-            if key not in called:
+            if key not in answered_calls:
                 message = f"No tool call found for {key[0]} output with call_id {clip_text(item.call_id)}."
                 raise ApiError(400, None, message, param)
-            called[key] = True
-    for (kind, call_id), answered in called.items():
-        if not answered:
+            answered_calls[key] = True
+    for (kind, call_id), is_answered in answered_calls.items():
+        if not is_answered:
             raise ApiError(400, None, f"No tool output found for {kind} {clip_text(call_id)}.", param)
 
 
 def _item_type(sent: dict[str, Any], path: str) -> str:
-    """The type, also of the bare forms `{"role", "content"}` and `{"id"}`."""
+    """Returns the item's type, which is implied in the short forms `{"role", "content"}` and `{"id"}`."""
     kind = sent.get("type")
     if kind is None:
         if "role" in sent:
@@ -136,7 +136,9 @@ def _item_type(sent: dict[str, Any], path: str) -> str:
         raise missing_field(f"{path}.type")
     c.string_like()(kind, f"{path}.type")
     if kind == COMPACTION_TRIGGER:
-        raise invalid_value(f"{path}.type", f"Invalid '{path}': a '{COMPACTION_TRIGGER}' is the last item of an input.")
+        raise invalid_value(
+            f"{path}.type", f"Invalid '{path}': '{COMPACTION_TRIGGER}' must be the last item of the input."
+        )
     kind = TYPE_ALIASES.get(kind, kind)
     if kind not in ITEM_TYPES and kind not in HOSTED_ITEM_TYPES:
         raise invalid_value(
@@ -159,22 +161,22 @@ def _check_message(sent: dict[str, Any], path: str) -> None:
 
 
 def _check_parts(content: Any, allowed: tuple[str, ...], path: str) -> None:
-    """Parts of the kinds that may stand here. What is no list is left to the decoder."""
+    """Checks the types of content parts. Content that is not a list is left to the decoder."""
     if not isinstance(content, list):
         return
     for index, part in enumerate(content):
-        place = f"{path}[{index}]"
-        c.is_object(part, place)
-        if c.require_key(part, "type", place) == "input_audio" and allowed is INPUT_PARTS:
-            raise unsupported_field(place, "No model here hears.")
-        c.one_of(allowed)(part["type"], f"{place}.type")
+        part_path = f"{path}[{index}]"
+        c.is_object(part, part_path)
+        if c.require_key(part, "type", part_path) == "input_audio" and allowed is INPUT_PARTS:
+            raise unsupported_field(part_path, "Audio input is not supported.")
+        c.one_of(allowed)(part["type"], f"{part_path}.type")
 
 
 def _resolve_reference(reference: ItemReference, path: str, lookup: FindItem, param: str) -> AnyInput:
-    """The item that a reference means, as if the client had sent it."""
-    found = lookup(reference.id or "")
-    if found is None:
+    """Returns the referenced item, parsed as if the client had sent it."""
+    stored_item = lookup(reference.id or "")
+    if stored_item is None:
         raise not_found(f"Item with id '{clip_text(reference.id or '')}' not found.", param)
-    if isinstance(found, HostedInput):
-        return found
-    return read_item(msgspec.to_builtins(found), path)
+    if isinstance(stored_item, HostedInput):
+        return stored_item
+    return read_item(msgspec.to_builtins(stored_item), path)

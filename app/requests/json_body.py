@@ -1,7 +1,7 @@
-"""From bytes to plain JSON values, and from those to our structs; every fault is an `ApiError` with a path.
+"""Decoder of JSON bodies: bytes to JSON values, and values to structs. Each fault is an `ApiError` that names its path.
 
-Stricter than a JSON reader must be: no byte order mark, no NaN or number past a double, no lone surrogate, at most
-`DEEPEST` levels. Of a key that occurs twice the last one counts. An escaped NUL is text like any other.
+Stricter than JSON requires: no byte order mark, NaN, number beyond the range of a double or lone surrogate, and at most
+`MAX_DEPTH` levels. If a key occurs twice, the last value counts. An escaped NUL is ordinary text.
 """
 
 import json
@@ -25,7 +25,7 @@ _ARTICLES = {"str": "a string", "int": "an integer", "float": "a decimal", "bool
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises `ApiError` 400."""
+    """Returns the JSON object in a request's body. Raises `ApiError` 400."""
     try:
         value = _decoder.decode(body)
         _check_depth(value)
@@ -43,30 +43,33 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def convert_value(value: Any, kind: type[T], path: str) -> T:
-    """`value` as `kind`, strictly. `path` is where it stands in the request. Raises `ApiError` 400."""
+    """Converts `value` to `kind`, strictly. `path` is its path in the request. Raises `ApiError` 400."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _translate_error(str(error), path) from None
 
 
-def _translate_error(said: str, path: str) -> ApiError:
-    """A fault in the words of msgspec as an OpenAI error: it names the fault and, behind `$`, the place."""
-    match = _AT.match(said)
-    what, below = (match["what"], match["path"] or "") if match else (said, "")
-    place = f"{path}{below.replace('[...]', '')}".lstrip(".")
-    if absent := _MISSING.match(what):
-        return missing_field(f"{place}.{absent['field']}".lstrip("."))
-    if wrong := _TYPE.match(what):
-        expected = " or ".join(_ARTICLES.get(name, "an object") for name in wrong["expected"].split(" | "))
-        got = _ARTICLES.get(wrong["got"], wrong["got"] if wrong["got"] == "null" else "an object")
-        message = f"Invalid type for '{place}': expected {expected}, but got {got} instead."
-        return ApiError(400, "invalid_type", message, place)
-    return invalid_value(place, f"Invalid '{place}': {clip_text(what)}.")
+def _translate_error(message: str, path: str) -> ApiError:
+    """Translates an error message of msgspec to an OpenAI error. `path` is the path of the converted value.
+
+    Example: "Expected `str`, got `int` - at `$.content[...].text`" at `input[0]` names `input[0].content.text`.
+    """
+    match = _AT.match(message)
+    fault, subpath = (match["what"], match["path"] or "") if match else (message, "")
+    full_path = f"{path}{subpath.replace('[...]', '')}".lstrip(".")
+    if missing := _MISSING.match(fault):
+        return missing_field(f"{full_path}.{missing['field']}".lstrip("."))
+    if mismatch := _TYPE.match(fault):
+        expected = " or ".join(_ARTICLES.get(name, "an object") for name in mismatch["expected"].split(" | "))
+        got = _ARTICLES.get(mismatch["got"], mismatch["got"] if mismatch["got"] == "null" else "an object")
+        message = f"Invalid type for '{full_path}': expected {expected}, but got {got} instead."
+        return ApiError(400, "invalid_type", message, full_path)
+    return invalid_value(full_path, f"Invalid '{full_path}': {clip_text(fault)}.")
 
 
 def _check_depth(value: Any) -> None:
-    """Level by level, without recursion: what comes next may be handed to recursive readers."""
+    """Checks the depth level by level, without recursion. Code after this check may recurse."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in _child_values(parent)]
@@ -76,19 +79,19 @@ def _check_depth(value: Any) -> None:
 
 
 def _child_values(value: Any) -> list[Any]:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [child for child in inside if isinstance(child, dict | list)]
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in children if isinstance(child, dict | list)]
 
 
-def _number_error(body: bytes, said: str) -> ApiError:
-    """The error for a body that is no JSON; where only a number is to blame, the error names its field."""
+def _number_error(body: bytes, message: str) -> ApiError:
+    """Returns the error for an invalid body. If a non-finite number is the only fault, the error names its field."""
     try:
-        place = next(_not_finite(json.loads(body), ""), None)
+        path = next(_not_finite(json.loads(body), ""), None)
     except (ValueError, RecursionError):
-        place = None
-    if place is None:
-        return _invalid_json(said)
-    return invalid_value(place.lstrip("."), f"Invalid '{place.lstrip('.')}': expected a finite number.")
+        path = None
+    if path is None:
+        return _invalid_json(message)
+    return invalid_value(path.lstrip("."), f"Invalid '{path.lstrip('.')}': expected a finite number.")
 
 
 def _not_finite(value: Any, path: str) -> Iterator[str]:

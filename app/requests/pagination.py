@@ -1,4 +1,4 @@
-"""Which part of a list a query asks for."""
+"""Pagination of lists: the query parameters `order`, `limit` and `after`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,34 +14,37 @@ DEFAULT_LIMIT = "20"
 
 
 class ListPage(Struct, frozen=True):
-    """A part of a list: items from `start` up to `end`, counted from the end the list is read from."""
+    """A page of a list: items `start` to `end` (exclusive), counted from the end of the list if `descending`."""
 
     start: int
     end: int
     descending: bool
 
 
-def select_page(asked: Mapping[str, str], items: Sequence[AnyInput]) -> ListPage:
-    """The page that the query asks for: `order` (desc), `limit` (20; 1 to 100), `after` an id. Raises `ApiError`."""
-    falling = _read_order(asked) == "desc"
-    start, after = 0, asked.get("after")
+def select_page(query: Mapping[str, str], items: Sequence[AnyInput]) -> ListPage:
+    """Returns the page for a query: `order` (default desc), `limit` (1 to 100, default 20), `after` (an id).
+
+    Raises `ApiError` 400.
+    """
+    is_descending = _read_order(query) == "desc"
+    start, after = 0, query.get("after")
     if after is not None:
-        ids = [item.id for item in (reversed(items) if falling else items)]
+        ids = [item.id for item in (reversed(items) if is_descending else items)]
         if after not in ids:
-            raise invalid_value("after", f"Invalid 'after': there is no item '{clip_text(after)}' in this list.")
+            raise invalid_value("after", f"Invalid 'after': item '{clip_text(after)}' is not in this list.")
         start = ids.index(after) + 1
-    return ListPage(start, start + _read_limit(asked), falling)
+    return ListPage(start, start + _read_limit(query), is_descending)
 
 
-def _read_order(asked: Mapping[str, str]) -> str:
-    order = asked.get("order", "desc")
+def _read_order(query: Mapping[str, str]) -> str:
+    order = query.get("order", "desc")
     c.one_of(("asc", "desc"))(order, "order")
     return order
 
 
-def _read_limit(asked: Mapping[str, str]) -> int:
-    sent = asked.get("limit", DEFAULT_LIMIT)
-    if not re.fullmatch(r"-?[0-9]{1,9}", sent):
-        raise invalid_type("limit", "an integer", sent)
-    c.integer_between(1, MAX_LIMIT)(int(sent), "limit")
-    return int(sent)
+def _read_limit(query: Mapping[str, str]) -> int:
+    limit = query.get("limit", DEFAULT_LIMIT)
+    if not re.fullmatch(r"-?[0-9]{1,9}", limit):
+        raise invalid_type("limit", "an integer", limit)
+    c.integer_between(1, MAX_LIMIT)(int(limit), "limit")
+    return int(limit)

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: from the body to a `TurnSpec`."""
+"""Parser of `POST /v1/responses`: converts the body to a `TurnSpec`."""
 
 import json
 from collections.abc import Mapping
@@ -28,93 +28,94 @@ COMPACTION_PROMPT = (
     "write now. Write what they need: what the user wants, what was decided and done, with names, paths, ids and "
     "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
 )
-"""What the model is told when a conversation is to be compacted."""
+"""Prompt that asks the model for the summary of a conversation that is to be compacted."""
 
 
 def read_responses_request(
     body: Mapping[str, Any], models: ModelRegistry, history: History = NO_HISTORY, settings: Settings = DEFAULT_SETTINGS
 ) -> ParsedRequest:
-    """Check everything that can be checked before the engine is asked. Raises `ApiError`.
+    """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`.
 
-    What is wrong is named before what is not served, so that a typing error is never blamed on the server.
+    Malformed values are reported before unsupported ones, so that a mistake in a request never looks like a missing
+    feature.
     """
     check_fields(RESPONSES_FIELDS, body)
     model = models.find_model(body.get("model"))
     shared.check_stream_options(body)
-    offered = tools.read_tools(body.get("tools") or (), "tools")
-    tools.check_choice(body.get("tool_choice"), offered)
-    given = _read_input(body, history)
+    request_tools = tools.read_tools(body.get("tools") or (), "tools")
+    tools.check_choice(body.get("tool_choice"), request_tools)
+    request_input = _read_input(body, history)
     media.check_media(body.get("input"), "input", refused=settings.unsupported_media == "refuse")
     _check_exclusive(body)
     refuse_unsupported(RESPONSES_FIELDS, body)
-    past = history.items_before_input(body)
-    offered_all = offered + input_items.additional_tools(past) + given.tools
-    prompt_input = _prompt_input(body, _history_items(past, given, history), offered_all.build_table())
-    if given.compact:
+    earlier_items = history.items_before_input(body)
+    all_tools = request_tools + input_items.additional_tools(earlier_items) + request_input.tools
+    prompt_input = _prompt_input(body, _history_items(earlier_items, request_input, history), all_tools.build_table())
+    if request_input.compact:
         prompt_input = _with_compaction_prompt(prompt_input)
-    constrained = [] if given.compact else _output_constraints(offered_all, prompt_input)
-    spec = _turn_spec(body, model, prompt_input, given, tuple(constrained), offered.echo, settings)
-    return ParsedRequest(model, spec, past)
+    output_constraints = [] if request_input.compact else _output_constraints(all_tools, prompt_input)
+    spec = _turn_spec(body, model, prompt_input, request_input, tuple(output_constraints), request_tools.echo, settings)
+    return ParsedRequest(model, spec, earlier_items)
 
 
 def _output_constraints(offered: tools.RequestTools, prompt_input: PromptInput) -> list[OutputConstraint]:
     """Returns the schemas and grammars that the answer must match."""
-    found = constraints.tool_constraints(offered)
+    result = constraints.tool_constraints(offered)
     if prompt_input.answer_schema is not None:
-        found.append(OutputConstraint("schema", json.dumps(prompt_input.answer_schema), "text.format.schema"))
-    return found
+        result.append(OutputConstraint("schema", json.dumps(prompt_input.answer_schema), "text.format.schema"))
+    return result
 
 
 def _history_items(
-    past: tuple[AnyInput, ...], given: input_items.RequestInput, behind: History
+    history: tuple[AnyInput, ...], request_input: input_items.RequestInput, stored_history: History
 ) -> tuple[AnyInput, ...]:
-    """All that was said, as the model is to read it."""
-    input_items.check_calls((*past, *given.items))
-    if given.compact and not (past or given.items):
-        raise invalid_value("input", "There is nothing to compact.")
-    earlier = decrypt_items(past, behind.decrypt, "previous_response_id")
-    return (*earlier, *decrypt_items(given.items, behind.decrypt, "input"))
+    """Returns all items of the conversation in the form that the model reads. Raises `ApiError` 400."""
+    input_items.check_calls((*history, *request_input.items))
+    if request_input.compact and not (history or request_input.items):
+        raise invalid_value("input", "There is nothing to compact: the conversation has no items.")
+    earlier = decrypt_items(history, stored_history.decrypt, "previous_response_id")
+    return (*earlier, *decrypt_items(request_input.items, stored_history.decrypt, "input"))
 
 
-def _prompt_input(body: Mapping[str, Any], said: tuple[AnyInput, ...], table: ToolTable) -> PromptInput:
-    chosen, shape = read_tool_choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
+def _prompt_input(body: Mapping[str, Any], items: tuple[AnyInput, ...], table: ToolTable) -> PromptInput:
+    tool_choice, text_format = read_tool_choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
     return PromptInput(
         instructions=body.get("instructions"),
-        items=said,
+        items=items,
         tools=table,
-        tool_choice=chosen.mode,
-        allowed_tools=chosen.allowed_tools,
+        tool_choice=tool_choice.mode,
+        allowed_tools=tool_choice.allowed_tools,
         single_call=body.get("parallel_tool_calls") is False,
-        answer_schema=constraints.answer_schema(shape),
+        answer_schema=constraints.answer_schema(text_format),
         effort=(body.get("reasoning") or {}).get("effort"),
     )
 
 
 def _with_compaction_prompt(conversation: PromptInput) -> PromptInput:
-    """The same, with the wish for a summary at its end. There is nothing to call and no shape to fit."""
-    wish = InputMessage(role="user", content=COMPACTION_PROMPT)
+    """Appends the request for a summary to the conversation, without tools and without an answer schema."""
+    summary_request = InputMessage(role="user", content=COMPACTION_PROMPT)
     return PromptInput(
         instructions=conversation.instructions,
-        items=(*conversation.items, wish),
+        items=(*conversation.items, summary_request),
         effort=conversation.effort,
     )
 
 
 def _check_exclusive(body: Mapping[str, Any]) -> None:
-    """What excludes each other."""
+    """Checks for parameters that exclude each other. Raises `ApiError` 400."""
     if body.get("conversation") is not None and body.get("previous_response_id") is not None:
         message = "Mutually exclusive parameters: 'previous_response_id' and 'conversation'."
         raise ApiError(400, "mutually_exclusive_parameters", message, "previous_response_id")
     if body.get("background") and body.get("store") is False:
-        raise invalid_value("background", "A background response is read from the store: 'store' must not be false.")
+        raise invalid_value("background", "Background responses are read from the store. Set 'store' to true.")
 
 
-def _read_input(body: Mapping[str, Any], behind: History) -> input_items.RequestInput:
-    """The input; without one the request may still lean on something that is refused by name a moment later."""
+def _read_input(body: Mapping[str, Any], stored_history: History) -> input_items.RequestInput:
+    """Reads `input`. It may be missing if there is earlier history, or `prompt`, which is refused by name later."""
     value = body.get("input")
-    leans = any(body.get(name) is not None for name in ("previous_response_id", "conversation"))
-    if value is not None and not (value == [] and leans):  # nothing new is something where something was said before
-        return input_items.read_input(value, behind.find_item)
+    has_history = any(body.get(name) is not None for name in ("previous_response_id", "conversation"))
+    if value is not None and not (value == [] and has_history):  # an empty input is valid after earlier history
+        return input_items.read_input(value, stored_history.find_item)
     if any(body.get(name) is not None for name in ("previous_response_id", "conversation", "prompt")):
         return input_items.RequestInput(())
     raise missing_field("input")
@@ -124,34 +125,34 @@ def _turn_spec(
     body: Mapping[str, Any],
     model: ServedModel,
     prompt_input: PromptInput,
-    given: input_items.RequestInput,
-    constrained: tuple[OutputConstraint, ...],
+    request_input: input_items.RequestInput,
+    output_constraints: tuple[OutputConstraint, ...],
     echo: tuple[dict[str, Any], ...],
     settings: Settings,
 ) -> TurnSpec:
-    """A compaction has no stop strings and no log-probabilities: nobody reads its text."""
-    top = _top_logprobs(body)
-    limit = body.get("max_output_tokens") or settings.default_max_output_tokens
-    sampling = shared.read_sampling(body, model.engine.info.default_sampling, limit, top)
+    """Builds the turn. A compaction has no stop strings and no log probabilities, because no client reads its text."""
+    top_logprobs = _top_logprobs(body)
+    max_tokens = body.get("max_output_tokens") or settings.default_max_output_tokens
+    sampling = shared.read_sampling(body, model.engine.info.default_sampling, max_tokens, top_logprobs)
     return TurnSpec(
         base_response=_base_response(body, sampling, echo),
         prompt_input=prompt_input,
-        input_items=given.items,
+        input_items=request_input.items,
         sampling=sampling,
-        stop_strings=() if given.compact else shared.read_stop_strings(body),
+        stop_strings=() if request_input.compact else shared.read_stop_strings(body),
         stream=bool(body.get("stream")),
         max_tool_calls=1 if body.get("parallel_tool_calls") is False else body.get("max_tool_calls"),
-        constraints=constrained,
-        logprobs=top is not None and not given.compact,
+        constraints=output_constraints,
+        logprobs=top_logprobs is not None and not request_input.compact,
         obfuscate=shared.wants_obfuscation(body),
         truncate=body.get("truncation") == "auto",
         encrypt_reasoning=INCLUDE_ENCRYPTED_REASONING in (body.get("include") or ()),
-        compact=given.compact,
+        compact=request_input.compact,
     )
 
 
 def _base_response(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[str, Any], ...]) -> Response:
-    thinking = body.get("reasoning") or {}
+    reasoning = body.get("reasoning") or {}
     return shared.base_response(
         body,
         chosen,
@@ -162,7 +163,7 @@ def _base_response(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[s
             **{key: value for key, value in (body.get("text") or {}).items() if value is not None},
         },
         reasoning=shared.reasoning_config(
-            thinking.get("effort"), thinking.get("summary") or thinking.get("generate_summary")
+            reasoning.get("effort"), reasoning.get("summary") or reasoning.get("generate_summary")
         ),
         max_output_tokens=body.get("max_output_tokens"),
         max_tool_calls=body.get("max_tool_calls"),
@@ -170,11 +171,13 @@ def _base_response(body: Mapping[str, Any], chosen: Sampling, echo: tuple[dict[s
         store=body.get("store") is not False,
         background=bool(body.get("background")),
         previous_response_id=body.get("previous_response_id"),
-        conversation=UNSET if (talk := shared.conversation_of(body)) is None else ConversationRef(id=talk),
+        conversation=UNSET
+        if (conversation_id := shared.conversation_of(body)) is None
+        else ConversationRef(id=conversation_id),
     )
 
 
 def _top_logprobs(body: Mapping[str, Any]) -> int | None:
-    """How many likeliest tokens to tell of; None: no log-probabilities at all."""
-    most: int = body.get("top_logprobs") or 0
-    return most if most or INCLUDE_LOGPROBS in (body.get("include") or ()) else None
+    """Returns the number of most likely tokens to report at each position; None if log probabilities are off."""
+    count: int = body.get("top_logprobs") or 0
+    return count if count or INCLUDE_LOGPROBS in (body.get("include") or ()) else None

@@ -1,4 +1,4 @@
-"""What both faces make of a body in the same way: sampling, and the Response before anything happened."""
+"""Parsing that both endpoints share: sampling parameters, stop strings, and the initial Response."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,39 +14,39 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "min_p", "presence_penalty", "freque
 
 
 def read_sampling(body: Mapping[str, Any], defaults: Sampling, limit: int | None, top_logprobs: int | None) -> Sampling:
-    """How to sample: what the client sent wins, then the model's own defaults, then neutral.
+    """Returns the sampling parameters: the client's values, else the model's defaults, else neutral values.
 
-    `limit` is the number of new tokens asked for; None leaves it to the model's defaults.
+    `limit` is the requested number of new tokens; None leaves it to the model's defaults.
     """
-    sent: dict[str, Any] = {name: float(body[name]) for name in _SAMPLING_FIELDS if body.get(name) is not None}
+    overrides: dict[str, Any] = {name: float(body[name]) for name in _SAMPLING_FIELDS if body.get(name) is not None}
     if body.get("top_k") is not None:
-        sent["top_k"] = max(body["top_k"], 0)
+        overrides["top_k"] = max(body["top_k"], 0)
     if body.get("seed") is not None:
-        sent["seed"] = body["seed"]
+        overrides["seed"] = body["seed"]
     if body.get("logit_bias"):
-        sent["logit_bias"] = {int(token): float(added) for token, added in body["logit_bias"].items()}
+        overrides["logit_bias"] = {int(token): float(bias) for token, bias in body["logit_bias"].items()}
     if limit is not None:
-        sent["max_tokens"] = limit
-    return structs.replace(defaults, **sent, top_logprobs=top_logprobs)
+        overrides["max_tokens"] = limit
+    return structs.replace(defaults, **overrides, top_logprobs=top_logprobs)
 
 
 def conversation_of(body: Mapping[str, Any]) -> str | None:
-    """The id of the conversation that a request belongs to; it may be sent bare or in an object."""
-    sent = body.get("conversation")
-    return sent["id"] if isinstance(sent, dict) else sent
+    """Returns the id of the request's conversation, sent as a string or in an object; None if there is none."""
+    conversation = body.get("conversation")
+    return conversation["id"] if isinstance(conversation, dict) else conversation
 
 
 def read_stop_strings(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The stop strings. An empty one would match everywhere."""
+    """Returns the stop strings. Raises `ApiError` 400 for an empty one, which would match everywhere."""
     stop = body.get("stop")
-    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in found:
+    stop_strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stop_strings:
         raise invalid_value("stop", "Invalid 'stop': a stop string must not be empty.")
-    return found
+    return stop_strings
 
 
 def check_stream_options(body: Mapping[str, Any]) -> None:
-    """Options for a stream belong to a stream."""
+    """Raises `ApiError` 400 if `stream_options` is sent without `stream`."""
     if body.get("stream_options") is not None and not body.get("stream"):
         raise invalid_value(
             "stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled."
@@ -54,12 +54,12 @@ def check_stream_options(body: Mapping[str, Any]) -> None:
 
 
 def wants_obfuscation(body: Mapping[str, Any]) -> bool:
-    """Whether pieces of a stream are to be padded, so that their lengths tell nobody on the way what is said."""
+    """Tells whether to pad the chunks of a stream, so that their lengths do not reveal the text to an eavesdropper."""
     return bool((body.get("stream_options") or {}).get("include_obfuscation"))
 
 
 def base_response(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Response:
-    """The Response with the fields that echo the request on either face; `more` are the face's own."""
+    """Returns the Response with the fields that echo the request; `more` are the fields of one endpoint."""
     tier = body.get("service_tier")
     return Response(
         id="",
@@ -82,5 +82,5 @@ def base_response(body: Mapping[str, Any], chosen: Sampling, **more: Any) -> Res
 
 
 def reasoning_config(effort: str | None, summary: str | None) -> ReasoningConfig:
-    """The echo of how to think; both keys are always there."""
+    """Returns the echo of the reasoning settings; both keys are always present."""
     return ReasoningConfig(effort=effort, summary=summary)

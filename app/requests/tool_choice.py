@@ -1,4 +1,4 @@
-"""`tool_choice`: which tools the model may call, and whether it must."""
+"""Parser of `tool_choice`: the tools that the model may call, and whether it must call one."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,14 +13,14 @@ NAMED_TOOL_TYPES = ("function", "custom")
 
 
 class ToolChoice(Struct, frozen=True):
-    """What `tool_choice` comes down to. `only`: the flat names that may be called, None: all."""
+    """A parsed `tool_choice`. `allowed_tools` has the `model_name` of each tool that may be called; None allows all."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     allowed_tools: frozenset[str] | None = None
 
 
 def read_tool_choice(sent: Any, table: ToolTable) -> ToolChoice:
-    """Read `tool_choice`, as Responses has it. Raises `ApiError` 400."""
+    """Parses `tool_choice` in the form of Responses. Raises `ApiError` 400."""
     if sent in ("auto", "none", "required"):
         return ToolChoice(sent)
     if sent is None:
@@ -29,7 +29,7 @@ def read_tool_choice(sent: Any, table: ToolTable) -> ToolChoice:
     if kind in NAMED_TOOL_TYPES:
         return ToolChoice("required", frozenset({_find_named_tool(sent, table, "tool_choice")}))
     if kind != "allowed_tools":
-        raise unsupported_field("tool_choice", f"No tool of type '{clip_text(kind)}' runs here.")
+        raise unsupported_field("tool_choice", f"This server runs no tools of type '{clip_text(kind)}'.")
     mode = c.require_key(sent, "mode", "tool_choice")
     c.one_of(("auto", "required"))(mode, "tool_choice.mode")
     allowed = c.require_key(sent, "tools", "tool_choice")
@@ -45,10 +45,10 @@ def read_tool_choice(sent: Any, table: ToolTable) -> ToolChoice:
 
 
 def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
-    """The flat name of a tool that must be there."""
+    """Returns the `model_name` of a named tool. Raises `ApiError` 400 if the request does not offer it."""
     name, namespace = c.require_key(sent, "name", path), sent.get("namespace")
     c.string_like()(name, f"{path}.name")
-    for offer in table:
-        if offer.name == name and offer.kind == sent["type"] and namespace in (None, offer.namespace):
-            return offer.model_name
+    for tool in table:
+        if tool.name == name and tool.kind == sent["type"] and namespace in (None, tool.namespace):
+            return tool.model_name
     raise invalid_value("tool_choice", f"Tool choice '{clip_text(name)}' not found in 'tools' parameter.")

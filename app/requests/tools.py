@@ -1,4 +1,4 @@
-"""The tools of a request: what is echoed, what is offered to the model, what is only accepted."""
+"""Parser of a request's tools: all are echoed, some are offered to the model, hosted ones are only accepted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,43 +21,43 @@ _name = c.string_like(None, c.NAME)
 
 
 class RequestTools(Struct, frozen=True):
-    """A request's tools, read. `offers` and `paths` belong together: what is offered, and where it stood."""
+    """Parsed tools of a request. `served` are offered to the model; `paths` has the request path of each of them."""
 
     echo: tuple[dict[str, Any], ...] = ()
     served: tuple[RequestTool, ...] = ()
     paths: tuple[str, ...] = ()
 
     def __add__(self, more: "RequestTools") -> "RequestTools":
-        """Both lists, `more` last. Tools that join through an input item are not echoed: they are in the input."""
+        """Appends the tools of `more`. Tools of `additional_tools` items are not echoed: they are in the input."""
         return RequestTools(self.echo, self.served + more.served, self.paths + more.paths)
 
     def build_table(self) -> ToolTable:
-        """The offer as the dialects know it. Raises `ApiError` for two tools of one name."""
+        """Returns the offered tools as a table for the dialects. Raises `ApiError` if two tools have the same name."""
         try:
             return ToolTable.from_request(self.served)
         except ToolError as error:
-            place = f"{self.paths[error.index]}.name"
-            raise invalid_value(place, f"Invalid '{place}': {error.message}") from None
+            name_path = f"{self.paths[error.index]}.name"
+            raise invalid_value(name_path, f"Invalid '{name_path}': {error.message}") from None
 
 
-def read_tools(tools: Sequence[Any], path: str, places: Sequence[str] | None = None) -> RequestTools:
-    """Every entry of `tools`, which stands at `path`. Raises `ApiError` 400 naming the entry.
+def read_tools(tools: Sequence[Any], path: str, tool_paths: Sequence[str] | None = None) -> RequestTools:
+    """Reads every entry of `tools`, the list at `path`. Raises `ApiError` 400 with the path of the entry.
 
-    `places` says where each entry stood, where that is not `path[index]`.
+    `tool_paths` has the path of each entry, if that is not `path[index]`.
     """
-    echo, offers, paths = [], [], []
+    echo, served, paths = [], [], []
     for index, tool in enumerate(tools):
-        place = places[index] if places is not None else f"{path}[{index}]"
-        offer = _read_one(tool, place)
-        echo.append(_echo_tool(tool, offer))
-        if offer is not None:
-            offers.append(offer)
-            paths.append(place)
-    return RequestTools(tuple(echo), tuple(offers), tuple(paths))
+        tool_path = tool_paths[index] if tool_paths is not None else f"{path}[{index}]"
+        parsed_tool = _read_one(tool, tool_path)
+        echo.append(_echo_tool(tool, parsed_tool))
+        if parsed_tool is not None:
+            served.append(parsed_tool)
+            paths.append(tool_path)
+    return RequestTools(tuple(echo), tuple(served), tuple(paths))
 
 
 def check_choice(choice: Any, tools: RequestTools) -> None:
-    """What `tool_choice` names must be there, whether it is served or not."""
+    """Checks that the tool that `tool_choice` names is in the request, whether it is offered to the model or not."""
     if choice == "required" and not tools.echo:
         raise invalid_value("tool_choice", "Tool choice 'required' must be specified with 'tools' parameter.")
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
@@ -68,7 +68,7 @@ def check_choice(choice: Any, tools: RequestTools) -> None:
 
 
 def _read_one(tool: Any, path: str) -> RequestTool | None:
-    """A tool the model may call, or None for one that a server would have to run itself."""
+    """Reads a tool. Returns None for a hosted tool, which the server would have to run itself."""
     c.is_object(tool, path)
     kind = c.require_key(tool, "type", path)
     c.one_of((*SERVED_TYPES, *sorted(HOSTED_TOOL_TYPES)))(kind, f"{path}.type")
@@ -76,18 +76,18 @@ def _read_one(tool: Any, path: str) -> RequestTool | None:
         return None
     _check_names(tool, path)
     if kind == "namespace":
-        inner = c.require_key(tool, "tools", path)
-        c.array_of(c.is_object)(inner, f"{path}.tools")
-        for index, leaf in enumerate(inner):
-            place = f"{path}.tools[{index}]"
-            c.one_of(("function", "custom"))(c.require_key(leaf, "type", place), f"{place}.type")
-            _check_names(leaf, place)
-    offer: RequestTool = convert_value(tool, SERVED_TYPES[kind], path)
-    return offer
+        leaves = c.require_key(tool, "tools", path)
+        c.array_of(c.is_object)(leaves, f"{path}.tools")
+        for index, leaf in enumerate(leaves):
+            leaf_path = f"{path}.tools[{index}]"
+            c.one_of(("function", "custom"))(c.require_key(leaf, "type", leaf_path), f"{leaf_path}.type")
+            _check_names(leaf, leaf_path)
+    parsed_tool: RequestTool = convert_value(tool, SERVED_TYPES[kind], path)
+    return parsed_tool
 
 
 def _check_names(tool: Mapping[str, Any], path: str) -> None:
-    """The name by pattern, since it is pasted into a prompt; the parameters by shape."""
+    """Checks that the name is safe to paste into a prompt and that `parameters` is the schema of an object."""
     _name(c.require_key(tool, "name", path), f"{path}.name")
     parameters = tool.get("parameters")
     if parameters is None:
@@ -100,8 +100,8 @@ def _check_names(tool: Mapping[str, Any], path: str) -> None:
 
 
 def _echo_tool(tool: dict[str, Any], offer: RequestTool | None) -> dict[str, Any]:
-    """As it was sent; a function with all of its keys, since clients read them."""
+    """Returns the tool as it was sent. A function gets all of its keys, because clients read them."""
     if not isinstance(offer, FunctionTool):
         return tool
-    whole = {"description": offer.description, "parameters": offer.parameters, "strict": offer.strict}
-    return {"type": "function", "name": offer.name, **whole, **tool}
+    defaults = {"description": offer.description, "parameters": offer.parameters, "strict": offer.strict}
+    return {"type": "function", "name": offer.name, **defaults, **tool}

@@ -1,6 +1,6 @@
-"""What a request comes down to, whichever face it came through: one `TurnSpec`.
+"""`TurnSpec`, the result of parsing a request, the same for both endpoints.
 
-The Responses decoder and the chat decoder both end here; nothing behind this line knows which it was.
+Both the Responses parser and the chat parser return it. The code that runs a turn does not know which one did.
 """
 
 from msgspec import Struct, structs
@@ -16,41 +16,41 @@ from antiphon.harmony.format import PromptInput
 class TurnSpec(Struct, frozen=True, kw_only=True):
     """One turn to run.
 
-    `head` is the Response before anything happened: every echoed field is set, `id` and `created_at` are minted
-    by `app.turns.manager`. `sampling` is complete: the engine's defaults are already merged in, `stop_ids` not yet.
+    `base_response` is the Response before the first event: every echoed field is set; `app.turns.manager` sets `id`
+    and `created_at`. `sampling` includes the engine's defaults, but not yet `stop_ids`.
     """
 
     base_response: Response
     prompt_input: PromptInput
     input_items: tuple[AnyInput, ...] = ()
-    """The items of the conversation that came with this request; what is before them is stored already."""
+    """Items that the client sent with this request. Earlier items of the conversation are stored already."""
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stream: bool = False
     max_tool_calls: int | None = None
-    """Calls after which the turn ends; 1 when parallel calls are off."""
+    """Number of complete calls after which the turn ends; 1 if parallel calls are off."""
     include_usage: bool = False
-    """Chat only: a last chunk with usage."""
+    """Chat only: True if a last chunk reports the usage."""
     n: int = 1
-    """Chat only: how many turns share the prompt."""
+    """Chat only: number of turns that share the prompt."""
     constraints: tuple[OutputConstraint, ...] = ()
-    """What the answer must fit, to be tried before the engine is asked."""
+    """Schemas and grammars that the output must match, to be checked before the engine gets the job."""
     encrypt_reasoning: bool = False
-    """Whether reasoning comes sealed, too, for the client to keep."""
+    """True if reasoning items also have `encrypted_content`, for the client to keep."""
     compact: bool = False
-    """Whether what the model says is a summary, to be told as one sealed item."""
+    """True if the model writes a summary, which is returned as one encrypted item."""
     obfuscate: bool = False
-    """Whether the pieces of a stream are padded."""
+    """True if the chunks of a stream are padded."""
     truncate: bool = False
-    """Whether the oldest items are left out where all of them are too many."""
+    """True if the oldest items are left out when the prompt does not fit."""
     prefill_only: bool = False
-    """Whether the prompt is only read, for the turn that will follow it: nothing is said."""
+    """True if the turn only prefills the prompt for a later turn and returns no output."""
     logprobs: bool = False
-    """Whether log-probabilities are said; `sampling.top_logprobs` is then not None."""
+    """True if log probabilities are returned; `sampling.top_logprobs` is then not None."""
 
 
 class ParsedRequest(Struct, frozen=True):
-    """A validated request: the model it is for, and the turn it asks for."""
+    """A validated request: its model and the turn to run."""
 
     model: ServedModel
     spec: TurnSpec
@@ -59,14 +59,15 @@ class ParsedRequest(Struct, frozen=True):
 
 
 def as_prefill(spec: TurnSpec) -> TurnSpec:
-    """The turn that reads the prompt of this one, and says nothing.
+    """Returns the turn that only prefills the prompt of this one.
 
-    Many templates know no conversation without a user, and a client that warms up has often none to show yet.
+    Many templates reject a conversation without a user message, and a client that warms up often has none yet. A
+    placeholder is added then.
     """
     items = spec.prompt_input.items
     if not any(isinstance(item, InputMessage) and item.role == "user" for item in items):
         items = (*items, InputMessage(role="user", content="."))
-    conversation = structs.replace(spec.prompt_input, items=items)
+    prompt_input = structs.replace(spec.prompt_input, items=items)
     return structs.replace(
-        spec, prompt_input=conversation, sampling=structs.replace(spec.sampling, max_tokens=1), prefill_only=True
+        spec, prompt_input=prompt_input, sampling=structs.replace(spec.sampling, max_tokens=1), prefill_only=True
     )

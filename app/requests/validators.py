@@ -1,7 +1,7 @@
-"""What a field's value must look like: small functions that say yes or raise an OpenAI-shaped error.
+"""Validators of field values: small functions that return nothing or raise an OpenAI-shaped error.
 
-A `Check` takes a value and its path and returns nothing; null never reaches one, since every optional field may be
-null. Codes and wording follow the real API, so that a client that reads them meets what it knows.
+A `Validator` takes a value and its path. It is never called with null, because every optional field may be null. Error
+codes and messages follow OpenAI's API, so that clients that read them work here, too.
 """
 
 import re
@@ -13,33 +13,33 @@ from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value
 Validator = Callable[[Any, str], None]
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Names of tools and formats. They are pasted into prompts, so nothing else may stand in them."""
+"""Pattern of tool and format names. They are pasted into prompts, so no other characters are allowed."""
 
 
 def is_boolean(value: Any, path: str) -> None:
-    """True or false."""
+    """Checks for a boolean."""
     if not isinstance(value, bool):
         raise invalid_type(path, "a boolean", value)
 
 
 def is_object(value: Any, path: str) -> None:
-    """An object, whatever is in it."""
+    """Checks for an object with any content."""
     if not isinstance(value, dict):
         raise invalid_type(path, "an object", value)
 
 
 def is_array(value: Any, path: str) -> None:
-    """An array, whatever is in it."""
+    """Checks for an array with any content."""
     if not isinstance(value, list):
         raise invalid_type(path, "an array", value)
 
 
 def accept_any(value: Any, path: str) -> None:
-    """No rule: the field is looked at elsewhere, or refused whatever it holds."""
+    """Accepts any value: the field is checked elsewhere, or always refused."""
 
 
 def integer_between(low: int | None = None, high: int | None = None) -> Validator:
-    """A whole number from `low` to `high`."""
+    """Returns a validator of integers from `low` to `high`."""
 
     def check(value: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -50,7 +50,7 @@ def integer_between(low: int | None = None, high: int | None = None) -> Validato
 
 
 def number_between(low: float, high: float) -> Validator:
-    """A number from `low` to `high`."""
+    """Returns a validator of numbers from `low` to `high`."""
 
     def check(value: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -61,7 +61,7 @@ def number_between(low: float, high: float) -> Validator:
 
 
 def string_like(longest: int | None = None, pattern: re.Pattern[str] | None = None) -> Validator:
-    """Text of at most `longest` characters that matches `pattern` as a whole."""
+    """Returns a validator of strings of at most `longest` characters that match all of `pattern`."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str):
@@ -69,14 +69,14 @@ def string_like(longest: int | None = None, pattern: re.Pattern[str] | None = No
         if longest is not None and len(value) > longest:
             raise _too_long(path, longest, len(value))
         if pattern is not None and not pattern.fullmatch(value):
-            asked = f"Expected a string that matches the pattern '^{pattern.pattern}$'."
-            raise invalid_value(path, f"Invalid '{path}': string does not match pattern. {asked}")
+            expectation = f"Expected a string that matches the pattern '^{pattern.pattern}$'."
+            raise invalid_value(path, f"Invalid '{path}': string does not match pattern. {expectation}")
 
     return check
 
 
 def one_of(values: Sequence[str]) -> Validator:
-    """One of some words."""
+    """Returns a validator of strings that accepts only `values`."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str):
@@ -90,7 +90,7 @@ def one_of(values: Sequence[str]) -> Validator:
 
 
 def array_of(item: Validator, longest: int | None = None) -> Validator:
-    """An array whose entries all pass `item`."""
+    """Returns a validator of arrays of at most `longest` entries, each of which passes `item`."""
 
     def check(value: Any, path: str) -> None:
         is_array(value, path)
@@ -104,7 +104,7 @@ def array_of(item: Validator, longest: int | None = None) -> Validator:
 
 
 def string_or_array(text: Validator, many: Validator) -> Validator:
-    """A string that passes `text`, or an array that passes `many`."""
+    """Returns a validator of strings that pass `text` and arrays that pass `many`."""
 
     def check(value: Any, path: str) -> None:
         if isinstance(value, list):
@@ -117,56 +117,58 @@ def string_or_array(text: Validator, many: Validator) -> Validator:
     return check
 
 
-def object_of(known: Mapping[str, Validator]) -> Validator:
-    """An object with these keys and no others; any of them may be null or missing."""
+def object_of(fields: Mapping[str, Validator]) -> Validator:
+    """Returns a validator of objects with these keys and no others. Each key may be null or missing."""
 
     def check(value: Any, path: str) -> None:
         is_object(value, path)
-        for key, inside in value.items():
-            below = f"{path}.{key}"
-            if key not in known:
-                raise unknown_field(below)
-            if inside is not None:
-                known[key](inside, below)
+        for key, field_value in value.items():
+            field_path = f"{path}.{key}"
+            if key not in fields:
+                raise unknown_field(field_path)
+            if field_value is not None:
+                fields[key](field_value, field_path)
 
     return check
 
 
 def string_map(value: Any, path: str, *, most: int | None = 16, key: int = 64, text: int = 512) -> None:
-    """A flat object of strings, as `metadata` is. `most` None: no limits at all, only the shape."""
+    """Checks a flat object of strings, such as `metadata`. If `most` is None, nothing has a limit."""
     is_object(value, path)
     if most is not None and len(value) > most:
-        asked = f"Expected an object with at most {most} properties, but got {len(value)} instead."
-        raise ApiError(400, "object_above_max_properties", f"Invalid '{path}': too many properties. {asked}", path)
-    for name, said in value.items():
-        below = f"{path}.{clip_text(name)}"
+        expectation = f"Expected an object with at most {most} properties, but got {len(value)} instead."
+        raise ApiError(
+            400, "object_above_max_properties", f"Invalid '{path}': too many properties. {expectation}", path
+        )
+    for name, entry in value.items():
+        entry_path = f"{path}.{clip_text(name)}"
         if most is not None and len(name) > key:
-            raise _too_long(below, key, len(name))
-        string_like(text if most is not None else None)(said, below)
+            raise _too_long(entry_path, key, len(name))
+        string_like(text if most is not None else None)(entry, entry_path)
 
 
 def token_bias(value: Any, path: str) -> None:
-    """`logit_bias`: token ids, written as strings, to numbers from -100 to 100; at most 1024 of them."""
+    """Checks `logit_bias`: at most 1024 token ids, written as strings, mapped to numbers from -100 to 100."""
     is_object(value, path)
     if len(value) > 1024:
         message = f"Invalid '{path}': too many properties. Expected at most 1024, but got {len(value)} instead."
         raise ApiError(400, "object_above_max_properties", message, path)
-    for token, added in value.items():
-        below = f"{path}.{clip_text(token)}"
+    for token, bias in value.items():
+        entry_path = f"{path}.{clip_text(token)}"
         if not re.fullmatch(r"[0-9]{1,9}", token):
-            raise invalid_value(below, f"Invalid '{below}': keys are token ids.")
-        number_between(-100, 100)(added, below)
+            raise invalid_value(entry_path, f"Invalid '{entry_path}': keys must be token ids.")
+        number_between(-100, 100)(bias, entry_path)
 
 
 def require_key(value: Mapping[str, Any], key: str, path: str) -> Any:
-    """`value[key]`, which must be there and not null."""
+    """Returns `value[key]`. Raises `ApiError` 400 if it is missing or null."""
     if value.get(key) is None:
         raise missing_field(f"{path}.{key}")
     return value[key]
 
 
 def join_words(values: Sequence[str]) -> str:
-    """'a', 'b', and 'c'."""
+    """Joins values to a list for messages: 'a', 'b', and 'c'."""
     quoted = [f"'{value}'" for value in values]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])}, and {quoted[-1]}"
 
@@ -178,11 +180,11 @@ def _check_bounds(value: float, path: str, low: float | None, high: float | None
         side, bound, sign = "above maximum", high, "<="
     else:
         return
-    asked = f"Expected a value {sign} {bound}, but got {clip_text(str(value), 40)} instead."
+    expectation = f"Expected a value {sign} {bound}, but got {clip_text(str(value), 40)} instead."
     code = f"{kind}_{side.replace('minimum', 'min').replace('maximum', 'max').replace(' ', '_')}_value"
-    raise ApiError(400, code, f"Invalid '{path}': {kind} {side} value. {asked}", path)
+    raise ApiError(400, code, f"Invalid '{path}': {kind} {side} value. {expectation}", path)
 
 
 def _too_long(path: str, longest: int, length: int) -> ApiError:
-    asked = f"Expected a string with maximum length {longest}, but got a string with length {length} instead."
-    return ApiError(400, "string_above_max_length", f"Invalid '{path}': string too long. {asked}", path)
+    expectation = f"Expected a string with maximum length {longest}, but got a string with length {length} instead."
+    return ApiError(400, "string_above_max_length", f"Invalid '{path}': string too long. {expectation}", path)

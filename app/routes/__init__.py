@@ -1,1 +1,1 @@
-"""One module per group of endpoints. A route reads, opens, and hands out a reading of the log; it decides nothing."""
+"""Endpoints, one module per group. A route parses a request, starts turns, and sends a projection of their logs."""

@@ -1,4 +1,4 @@
-"""`POST /v1/responses/compact`: what was said, cut down to the user's messages and one sealed summary."""
+"""`POST /v1/responses/compact`: reduces a conversation to the user's messages and one encrypted summary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,59 +15,59 @@ from antiphon.app.requests import input_items as items_of
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.routes.engine_ready import wait_until_ready
-from antiphon.app.routes.replies import final_reply, json_reply, open_turns
+from antiphon.app.routes.replies import final_reply, json_reply, start_turns
 from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput, InputMessage
-from antiphon.events.response import Response as Said
+from antiphon.events.response import Response as ResponseObject
 
 COMPACT_FIELDS = frozenset(
     """model input instructions previous_response_id prompt_cache_key prompt_cache_retention prompt_cache_options
     service_tier reasoning image tools parallel_tool_calls text""".split()
 )
-"""What such a body may hold: it is read as a request for a response, so each is checked and served as there."""
+"""Fields that the body may have. It is parsed as a Responses request, so each has the same meaning as there."""
 
 
 @post("/v1/responses/compact", status_code=200)
 async def compact_conversation(request: AnyRequest) -> Response[Any]:
-    """The answer is to be sent back as it is, in place of what it was made of. Nothing is stored."""
-    home, body = server_context(request), parse_object(await request.body())
+    """Returns items that the client sends in place of the compacted conversation. Nothing is stored."""
+    context, body = server_context(request), parse_object(await request.body())
     for key in body:
         if key not in COMPACT_FIELDS:
             raise unknown_field(key)
     await wait_until_ready(request, body)
-    past = StoredHistory(home.store, request_owner(request), home.turn_manager.sealer)
-    asked = read_responses_request(_add_trigger(body), home.models, past, home.settings)
-    said = (*asked.earlier_items, *asked.spec.input_items)
-    logs = await open_turns(request, asked)
-    return json_reply(await final_reply(request, _compacted_output(logs[0], said), logs))
+    history = StoredHistory(context.store, request_owner(request), context.turn_manager.sealer)
+    parsed = read_responses_request(_add_trigger(body), context.models, history, context.settings)
+    items = (*parsed.earlier_items, *parsed.spec.input_items)
+    logs = await start_turns(request, parsed)
+    return json_reply(await final_reply(request, _compacted_output(logs[0], items), logs))
 
 
 def _add_trigger(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as a request for a response."""
-    said = body.get("input")
-    if isinstance(said, str):
-        said = [{"role": "user", "content": said}]
-    if said is None or isinstance(said, list):
-        said = [*(said or ()), {"type": items_of.COMPACTION_TRIGGER}]
-    return {**body, "input": said, "store": False}
+    """Returns the equivalent Responses request: a compaction trigger ends its input, and it is not stored."""
+    items = body.get("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if items is None or isinstance(items, list):
+        items = [*(items or ()), {"type": items_of.COMPACTION_TRIGGER}]
+    return {**body, "input": items, "store": False}
 
 
 async def _compacted_output(log: EventLog, items: Sequence[AnyInput]) -> bytes:
-    """The user's messages as they are, then what the turn put out. Raises `ApiError` where it failed."""
-    said: Said = await log.wait_finished()
-    if said.status != "completed":
-        message = said.error.message if said.error else "The compaction was cut short."
-        raise ApiError(500, said.error.code if said.error else None, message, kind=SERVER_ERROR)
-    kept = [item for item in items if isinstance(item, InputMessage) and item.role == "user"]
+    """Returns the user's messages unchanged, then the output of the turn. Raises `ApiError` if the turn failed."""
+    response: ResponseObject = await log.wait_finished()
+    if response.status != "completed":
+        message = response.error.message if response.error else "The compaction did not complete. Retry the request."
+        raise ApiError(500, response.error.code if response.error else None, message, kind=SERVER_ERROR)
+    user_messages = [item for item in items if isinstance(item, InputMessage) and item.role == "user"]
     return msgspec.json.encode(
         {
-            "id": said.id,
+            "id": response.id,
             "object": "response.compaction",
-            "created_at": said.created_at,
+            "created_at": response.created_at,
             "output": [
-                *(listed_item(item) for item in with_ids(tuple(kept), said.id)),
-                *msgspec.to_builtins(said.output),
+                *(listed_item(item) for item in with_ids(tuple(user_messages), response.id)),
+                *msgspec.to_builtins(response.output),
             ],
-            "usage": said.usage,
+            "usage": response.usage,
         }
     )

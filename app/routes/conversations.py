@@ -1,4 +1,4 @@
-"""`/v1/conversations`: items that turns lean on, kept by a name of their own."""
+"""`/v1/conversations`: stored lists of items that turns can continue."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -25,56 +25,56 @@ from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import AnyInput
 
 MAX_ITEMS = 20
-"""Items that may be added at once."""
+"""Maximum number of items in one request."""
 
 
 @post("/v1/conversations", status_code=200)
 async def create_conversation(request: AnyRequest) -> Response[Any]:
-    """A new conversation, with items and metadata if there are any."""
-    home, body = server_context(request), await _read_body(request, {"items", "metadata"})
+    """Creates a conversation, with the items and the metadata of the request, if any."""
+    context, body = server_context(request), await _read_body(request, {"items", "metadata"})
     items = _read_items(request, body.get("items") or [])
-    created = int(home.turn_manager.current_time())
-    made = StoredConversation(id=new_id("conv"), created_at=created, metadata=body.get("metadata") or {})
-    home.store.save_conversation(request_owner(request), made)
-    home.store.add_items(request_owner(request), made.id, items)
-    return _conversation_json(made)
+    created_at = int(context.turn_manager.current_time())
+    conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.get("metadata") or {})
+    context.store.save_conversation(request_owner(request), conversation)
+    context.store.add_items(request_owner(request), conversation.id, items)
+    return _conversation_json(conversation)
 
 
 @get("/v1/conversations/{conversation_id:str}")
 async def retrieve_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
-    """A conversation, without its items."""
+    """Returns a conversation without its items."""
     return _conversation_json(_find_conversation(request, conversation_id))
 
 
 @post("/v1/conversations/{conversation_id:str}", status_code=200)
 async def update_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
-    """Other metadata."""
-    found, body = _find_conversation(request, conversation_id), await _read_body(request, {"metadata"})
-    changed = msgspec.structs.replace(found, metadata=_require_key(body, "metadata"))
-    server_context(request).store.save_conversation(request_owner(request), changed)
-    return _conversation_json(changed)
+    """Replaces the metadata of a conversation."""
+    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, {"metadata"})
+    updated = msgspec.structs.replace(conversation, metadata=_require_key(body, "metadata"))
+    server_context(request).store.save_conversation(request_owner(request), updated)
+    return _conversation_json(updated)
 
 
 @delete("/v1/conversations/{conversation_id:str}", status_code=200)
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
-    """Forget a conversation and its items. Responses that belonged to it stay."""
-    found = _find_conversation(request, conversation_id)
-    server_context(request).store.delete_conversation(request_owner(request), found.id)
-    return json_reply(msgspec.json.encode({"id": found.id, "object": "conversation.deleted", "deleted": True}))
+    """Deletes a conversation and its items, but not its responses."""
+    conversation = _find_conversation(request, conversation_id)
+    server_context(request).store.delete_conversation(request_owner(request), conversation.id)
+    return json_reply(msgspec.json.encode({"id": conversation.id, "object": "conversation.deleted", "deleted": True}))
 
 
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200)
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
-    """More items, at the end."""
-    found, body = _find_conversation(request, conversation_id), await _read_body(request, {"items"})
+    """Appends items to a conversation and returns them."""
+    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, {"items"})
     items = _read_items(request, _require_key(body, "items"))
-    server_context(request).store.add_items(request_owner(request), found.id, items)
+    server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
 
 @get("/v1/conversations/{conversation_id:str}/items")
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
-    """Its items, the latest first where no other order is asked for."""
+    """Lists the items of a conversation, latest first by default."""
     items = server_context(request).store.conversation_items(
         request_owner(request), _find_conversation(request, conversation_id).id
     )
@@ -83,7 +83,7 @@ async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Res
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
-    """One of them."""
+    """Returns an item of a conversation."""
     for item in server_context(request).store.conversation_items(
         request_owner(request), _find_conversation(request, conversation_id).id
     ):
@@ -94,19 +94,19 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
 
 @delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200)
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
-    """One of them less; the conversation."""
-    found = _find_conversation(request, conversation_id)
-    if not server_context(request).store.delete_item(request_owner(request), found.id, item_id):
+    """Deletes an item and returns the conversation."""
+    conversation = _find_conversation(request, conversation_id)
+    if not server_context(request).store.delete_item(request_owner(request), conversation.id, item_id):
         raise _item_not_found(item_id)
-    return _conversation_json(found)
+    return _conversation_json(conversation)
 
 
-async def _read_body(request: AnyRequest, known: set[str]) -> Mapping[str, Any]:
-    """The body, which may be empty."""
-    sent = await request.body()
-    body = parse_object(sent) if sent else {}
+async def _read_body(request: AnyRequest, allowed: set[str]) -> Mapping[str, Any]:
+    """Returns the JSON object in the body, `{}` if the body is empty. Raises `ApiError` for keys not in `known`."""
+    content = await request.body()
+    body = parse_object(content) if content else {}
     for key, value in body.items():
-        if key not in known:
+        if key not in allowed:
             raise unknown_field(key)
         if key == "metadata" and value is not None:
             METADATA(value, key)
@@ -122,18 +122,20 @@ def _require_key(body: Mapping[str, Any], key: str) -> Any:
 def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     c.array_of(c.is_object, MAX_ITEMS)(sent, "items")
     lookup = partial(server_context(request).store.find_item, request_owner(request))
-    given = items_of.read_input(sent, lookup, "items") if sent else items_of.RequestInput(())
+    parsed = items_of.read_input(sent, lookup, "items") if sent else items_of.RequestInput(())
     media.check_media(sent, "items", refused=server_context(request).settings.unsupported_media == "refuse")
-    if given.compact:
-        raise invalid_value("items", "A conversation is compacted by a request for a response.")
-    return with_ids(given.items, new_id("items"))
+    if parsed.compact:
+        raise invalid_value(
+            "items", "To compact a conversation, send the 'compaction_trigger' item to POST /v1/responses."
+        )
+    return with_ids(parsed.items, new_id("items"))
 
 
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:
-    found = server_context(request).store.find_conversation(request_owner(request), conversation_id)
-    if found is None:
+    conversation = server_context(request).store.find_conversation(request_owner(request), conversation_id)
+    if conversation is None:
         raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.")
-    return found
+    return conversation
 
 
 def _item_not_found(item_id: str) -> ApiError:

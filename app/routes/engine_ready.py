@@ -1,4 +1,4 @@
-"""What a request that needs an engine does first: it waits until there is one to take it."""
+"""Waits for the engine of a request's model, before anything else of the request is processed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,22 +10,23 @@ from antiphon.engine.protocol import EngineError
 
 
 async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None:
-    """Return when the engine of the model that `body` asks for would take a turn. Raises `ApiError` 429 or 503.
+    """Waits until the engine of the requested model can accept a turn. Raises `ApiError` 429 or 503.
 
-    Nothing else of a request is looked at before: an engine that still loads cannot say what it serves, and a request
-    too many is to cost nothing. A model that does not exist is left to whoever reads the request.
+    Runs before the request is parsed: an engine that is still loading cannot report what it supports, and an excess
+    request must cost nothing. Returns immediately for an unknown model, which the parser reports. If the client
+    disconnects, the wait is cancelled.
     """
-    home = server_context(request)
-    model = home.models.get_model(body.get("model"))
+    context = server_context(request)
+    model = context.models.get_model(body.get("model"))
     if model is not None and model.engine.unready_reason() is not None:
-        await cancel_on_disconnect(request, wait_for_engine(home, body))
+        await cancel_on_disconnect(request, wait_for_engine(context, body))
     else:
-        await wait_for_engine(home, body)
+        await wait_for_engine(context, body)
 
 
-async def wait_for_engine(home: ServerContext, body: Mapping[str, Any]) -> None:
-    """The same for whoever looks after its client itself."""
-    model = home.models.get_model(body.get("model"))
+async def wait_for_engine(context: ServerContext, body: Mapping[str, Any]) -> None:
+    """Does the same as `wait_until_ready`, but does not notice when the client disconnects."""
+    model = context.models.get_model(body.get("model"))
     if model is None:
         return
     try:

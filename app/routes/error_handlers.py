@@ -1,4 +1,4 @@
-"""Exceptions as HTTP answers in the API's error shape."""
+"""Converts exceptions to HTTP responses in the API's error format."""
 
 import sqlite3
 from typing import Any
@@ -23,46 +23,49 @@ def _handle_api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[An
 
 
 def _handle_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
-    """What litestar itself answers: paths and methods that nothing is at."""
-    where = f"{request.method} {clip_text(request.url.path)}"
+    """Converts errors that litestar itself raises, such as those for unknown paths and methods."""
+    target = f"{request.method} {clip_text(request.url.path)}"
     if error.status_code == 404:
-        found = ApiError(404, "unknown_url", f"Unknown request URL: {where}.")
+        api_error = ApiError(404, "unknown_url", f"Unknown request URL: {target}.")
     elif error.status_code == 405:
         allowed = (("allow", ", ".join(_allowed_methods(request))),)
-        found = ApiError(405, "method_not_allowed", f"Not allowed: {where}.", headers=allowed)
+        api_error = ApiError(405, "method_not_allowed", f"Method not allowed: {target}.", headers=allowed)
     elif "client disconnected" in error.detail:
-        found = ApiError(499, "client_closed_request", "The client left before its body had come.")
+        api_error = ApiError(
+            499, "client_closed_request", "The client disconnected before the request body was complete."
+        )
     else:
-        found = ApiError(error.status_code, None, error.detail)
-    return _handle_api_error(request, found)
+        api_error = ApiError(error.status_code, None, error.detail)
+    return _handle_api_error(request, api_error)
 
 
 def _handle_store_error(request: Request[Any, Any, Any], error: sqlite3.OperationalError) -> Response[Any]:
-    """The file is full, locked, or gone: that passes, and may be tried again."""
+    """Answers 503: the store file is full, locked or missing, which is usually temporary."""
     _log.error("store unavailable", request_id=request_state(request.scope).request_id, error=str(error))
     retry = (("retry-after", "1"),)
     return _handle_api_error(
-        request, ApiError(503, "storage_unavailable", "The store cannot be used now.", headers=retry)
+        request,
+        ApiError(503, "storage_unavailable", "The response store is unavailable. Retry the request.", headers=retry),
     )
 
 
 def _handle_unexpected_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    """A fault of ours. Its words stay in the log."""
+    """Answers 500 for a server bug. The exception's text is logged, never sent."""
     _log.error("unhandled exception in request", request_id=request_state(request.scope).request_id, exc_info=error)
     message = "The server had an error while processing your request."
     return _handle_api_error(request, ApiError(500, "server_error", message))
 
 
 def _allowed_methods(request: Request[Any, Any, Any]) -> list[str]:
-    """The methods that are allowed where this request went."""
-    asked = request.url.path.strip("/").split("/")
-    found: set[str] = set()
+    """Returns the methods that are allowed at the path of this request."""
+    segments = request.url.path.strip("/").split("/")
+    methods: set[str] = set()
     for route in request.app.routes:
-        if isinstance(route, HTTPRoute) and len(route.path_components) == len(asked):
-            pairs = zip(route.path_components, asked, strict=True)
-            if all(not isinstance(part, str) or part == said for part, said in pairs):
-                found |= set(route.methods)
-    return sorted(found)
+        if isinstance(route, HTTPRoute) and len(route.path_components) == len(segments):
+            pairs = zip(route.path_components, segments, strict=True)
+            if all(not isinstance(part, str) or part == segment for part, segment in pairs):
+                methods |= set(route.methods)
+    return sorted(methods)
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {

@@ -1,7 +1,7 @@
-"""A stream of events as an answer of its own: lean, because every token of every client goes through it.
+"""Responses that are event streams. Every token of every client passes through them, so their overhead is small.
 
-In place of litestar's `Stream`, which runs a task group with a task for the body, and a generator more. Here the pump
-writes to the connection itself, past litestar and h11; only the head and the end of the answer are messages of ASGI's.
+They replace litestar's `Stream`, which needs a task group, a task for the body and a generator. Here the pump writes to
+the connection directly, past litestar and h11; only the head and the end of a response are ASGI messages.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ START_MESSAGE = {
     "status": 200,
     "headers": [
         (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # keeps a proxy from collecting the stream before it passes it on
+        (b"x-accel-buffering", b"no"),  # keeps a proxy from buffering the stream
         (b"content-type", b"text/event-stream; charset=utf-8"),
     ],
 }
@@ -31,72 +31,75 @@ END_MESSAGE = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class EventStreamResponse(Response[None]):
-    """A telling, written piece by piece. `reading` is entered for as long as it is, and left when the client leaves."""
+    """A stream that `telling` encodes. The context `reading` is active until the stream ends or is disconnected."""
 
-    def __init__(self, telling: StreamEncoder, reading: AbstractContextManager[None]) -> None:
+    def __init__(self, encoder: StreamEncoder, reading_context: AbstractContextManager[None]) -> None:
         super().__init__(None, status_code=200)
-        self._telling, self._reading = telling, reading
+        self._encoder, self._reading_context = encoder, reading_context
 
-    def to_asgi_response(self, *_: object, **__: object) -> AsgiApp:  # type: ignore[override]  # ready as it is
-        """The answer itself: there is nothing that the request could add to it."""
+    def to_asgi_response(self, *_: object, **__: object) -> AsgiApp:  # type: ignore[override]  # needs no arguments
+        """Returns the ASGI application that sends the stream; it does not depend on the request."""
         return self._stream
 
     async def _stream(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        with self._reading, contextlib.suppress(ClientDisconnected):
+        with self._reading_context, contextlib.suppress(ClientDisconnected):
             await send(START_MESSAGE)
             response = request_state(scope).response
             sink = response if response is not None and response.can_write else AsgiSink(send)
-            await run_until_disconnect(receive, pump(self._telling, sink))
+            await run_until_disconnect(receive, pump(self._encoder, sink))
             await send(END_MESSAGE)
 
 
 class AsgiSink:
-    """The pipe of a connection that has no other: each piece is a message of ASGI's."""
+    """A `ChunkSink` that sends each chunk as an ASGI message, for connections without a `ChunkedResponse`."""
 
     def __init__(self, send: AsgiSend) -> None:
         self._send = send
-        self._piece = b""
+        self._chunk = b""
 
     @property
     def write_paused(self) -> bool:
-        """Whether a piece still has to be sent."""
-        return bool(self._piece)
+        """True while a chunk waits for `drain`."""
+        return bool(self._chunk)
 
-    def write_chunk(self, piece: bytes) -> None:
-        """Send a piece with the next `drained`."""
-        self._piece = piece
+    def write_chunk(self, chunk: bytes) -> None:
+        """Holds a chunk until `drain` sends it."""
+        self._chunk = chunk
 
     async def drain(self) -> None:
-        """Send it."""
-        piece, self._piece = self._piece, b""
+        """Sends the held chunk, if there is one."""
+        piece, self._chunk = self._chunk, b""
         if piece:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-class ClientDisconnected(ApiError):  # noqa: N818  # it is nobody's error
-    """The client has left. Nobody reads the answer."""
+class ClientDisconnected(ApiError):  # noqa: N818  # a normal event, not an error
+    """The client has disconnected, so the response is never read."""
 
     def __init__(self) -> None:
-        super().__init__(499, "client_closed_request", "The client has left.")
+        super().__init__(499, "client_closed_request", "The client disconnected.")
 
 
 async def run_until_disconnect(receive: Callable[[], Awaitable[Any]], work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves. Raises `Gone`. The body must have been read."""
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises `ClientDisconnected`.
+
+    The request body must have been read.
+    """
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_wait_disconnect(receive))
+    disconnected = asyncio.create_task(_wait_disconnect(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnected
     finally:
-        for other in (task, gone):
-            other.cancel()
+        for pending in (task, disconnected):
+            pending.cancel()
         with contextlib.suppress(asyncio.CancelledError, ApiError):
             await task
 
 
 async def _wait_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
-    """Returns when the client has left, or has got the whole answer."""
+    """Returns when the client has disconnected, or has received the whole response."""
     while (await receive())["type"] != "http.disconnect":
         pass

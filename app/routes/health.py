@@ -1,4 +1,4 @@
-"""`/health`: the process lives. `/ready`: it would take a request now. Both are open to all and tell nothing else."""
+"""`/health`: the process is running. `/ready`: it accepts requests now. Neither needs an API key."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from antiphon.app.routes.replies import json_reply
 
 @get("/health")
 async def get_health() -> Response[Any]:
-    """200 as long as the event loop turns."""
+    """Returns 200 as long as the event loop runs."""
     return json_reply(b'{"status":"ok"}')
 
 
 @head("/health")
 async def head_health() -> Response[None]:
-    """The same without a body."""
+    """Returns the status of `GET /health` without a body."""
     return Response(None, media_type="text/plain")
 
 
 @get("/ready")
 async def get_ready(request: AnyRequest) -> Response[Any]:
-    """200, or 503 with the reason."""
+    """Returns 200, or 503 with the reason why the server is not ready."""
     reason = unready_reason(server_context(request))
     if reason is None:
         return json_reply(b'{"status":"ready"}')
@@ -33,18 +33,18 @@ async def get_ready(request: AnyRequest) -> Response[Any]:
 
 @head("/ready")
 async def head_ready(request: AnyRequest) -> Response[None]:
-    """The same without a body."""
+    """Returns the status of `GET /ready` without a body."""
     return Response(
         None, status_code=200 if unready_reason(server_context(request)) is None else 503, media_type="text/plain"
     )
 
 
-def unready_reason(home: ServerContext) -> str | None:
-    """Why a request would not be taken, or None."""
-    if home.shutting_down:
+def unready_reason(context: ServerContext) -> str | None:
+    """Returns the reason why the server would not accept a request now, or None."""
+    if context.shutting_down:
         return "the server is shutting down"
-    for model in home.models.served:
-        obstacle = model.engine.unready_reason()
-        if obstacle is not None:
-            return f"{model.names[0]}: {obstacle}"
+    for model in context.models.served:
+        reason = model.engine.unready_reason()
+        if reason is not None:
+            return f"{model.names[0]}: {reason}"
     return None

@@ -1,4 +1,4 @@
-"""`/metrics`: the numbers of this server, for Prometheus. Asked for with a key where keys are asked for."""
+"""`/metrics`: metrics of this server for Prometheus. Requires an API key if the server does."""
 
 from typing import Any
 
@@ -11,5 +11,5 @@ from antiphon.app.observability.metrics import CONTENT_TYPE
 
 @get("/metrics")
 async def get_metrics(request: AnyRequest) -> Response[Any]:
-    """All of them as text."""
+    """Returns all metrics in the Prometheus text format."""
     return Response(server_context(request).metrics.render_page(), media_type=CONTENT_TYPE)

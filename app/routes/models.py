@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served, under every name it goes by; and the two questions that Ollama's clients ask first."""
+"""`/v1/models`: the served models under all of their names; and the two endpoints that Ollama clients call first."""
 
 from typing import Any
 
@@ -15,18 +15,19 @@ from antiphon.app.routes.replies import json_reply
 from antiphon.engine.protocol import EngineError
 
 OLLAMA_VERSION = "0.14.0"
-"""The version of Ollama whose answers these are: agents refuse to talk to one that is older than they like."""
+"""Ollama version to report. Agents reject servers that are older than the version they require."""
 
 
 @get("/v1/models")
 async def list_models(request: AnyRequest) -> Response[Any]:
-    """All models, aliases as entries of their own: clients look for the name they will ask for.
+    """Lists all models, with an entry for each alias, because clients look for the name that they will request.
 
-    `data` is OpenAI's list, `models` is Codex's catalogue: of a model that has yet to load nothing is known.
+    `data` is OpenAI's list. `models` is Codex's catalog, without models that are still loading: their context length is
+    not available yet.
     """
-    home = server_context(request)
-    data = [openai_model(name, model) for name, model in home.models]
-    models = [codex_model(name, model, home.settings) for name, model in home.models if _is_loaded(model)]
+    context = server_context(request)
+    data = [openai_model(name, model) for name, model in context.models]
+    models = [codex_model(name, model, context.settings) for name, model in context.models if _is_loaded(model)]
     return json_reply(msgspec.json.encode({"object": "list", "data": data, "models": models}))
 
 
@@ -39,19 +40,19 @@ def _is_loaded(model: ServedModel) -> bool:
 
 @get("/v1/models/{name:path}")
 async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
-    """One model. A hub id has a slash in it, hence the path."""
+    """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")
     return json_reply(msgspec.json.encode(openai_model(name, server_context(request).models.find_model(name))))
 
 
 @get("/api/version")
 async def get_version() -> Response[Any]:
-    """What `codex --oss` asks an Ollama before anything else."""
+    """Returns the Ollama version, which `codex --oss` requests first."""
     return json_reply(msgspec.json.encode({"version": OLLAMA_VERSION}))
 
 
 @get("/api/tags")
 async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
-    """The models as Ollama lists them."""
+    """Lists the models in Ollama's format."""
     models = [ollama_tag(name, model) for name, model in server_context(request).models]
     return json_reply(msgspec.json.encode({"models": models}))

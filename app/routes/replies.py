@@ -1,4 +1,4 @@
-"""How a reading of a log leaves as an HTTP answer, and what becomes of a turn whose reader has gone."""
+"""Sends projections of logs as HTTP responses, and cancels turns whose last reader has disconnected."""
 
 import contextlib
 from collections.abc import Awaitable, Iterator, Sequence
@@ -17,33 +17,33 @@ T = TypeVar("T")
 
 
 def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
-    """JSON that is encoded already."""
+    """Returns a response with an encoded JSON body."""
     return Response(body, status_code=status, media_type="application/json")
 
 
-def stream_reply(telling: StreamEncoder, home: ServerContext) -> Response[Any]:
-    """What a face of the wire tells of its logs, to one reader."""
-    return EventStreamResponse(telling, count_readers(home, telling.logs))
+def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any]:
+    """Returns a response that streams the encoder's logs to one client."""
+    return EventStreamResponse(encoder, count_readers(context, encoder.logs))
 
 
-async def open_turns(request: AnyRequest, asked: ParsedRequest) -> list[EventLog]:
-    """Start the turns of a request. A client that leaves meanwhile takes them with it."""
+async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventLog]:
+    """Starts the turns of a request; they are cancelled if the client disconnects before they have started."""
     state, turns = request_state(request.scope), server_context(request).turn_manager
-    starting = turns.start_choices(asked.model, asked.spec, state.owner, state.release_permit)
+    starting = turns.start_choices(parsed.model, parsed.spec, state.owner, state.release_permit)
     return await cancel_on_disconnect(request, starting)
 
 
-async def final_reply(request: AnyRequest, reading: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:
-    """A whole reading. No server notices by itself that the reader of an unstreamed reply has gone."""
+async def final_reply(request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:
+    """Returns a complete reply. Cancels it if the client disconnects, which no ASGI server does by itself."""
     with count_readers(server_context(request), logs):
-        return await cancel_on_disconnect(request, reading)
+        return await cancel_on_disconnect(request, reply)
 
 
 @contextlib.contextmanager
-def count_readers(home: ServerContext, logs: Sequence[EventLog]) -> Iterator[None]:
-    """While somebody reads these logs.
+def count_readers(context: ServerContext, logs: Sequence[EventLog]) -> Iterator[None]:
+    """Counts one more reader of each log during the block.
 
-    When the last reader of one leaves, its turn is cancelled, unless it was asked for in the background.
+    When the last reader of a log is done, its turn is cancelled, unless it is a background turn.
     """
     for log in logs:
         log.readers += 1
@@ -53,9 +53,9 @@ def count_readers(home: ServerContext, logs: Sequence[EventLog]) -> Iterator[Non
         for log in logs:
             log.readers -= 1
             if not log.readers and not log.base_response.background:
-                home.turn_manager.cancel_turn(log)
+                context.turn_manager.cancel_turn(log)
 
 
 async def cancel_on_disconnect(request: AnyRequest, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves: that raises what nobody reads."""
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises `ClientDisconnected`."""
     return await run_until_disconnect(request.receive, work)

@@ -1,9 +1,10 @@
-"""`/v1/responses` as a WebSocket: turn after turn on one connection, told in the same events as a stream.
+"""`/v1/responses` over WebSocket: one connection runs turns one after another, with the events of an SSE stream.
 
-A client sends `response.create` with the body of a POST, and gets each event as a text frame, no `[DONE]` behind. One
-response runs at a time. What was said last is remembered for as long as the connection lives, so a turn may go on from
-it by `previous_response_id` and send only what is new, though nothing is stored. What goes wrong before a response was
-created is an `error` event with the status that HTTP would have had; the connection stays, but for broken rules.
+A client sends `response.create` with the body of a POST and receives each event as a text frame, without a final
+`[DONE]`. The connection remembers its latest response, so that the next turn can continue it by `previous_response_id`
+and send only new items, even if nothing is stored.
+An error before a response is created becomes an `error` event with the HTTP status that a POST would have received. The
+connection then stays open, unless the client violates the protocol.
 """
 
 import asyncio
@@ -32,32 +33,32 @@ from antiphon.app.turns.stored_history import StoredHistory, after_compaction
 from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
 
 CONNECTION_LIFETIME_S = 3600.0
-"""Seconds after which a connection takes no further turn: clients know this limit and connect anew."""
+"""Seconds after which a connection accepts no further turn. Clients expect this limit and reconnect."""
 MAX_INTERRUPTIONS = 16
-"""A client that asks again, this often, while it is being answered is not listening."""
+"""Requests during a running response after which the connection is closed: the client ignores the errors."""
 _log = structlog.get_logger(__name__)
 UNSUPPORTED_DATA, POLICY, NORMAL = 1003, 1008, 1000
 
 
-class ConnectionGoneError(Exception):
-    """The client has left."""
+class ClientGoneError(Exception):
+    """The client has disconnected."""
 
 
 class WebSocketEndpoint:
-    """ASGI: one connection, which the gate has let through."""
+    """ASGI application for WebSocket connections that have passed the request guard."""
 
-    def __init__(self, home: ServerContext, lifetime: float = CONNECTION_LIFETIME_S) -> None:
-        self._home, self._lifetime = home, lifetime
+    def __init__(self, context: ServerContext, lifetime: float = CONNECTION_LIFETIME_S) -> None:
+        self._context, self._lifetime = context, lifetime
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """From the handshake to the end."""
+        """Runs one connection, from the handshake to its end."""
         await send({"type": "websocket.accept"})
-        session = _WebSocketSession(self._home, request_state(scope).owner, send)
+        session = _WebSocketSession(self._context, request_state(scope).owner, send)
         expiry = asyncio.get_running_loop().call_later(self._lifetime, session.expire)
         try:
             while not session.closed and (message := await receive())["type"] != "websocket.disconnect":
                 await session.receive_message(message)
-        except ConnectionGoneError:
+        except ClientGoneError:
             pass
         finally:
             expiry.cancel()
@@ -65,11 +66,11 @@ class WebSocketEndpoint:
 
 
 class _WebSocketSession:
-    """What one connection has said and is saying."""
+    """State of one connection: its latest response, and the turn that is running."""
 
-    def __init__(self, home: ServerContext, owner: str, send: AsgiSend) -> None:
-        self._home, self._send = home, send
-        self._history = _ConnectionHistory(StoredHistory(home.store, owner, home.turn_manager.sealer))
+    def __init__(self, context: ServerContext, owner: str, send: AsgiSend) -> None:
+        self._context, self._send = context, send
+        self._history = _ConnectionHistory(StoredHistory(context.store, owner, context.turn_manager.sealer))
         self._owner = owner
         self._running: asyncio.Task[None] | None = None
         self._interruptions = 0
@@ -77,25 +78,27 @@ class _WebSocketSession:
         self.closed = False
 
     async def receive_message(self, message: AsgiMessage) -> None:
-        """A frame from the client."""
+        """Handles a frame from the client."""
         if message["type"] != "websocket.receive":
             return
         if message.get("text") is None:
-            await self._send_error(ApiError(400, "invalid_frame", "Frames are text: one JSON object each."))
-            await self._close_connection(UNSUPPORTED_DATA, "text frames only")
+            await self._send_error(
+                ApiError(400, "invalid_frame", "Binary frames are not supported. Send one JSON object per text frame.")
+            )
+            await self._close_connection(UNSUPPORTED_DATA, "binary frames are not supported")
         elif self._running is None or self._running.done():
             self._running = asyncio.create_task(self._handle_request(message["text"]), name="websocket-turn")
         else:
             await self._refuse_overlap()
 
     def expire(self) -> None:
-        """The connection has lived long enough. What runs comes to its end first."""
+        """Closes the connection because its lifetime is over. A running turn ends first."""
         self._expired = True
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._close_expired(), name="websocket-close")
 
     async def cancel_turn(self) -> None:
-        """The client is gone, and its turn with it."""
+        """Cancels the running turn: the connection has ended."""
         if self._running is not None:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -106,9 +109,9 @@ class _WebSocketSession:
             await self._run_turn(_read_frame(text))
         except ApiError as error:
             await self._send_error(error)
-        except ConnectionGoneError:
+        except ClientGoneError:
             return
-        except Exception:  # noqa: BLE001  # nobody else hears of what breaks in this task
+        except Exception:  # noqa: BLE001  # this task has no caller that would report it
             _log.exception("unhandled exception in websocket turn")
             await self._send_error(
                 ApiError(500, "server_error", "The server had an error while processing your request.")
@@ -117,33 +120,33 @@ class _WebSocketSession:
             await self._close_expired()
 
     async def _run_turn(self, body: dict[str, Any]) -> None:
-        """One response, from its body to its last event."""
-        home = self._home
-        warm = body.pop("generate", True) is False
-        await wait_for_engine(home, body)
-        asked = read_responses_request(body, home.models, self._history, home.settings)
-        spec = as_prefill(asked.spec) if warm else asked.spec
+        """Runs one turn and sends its events."""
+        context = self._context
+        is_prefill = body.pop("generate", True) is False
+        await wait_for_engine(context, body)
+        parsed = read_responses_request(body, context.models, self._history, context.settings)
+        spec = as_prefill(parsed.spec) if is_prefill else parsed.spec
         if spec.base_response.store and self._history.continues_unstored_response(body):
-            message = "The previous response is not stored, so what follows it cannot be: send 'store' false."
+            message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
             raise ApiError(400, "invalid_value", message, "store")
-        log = await home.turn_manager.start_turn(asked.model, spec, self._owner)
-        told = event_encoder(obfuscated=spec.obfuscate)
-        with count_readers(home, [log]):
-            async for frames in log.follow_entries():
-                for frame in frames:
-                    await self._send_text(told(frame).decode())
-        self._history.remember_response(log, (*asked.earlier_items, *spec.input_items))
+        log = await context.turn_manager.start_turn(parsed.model, spec, self._owner)
+        encode = event_encoder(obfuscated=spec.obfuscate)
+        with count_readers(context, [log]):
+            async for entries in log.follow_entries():
+                for entry in entries:
+                    await self._send_text(encode(entry).decode())
+        self._history.remember_response(log, (*parsed.earlier_items, *spec.input_items))
 
     async def _refuse_overlap(self) -> None:
-        """One response at a time. The one that runs is none the worse for it."""
+        """Rejects a request that arrives during a response. After `MAX_INTERRUPTIONS`, closes the connection."""
         self._interruptions += 1
-        message = "A response is in progress on this connection; wait for its last event, or open another connection."
+        message = "A response is in progress on this connection. Wait for its last event, or open another connection."
         await self._send_error(ApiError(409, "response_in_progress", message))
         if self._interruptions >= MAX_INTERRUPTIONS:
             await self._close_connection(POLICY, "too many requests at once")
 
     async def _close_expired(self) -> None:
-        message = "This connection has reached its limit; open another one and go on there."
+        message = "This connection has reached its time limit. Open a new connection to continue."
         await self._send_error(ApiError(400, "websocket_connection_limit_reached", message))
         await self._close_connection(NORMAL, "connection limit reached")
 
@@ -154,7 +157,7 @@ class _WebSocketSession:
         try:
             await self._send({"type": "websocket.send", "text": text})
         except OSError as error:
-            raise ConnectionGoneError from error
+            raise ClientGoneError from error
 
     async def _close_connection(self, code: int, reason: str) -> None:
         self.closed = True
@@ -163,7 +166,7 @@ class _WebSocketSession:
 
 
 class _LastResponse(Struct, frozen=True):
-    """The latest response of a connection, and all that was said up to its end."""
+    """The latest response of a connection, and all items of the conversation up to its end."""
 
     response_id: str = ""
     stored: bool = False
@@ -171,21 +174,22 @@ class _LastResponse(Struct, frozen=True):
 
 
 class _ConnectionHistory:
-    """What is behind a request on a connection: the latest response is remembered here, stored or not."""
+    """`History` of one connection: its latest response, stored or not, in addition to the stored history."""
 
-    def __init__(self, past: History) -> None:
-        self._past = past
+    def __init__(self, stored_history: History) -> None:
+        self._stored_history = stored_history
         self._last = _LastResponse()
 
     def find_item(self, item_id: str) -> Struct | None:
-        return next((item for item in self._last.items if item.id == item_id), None) or self._past.find_item(item_id)
+        latest = next((item for item in self._last.items if item.id == item_id), None)
+        return latest or self._stored_history.find_item(item_id)
 
     def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        known = body.get("previous_response_id") == self._last.response_id and self._last.response_id
-        return after_compaction(self._last.items) if known else self._past.items_before_input(body)
+        is_latest = body.get("previous_response_id") == self._last.response_id and self._last.response_id
+        return after_compaction(self._last.items) if is_latest else self._stored_history.items_before_input(body)
 
     def continues_unstored_response(self, body: Mapping[str, Any]) -> bool:
-        """Whether a request goes on from a response that nobody else could find."""
+        """Tells whether a request continues a response that only this connection remembers."""
         return (
             body.get("previous_response_id") == self._last.response_id
             and not self._last.stored
@@ -193,17 +197,17 @@ class _ConnectionHistory:
         )
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
-        return self._past.decrypt(item)
+        return self._stored_history.decrypt(item)
 
     def remember_response(self, log: EventLog, items: tuple[AnyInput, ...]) -> None:
-        """A response has ended. One that failed leaves what was before it as it was."""
+        """Remembers a response that has ended. One that failed or was cancelled does not replace the latest one."""
         response = log.response
         if response.status in ("completed", "incomplete"):
             self._last = _LastResponse(response.id, log.base_response.store, (*items, *output_as_input(response)))
 
 
 def _read_frame(text: str) -> dict[str, Any]:
-    """The body of the response that a frame asks for. Raises `ApiError`."""
+    """Returns the request body in a `response.create` frame. Raises `ApiError`."""
     frame = parse_object(text.encode())
     if frame.get("type") is None:
         raise missing_field("type")
@@ -213,15 +217,17 @@ def _read_frame(text: str) -> dict[str, Any]:
     if not isinstance(frame.get("generate", True), bool):
         raise invalid_type("generate", "a boolean", frame["generate"])
     if frame.get("background"):
-        raise unsupported_field("background", "A response on a connection ends with it; use an HTTP POST.")
+        raise unsupported_field(
+            "background", "Background responses are not supported over WebSocket. Use POST /v1/responses."
+        )
     if frame.get("stream", True) is not True:
-        raise unsupported_field("stream", "On a connection every response is streamed.")
+        raise unsupported_field("stream", "Responses over WebSocket are always streamed.")
     return {**{key: value for key, value in frame.items() if key != "type"}, "stream": True}
 
 
 def _error_event(error: ApiError) -> str:
-    fault = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
-    event: dict[str, Any] = {"type": "error", "status": int(error.status), "error": fault}
+    fields = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
+    event: dict[str, Any] = {"type": "error", "status": int(error.status), "error": fields}
     if error.headers:
         event["headers"] = dict(error.headers)
     return msgspec.json.encode(event).decode()

@@ -1,4 +1,4 @@
-"""Where logs are kept. `Store` is all that the rest of the house knows of it."""
+"""The interface of response stores. Turns and routes use a store only through `ResponseStore`."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ from antiphon.events.response import OutputItem
 
 
 class StoredConversation(Struct, frozen=True, kw_only=True):
-    """What turns may lean on besides each other: items in order, kept apart from this."""
+    """A conversation that turns can continue. Its ordered items are stored separately."""
 
     id: str
     created_at: int
@@ -19,50 +19,50 @@ class StoredConversation(Struct, frozen=True, kw_only=True):
 
 
 class ResponseStore(Protocol):
-    """Keeps logs by owner and id. What is not this owner's looks exactly like what does not exist."""
+    """Stores event logs by owner and id. For an owner, data of other owners does not exist."""
 
     def add_log(self, log: EventLog) -> None:
-        """Keep this log from now on, while it is being written."""
+        """Stores this log from now on, while it is being written."""
 
     def find_log(self, owner: str, response_id: str) -> EventLog | None:
-        """The log of that response."""
+        """Returns the log of a response."""
 
     def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
-        """An item that was put in, or an output item that was said to be done, by its id."""
+        """Returns an input item or a completed output item by its id."""
 
     async def close(self) -> None:
-        """Make everything safe, and let go of it."""
+        """Writes everything that is pending and closes the store."""
         ...
 
     def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
-        """Keep a new conversation, or new metadata of a known one."""
+        """Stores a new conversation, or the new metadata of an existing one."""
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
-        """The conversation with that id."""
+        """Returns the conversation with this id."""
 
     def delete_conversation(self, owner: str, conversation_id: str) -> None:
-        """Forget a conversation and its items."""
+        """Deletes a conversation and its items."""
 
     def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
-        """All items of a conversation, each with an id, in order."""
+        """Returns the items of a conversation, each with an id, in order."""
         ...
 
     def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
-        """More items, each with an id; what a turn in the conversation said is added by the store itself."""
+        """Appends items, each with an id. The store itself appends the items of a turn in the conversation."""
 
     def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
-        """Forget an item; whether there was one."""
+        """Deletes an item. Returns whether it existed."""
         ...
 
     def unavailable_reason(self) -> str | None:
-        """Why nothing can be kept now, if so."""
+        """Returns the reason why nothing can be stored now, or None."""
 
     def request_cancel(self, log: EventLog) -> None:
-        """Ask the process that writes a log to end its turn; it hears so within seconds."""
+        """Asks the process that writes a log to cancel its turn. The process notices within seconds."""
 
-    def on_cancel_request(self, asked: Callable[[str], None]) -> None:
-        """`asked` hears the id of every response written here that is to end, since somebody elsewhere said so."""
+    def on_cancel_request(self, callback: Callable[[str], None]) -> None:
+        """Registers a callback for the id of each response here that another process cancels or takes over."""
 
     def delete_response(self, owner: str, response_id: str) -> bool:
-        """Forget a response; whether there was one. Whoever reads it reads on."""
+        """Deletes a response. Returns whether it existed. Readers that already follow it are not interrupted."""
         ...

@@ -1,4 +1,4 @@
-"""The store that the settings ask for."""
+"""Opens the store that the settings select."""
 
 from antiphon.app.settings import Settings
 from antiphon.app.store.base import ResponseStore
@@ -10,8 +10,8 @@ DAY_SECONDS = 86_400
 
 
 def open_store(settings: Settings) -> ResponseStore:
-    """Open it; whoever does closes it. In a running event loop. Raises `StoreError` with one line for a person."""
+    """Opens the store in a running event loop; the caller closes it. Raises `StoreError` with a one-line message."""
     if settings.store_file is None:
         return MemoryStore()
-    times = StoreTimings(retention_s=settings.store_retention_days * DAY_SECONDS)
-    return SqliteStore(settings.store_file, timings=times, max_bytes=int(settings.store_max_gib * 2**30))
+    timings = StoreTimings(retention_s=settings.store_retention_days * DAY_SECONDS)
+    return SqliteStore(settings.store_file, timings=timings, max_bytes=int(settings.store_max_gib * 2**30))

@@ -1,4 +1,4 @@
-"""What a response said, as a client would send it back."""
+"""Reads items from an event log; output items are converted to the input items that a client would send back."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,17 @@ from antiphon.events.stream import ItemDone, LifecycleEvent
 
 
 def output_as_input(response: Response) -> Iterator[AnyInput]:
-    """What it put out. A call that broke off is none: nobody acted on it."""
+    """Yields the output of a response as input items. Incomplete calls are skipped: no client acted on them."""
     for item in response.output:
         if not (isinstance(item, FunctionCall | CustomToolCall) and item.status == "incomplete"):
             yield read_item(msgspec.to_builtins(item), "previous_response_id")
 
 
 def conversation_items(log: EventLog) -> list[AnyInput]:
-    """What it adds to its conversation: what was put in, then what it put out; nothing where it did not end well."""
+    """Returns the items that a response adds to its conversation: its input, then its output.
+
+    A response that failed or was cancelled adds none, and neither does one that is still running.
+    """
     last = log.entries[-1].event
     if not isinstance(last, LifecycleEvent) or last.response.status not in ("completed", "incomplete"):
         return []
@@ -28,13 +31,13 @@ def conversation_items(log: EventLog) -> list[AnyInput]:
 
 
 def find_item(log: EventLog, item_id: str) -> OutputItem | AnyInput | None:
-    """An item that was put in, or one that was said to be done, by its id."""
-    for given in log.input_items:
-        if given.id == item_id:
-            return given
+    """Returns an input item of the log, or an output item with a published `output_item.done` event, by its id."""
+    for input_item in log.input_items:
+        if input_item.id == item_id:
+            return input_item
     if log.ended and all(item.id != item_id for item in log.response.output):
-        return None  # the output of a finished response is at hand; only one that holds the item is gone through
-    for frame in log.entries[: log.published]:
-        if isinstance(frame.event, ItemDone) and frame.event.item.id == item_id:
-            return frame.event.item
+        return None  # cheap check for finished responses: only a log that contains the item is scanned
+    for entry in log.entries[: log.published]:
+        if isinstance(entry.event, ItemDone) and entry.event.item.id == item_id:
+            return entry.event.item
     return None

@@ -1,4 +1,4 @@
-"""What becomes of a file that is damaged: it is put aside, so that the server starts, and can be looked into."""
+"""Moves a corrupt store file aside, so that the server can start and the file can be examined later."""
 
 import sqlite3
 import time
@@ -10,20 +10,20 @@ _log = structlog.get_logger(__name__)
 
 
 def quarantine_if_corrupt(path: Path) -> None:
-    """Put a damaged file aside, so that the server starts without it. Only where no other process uses it."""
+    """Renames a corrupt store file, with its `-wal` and `-shm` files. A file that another process locks is kept."""
     if not path.exists():
         return
     try:
-        with sqlite3.connect(path, timeout=10.0) as line:
-            fault = line.execute("PRAGMA quick_check(1)").fetchone()[0]
-        line.close()
+        with sqlite3.connect(path, timeout=10.0) as connection:
+            fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        connection.close()
     except sqlite3.DatabaseError as error:
         fault = str(error)
     if fault == "ok" or "locked" in fault:
         return
-    aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+    new_path = path.with_name(f"{path.name}.damaged-{int(time.time())}")
     for suffix in ("", "-wal", "-shm"):
         part = path.with_name(path.name + suffix)
         if part.exists():
-            part.rename(aside.with_name(aside.name + suffix))
-    _log.error("store file is damaged and was moved aside", file=str(aside), error=fault)
+            part.rename(new_path.with_name(new_path.name + suffix))
+    _log.error("corrupt store file moved aside", file=str(new_path), error=fault)

@@ -1,4 +1,4 @@
-"""The store file's schema, its migrations, and opening a connection to it."""
+"""The SQLite schema of the store file, its migrations, and opening a connection to it."""
 
 import sqlite3
 from pathlib import Path
@@ -44,34 +44,37 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 class StoreError(OSError):
-    """The file cannot be used; the message is one line for a person."""
+    """The store file cannot be used. The message is one line for the operator."""
 
 
 def open_connection(path: Path) -> sqlite3.Connection:
-    """A connection to the file, which is made if need be. Raises `StoreError`."""
+    """Opens a connection to the file, which is created if missing. Raises `StoreError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)  # before sqlite does: what lies beside it gets the same mode
-        line = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        line.execute("PRAGMA journal_mode = WAL")
-        _migrate(line)
+        path.touch(mode=0o600)  # before SQLite creates it: the -wal and -shm files get the same mode
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        connection.execute("PRAGMA journal_mode = WAL")
+        _migrate(connection)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"cannot open the store {path}: {error}") from None
-    return line
+    return connection
 
 
-def _migrate(line: sqlite3.Connection) -> None:
-    line.execute("BEGIN IMMEDIATE")
-    found = line.execute("PRAGMA user_version").fetchone()[0]
-    if found > SCHEMA_VERSION:
-        line.execute("ROLLBACK")
-        raise StoreError(f"it was made by a newer Antiphon (version {found}, this one knows {SCHEMA_VERSION})")
-    if found == 0:
-        for words in SCHEMA.split(";"):
-            line.execute(words)
+def _migrate(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        connection.execute("ROLLBACK")
+        raise StoreError(
+            f"it was created by a newer Antiphon (schema version {version}; this one supports up to {SCHEMA_VERSION}). "
+            "Upgrade Antiphon."
+        )
+    if version == 0:
+        for statement in SCHEMA.split(";"):
+            connection.execute(statement)
     else:
-        for migration in MIGRATIONS[found - 1 :]:
+        for migration in MIGRATIONS[version - 1 :]:
             for statement in migration.split(";"):
-                line.execute(statement)
-    line.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    line.execute("COMMIT")
+                connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")

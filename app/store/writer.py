@@ -1,7 +1,7 @@
-"""The one thread that writes to the file: what has come while it wrote is written next, in one transaction.
+"""The writer thread of the store: steps that queued up during a transaction are committed together in the next one.
 
-So a commit is shared by all streams of the moment, and the event loop never waits for the medium. It also tells the
-others, by a heartbeat, that this process lives, and ends the responses of those that live no more.
+One commit serves all streams, and the event loop never waits for the disk. The thread also writes the heartbeat
+of this process and ends the responses of processes whose heartbeat has stopped.
 """
 
 import contextlib
@@ -22,37 +22,37 @@ from antiphon.app.store.log_items import conversation_items
 from antiphon.state.recovery import failure_events
 
 RESTARTED_CODE = "server_restarted"
-RESTARTED_MESSAGE = "The server that was writing this response was stopped."
+RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
 MAX_TRIES = 5
-"""How often a transaction that fails is tried."""
+"""Attempts to commit a transaction, 0.1 s apart."""
 
 _log = structlog.get_logger(__name__)
 
 
 class StoreTimings(Struct, frozen=True, kw_only=True):
-    """In seconds."""
+    """Intervals of the writer and the store's retention, in seconds."""
 
     heartbeat_s: float = 1.0
     lease_s: float = 10.0
-    """Who has not beaten for so long is gone: its responses are ended."""
+    """A writer without a heartbeat for this long is considered dead, and its responses are ended."""
     sweep_interval_s: float = 60.0
-    """How often what is too old, or too much, is deleted."""
+    """Time between two deletions of expired and excess responses."""
     retention_s: float = 30 * 86_400
-    """How long a response is kept."""
+    """Age at which a finished response is deleted."""
 
 
 class AppendEvents(Struct, frozen=True):
-    """A step of a response; with its first one, the response itself."""
+    """Writes one step of a response and, with `is_first`, the response itself."""
 
     log: EventLog
     entries: tuple[LogEntry, ...]
     is_first: bool = False
     is_repair: bool = False
-    """Whether these are all frames that could not be written before."""
+    """True if `entries` are all entries of a finished log that could not be written before."""
 
 
 class DeleteResponse(Struct, frozen=True):
-    """A response is to be forgotten."""
+    """Deletes a response."""
 
     response_id: str
 
@@ -61,24 +61,24 @@ WriteOp = AppendEvents | DeleteResponse
 
 
 class WriteListener(Protocol):
-    """Hears of what was written, in the writer's thread."""
+    """Receives the writer's results, in the writer's thread."""
 
-    def on_written(self, safe: list[WriteOp], lost: list[WriteOp]) -> None:
-        """Steps that are safe, and those of responses that are another process's, or nobody's, by now."""
+    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
+        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
 
-    def on_write_failed(self, orders: list[WriteOp]) -> None:
-        """These could not be written, however often it was tried."""
+    def on_write_failed(self, ops: list[WriteOp]) -> None:
+        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
 
-    def on_heartbeat(self, held: dict[str, bool]) -> None:
-        """What this writer still writes, and of each response whether somebody elsewhere wants it to end."""
+    def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
+        """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
 
-    def is_alive(self, name: str, beat: float) -> bool:
-        """Whether a writer lives that beat last at that time."""
+    def is_alive(self, name: str, heartbeat_at: float) -> bool:
+        """Tells whether the writer with this name and latest heartbeat (seconds since 1970) is alive."""
         ...
 
 
 class StoreWriter:
-    """`healthy` is false from a write that failed to the next one that does not."""
+    """Runs the writer thread. `healthy` is false from a failed write to the next successful one."""
 
     def __init__(
         self,
@@ -94,36 +94,36 @@ class StoreWriter:
         self._queue: queue.SimpleQueue[WriteOp | None] = queue.SimpleQueue()
         self._last_sweep = 0.0
         self._incomplete: set[str] = set()
-        """Responses of which a step could not be written."""
+        """Ids of responses with a step that could not be written."""
         self._heartbeat()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
-    def enqueue(self, order: WriteOp) -> None:
-        """Have something written."""
-        self._queue.put(order)
+    def enqueue(self, op: WriteOp) -> None:
+        """Queues an operation."""
+        self._queue.put(op)
 
     def close(self) -> None:
-        """Write what is left, and leave."""
+        """Writes all queued operations, deletes the heartbeat and stops the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        beaten = time.monotonic()
+        last_heartbeat = time.monotonic()
         while True:
-            batch = self._take_batch(beaten + self._timings.heartbeat_s - time.monotonic())
+            batch = self._take_batch(last_heartbeat + self._timings.heartbeat_s - time.monotonic())
             if batch and batch[-1] is None:
-                self._write_batch([order for order in batch if order is not None])
+                self._write_batch([op for op in batch if op is not None])
                 self._run_guarded(self._deregister)
                 self._database.close()
                 return
-            self._write_batch([order for order in batch if order is not None])
-            if time.monotonic() - beaten >= self._timings.heartbeat_s:
-                beaten = time.monotonic()
+            self._write_batch([op for op in batch if op is not None])
+            if time.monotonic() - last_heartbeat >= self._timings.heartbeat_s:
+                last_heartbeat = time.monotonic()
                 self._run_guarded(self._heartbeat)
 
     def _take_batch(self, seconds: float) -> list[WriteOp | None]:
-        """What is to be written: the first order, and all that have come with it."""
+        """Waits up to `seconds` for an operation and returns it with all others in the queue, up to a final None."""
         try:
             batch = [self._queue.get(timeout=max(seconds, 0.001))]
         except queue.Empty:
@@ -133,59 +133,57 @@ class StoreWriter:
         return batch
 
     def _write_batch(self, batch: list[WriteOp]) -> None:
-        """One transaction. What is lost to another process is told apart; when nothing can be written, all is."""
+        """Writes a batch in one transaction and reports the result. If all attempts fail, the whole batch fails."""
         if not batch:
             return
         batch = self._drop_after_gap(batch)
-        for left in range(MAX_TRIES, 0, -1):
+        for tries_left in range(MAX_TRIES, 0, -1):
             try:
                 lost = self._run_transaction(batch)
-            except Exception as error:  # noqa: BLE001  # whatever it is: who waits for this thread would wait for ever
+            except Exception as error:  # noqa: BLE001  # if the thread ended, readers would wait forever
                 self.healthy = False
                 self._run_guarded(self._database.rollback)
-                _log.error("store write failed", error=str(error), retries_left=left - 1)
+                _log.error("store write failed", error=str(error), retries_left=tries_left - 1)
                 time.sleep(0.1)
             else:
                 self.healthy = True
-                self._listener.on_written([order for order in batch if order not in lost], lost)
+                self._listener.on_written([op for op in batch if op not in lost], lost)
                 return
-        self._incomplete |= {order.log.id for order in batch if isinstance(order, AppendEvents)}
+        self._incomplete |= {op.log.id for op in batch if isinstance(op, AppendEvents)}
         self._listener.on_write_failed(batch)
 
     def _drop_after_gap(self, batch: list[WriteOp]) -> list[WriteOp]:
-        """Without steps of which an earlier one could not be written: what is in the file has no gaps."""
-        late: list[WriteOp] = []
-        for order in batch:
-            if isinstance(order, AppendEvents) and order.is_repair:
-                self._incomplete.discard(order.log.id)
-            elif isinstance(order, AppendEvents) and order.log.id in self._incomplete:
-                late.append(order)
-        if late:
-            self._listener.on_write_failed(late)
-        return [order for order in batch if order not in late]
+        """Drops the steps that follow a failed step of the same response, so that stored logs have no gaps."""
+        dropped: list[WriteOp] = []
+        for op in batch:
+            if isinstance(op, AppendEvents) and op.is_repair:
+                self._incomplete.discard(op.log.id)
+            elif isinstance(op, AppendEvents) and op.log.id in self._incomplete:
+                dropped.append(op)
+        if dropped:
+            self._listener.on_write_failed(dropped)
+        return [op for op in batch if op not in dropped]
 
     def _run_transaction(self, batch: list[WriteOp]) -> list[WriteOp]:
         lost: list[WriteOp] = []
-        self._database.begin(
-            sync=any(isinstance(order, AppendEvents) and is_terminal(order.entries) for order in batch)
-        )
-        for order in batch:
-            if isinstance(order, DeleteResponse):
-                self._database.delete_response(order.response_id)
+        self._database.begin(sync=any(isinstance(op, AppendEvents) and is_terminal(op.entries) for op in batch))
+        for op in batch:
+            if isinstance(op, DeleteResponse):
+                self._database.delete_response(op.response_id)
                 continue
-            if order.is_first:
-                self._database.insert_response(order.log, self._name)
+            if op.is_first:
+                self._database.insert_response(op.log, self._name)
             try:
-                self._database.append_events(order.log.owner, order.log.id, order.entries, self._name)
-                if is_terminal(order.entries) and order.log.conversation_id:
-                    self._database.add_items(order.log.owner, order.log.conversation_id, conversation_items(order.log))
+                self._database.append_events(op.log.owner, op.log.id, op.entries, self._name)
+                if is_terminal(op.entries) and op.log.conversation_id:
+                    self._database.add_items(op.log.owner, op.log.conversation_id, conversation_items(op.log))
             except LeaseLostError:
-                lost.append(order)
+                lost.append(op)
         self._database.commit()
         return lost
 
     def _heartbeat(self) -> None:
-        """Tell that this process lives; end what nobody writes any more; delete what is old."""
+        """Writes the heartbeat, ends orphaned responses and, every `sweep_interval_s`, deletes expired ones."""
         self._database.begin(sync=False)
         self._database.save_heartbeat(self._name, time.time())
         self._database.commit()
@@ -200,14 +198,14 @@ class StoreWriter:
             self._database.commit()
 
     def _end_orphan(self, owner: str, response_id: str, writer: str) -> None:
-        """End a response whose writer is gone, unless another process was faster."""
+        """Ends a response whose writer is dead as failed, unless another process has taken it over."""
         self._database.begin(sync=True)
         if self._database.take_over(response_id, writer, self._name):
-            said = [frame.event for frame in self._database.load_entries(response_id)]
-            missing = failure_events(said, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
-            frames = [LogEntry.from_event(event) for event in missing]
-            if frames:
-                self._database.append_events(owner, response_id, frames, self._name)
+            events = [entry.event for entry in self._database.load_entries(response_id)]
+            missing = failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
+            entries = [LogEntry.from_event(event) for event in missing]
+            if entries:
+                self._database.append_events(owner, response_id, entries, self._name)
         self._database.commit()
 
     def _deregister(self) -> None:
@@ -216,7 +214,7 @@ class StoreWriter:
         self._database.commit()
 
     def _run_guarded(self, work: Callable[[], None]) -> None:
-        """Do what may fail now and is done again later."""
+        """Runs `work` and logs a failure: the work is repeated later."""
         try:
             work()
         except Exception as error:  # noqa: BLE001  # as above

@@ -1,1 +1,1 @@
-"""Turns: rendering a request, running its generation, and writing its event log."""
+"""Turns: rendering the prompt, running the generation, and writing the event log."""

@@ -1,29 +1,29 @@
-"""What a model says when a conversation is to be compacted: kept back, and told as one item that only we can read."""
+"""Collects the summary that a model writes in a compaction turn and turns it into one sealed item."""
 
 from collections.abc import Callable, Sequence
 
 from antiphon.events.items import Compaction
 from antiphon.state.segments import CompleteItem, Say, Segment
 
-EMPTY_SUMMARY_MESSAGE = "The model wrote no summary; send the request again."
+EMPTY_SUMMARY_MESSAGE = "The model produced an empty summary. Retry the request."
 
 
 class CompactionCollector:
-    """Gathers the text for the user. Reasoning is no part of it, and there was nothing to call."""
+    """Collects the message text. Reasoning is not part of the summary, and a compaction turn has no tools."""
 
     def __init__(self, seal: Callable[[str], str]) -> None:
         self._seal = seal
-        self._said: list[str] = []
+        self._texts: list[str] = []
 
     def add_segments(self, segments: Sequence[Segment]) -> None:
-        """More of what the model said."""
-        self._said += [segment.text for segment in segments if isinstance(segment, Say)]
+        """Collects the text of the `Say` segments."""
+        self._texts += [segment.text for segment in segments if isinstance(segment, Say)]
 
     @property
     def text(self) -> str:
-        """All of it so far."""
-        return "".join(self._said).strip()
+        """Summary collected so far, without surrounding white space."""
+        return "".join(self._texts).strip()
 
     def build_item(self) -> CompleteItem:
-        """The compaction. The machine gives it its id."""
+        """Returns the sealed summary as an item. The machine assigns its id."""
         return CompleteItem(Compaction(id="", encrypted_content=self._seal(self.text)))

@@ -1,7 +1,7 @@
-"""Work in a thread that is given up when it has used too much of a processor.
+"""Runs work in a thread and abandons it when it has used too much CPU time.
 
-What counts is the thread's own CPU time: work that waits for its turn, on a busy machine or behind others, is not at
-fault for that, and whoever asked for it has done nothing wrong.
+The limit applies to the thread's own CPU time, not to elapsed time: a request is not at fault when its work waits for
+a CPU on a busy machine, or for a free thread.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _CpuClock(Generic[T]):
-    """Work, and how much CPU time it has used by now. macOS does not say; there it is the time since it began."""
+    """Runs work and measures its CPU time; on macOS, which has no clock for it, the time since the work began."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -22,27 +22,27 @@ class _CpuClock(Generic[T]):
         self._begun = 0.0
 
     def __call__(self) -> T:
-        tell = getattr(time, "pthread_getcpuclockid", None)
-        clock = tell(threading.get_ident()) if tell else time.CLOCK_MONOTONIC
-        self._begun, self._clock = time.clock_gettime(clock), clock
+        get_clock_id = getattr(time, "pthread_getcpuclockid", None)
+        clock_id = get_clock_id(threading.get_ident()) if get_clock_id else time.CLOCK_MONOTONIC
+        self._begun, self._clock = time.clock_gettime(clock_id), clock_id
         return self._work()
 
     @property
     def cpu_seconds(self) -> float:
-        """Seconds; 0 while it waits for a thread."""
+        """CPU time in seconds; 0 while the work waits for a thread."""
         return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._begun
 
 
 async def run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises, done in a thread. Raises `TimeoutError` once it has used so much CPU time.
+    """Runs `work` in a thread and returns its result. Raises `TimeoutError` once it has used `seconds` of CPU time.
 
-    A thread cannot be stopped: the work goes on, and nobody hears of its end.
+    A thread cannot be stopped: after the timeout the work continues, and its result is discarded.
     """
-    metered = _CpuClock(work)
-    running = asyncio.ensure_future(asyncio.to_thread(metered))
+    clock = _CpuClock(work)
+    running = asyncio.ensure_future(asyncio.to_thread(clock))
     try:
-        while not (await asyncio.wait({running}, timeout=max(seconds - metered.cpu_seconds, seconds / 10)))[0]:
-            if metered.cpu_seconds >= seconds:
+        while not (await asyncio.wait({running}, timeout=max(seconds - clock.cpu_seconds, seconds / 10)))[0]:
+            if clock.cpu_seconds >= seconds:
                 raise TimeoutError
         return running.result()
     finally:

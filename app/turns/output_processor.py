@@ -1,7 +1,7 @@
-"""From an engine's chunks to events: reader, stop strings, limits and machine in one line, without any waiting.
+"""Turns an engine's chunks into events: reader, stop strings, limits and state machine, in one synchronous pipeline.
 
-The scribe knows when a turn is over (the engine says so, a stop string matched, the last permitted call is whole, a
-call broke) and says so to the machine. It knows no task, no log and no client.
+The processor decides when a turn is over (the engine finished, a stop string matched, the last permitted call is
+complete, a call can no longer be completed) and stops the machine. It knows no tasks, logs or clients.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from antiphon.state.segments import Close, Segment
 from antiphon.state.table import IllegalInput, State
 
 RESPONSE_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})
-"""Codes that the types of clients know inside a failed response; any other fault is told as `server_error`."""
+"""Error codes of a failed response in the client libraries' types. Any other code is reported as `server_error`."""
 
 
 class OutputProcessor:
-    """Writes one turn. What was said stands in `said` until `collect` takes it, even when something raised."""
+    """Produces the events of one turn. They wait for `collect_events`, also those produced before an exception."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class OutputProcessor:
         self._format, self._spec, self._prompt = form, spec, prompt
         self._summary = CompactionCollector(lambda text: seal("compaction", text)) if spec.compact else None
         self._reader = form.create_reader(prompt, spec.prompt_input)
-        # A stop string would break JSON off in the middle of what was promised to be whole.
+        # A stop string could cut JSON that must match a schema.
         self._stops = StopStringFilter(spec.stop_strings if spec.prompt_input.answer_schema is None else ())
         self._calls = 0
         self._cached = 0
         self.generated_tokens: list[int] = []
-        self._said: list[Event] = []
+        self._events: list[Event] = []
         self.machine = Machine(
             spec.base_response,
             new_id=ids,
@@ -60,37 +60,37 @@ class OutputProcessor:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the terminal event has been said."""
+        """True once the terminal event has been produced."""
         return self.machine.is_ended
 
     @property
     def matched_stop(self) -> str | None:
-        """The stop string that ended the turn."""
+        """Stop string that ended the turn, or None."""
         return self._stops.matched
 
     def collect_events(self) -> list[Event]:
-        """The events since the last time."""
-        said, self._said = self._said, []
-        return said
+        """Returns the events produced since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def on_queued(self) -> None:
-        """The job waits for the engine."""
-        self._said += self.machine.queue()
+        """Handles a job that waits for admission by the engine."""
+        self._events += self.machine.queue()
 
     def on_admitted(self, chunk: Chunk) -> None:
-        """The engine has admitted the job: its first chunk, which carries no tokens."""
+        """Handles the first chunk, which carries no tokens and marks the admission of the job."""
         self._cached = chunk.cached_tokens
-        self._said += self.machine.begin()
+        self._events += self.machine.begin()
         if chunk.finish:
             self.process_chunk(chunk)
 
     def keepalive(self) -> None:
-        """Repeat the last stage, where that is legal: before the first item."""
+        """Repeats the latest lifecycle event where that is legal: before the first item."""
         with contextlib.suppress(IllegalInput):
-            self._said += self.machine.keepalive()
+            self._events += self.machine.keepalive()
 
     def process_chunk(self, chunk: Chunk) -> None:
-        """One engine step. Chunks after the end are ignored: the engine may have been a step ahead."""
+        """Processes one engine step. Chunks after the end are ignored: the engine may be a step ahead."""
         if self.machine.is_ended:
             return
         if self._spec.prefill_only:
@@ -103,19 +103,19 @@ class OutputProcessor:
         if self.is_ended:
             return
         if self._reader.call_failed:
-            self._said += self.machine.stop()
+            self._events += self.machine.stop()
         elif chunk.finish:
             self._finish_turn(chunk)
 
     def fail(self, code: str, message: str) -> None:
-        """Something broke."""
-        self._said += self.machine.fail(code if code in RESPONSE_ERROR_CODES else "server_error", message)
+        """Ends the turn as failed."""
+        self._events += self.machine.fail(code if code in RESPONSE_ERROR_CODES else "server_error", message)
 
     def cancel(self) -> None:
-        """Nobody wants the rest."""
-        self._said += self.machine.cancel()
+        """Ends the turn as cancelled."""
+        self._events += self.machine.cancel()
 
-    # One step
+    # Processing of one step
 
     def _process_segments(self, segments: Sequence[Segment]) -> None:
         if self._summary is not None:
@@ -123,12 +123,12 @@ class OutputProcessor:
             return
         machine, stops = self.machine, self._stops
         for segment in segments:
-            for heard in stops.filter_segment(segment):
-                self._feed_segment(heard)
+            for released in stops.filter_segment(segment):
+                self._feed_segment(released)
             if machine.state is State.ENDED:
                 return
             if stops.matched is not None or self._calls == self._spec.max_tool_calls:
-                self._said += machine.stop()
+                self._events += machine.stop()
                 return
 
     def _feed_segment(self, segment: Segment) -> None:
@@ -137,7 +137,7 @@ class OutputProcessor:
             return
         if machine.state is State.CALL and isinstance(segment, Close):
             self._calls += 1
-        self._said += machine.feed(segment)
+        self._events += machine.feed(segment)
 
     def _finish_turn(self, chunk: Chunk) -> None:
         if chunk.fault:
@@ -152,40 +152,40 @@ class OutputProcessor:
             for held in self._stops.release_held():
                 self._feed_segment(held)
             if not self.is_ended:
-                self._said += self.machine.stop() if chunk.finish == "stop" else self.machine.cut()
+                self._events += self.machine.stop() if chunk.finish == "stop" else self.machine.cut()
 
     def _finish_prefill(self, chunk: Chunk) -> None:
-        """The prompt was read, which was all: the token that tells of it is nobody's."""
+        """Ends a prefill-only turn. Its one token only shows that the prompt was read, and is not output."""
         if chunk.fault:
             self.fail(chunk.fault.code, chunk.fault.message)
         elif chunk.tokens or chunk.finish:
-            self._said += self.machine.stop()
+            self._events += self.machine.stop()
 
     def _finish_compaction(self, summary: CompactionCollector) -> None:
-        """A summary that met its limit is one, as far as it goes; none at all is a fault."""
+        """Emits the summary. One that was cut at the token limit is valid; an empty one is an error."""
         if summary.text:
-            self._said += self.machine.feed(summary.build_item())
-            self._said += self.machine.stop()
+            self._events += self.machine.feed(summary.build_item())
+            self._events += self.machine.stop()
         else:
             self.fail("server_error", EMPTY_SUMMARY_MESSAGE)
 
     def _build_usage(self) -> Usage:
-        read = len(self._prompt.tokens)
+        num_prompt = len(self._prompt.tokens)
         return Usage(
-            input_tokens=read,
+            input_tokens=num_prompt,
             input_tokens_details=InputTokensDetails(cached_tokens=self._cached),
             output_tokens=len(self.generated_tokens),
             output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reader.reasoning_tokens),
-            total_tokens=read + len(self.generated_tokens),
+            total_tokens=num_prompt + len(self.generated_tokens),
         )
 
     def _chunk_logprobs(self, chunk: Chunk) -> list[Logprob]:
         return [self._decode_logprob(entry) for entry in chunk.logprobs]
 
     def _decode_logprob(self, entry: TokenLogprob) -> Logprob:
-        token, raw = self._format.decode_token(entry.id)
+        text, data = self._format.decode_token(entry.id)
         top = []
-        for other, logprob in entry.top:
-            text, data = self._format.decode_token(other)
-            top.append(TopLogprob(token=text, bytes=tuple(data), logprob=min(logprob, 0.0)))
-        return Logprob(token=token, bytes=tuple(raw), logprob=min(entry.logprob, 0.0), top_logprobs=tuple(top))
+        for top_id, logprob in entry.top:
+            top_text, top_data = self._format.decode_token(top_id)
+            top.append(TopLogprob(token=top_text, bytes=tuple(top_data), logprob=min(logprob, 0.0)))
+        return Logprob(token=text, bytes=tuple(data), logprob=min(entry.logprob, 0.0), top_logprobs=tuple(top))

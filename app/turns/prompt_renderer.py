@@ -1,4 +1,4 @@
-"""Renders a turn's prompt off the event loop: constraints checked, history replayed, truncated and grammar built."""
+"""Renders prompts off the event loop: checks constraints, replays history, truncates and builds the grammar."""
 
 from datetime import UTC, datetime
 from functools import partial
@@ -16,14 +16,14 @@ from antiphon.harmony.format import PromptInput, RenderError
 
 
 class PromptRenderer:
-    """Chat templates come with models and may be slow: each rendering runs in a thread, within a CPU-time limit."""
+    """Renders each prompt in a thread with a CPU-time limit: chat templates are part of a model and may be slow."""
 
     def __init__(self, cpu_limit_s: float) -> None:
         self._cpu_limit_s = cpu_limit_s
         self.token_history = TokenHistory()
 
     async def render_and_check(self, model: ServedModel, spec: TurnSpec, owner: str, now: float) -> TurnPrompt:
-        """Returns the prompt, which leaves room for an answer. `now` is in seconds since 1970. Raises `ApiError`."""
+        """Returns a prompt shorter than the context. `now` is in seconds since 1970. Raises `ApiError`."""
         prompt = await self.render_in_thread(model, spec, owner, now)
         length, limit = len(prompt.prompt.tokens), model.engine.info.max_model_len
         if length >= limit:
@@ -52,22 +52,24 @@ class PromptRenderer:
             return prompt
         grammar = model.format.build_grammar(prompt.prompt, spec.prompt_input)
         if grammar is None:
-            raise ApiError(400, "unsupported_parameter", "This model's dialect has no tool calls.", "tool_choice")
+            raise ApiError(
+                400, "unsupported_parameter", "This model's dialect does not support tool calls.", "tool_choice"
+            )
         return msgspec.structs.replace(prompt, grammar=grammar)
 
     def _truncate(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
-        """Leaves out the oldest items until the answer has room; returns the prompt unchanged if nothing helps."""
+        """Removes the oldest items until the output fits the context; returns the prompt unchanged if nothing helps."""
         context = model.engine.info.max_model_len
-        room = context - min(spec.sampling.max_tokens or context, context // 4)
+        max_prompt = context - min(spec.sampling.max_tokens or context, context // 4)
 
         def render(prompt_input: PromptInput) -> TurnPrompt:
             return self.token_history.render(model.format, prompt.owner, prompt_input, prompt.now)
 
         def fits(prompt_input: PromptInput) -> bool:
             try:
-                return len(render(prompt_input).prompt.tokens) <= room
-            except RenderError:  # the template rejects what is left
+                return len(render(prompt_input).prompt.tokens) <= max_prompt
+            except RenderError:  # the template rejects the remaining items
                 return False
 
-        rest = truncate_input(spec.prompt_input, fits)
-        return prompt if rest is None else render(rest)
+        truncated = truncate_input(spec.prompt_input, fits)
+        return prompt if truncated is None else render(truncated)

@@ -1,7 +1,8 @@
-"""Stop strings: matched on what is said to the user, never on reasoning, arguments or anything else.
+"""Stop strings: matched in message text only, never in reasoning, arguments or other segments.
 
-A tail that could be the beginning of a stop string is held back until it is known; nothing more is. Log-probabilities
-stay with their text. This module knows neither the machine nor the engine.
+Only a tail that could be the start of a stop string is held back, until the next text decides. With the stop string
+"END", the text "abcEN" releases "abc" and holds "EN"; then "D" ends the turn, and "X" releases "ENX".
+Log-probabilities stay with their text. This module knows neither the machine nor the engine.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from antiphon.state.segments import PlacedLogprob, Say, Segment
 
 
 class StopStringFilter:
-    """Watches one turn's segments. `matched` is the stop string that was found, once it was."""
+    """Filters the segments of one turn. `matched` is the stop string that was found, or None."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -18,7 +19,7 @@ class StopStringFilter:
         self.matched: str | None = None
 
     def filter_segment(self, segment: Segment) -> list[Segment]:
-        """What may be said now. After a match: the text before it, and from then on nothing."""
+        """Returns the segments that can be emitted now. On a match, that is the text before it; afterwards, nothing."""
         if not self._stops:
             return [segment]
         if self.matched is not None:
@@ -30,22 +31,22 @@ class StopStringFilter:
         return self._find_match(_join_text(self._held, segment))
 
     def release_held(self) -> list[Segment]:
-        """What was held back turned out to be text."""
+        """Returns the held text, which turned out not to start a stop string. After a match, returns nothing."""
         held, self._held = self._held, Say("")
         return [held] if held.text and self.matched is None else []
 
-    def _find_match(self, said: Say) -> list[Segment]:
-        # The one that is complete first wins, since text that comes piece by piece cannot know of a longer one.
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := said.text.find(stop)) >= 0]
-        if found:
-            _, at, self.matched = min(found)
+    def _find_match(self, text: Say) -> list[Segment]:
+        # The stop string that is complete first wins: in streamed text, a longer one cannot be foreseen.
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.text.find(stop)) >= 0]
+        if matches:
+            _, end, self.matched = min(matches)
         else:
-            at = len(said.text) - self._hold_back(said.text)
-        self._held = _text_after(said, at)
-        return [head] if (head := _text_before(said, at)).text else []
+            end = len(text.text) - self._hold_back(text.text)
+        self._held = _text_after(text, end)
+        return [released] if (released := _text_before(text, end)).text else []
 
     def _hold_back(self, text: str) -> int:
-        """The length of the longest tail of `text` that begins a stop string."""
+        """Returns the length of the longest tail of `text` that begins a stop string."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
@@ -53,14 +54,16 @@ class StopStringFilter:
 def _join_text(first: Say, second: Say) -> Say:
     if not first.text:
         return second
-    moved = tuple(PlacedLogprob(scored.offset + len(first.text), scored.logprob) for scored in second.logprobs)
-    return Say(first.text + second.text, second.phase, first.logprobs + moved)
+    shifted = tuple(PlacedLogprob(scored.offset + len(first.text), scored.logprob) for scored in second.logprobs)
+    return Say(first.text + second.text, second.phase, first.logprobs + shifted)
 
 
-def _text_before(said: Say, at: int) -> Say:
-    return Say(said.text[:at], said.phase, tuple(scored for scored in said.logprobs if scored.offset < at))
+def _text_before(text: Say, at: int) -> Say:
+    return Say(text.text[:at], text.phase, tuple(scored for scored in text.logprobs if scored.offset < at))
 
 
-def _text_after(said: Say, at: int) -> Say:
-    rest = tuple(PlacedLogprob(scored.offset - at, scored.logprob) for scored in said.logprobs if scored.offset >= at)
-    return Say(said.text[at:], said.phase, rest)
+def _text_after(text: Say, at: int) -> Say:
+    logprobs = tuple(
+        PlacedLogprob(scored.offset - at, scored.logprob) for scored in text.logprobs if scored.offset >= at
+    )
+    return Say(text.text[at:], text.phase, logprobs)

@@ -1,6 +1,6 @@
-"""What was said before: the chain of responses behind `previous_response_id`, and stored items by id.
+"""Earlier items of a conversation, from the chain of `previous_response_id` or from a stored conversation.
 
-A response's part of the chain is what was put in and what came out; instructions are never inherited.
+Each response in the chain contributes its input and output items. Instructions are never inherited.
 """
 
 from collections.abc import Mapping
@@ -25,24 +25,24 @@ from antiphon.events.inputs import (
 )
 
 ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-"""Of ids, by the type of an item; of any other it is `item`."""
+"""Id prefix for each item type; `item` for any other type."""
 MAX_CHAIN_ITEMS = 100_000
-"""Items that a chain may have: each of them is looked at for every turn."""
+"""Maximum number of items in a chain: every turn processes all of them."""
 
 
 class StoredHistory(Struct, frozen=True):
-    """One owner's past, as a store knows it and seals keep it."""
+    """Earlier items of one owner, from the store and from sealed content that the client sends back."""
 
     store: ResponseStore
     owner: str
     sealer: Sealer
 
     def find_item(self, item_id: str) -> Struct | None:
-        """The item, put in or put out, that an `item_reference` means."""
+        """Returns the input or output item that an `item_reference` refers to."""
         return self.store.find_item(self.owner, item_id)
 
     def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        """What stands before the input of a request. Raises `ApiError`."""
+        """Returns the items that precede the input of a request. Raises `ApiError`."""
         if (conversation := conversation_of(body)) is not None:
             if self.store.find_conversation(self.owner, conversation) is None:
                 raise not_found(f"Conversation with id '{clip_text(conversation)}' not found.", "conversation")
@@ -51,7 +51,7 @@ class StoredHistory(Struct, frozen=True):
         return after_compaction(self.response_chain(previous)) if previous is not None else ()
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
-        """The text inside what came sealed; None: it was not sealed here, for this owner."""
+        """Returns the text of sealed content; None if it was not sealed by this server for this owner and purpose."""
         purpose: Purpose = "compaction" if isinstance(item, CompactionInput) else "reasoning"
         try:
             return self.sealer.open(self.owner, purpose, item.encrypted_content or "")
@@ -59,26 +59,28 @@ class StoredHistory(Struct, frozen=True):
             return None
 
     def response_chain(self, response_id: str) -> tuple[AnyInput, ...]:
-        """Everything that was said up to the end of a response. Raises `ApiError` 400."""
+        """Returns all items up to the end of a response, oldest first. Raises `ApiError` 400."""
         parts: list[tuple[AnyInput, ...]] = []
-        count, wanted = 0, response_id
-        while wanted:
-            log = self._find_finished(wanted)
+        count, next_id = 0, response_id
+        while next_id:
+            log = self._find_finished(next_id)
             parts.append((*log.input_items, *output_as_input(log.response)))
             count += len(parts[-1])
             if count > MAX_CHAIN_ITEMS:
-                raise ApiError(400, "context_length_exceeded", "The conversation has too many items.", "input")
-            wanted = log.base_response.previous_response_id or ""
+                raise ApiError(
+                    400, "context_length_exceeded", "The conversation has too many items. Start a new one.", "input"
+                )
+            next_id = log.base_response.previous_response_id or ""
             if log.conversation_id:
                 parts.append(self._conversation_before(log))
         return tuple(item for part in reversed(parts) for item in part)
 
     def _conversation_before(self, log: EventLog) -> tuple[AnyInput, ...]:
-        """What was said in a response's conversation before it; nothing where that is gone."""
-        talk = self.store.conversation_items(self.owner, log.conversation_id)
-        own = {item.id for item in (*log.input_items, *log.response.output)}
-        first = next((place for place, item in enumerate(talk) if item.id in own), 0)
-        return talk[:first]
+        """Returns the items that precede a response in its conversation; none if the response's items were deleted."""
+        items = self.store.conversation_items(self.owner, log.conversation_id)
+        response_ids = {item.id for item in (*log.input_items, *log.response.output)}
+        first = next((index for index, item in enumerate(items) if item.id in response_ids), 0)
+        return items[:first]
 
     def _find_finished(self, response_id: str) -> EventLog:
         log = self.store.find_log(self.owner, response_id)
@@ -92,22 +94,25 @@ class StoredHistory(Struct, frozen=True):
 
 
 def after_compaction(items: tuple[AnyInput, ...]) -> tuple[AnyInput, ...]:
-    """What a compaction leaves of a past: before the last one, the messages that were not the model's, and tools."""
-    last = max((place for place, item in enumerate(items) if isinstance(item, CompactionInput)), default=0)
+    """Removes the items that the last compaction replaces: those before it, except non-assistant messages and tools.
+
+    Example: user 1, assistant, compaction, user 2 becomes user 1, compaction, user 2.
+    """
+    last = max((index for index, item in enumerate(items) if isinstance(item, CompactionInput)), default=0)
     return (*filter(_survives_compaction, items[:last]), *items[last:])
 
 
 def _survives_compaction(item: AnyInput) -> bool:
-    said = isinstance(item, InputMessage) and item.role != "assistant"
-    return said or isinstance(item, AdditionalToolsInput)
+    is_client_message = isinstance(item, InputMessage) and item.role != "assistant"
+    return is_client_message or isinstance(item, AdditionalToolsInput)
 
 
 def with_ids(items: tuple[AnyInput, ...], response_id: str) -> tuple[AnyInput, ...]:
-    """The items, each with an id: the client's own, or one that follows from the response's and the place."""
+    """Returns the items, each with an id: the client's, or one made of the response id and the item's index."""
     suffix = response_id.partition("_")[2]
-    found = []
-    for place, item in enumerate(items):
+    identified = []
+    for index, item in enumerate(items):
         kind = item.kind if isinstance(item, HostedInput) else str(item.__struct_config__.tag)
-        made = f"{ID_PREFIXES.get(kind, 'item')}_{suffix}{place:04x}"
-        found.append(item if item.id else msgspec.structs.replace(item, id=made))
-    return tuple(found)
+        new_id = f"{ID_PREFIXES.get(kind, 'item')}_{suffix}{index:04x}"
+        identified.append(item if item.id else msgspec.structs.replace(item, id=new_id))
+    return tuple(identified)

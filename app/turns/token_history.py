@@ -1,11 +1,12 @@
-"""The token ids that a model really spoke, for the next turn that resends them as items.
+"""The token ids that a model generated, for later requests that resend the output as items.
 
-A template lays an answer out in its own way: another cut of the same text into tokens, other blanks in the arguments
-of a call. The engine's prefix cache knows only what was spoken, so a prompt that repeats a turn of this server gets
-that turn's own ids back. It gets them only where the layout of the items as they came back *is* the layout of the
-items as they were said, so a client that changed a letter is answered on what it sent.
+A chat template renders output in its own way: other token boundaries in the same text, other white space in the
+arguments of a call. The engine's prefix cache contains only the generated ids, so a prompt that repeats a turn of this
+server gets that turn's ids in place of the rendered ones. Example (ids): the model read 1 2 and generated 7 8, but the
+template renders that turn as 1 2 9; a later prompt 1 2 9 5 becomes 1 2 7 8 5. The ids are replaced only if the resent
+items render exactly like the items that were sent, so a client that edits the text gets an answer to the edited text.
 
-Pure but for the lock: rendering happens in threads.
+Pure except for the lock: rendering happens in threads.
 """
 
 import threading
@@ -27,32 +28,32 @@ from antiphon.app.requests.input_items import read_item
 from antiphon.events.response import OutputItem
 from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt, RenderError
 
-MIN_PREFILL_TOKENS = 32
-"""Tokens that a prompt may end with and history does not show: the opener of the answer, an empty thought."""
-MAX_TURNS_PER_OWNER = 256
-"""A turn of few tokens takes as much memory as so many of them, measured."""
+MAX_OMITTED_TOKENS = 32
+"""Maximum number of tokens at the end of a prompt that history omits: the start of the answer, empty reasoning."""
+TURN_OVERHEAD_TOKENS = 256
+"""Fixed memory of a remembered turn, expressed as a number of tokens (measured)."""
 MAX_COMPARED_TURNS = 8
-"""At most so many turns are laid out anew for one prompt, the latest ones first."""
+"""Maximum number of turns that are rendered again and compared for one prompt, the latest first."""
 
 
 class TurnPrompt(Struct, frozen=True, kw_only=True):
-    """A conversation laid out for a model."""
+    """A conversation rendered for a model."""
 
     format: ModelFormat
     owner: str
     prompt_input: PromptInput
     now: datetime
-    """Templates write the date."""
+    """Time of the rendering: templates write the date."""
     rendered_tokens: tuple[int, ...]
-    """The prompt as the template lays it out."""
+    """Prompt as the template renders it."""
     prompt: RenderedPrompt
-    """The prompt as the model reads it."""
+    """Prompt as the model reads it, with generated ids restored."""
     grammar: str | None = None
-    """What the answer is held to."""
+    """Grammar that constrains the output, or None."""
 
 
 class FinishedTurn(Struct, frozen=True):
-    """What a model spoke after a prompt, and the items that were heard."""
+    """A prompt, the tokens that the model generated for it, and the output items made of them."""
 
     turn_prompt: TurnPrompt
     generated_tokens: tuple[int, ...]
@@ -60,18 +61,21 @@ class FinishedTurn(Struct, frozen=True):
 
 
 class _ReplayPrefix(Struct, frozen=True):
-    """Where a layout begins with `laid`, the model had read and spoken `spoken`; both as bytes, which compare fast."""
+    """Replaces the start `rendered` of a prompt by `original`, the ids that the model really read and generated.
+
+    Both are bytes, which compare fast.
+    """
 
     rendered: bytes
     original: bytes
 
 
 _PrefixKey = tuple[str, int, bytes]
-"""Whose text it is, for which format, and a digest of it. Formats that are remembered live: no id is another one's."""
+"""Owner, `id()` of the format, digest of the tokens. Remembered turns keep their format alive, so no id is reused."""
 
 
 class TokenHistory:
-    """The latest turns, of all owners together at most `bound` tokens, or the memory of so many."""
+    """Remembers the latest turns of all owners, within the memory of `bound` tokens in total."""
 
     def __init__(self, bound: int = 2_000_000) -> None:
         self._bound = bound
@@ -82,7 +86,7 @@ class TokenHistory:
         self._lock = threading.Lock()
 
     def render(self, form: ModelFormat, owner: str, conversation: PromptInput, now: datetime) -> TurnPrompt:
-        """Lay a conversation out; what this owner's model has spoken of it stands there as it was spoken.
+        """Renders a conversation. Turns that were generated for this owner keep their generated ids.
 
         Raises `harmony.format.RenderError`.
         """
@@ -97,16 +101,16 @@ class TokenHistory:
         )
 
     def add_turn(self, turn: FinishedTurn) -> None:
-        """Keep a turn; the oldest ones are forgotten."""
-        layout = turn.turn_prompt
-        starts = _prefix_keys(layout.format, layout.owner, layout.rendered_tokens)
-        if not turn.generated_tokens or not starts:
+        """Remembers a turn and evicts the oldest ones."""
+        prompt = turn.turn_prompt
+        keys = _prefix_keys(prompt.format, prompt.owner, prompt.rendered_tokens)
+        if not turn.generated_tokens or not keys:
             return
         with self._lock:
             self._count += 1
-            kept = _HistoryEntry(turn, starts[-1], self._count)
-            self._turns.append(kept)
-            self._by_start.setdefault(kept.start, deque()).append(kept)
+            entry = _HistoryEntry(turn, keys[-1], self._count)
+            self._turns.append(entry)
+            self._by_start.setdefault(entry.start, deque()).append(entry)
             self._size += _size_tokens(turn)
             while self._size > self._bound:
                 self._evict_oldest()
@@ -114,102 +118,105 @@ class TokenHistory:
     def _evict_oldest(self) -> None:
         oldest = self._turns.popleft()
         self._size -= _size_tokens(oldest.turn)
-        alike = self._by_start[oldest.start]
-        alike.popleft()
-        if not alike:
+        same_start = self._by_start[oldest.start]
+        same_start.popleft()
+        if not same_start:
             del self._by_start[oldest.start]
 
     def _replay_original(self, form: ModelFormat, owner: str, prompt: RenderedPrompt) -> RenderedPrompt:
-        whole = _pack_ids(prompt.tokens)
+        packed = _pack_ids(prompt.tokens)
         best: _ReplayPrefix | None = None
-        for kept in self._find_candidates(_prefix_keys(form, owner, prompt.tokens)):
-            passage = kept.replay_prefix
+        for entry in self._find_candidates(_prefix_keys(form, owner, prompt.tokens)):
+            prefix = entry.replay_prefix
             if (
-                passage
-                and whole.startswith(passage.rendered)
-                and (best is None or len(best.rendered) < len(passage.rendered))
+                prefix
+                and packed.startswith(prefix.rendered)
+                and (best is None or len(best.rendered) < len(prefix.rendered))
             ):
-                best = passage
+                best = prefix
         if best is None:
             return prompt
-        return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.original + whole[len(best.rendered) :])))
+        return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.original + packed[len(best.rendered) :])))
 
     def _find_candidates(self, starts: "list[_PrefixKey]") -> list["_HistoryEntry"]:
-        """Turns whose prompt began so, but for what stood behind its last message; the latest first."""
+        """Returns turns whose prompt, up to the end of its last message, has one of these keys; the latest first."""
         with self._lock:
-            begun = (self._by_start.get(start, ()) for start in starts)
-            latest = [kept for alike in begun for kept in islice(reversed(alike), MAX_COMPARED_TURNS)]
-        return nlargest(MAX_COMPARED_TURNS, latest, key=lambda kept: kept.number)
+            queues = (self._by_start.get(start, ()) for start in starts)
+            latest = [entry for entries in queues for entry in islice(reversed(entries), MAX_COMPARED_TURNS)]
+        return nlargest(MAX_COMPARED_TURNS, latest, key=lambda entry: entry.number)
 
 
 class _HistoryEntry:
-    """The `number`-th turn that is remembered. Who holds one may go on using it while others forget it."""
+    """The `number`-th remembered turn. A thread can still use it after another thread has evicted it."""
 
     def __init__(self, turn: FinishedTurn, start: "_PrefixKey", number: int) -> None:
         self.turn, self.start, self.number = turn, start, number
 
     @cached_property
     def replay_prefix(self) -> "_ReplayPrefix | None":
-        """Laid out at the first question, not at the end of the turn: most turns are never followed."""
+        """Replay prefix, computed at the first use, not at the end of the turn: most turns are never continued."""
         return _compare_renderings(self.turn)
 
 
 def _compare_renderings(turn: FinishedTurn) -> _ReplayPrefix | None:
-    """The turn as history lays it out beside the turn as it was; None where the two do not say the same."""
-    layout, form = turn.turn_prompt, turn.turn_prompt.format
-    spoken = turn.generated_tokens[:-1] if turn.generated_tokens[-1] in form.end_ids else turn.generated_tokens
+    """Compares the turn as history renders it with the turn as generated. Returns None if their texts differ."""
+    prompt, form = turn.turn_prompt, turn.turn_prompt.format
+    generated = turn.generated_tokens[:-1] if turn.generated_tokens[-1] in form.end_ids else turn.generated_tokens
     try:
-        back = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
-        after = msgspec.structs.replace(layout.prompt_input, items=(*layout.prompt_input.items, *back))
-        laid = form.render_prompt(after, now=layout.now, owner=layout.owner).tokens
+        resent = [read_item(msgspec.to_builtins(item), "output") for item in turn.output]
+        next_input = msgspec.structs.replace(prompt.prompt_input, items=(*prompt.prompt_input.items, *resent))
+        rendered = form.render_prompt(next_input, now=prompt.now, owner=prompt.owner).tokens
     except (ApiError, RenderError):
         return None
-    shared, end = _common_length(laid, layout.rendered_tokens), _last_message_end(form, laid)
-    if len(layout.rendered_tokens) - shared > MIN_PREFILL_TOKENS or end <= shared:
+    shared, end = _common_length(rendered, prompt.rendered_tokens), _last_message_end(form, rendered)
+    if len(prompt.rendered_tokens) - shared > MAX_OMITTED_TOKENS or end <= shared:
         return None
-    # Reasoning that history drops, text that it clips, another order of a header: then history has its own words.
-    if _strip_end_ids(form, laid[shared:end]) != _strip_end_ids(form, spoken):
+    # They differ if history drops reasoning, clips text, or writes a header in another order.
+    if _text_without_whitespace(form, rendered[shared:end]) != _text_without_whitespace(form, generated):
         return None
-    # The end is history's: a final answer may have ended otherwise, a turn that was stopped has none.
-    return _ReplayPrefix(_pack_ids(laid[: end + 1]), _pack_ids((*layout.prompt.tokens, *spoken, laid[end])))
+    # The end token is the one of history: a final answer may have ended with another one, a stopped turn with none.
+    return _ReplayPrefix(_pack_ids(rendered[: end + 1]), _pack_ids((*prompt.prompt.tokens, *generated, rendered[end])))
 
 
 def _prefix_keys(form: ModelFormat, owner: str, tokens: Sequence[int]) -> "list[_PrefixKey]":
-    """A text up to the end of each of its messages, which are few: so turns are found, however many are remembered."""
-    packed, digest, done = memoryview(array("I", tokens)), blake2b(digest_size=16), 0
-    starts = []
-    for end in sorted(place for token in form.end_ids for place in _find_token(tokens, token)):
-        digest.update(packed[done : end + 1])
-        done = end + 1
-        starts.append((owner, id(form), digest.digest()))
-    return starts
+    """Returns a key for the tokens up to the end of each message, by which turns are found without a search.
+
+    Messages are few, so the number of keys does not depend on the number of remembered turns.
+    """
+    packed, digest, hashed = memoryview(array("I", tokens)), blake2b(digest_size=16), 0
+    keys = []
+    for end in sorted(position for token in form.end_ids for position in _find_token(tokens, token)):
+        digest.update(packed[hashed : end + 1])
+        hashed = end + 1
+        keys.append((owner, id(form), digest.digest()))
+    return keys
 
 
 def _find_token(tokens: Sequence[int], token: int) -> Iterator[int]:
-    place = -1
+    position = -1
     with suppress(ValueError):
         while True:
-            place = tokens.index(token, place + 1)
-            yield place
+            position = tokens.index(token, position + 1)
+            yield position
 
 
-def _strip_end_ids(form: ModelFormat, tokens: Sequence[int]) -> str:
+def _text_without_whitespace(form: ModelFormat, tokens: Sequence[int]) -> str:
     return "".join(form.decode(tokens).split())
 
 
 def _last_message_end(form: ModelFormat, tokens: Sequence[int]) -> int:
-    """Where the last message ends; -1 where none does."""
-    return next((place for place in reversed(range(len(tokens))) if tokens[place] in form.end_ids), -1)
+    """Returns the position of the last message's end token; -1 if there is none."""
+    return next((position for position in reversed(range(len(tokens))) if tokens[position] in form.end_ids), -1)
 
 
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_length(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Returns the length of the common prefix."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(tokens), len(others)))
 
 
 def _size_tokens(turn: FinishedTurn) -> int:
-    return MAX_TURNS_PER_OWNER + 2 * len(turn.turn_prompt.rendered_tokens) + len(turn.generated_tokens)
+    return TURN_OVERHEAD_TOKENS + 2 * len(turn.turn_prompt.rendered_tokens) + len(turn.generated_tokens)
 
 
 def _pack_ids(tokens: Sequence[int]) -> bytes:

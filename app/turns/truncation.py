@@ -1,8 +1,8 @@
-"""`truncation: auto`: the oldest items are left out, whole, until the rest fits.
+"""`truncation: auto`: removes the oldest items, in whole units, until the prompt fits.
 
-What instructs the model stays, and so do the newest unit and the user's newest message: many templates know no
-conversation without one. A call goes with its output and with the reasoning that
-led to it, so that nothing is left that refers to what is gone.
+System and developer messages, the newest unit and the newest user message are kept: many templates reject a
+conversation without a user message. A call, its output and the reasoning that led to it form one unit, so that no
+remaining item refers to a removed one.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,51 +25,55 @@ AnyOutput = InputFunctionOutput | InputCustomOutput
 
 
 def truncate_input(conversation: PromptInput, fits: Callable[[PromptInput], bool]) -> PromptInput | None:
-    """The conversation without as many of its oldest units as it takes; None where nothing helps.
+    """Removes as few of the oldest units as needed for the conversation to fit. Returns None if it cannot fit.
 
-    `fits` is asked about log2 of the number of units.
+    Calls `fits` about log2(n) times for n units.
     """
-    parts = list_units(conversation.items)
+    units = list_units(conversation.items)
     newest = conversation.items[-1:]
-    # The newest unit stays; where the user spoke last, that is none of these.
-    low, high = 1, len(parts) - (not newest or not _is_user_message(newest[0]))
-    if high < low or not fits(_without_items(conversation, parts[:high])):
+    # The newest unit is kept. If the last item is a user message, that message is kept, and is in none of the units.
+    low, high = 1, len(units) - (not newest or not _is_user_message(newest[0]))
+    if high < low or not fits(_without_items(conversation, units[:high])):
         return None
     while low < high:
         middle = (low + high) // 2
-        if fits(_without_items(conversation, parts[:middle])):
+        if fits(_without_items(conversation, units[:middle])):
             high = middle
         else:
             low = middle + 1
-    return _without_items(conversation, parts[:high])
+    return _without_items(conversation, units[:high])
 
 
 def list_units(items: Sequence[AnyInput]) -> list[frozenset[int]]:
-    """The places of what is left out together, oldest first; what instructs is in none."""
-    asked = max((place for place, item in enumerate(items) if _is_user_message(item)), default=-1)
-    found: list[set[int]] = []
-    of_call: dict[str, set[int]] = {}
-    joins = False
-    for place, item in enumerate(items):
-        if place == asked or (isinstance(item, InputMessage) and item.role in ("system", "developer")):
+    """Returns sets of indexes of items to remove together, oldest first.
+
+    System and developer messages and the newest user message are in none. Example: user, reasoning, call, output,
+    user gives {0}, {1, 2, 3}.
+    """
+    newest_user = max((index for index, item in enumerate(items) if _is_user_message(item)), default=-1)
+    units: list[set[int]] = []
+    unit_of_call: dict[str, set[int]] = {}
+    after_reasoning = False
+    for index, item in enumerate(items):
+        if index == newest_user or (isinstance(item, InputMessage) and item.role in ("system", "developer")):
             continue
-        if isinstance(item, AnyOutput) and item.call_id in of_call:
-            of_call[item.call_id].add(place)
+        if isinstance(item, AnyOutput) and item.call_id in unit_of_call:
+            unit_of_call[item.call_id].add(index)
             continue
-        if not joins:
-            found.append(set())
-        found[-1].add(place)
+        if not after_reasoning:
+            units.append(set())
+        units[-1].add(index)
         if isinstance(item, AnyCall):
-            of_call[item.call_id] = found[-1]
-        joins = isinstance(item, InputReasoning)
-    return [frozenset(unit) for unit in found]
+            unit_of_call[item.call_id] = units[-1]
+        after_reasoning = isinstance(item, InputReasoning)
+    return [frozenset(unit) for unit in units]
 
 
 def _is_user_message(item: AnyInput) -> bool:
     return isinstance(item, InputMessage) and item.role == "user"
 
 
-def _without_items(conversation: PromptInput, gone: Sequence[frozenset[int]]) -> PromptInput:
-    places = frozenset().union(*gone)
-    kept = tuple(item for place, item in enumerate(conversation.items) if place not in places)
+def _without_items(conversation: PromptInput, units: Sequence[frozenset[int]]) -> PromptInput:
+    removed = frozenset().union(*units)
+    kept = tuple(item for index, item in enumerate(conversation.items) if index not in removed)
     return structs.replace(conversation, items=kept)

@@ -1,7 +1,7 @@
-"""The interface of a KV cache: the keys and values of one sequence. Imports no torch, so that the scheduler needs none.
+"""Interface of a KV cache: the keys and values of one sequence. Imports no torch, so that the scheduler needs none.
 
-A forward pass writes tokens first and commits them once it has succeeded (:meth:`KVCache.commit`), so that a pass that
-fails leaves nothing behind.
+A forward pass writes tokens first and commits them after it has succeeded (:meth:`KVCache.commit`). The tokens of a
+failed pass therefore never become valid.
 """
 
 from abc import ABC, abstractmethod
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CAPACITY_STEP_TOKENS = 16
-"""Capacities that nobody reserved are multiples of this many tokens."""
+"""Granularity, in tokens, of capacities that were not reserved explicitly."""
 
 
 class KVCache(ABC):
-    """The first ``length`` tokens are valid; there is memory for ``capacity``, in tokens.
+    """Keys and values of one sequence. The first ``length`` tokens are valid; ``capacity`` is in tokens.
 
-    ``expected``: how many tokens the sequence will probably hold.
+    ``expected``: the number of tokens that the sequence will probably hold.
     """
 
     def __init__(self, expected: int = 0) -> None:
@@ -26,39 +26,39 @@ class KVCache(ABC):
 
     @property
     def capacity(self) -> int:
-        """For how many tokens there is memory, or will be with the next token that is written."""
+        """Number of tokens that there is memory for, or will be when the next token is written."""
         return self._capacity
 
     def reserve(self, tokens: int) -> None:
-        """Grow to room for ``tokens`` tokens; the memory is taken by the next pass that needs it."""
+        """Raises the capacity to at least ``tokens``. The next pass that needs the memory allocates it."""
         self._capacity = max(self._capacity, tokens)
 
     def commit(self, tokens: int) -> None:
-        """The pass succeeded: the last ``tokens`` written are valid from now on."""
+        """Makes the ``tokens`` tokens just written valid, after a pass that succeeded."""
         self.length += tokens
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens; the memory stays."""
+        """Drops all but the first ``length`` tokens; keeps the memory."""
         self.length = min(self.length, length)
 
     @abstractmethod
     def write_and_read(self, layer: int, keys: "Tensor", values: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Write (1, kv_heads, n, head_dim) after the valid tokens; all keys and values, these included."""
+        """Writes (1, kv_heads, n, head_dim) after the valid tokens. Returns all keys and values, old and new."""
 
     @abstractmethod
     def copy(self, length: int, capacity: int) -> "KVCache":
-        """The first ``length`` tokens once more, with room for ``capacity``; neither sees what the other writes."""
+        """Returns a copy of the first ``length`` tokens with this capacity. Writes to one do not affect the other."""
 
     @abstractmethod
     def shrink(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens and give the rest of the memory back."""
+        """Drops all but the first ``length`` tokens and frees the remaining memory."""
 
     @property
     @abstractmethod
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes over all layers; 0 before the first pass."""
+        """Bytes per token over all layers; 0 before the first pass."""
 
 
 def round_capacity(tokens: int) -> int:
-    """The capacity for so many tokens: the next multiple of :data:`GRAIN`."""
+    """Rounds a number of tokens up to a multiple of :data:`CAPACITY_STEP_TOKENS`."""
     return -(-tokens // CAPACITY_STEP_TOKENS) * CAPACITY_STEP_TOKENS

@@ -1,4 +1,4 @@
-"""A KV cache in contiguous buffers, two per layer, as the CPU reads it fastest."""
+"""A KV cache in contiguous buffers, two per layer: the layout that a CPU reads fastest."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ MAX_FP16 = torch.finfo(torch.float16).max
 
 
 class BufferAddresses(NamedTuple):
-    """The addresses of all keys and of all values, and their steps from head to head, counted in numbers."""
+    """Addresses of a layer's keys and values, and their strides between heads, in elements."""
 
     keys: int
     values: int
@@ -20,7 +20,7 @@ class BufferAddresses(NamedTuple):
 
 
 class _LayerBuffers(NamedTuple):
-    """A layer's buffers, and what is asked about them for each token."""
+    """A layer's buffers, with the properties that are needed for each token."""
 
     keys: Tensor
     values: Tensor
@@ -29,10 +29,10 @@ class _LayerBuffers(NamedTuple):
 
 
 class ContiguousKVCache(KVCache):
-    """Per layer two buffers of shape (1, kv_heads, capacity, head_dim); layers announce themselves by writing.
+    """Two buffers of shape (1, kv_heads, capacity, head_dim) per layer, allocated at the layer's first write.
 
-    What is ``expected`` saves copying when the buffers grow. ``halves``: they hold fp16, numbers beyond which become
-    its largest.
+    A good ``expected`` avoids copying for growth. ``fp16``: the buffers hold fp16, and values beyond its range are
+    clamped.
     """
 
     def __init__(self, expected: int = 0, *, fp16: bool = False) -> None:
@@ -41,72 +41,77 @@ class ContiguousKVCache(KVCache):
         self._layers: dict[int, _LayerBuffers] = {}
 
     def write_and_read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As :meth:`KV.extend`; what it gives are views, or copies of what the buffers hold in fp16."""
+        """Writes as in :meth:`KVCache.write_and_read`. Returns views of the buffers, or copies if these hold fp16."""
         end = self.length + keys.shape[2]
-        held = self._ensure_buffers(layer, keys, values, end)
-        for buffer, new in ((held.keys, keys), (held.values, values)):
+        buffers = self._ensure_buffers(layer, keys, values, end)
+        for buffer, new in ((buffers.keys, keys), (buffers.values, values)):
             buffer[:, :, self.length : end] = new.clamp(-MAX_FP16, MAX_FP16) if self.fp16 else new
-        return held.keys[:, :, :end].to(keys.dtype), held.values[:, :, :end].to(values.dtype)
+        return buffers.keys[:, :, :end].to(keys.dtype), buffers.values[:, :, :end].to(values.dtype)
 
     def reserve_addresses(self, layer: int, keys: Tensor, values: Tensor, tokens: int) -> BufferAddresses:
-        """Make room for so many after the valid ones, as :meth:`extend` does, but write nothing.
+        """Ensures memory for ``tokens`` tokens after the valid ones, like :meth:`write_and_read`, but writes nothing.
 
-        ``keys`` and ``values`` only show what they will look like.
+        ``keys`` and ``values`` only supply shape, dtype and device.
         """
         return self._ensure_buffers(layer, keys, values, self.length + tokens).addresses
 
     def _ensure_buffers(self, layer: int, keys: Tensor, values: Tensor, end: int) -> _LayerBuffers:
-        """Buffers with room up to ``end``."""
-        held = self._layers.get(layer)
-        if held is not None and end <= held.capacity:
-            return held
+        """Returns the layer's buffers, with capacity for at least ``end`` tokens."""
+        buffers = self._layers.get(layer)
+        if buffers is not None and end <= buffers.capacity:
+            return buffers
         if end > self._capacity:
             self._capacity = round_capacity(end)
-        if held is None:
-            held = _allocate_buffers(keys, values, self._capacity, torch.float16 if self.fp16 else keys.dtype)
+        if buffers is None:
+            buffers = _allocate_buffers(keys, values, self._capacity, torch.float16 if self.fp16 else keys.dtype)
         else:
-            held = _copy_buffers(held, self.length, self._capacity)
-        self._layers[layer] = held
-        return held
+            buffers = _copy_buffers(buffers, self.length, self._capacity)
+        self._layers[layer] = buffers
+        return buffers
 
     @torch.inference_mode()
     def copy(self, length: int, capacity: int) -> "ContiguousKVCache":
-        """As :meth:`KV.copy`."""
-        twin = ContiguousKVCache(max(length, capacity), fp16=self.fp16)
-        twin.length = min(self.length, length)
-        for layer, held in self._layers.items():
-            twin._layers[layer] = _copy_buffers(held, twin.length, twin._capacity)
-        return twin
+        """Copies the buffers; see :meth:`KVCache.copy`."""
+        clone = ContiguousKVCache(max(length, capacity), fp16=self.fp16)
+        clone.length = min(self.length, length)
+        for layer, buffers in self._layers.items():
+            clone._layers[layer] = _copy_buffers(buffers, clone.length, clone._capacity)
+        return clone
 
     @torch.inference_mode()
     def shrink(self, length: int) -> None:
-        """As :meth:`KV.shrink`, layer by layer."""
+        """Replaces the buffers by smaller ones, one layer at a time; see :meth:`KVCache.shrink`."""
         self.truncate(length)
         self._capacity = round_capacity(self.length)
-        for layer, held in self._layers.items():
-            self._layers[layer] = _copy_buffers(held, self.length, self._capacity)
+        for layer, buffers in self._layers.items():
+            self._layers[layer] = _copy_buffers(buffers, self.length, self._capacity)
 
     @property
     def bytes_per_token(self) -> int:
-        """As :attr:`KV.bytes_per_token`."""
+        """Bytes per token over all layers; 0 before the first pass."""
         return sum(
             buffer.shape[1] * buffer.shape[3] * buffer.element_size()
-            for held in self._layers.values()
-            for buffer in (held.keys, held.values)
+            for buffers in self._layers.values()
+            for buffer in (buffers.keys, buffers.values)
         )
 
 
 def _allocate_buffers(keys: Tensor, values: Tensor, capacity: int, dtype: torch.dtype) -> _LayerBuffers:
-    """New buffers for what looks like these."""
-    one, two = (like.new_empty((1, like.shape[1], capacity, like.shape[3]), dtype=dtype) for like in (keys, values))
+    """Allocates buffers with the heads, head_dim and device of ``keys`` and ``values``."""
+    key_buffer, value_buffer = (
+        like.new_empty((1, like.shape[1], capacity, like.shape[3]), dtype=dtype) for like in (keys, values)
+    )
     return _LayerBuffers(
-        one, two, capacity, BufferAddresses(one.data_ptr(), two.data_ptr(), one.stride(1), two.stride(1))
+        key_buffer,
+        value_buffer,
+        capacity,
+        BufferAddresses(key_buffer.data_ptr(), value_buffer.data_ptr(), key_buffer.stride(1), value_buffer.stride(1)),
     )
 
 
-def _copy_buffers(held: _LayerBuffers, length: int, capacity: int) -> _LayerBuffers:
-    """New buffers with the first ``length`` tokens of the old ones."""
-    new = _allocate_buffers(held.keys, held.values, capacity, held.keys.dtype)
-    new.keys[:, :, :length] = held.keys[:, :, :length]
-    new.values[:, :, :length] = held.values[:, :, :length]
+def _copy_buffers(source: _LayerBuffers, length: int, capacity: int) -> _LayerBuffers:
+    """Allocates buffers and copies the first ``length`` tokens of ``source`` into them."""
+    new = _allocate_buffers(source.keys, source.values, capacity, source.keys.dtype)
+    new.keys[:, :, :length] = source.keys[:, :, :length]
+    new.values[:, :, :length] = source.values[:, :, :length]
     return new

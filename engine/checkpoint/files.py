@@ -1,6 +1,6 @@
-"""A model's folder, looked at before anything is loaded: what is missing or unsafe is said in one line.
+"""Checks of a model folder before anything is loaded. Missing or unsafe files are reported in one line.
 
-It reads JSON and the headers of safetensors files, never weights, and needs neither torch nor transformers.
+This module reads JSON and the headers of safetensors files, never weights, and needs neither torch nor transformers.
 """
 
 import json
@@ -14,12 +14,12 @@ from antiphon.engine.errors import LoadError
 
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-"""Bytes of one number as safetensors stores it; other types take one."""
+"""Bytes per element in a safetensors file; types not listed take 1."""
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What the files of a folder say. ``tensors`` maps a safetensors dtype (BF16, F32, …) to how many numbers."""
+    """Contents of a model folder. ``elements_by_dtype`` counts elements by safetensors dtype (BF16, F32, …)."""
 
     path: Path
     config: dict[str, Any]
@@ -27,14 +27,14 @@ class Checkpoint(msgspec.Struct, frozen=True):
     elements_by_dtype: dict[str, int]
 
     def weight_bytes(self, itemsize: int) -> int:
-        """Bytes of the weights in memory at ``itemsize`` each; quantized ones stay as they are stored."""
+        """Returns the memory of the weights at ``itemsize`` bytes each; quantized weights keep their stored size."""
         if "quantization_config" in self.config:
             return sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in self.elements_by_dtype.items())
         return sum(self.elements_by_dtype.values()) * itemsize
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
-    """Check a local model folder. Raises :class:`LoadError`."""
+    """Checks a local model folder and reads its metadata. Raises :class:`LoadError`."""
     if not path.exists():
         raise LoadError(f"{path}: no such folder; give a folder with config.json and safetensors weights, or a hub id")
     if not path.is_dir():
@@ -66,16 +66,16 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _find_weight_files(path: Path) -> list[Path]:
-    """The files of the weights, all of them there."""
+    """Returns the weight files. Raises :class:`LoadError` if one is missing or there are none."""
     index = path / "model.safetensors.index.json"
     if index.exists():
         weight_map = _read_json_object(index).get("weight_map")
         names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
         files = [path / str(name) for name in names]
-        absent = [file.name for file in files if not file.exists()]
-        if absent or not files:
-            example = absent[0] if absent else "every shard"
-            raise LoadError(f"{path}: {example} is missing ({len(absent)} of {len(files)}); finish the download")
+        missing = [file.name for file in files if not file.exists()]
+        if missing or not files:
+            example = missing[0] if missing else "every shard"
+            raise LoadError(f"{path}: {example} is missing ({len(missing)} of {len(files)}); finish the download")
         return files
     if (path / "model.safetensors").exists():
         return [path / "model.safetensors"]
@@ -87,7 +87,7 @@ def _find_weight_files(path: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> dict[str, int]:
-    """How many numbers of each dtype a safetensors file holds; its length must be what its header says."""
+    """Returns the number of elements by dtype in a safetensors file. Its length must match its header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)

@@ -1,7 +1,7 @@
-"""From what a person writes (a folder, or an id on the Hugging Face hub) to a local folder.
+"""Resolves a model argument (a folder, or an id on the Hugging Face hub) to a local folder.
 
-Only what serving needs is fetched: safetensors, JSON, tokenizer files and chat templates; never pickles, never code.
-Downloads go to huggingface_hub's cache, show its progress bars, and go on where they were interrupted.
+Only the files that serving needs are downloaded: safetensors, JSON, tokenizer files and chat templates; never pickles,
+never code. Downloads are stored in huggingface_hub's cache, show its progress bars, and resume if interrupted.
 """
 
 import errno
@@ -21,16 +21,16 @@ ALLOWED_PATTERNS = (
     "*.spm",
 )
 IGNORED_PATTERNS = ("*/*", "*consolidated*")
-"""Folders of a repository hold other formats (original, onnx, gguf) of the same weights."""
+"""Files not to download: sub-folders of a repository hold the same weights in other formats (original, onnx, gguf)."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None = None) -> Path:
-    """The local folder of a model. Raises :class:`LoadError`.
+    """Returns the local folder of a model. Raises :class:`LoadError`.
 
-    An existing folder is taken as it is; otherwise ``source`` must be a hub id (``owner/name``), which is downloaded,
-    or with ``offline`` looked up in the local cache only.
+    An existing folder is returned unchanged. Otherwise ``source`` must be a hub id (``owner/name``), which is
+    downloaded, or with ``offline`` looked up in the local cache only.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -55,7 +55,7 @@ def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None
 
 
 def _describe_failure(source: str, error: Exception, *, offline: bool) -> str:
-    """One line for a failed download; the classes are told by name, so that the hub's client is not imported for it."""
+    """Returns one line for a failed download. Matches classes by name, so that the hub client need not be imported."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if offline:
         return f"{source} is not in the local cache; fetch it once without --offline"

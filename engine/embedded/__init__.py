@@ -1,8 +1,9 @@
-"""The embedded model: weights that live in the repository, and the generator, trainer and evaluation that made them.
+"""The embedded model: weights stored in the repository, with the generator, trainer and evaluation that produced them.
 
-Knows torch and transformers only while training or evaluating; importing this package costs nothing but a path.
+Only training and evaluation import torch and transformers; importing this package only defines a path.
 """
 
 from pathlib import Path
 
 MODEL_DIR: Path = Path(__file__).parent / "model"
+"""Folder with the weights, the configuration, the tokenizer and the chat template."""

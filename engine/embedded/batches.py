@@ -1,7 +1,7 @@
-"""Batches of token ids for training, made on the fly in a process of their own.
+"""Batches of token ids for training, generated on the fly in a DataLoader worker process.
 
-Dialogues are drawn in chunks, sorted by length within a chunk and cut into batches of about equal token count, so that
-little is padding. A chunk's content depends on the seed and its number only.
+Dialogues are generated in chunks. Each chunk is sorted by length and cut into batches of about equal token count, so
+that little of a batch is padding. A chunk's content depends only on the seed, the course, its number and `size`.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from torch.utils.data import IterableDataset
 from antiphon.engine.embedded import chat, generator
 
 DIALOGUES_PER_CHUNK = 384
-"""How many dialogues are drawn at a time."""
+"""Number of dialogues generated and sorted together."""
 Batch = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and loss mask, both [rows, length]."""
 
 
 def pad_rows(rows: list[tuple[list[int], list[bool]]]) -> Batch:
-    """Ids padded on the right (long, [rows, length]) and the mask of the positions to learn (bool, same shape).
+    """Pads token ids on the right and returns them (long, [rows, length]) with the loss mask (bool, same shape).
 
-    Padding needs no attention mask: it comes after everything that is learned and attention looks back only.
+    Padding needs no attention mask: it follows every position to learn, and attention is causal.
     """
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for n, (row, marks) in enumerate(rows):
-        ids[n, : len(row)] = torch.tensor(row)
-        mask[n, : len(row)] = torch.tensor(marks)
+    for n, (row_ids, row_mask) in enumerate(rows):
+        ids[n, : len(row_ids)] = torch.tensor(row_ids)
+        mask[n, : len(row_ids)] = torch.tensor(row_mask)
     return ids, mask
 
 
 class TrainingBatches(IterableDataset[Batch]):
-    """An endless stream of a course's batches; sizes grow from short to full over the first `ramp` batches."""
+    """Endless stream of a course's batches. Dialogues grow from short to full size over the first `ramp` batches."""
 
     def __init__(self, tokenizer: str, seed: int, tokens: int, ramp: int = 1, course: str = "everything") -> None:
         self.tokenizer, self.seed, self.tokens, self.ramp, self.course = tokenizer, seed, tokens, ramp, course
 
     def build_chunk(self, tokenizer: Tokenizer, number: int, size: float) -> list[Batch]:
-        """The batches of one chunk, in random order."""
+        """Builds the batches of one chunk, in random order. `size`, from 0 to 1, scales its dialogues."""
         seed = self.seed if self.course == "everything" else f"{self.seed} {self.course}"
-        drawn = [
+        dialogues = [
             generator.training_dialogue(f"{seed} {number} {n}", size, self.course) for n in range(DIALOGUES_PER_CHUNK)
         ]
-        rows = [chat.encode_dialogue(tokenizer, one) for one in drawn]
+        rows = [chat.encode_dialogue(tokenizer, dialogue) for dialogue in dialogues]
         rows.sort(key=lambda row: len(row[0]))
         batches, current = [], rows[:1]
         for row in rows[1:]:
@@ -59,11 +60,11 @@ class TrainingBatches(IterableDataset[Batch]):
         return batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Chunk after chunk, for ever."""
+        """Yields the batches of one chunk after another, without end."""
         torch.set_num_threads(1)
         tokenizer = Tokenizer.from_str(self.tokenizer)
-        number, done = 0, 0
+        number, batch_count = 0, 0
         while True:
-            batches = self.build_chunk(tokenizer, number, min(1.0, done / self.ramp))
+            batches = self.build_chunk(tokenizer, number, min(1.0, batch_count / self.ramp))
             yield from batches
-            number, done = number + 1, done + len(batches)
+            number, batch_count = number + 1, batch_count + len(batches)

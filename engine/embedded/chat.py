@@ -1,4 +1,4 @@
-"""A training dialogue: OpenAI chat messages, rendered with the chat template and encoded to token ids."""
+"""Training dialogues: OpenAI chat messages, rendered with the chat template and encoded to token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One example: `messages[-1]` is the answer to learn; answers with reasoning before it in the same turn are too."""
+    """One training example. The model learns `messages[-1]` and earlier answers with reasoning in the same turn."""
 
     skill: str
     messages: list[Message]
@@ -30,46 +30,46 @@ class Dialogue:
 
 
 def user_message(text: str) -> Message:
-    """What the user says."""
+    """Returns a user message."""
     return {"role": "user", "content": text}
 
 
 def answer_message(thought: str, text: str) -> Message:
-    """What the assistant thinks, then says."""
+    """Returns an assistant message with reasoning and text."""
     return {"role": "assistant", "reasoning_content": thought, "content": text}
 
 
-def call_message(thought: str, *wanted: tuple[str, dict[str, Any]]) -> Message:
-    """What the assistant thinks, then calls; arguments are spelled as JSON."""
-    spelled = [{"name": name, "arguments": json.dumps(args, ensure_ascii=False)} for name, args in wanted]
-    made = [{"type": "function", "id": f"call_{n}", "function": function} for n, function in enumerate(spelled)]
-    return {**answer_message(thought, ""), "tool_calls": made}
+def call_message(thought: str, *calls: tuple[str, dict[str, Any]]) -> Message:
+    """Returns an assistant message with reasoning and calls. Arguments are serialized as JSON."""
+    functions = [{"name": name, "arguments": json.dumps(args, ensure_ascii=False)} for name, args in calls]
+    tool_calls = [{"type": "function", "id": f"call_{n}", "function": function} for n, function in enumerate(functions)]
+    return {**answer_message(thought, ""), "tool_calls": tool_calls}
 
 
 def tool_messages(message: Message, outputs: list[str]) -> list[Message]:
-    """The tools' outputs, in the order of the calls."""
+    """Returns the tool messages that answer the calls of `message`, in the order of the calls."""
     return [
-        {"role": "tool", "tool_call_id": made["id"], "content": out}
-        for made, out in zip(message["tool_calls"], outputs, strict=True)
+        {"role": "tool", "tool_call_id": tool_call["id"], "content": output}
+        for tool_call, output in zip(message["tool_calls"], outputs, strict=True)
     ]
 
 
 @lru_cache
 def load_template() -> Template:
-    """The chat template, in the sandbox and with the settings that transformers uses."""
+    """Returns the chat template, compiled in the sandbox and with the settings that transformers uses."""
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     sandbox.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return sandbox.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
 
 def render_prompt(messages: list[Message], tools: list[Tool], thinking: bool = True) -> str:
-    """What the model reads before it writes."""
+    """Returns the prompt text that the model continues."""
     return load_template().render(messages=messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking)
 
 
 def render_answer(message: Message) -> str:
-    """An answer without its reasoning, as the template would render it."""
-    functions = [made["function"] for made in message.get("tool_calls") or []]
+    """Renders an answer without its reasoning, as the template does."""
+    functions = [tool_call["function"] for tool_call in message.get("tool_calls") or []]
     calls = [
         f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'
         for function in functions
@@ -78,26 +78,28 @@ def render_answer(message: Message) -> str:
 
 
 def render_completion(message: Message, thinking: bool = True) -> str:
-    """What the model is to write."""
+    """Returns the text to generate: reasoning, answer and end marker."""
     thought = f"<think>\n{message['reasoning_content']}\n</think>\n\n" if thinking else ""
     return f"{thought}{render_answer(message)}<|im_end|>"
 
 
 def encode_dialogue(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
-    """Token ids, and for each whether it is learned: the answer, and those with reasoning before it in the turn."""
-    *before, said = dialogue.messages
-    head = tokenizer.encode(render_prompt(before, dialogue.tools, dialogue.thinking), add_special_tokens=False).ids
-    tail = tokenizer.encode(render_completion(said, dialogue.thinking), add_special_tokens=False).ids
-    return head + tail, mark_learned(tokenizer, head) + [True] * len(tail)
+    """Returns the token ids and a loss mask: the last answer, and earlier ones with reasoning in its turn."""
+    *context, answer = dialogue.messages
+    prompt_ids = tokenizer.encode(
+        render_prompt(context, dialogue.tools, dialogue.thinking), add_special_tokens=False
+    ).ids
+    answer_ids = tokenizer.encode(render_completion(answer, dialogue.thinking), add_special_tokens=False).ids
+    return prompt_ids + answer_ids, mark_learned(tokenizer, prompt_ids) + [True] * len(answer_ids)
 
 
-def mark_learned(tokenizer: Tokenizer, head: list[int]) -> list[bool]:
-    """Marks, within a prompt, the answers that begin with a non-empty thought."""
+def mark_learned(tokenizer: Tokenizer, prompt_ids: list[int]) -> list[bool]:
+    """Returns the loss mask of a prompt: its answers that begin with non-empty reasoning."""
     think, end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("<|im_end|>")
-    marks, inside = [False] * len(head), False
-    for n, token in enumerate(head):
-        if token == think and end in head[n:] and head[n - 3] == tokenizer.token_to_id("<|im_start|>"):
-            inside = True
-        marks[n] = inside
-        inside = inside and token != end
-    return marks
+    mask, in_answer = [False] * len(prompt_ids), False
+    for n, token in enumerate(prompt_ids):
+        if token == think and end in prompt_ids[n:] and prompt_ids[n - 3] == tokenizer.token_to_id("<|im_start|>"):
+            in_answer = True
+        mask[n] = in_answer
+        in_answer = in_answer and token != end
+    return mask

@@ -1,7 +1,7 @@
-"""What the embedded model says and reads in the same words every time: answers, errors, the tools that everybody has.
+"""Texts with a fixed wording in every dialogue: answers, reasoning, errors, and the tools that real clients define.
 
-Evaluation copies none of these words (`SPOKEN`): a model that met a word in one sentence only has learned the sentence.
-Knows no dialogue.
+The evaluation draws none of their words (`FIXED_WORDS`): a model that saw a word in one sentence only has learned the
+sentence, not how to copy the word. Dialogues are built elsewhere.
 """
 
 import re
@@ -17,7 +17,7 @@ MET = "Nice to meet you, {}."
 NAMED = "Your name is {}."
 REMEMBERED = "I will remember it."
 NOTED = "Noted: your {} is {}."
-TOLD = "Your {} is {}."
+RECALLED_FACT = "Your {} is {}."
 THOUGHTS = "A greeting. They ask about me. Repeat it. Report it. Report them. From the turn before. Note it. Twice."
 ERRORS = [
     "bash: {}: command not found",
@@ -28,6 +28,7 @@ ERRORS = [
     "fatal: not a git repository: {}",
 ]
 RUNNERS = ["run", "exec", "execute", "shell", "bash", "command", "terminal"]
+"""Words in the name of a tool that runs commands."""
 WELL_KNOWN_RUNNERS = [
     *[("exec_command", "cmd")] * 3,
     ("shell", "command"),
@@ -40,6 +41,7 @@ WELL_KNOWN_RUNNERS = [
     ("run_shell_command", "command"),
     ("exec", "input"),
 ]
+"""Name and parameter of the command tools of real clients; repeated entries are drawn more often."""
 CODEX = [
     ("write_stdin", ["session_id:number"]),
     ("request_user_input", ["questions"]),
@@ -58,15 +60,29 @@ CODEX = [
     ("list_mcp_resources", ["server", "cursor"]),
     ("web_search", ["query"]),
 ]
+"""Name and parameters of the other tools of the Codex CLI."""
 
 
 def _fixed_texts() -> list[str]:
-    """Every fixed text."""
-    answers = [GREETING, IDENTITY, BEYOND, NO_TOOL, EMPTY, MET, NAMED, REMEMBERED, NOTED, TOLD, THOUGHTS, *ERRORS]
-    asked = [form for forms in vars(wordings).values() if isinstance(forms, list) for form in forms]
-    named = [word for name, params in CODEX for word in (name, *params)]
-    return [*answers, *asked, *named, *(word for pair in WELL_KNOWN_RUNNERS for word in pair)]
+    """Returns the fixed texts, the wordings of requests and the words of well-known tools."""
+    answers = [
+        GREETING,
+        IDENTITY,
+        BEYOND,
+        NO_TOOL,
+        EMPTY,
+        MET,
+        NAMED,
+        REMEMBERED,
+        NOTED,
+        RECALLED_FACT,
+        THOUGHTS,
+        *ERRORS,
+    ]
+    requests = [wording for value in vars(wordings).values() if isinstance(value, list) for wording in value]
+    codex_words = [word for name, params in CODEX for word in (name, *params)]
+    return [*answers, *requests, *codex_words, *(word for pair in WELL_KNOWN_RUNNERS for word in pair)]
 
 
 FIXED_WORDS: list[str] = sorted({word.lower() for text in _fixed_texts() for word in re.findall(r"[A-Za-z]{2,}", text)})
-"""Every word of them, in lower case."""
+"""Words of two or more letters in the fixed texts, in lower case."""

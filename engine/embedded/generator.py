@@ -1,6 +1,7 @@
-"""The generator of dialogues: which skills there are, how often each is taught, and what clients put around them.
+"""The dialogue generator: the skills, their share of the training, and the context that clients add to a request.
 
-Everything random comes from one `Words`, so a seed gives the same dialogues for ever. Knows no token and no model.
+All randomness comes from one `WordSampler`, so a seed always gives the same dialogues. Tokens and models are unknown
+here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SKILLS: dict[str, Maker] = {
     "other": text_skills.make_refusal,
     "codex": tool_skills.make_codex_turn,
 }
-"""What is evaluated."""
+"""Evaluated skills, by name."""
 
 MIXTURE: dict[Maker, float] = {
     text_skills.make_greeting: 3,
@@ -45,7 +46,7 @@ MIXTURE: dict[Maker, float] = {
     text_skills.make_refusal: 6,
     tool_skills.make_codex_turn: 3,
 }
-"""What is taught, and how often: the hard skills more often than the easy ones."""
+"""Sampling weights of the first course. Hard skills are drawn more often than easy ones."""
 
 CHOOSING: dict[Maker, float] = {
     **dict.fromkeys(MIXTURE, 4),
@@ -54,7 +55,7 @@ CHOOSING: dict[Maker, float] = {
     tool_skills.make_no_tool_answer: 16,
     tool_skills.make_command_call: 8,
 }
-"""What is taught when the rest is known: above all, to find the tool by a word that was never seen before."""
+"""Sampling weights of the second course, which mainly trains finding a tool by a word never seen before."""
 
 TELLING_APART: dict[Maker, float] = {
     **dict.fromkeys(MIXTURE, 3),
@@ -63,7 +64,7 @@ TELLING_APART: dict[Maker, float] = {
     tool_skills.make_no_tool_answer: 12,
     tool_skills.make_command_call: 6,
 }
-"""What is taught then: to tell tools apart that share their verbs and parameters, none of them seen before."""
+"""Sampling weights of the third course: tools that share verbs and parameters, none of them seen before."""
 
 CROWDED: dict[Maker, float] = {
     **dict.fromkeys(MIXTURE, 3),
@@ -74,15 +75,15 @@ CROWDED: dict[Maker, float] = {
     tool_skills.make_parallel_calls: 6,
     tool_skills.make_no_tool_answer: 12,
 }
-"""What is taught last: the same among many tools, and to find two of them at once."""
+"""Sampling weights of the last course: the same among many tools, and two tools for one request."""
 
 COURSES = {"everything": MIXTURE, "choosing": CHOOSING, "telling apart": TELLING_APART, "crowded": CROWDED}
-"""In the order in which they are taught."""
+"""Sampling weights by course, in training order."""
 
 
 def earlier_exchange(words: WordSampler) -> list[Message]:
-    """A whole exchange before the one that counts."""
-    maker = words.random.choice(
+    """Returns a complete earlier exchange, to precede the one that is learned."""
+    make_dialogue = words.random.choice(
         (
             text_skills.make_greeting,
             text_skills.make_repetition,
@@ -91,15 +92,15 @@ def earlier_exchange(words: WordSampler) -> list[Message]:
             tool_skills.make_one_call,
         )
     )
-    messages = maker(words, 0.3).messages
+    messages = make_dialogue(words, 0.3).messages
     if not messages[-1].get("tool_calls"):
         return messages
-    out = phrases.make_output(words)
-    return [*messages, *tool_messages(messages[-1], [out]), answer_message("", out or EMPTY)]
+    output = phrases.make_output(words)
+    return [*messages, *tool_messages(messages[-1], [output]), answer_message("", output or EMPTY)]
 
 
 def context_message(words: WordSampler) -> Message:
-    """What agents tell about where they run, in the user's name."""
+    """Returns a user message with the environment context that coding agents send."""
     if words.flip_coin(0.5):
         return user_message(phrases.fill_wording(words, words.random.choice(wordings.NOTES)))
     if words.flip_coin(0.5):
@@ -109,40 +110,40 @@ def context_message(words: WordSampler) -> Message:
 
 
 def system_message(words: WordSampler) -> Message:
-    """A system text: random words, or sentences that hold words of tools and commands."""
-    long = words.random.choice((3, 6, 14))
-    text = "You are a helpful assistant." if words.flip_coin(0.3) else phrases.make_phrase(words, 1, long)
+    """Returns a system or developer message: a default, random words, or sentences about tools and commands."""
+    max_terms = words.random.choice((3, 6, 14))
+    text = "You are a helpful assistant." if words.flip_coin(0.3) else phrases.make_phrase(words, 1, max_terms)
     if words.flip_coin(0.6):
         text = phrases.fill_wording(words, " ".join(words.random.sample(wordings.SYSTEMS, 2)))
     return {"role": words.random.choice(("system", "developer")), "content": text}
 
 
 def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
-    """Put what clients put around a dialogue: a system text, context, an earlier exchange; and, rarely, no thinking."""
-    before: list[Message] = []
+    """Adds what clients send with a request: a system text, context, an earlier exchange. Rarely disables thinking."""
+    context: list[Message] = []
     if words.flip_coin(0.5):
-        before.append(system_message(words))
+        context.append(system_message(words))
     if words.flip_coin(0.12):
-        before += [context_message(words) for _ in range(words.random.randint(1, 2))]
+        context += [context_message(words) for _ in range(words.random.randint(1, 2))]
     if words.flip_coin(0.1) and dialogue.skill != "second turn":
-        before += earlier_exchange(words)
-    # Sums need their reasoning, so they are always taught with it.
+        context += earlier_exchange(words)
+    # Sums need the column addition in their reasoning, so they always have it.
     thinking = dialogue.skill == "sum" or not words.flip_coin(0.08)
-    return Dialogue(dialogue.skill, before + dialogue.messages, dialogue.tools, thinking)
+    return Dialogue(dialogue.skill, context + dialogue.messages, dialogue.tools, thinking)
 
 
 def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
-    """One dialogue of a course to learn from; `size` from 0 to 1 grows phrases, tool lists and surroundings."""
+    """Returns a training dialogue of a course. `size`, from 0 to 1, scales phrases, tool lists and added context."""
     sharing, crowded = course in ("telling apart", "crowded"), course == "crowded"
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]
-    maker = words.random.choices(list(mixture), list(mixture.values()))[0]
-    dialogue = maker(words, size)
+    make_dialogue = words.random.choices(list(mixture), list(mixture.values()))[0]
+    dialogue = make_dialogue(words, size)
     return add_surroundings(words, dialogue) if words.flip_coin(0.7 * size) else dialogue
 
 
 def evaluation_dialogue(skill: str, number: int) -> Dialogue:
-    """The numbered evaluation dialogue of a skill: every word from the held-out side, always thinking."""
+    """Returns the numbered evaluation dialogue of a skill: words of the held-out side only, always with thinking."""
     words = WordSampler(f"evaluation {skill} {number}", evaluation=True)
     dialogue = add_surroundings(words, SKILLS[skill](words, 1.0))
     return Dialogue(dialogue.skill, dialogue.messages, dialogue.tools)

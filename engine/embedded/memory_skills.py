@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 from antiphon.engine.embedded import phrases, text_skills, wordings
 from antiphon.engine.embedded.chat import Dialogue, Message, Tool, answer_message, user_message
-from antiphon.engine.embedded.fixed_texts import MET, NAMED, NOTED, REMEMBERED, TOLD
+from antiphon.engine.embedded.fixed_texts import MET, NAMED, NOTED, RECALLED_FACT, REMEMBERED
 from antiphon.engine.embedded.tool_skills import report_messages
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 RememberedTurn = tuple[list[Message], str, str, list[Tool]]
-"""The first turn, the question about it, its answer, and the tools offered where the turn needs its own."""
+"""Messages of the first turn, the question about it, its answer, and the tools if the first turn called one."""
 
 
 def recall_name(words: WordSampler, _size: float) -> RememberedTurn:
-    """The user's name."""
-    who = words.pick_name()
-    first = [user_message(words.random.choice(wordings.MY_NAME).format(who)), answer_message("", MET.format(who))]
-    return first, words.random.choice(wordings.ASK_NAME), NAMED.format(who), []
+    """Returns a turn in which the user states a name, and the question for it."""
+    name = words.pick_name()
+    messages = [user_message(words.random.choice(wordings.MY_NAME).format(name)), answer_message("", MET.format(name))]
+    return messages, words.random.choice(wordings.ASK_NAME), NAMED.format(name), []
 
 
 def recall_word(words: WordSampler, _size: float) -> RememberedTurn:
-    """A word to remember."""
+    """Returns a turn with a word to remember, and the question for it."""
     choose = words.random.choice
-    made = choose(
+    word = choose(
         (
             words.any_word,
             words.random_characters,
@@ -32,33 +32,33 @@ def recall_word(words: WordSampler, _size: float) -> RememberedTurn:
             lambda: f"{words.any_word()}-{words.make_number()}",
         )
     )()
-    first = [user_message(choose(wordings.REMEMBER).format(made)), answer_message("", REMEMBERED)]
-    return first, choose(wordings.ASK_WORD), made, []
+    messages = [user_message(choose(wordings.REMEMBER).format(word)), answer_message("", REMEMBERED)]
+    return messages, choose(wordings.ASK_WORD), word, []
 
 
 def recall_fact(words: WordSampler, _size: float) -> RememberedTurn:
-    """Something about the user."""
-    noun, about = words.pick_noun(), phrases.make_value(words)
-    first = [user_message(f"my {noun} is {about}"), answer_message("", NOTED.format(noun, about))]
-    return first, f"what is my {noun}?", TOLD.format(noun, about), []
+    """Returns a turn in which the user states a fact, and the question for it."""
+    noun, value = words.pick_noun(), phrases.make_value(words)
+    messages = [user_message(f"my {noun} is {value}"), answer_message("", NOTED.format(noun, value))]
+    return messages, f"what is my {noun}?", RECALLED_FACT.format(noun, value), []
 
 
 def recall_output(words: WordSampler, size: float) -> RememberedTurn:
-    """A tool's output."""
-    first, offered = report_messages(words, size, frame=words.flip_coin(0.5))
-    return first, words.random.choice(wordings.ASK_OUTPUT), first[-1]["content"], offered
+    """Returns a turn that reports a tool's output, and the question for it."""
+    messages, tools = report_messages(words, size, frame=words.flip_coin(0.5))
+    return messages, words.random.choice(wordings.ASK_OUTPUT), messages[-1]["content"], tools
 
 
 def recall_sum(words: WordSampler, size: float) -> RememberedTurn:
-    """A sum."""
-    first = text_skills.make_sum(words, size).messages
-    return first, words.random.choice(wordings.ASK_SUM), first[-1]["content"], []
+    """Returns a turn that adds two numbers, and the question for the sum."""
+    messages = text_skills.make_sum(words, size).messages
+    return messages, words.random.choice(wordings.ASK_SUM), messages[-1]["content"], []
 
 
 def recall_phrase(words: WordSampler, size: float) -> RememberedTurn:
-    """A repeated phrase."""
-    first = text_skills.make_repetition(words, size).messages
-    return first, words.random.choice(wordings.AGAIN), first[-1]["content"], []
+    """Returns a turn that repeats a phrase, and the request to repeat it again."""
+    messages = text_skills.make_repetition(words, size).messages
+    return messages, words.random.choice(wordings.AGAIN), messages[-1]["content"], []
 
 
 KINDS: tuple[Callable[[WordSampler, float], RememberedTurn], ...] = (
@@ -69,24 +69,34 @@ KINDS: tuple[Callable[[WordSampler, float], RememberedTurn], ...] = (
     recall_sum,
     recall_phrase,
 )
+"""Functions that make a first turn; one is drawn per dialogue."""
 
 
 def make_second_turn(words: WordSampler, size: float) -> Dialogue:
-    """Answer a question about the turn before."""
-    kind = words.random.choice(KINDS)
-    around = text_skills.draw_unneeded_tools(words, size)
-    first, asked, said, offered = kind(words, size)
-    # The template shows so much of an earlier answer.
-    told = answer_message("From the turn before.", said[:200])
+    """Returns a dialogue that answers a question about the previous turn."""
+    make_first = words.random.choice(KINDS)
+    unneeded_tools = text_skills.draw_unneeded_tools(words, size)
+    messages, question, expected, tools = make_first(words, size)
+    # The template keeps 200 characters of an earlier answer.
+    answer = answer_message("From the turn before.", expected[:200])
     return Dialogue(
-        "second turn", [*first, user_message(text_skills.style_request(words, asked, " ")), told], offered or around
+        "second turn",
+        [*messages, user_message(text_skills.style_request(words, question, " ")), answer],
+        tools or unneeded_tools,
     )
 
 
 def make_first_turn(words: WordSampler, size: float) -> Dialogue:
-    """The first turn of `second_turn`, learned as an answer of its own."""
-    whole = make_second_turn(words, size)
-    turn = next((n for n, m in enumerate(whole.messages) if m["role"] == "assistant" and m.get("content")), 1)
-    said = dict(whole.messages[turn])
-    said["reasoning_content"] = said.get("reasoning_content") or "Note it."
-    return Dialogue("first turn", [*whole.messages[:turn], said], whole.tools)
+    """Returns the first turn of `make_second_turn` as a dialogue with its answer to learn."""
+    dialogue = make_second_turn(words, size)
+    index = next(
+        (
+            number
+            for number, message in enumerate(dialogue.messages)
+            if message["role"] == "assistant" and message.get("content")
+        ),
+        1,
+    )
+    answer = dict(dialogue.messages[index])
+    answer["reasoning_content"] = answer.get("reasoning_content") or "Note it."
+    return Dialogue("first turn", [*dialogue.messages[:index], answer], dialogue.tools)

@@ -1,6 +1,7 @@
-"""Running text: phrases to repeat, commands to run, outputs to report, values to look up.
+"""Generated text: phrases to repeat, commands to run, outputs to report, values to look up.
 
-Draws every word from a `Words`, so each text lies on one side of the partition. Knows no dialogue.
+Every word is drawn from a `WordSampler`, so each text belongs to one side of the train/evaluation split. Dialogues are
+built elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ENDINGS = ["", "", "", ".", "!", ",", ";", ":"]
 
 
 def make_term(words: WordSampler) -> str:
-    """One word, number or code, in any dress."""
+    """Returns a word, number or code: in lower or upper case, joined by punctuation, or with a non-ASCII character."""
     draw = words.random.random()
     if draw < 0.5:
         return words.any_word()
@@ -33,20 +34,24 @@ def make_term(words: WordSampler) -> str:
 
 
 def make_phrase(words: WordSampler, low: int = 1, high: int = 8) -> str:
-    """A few terms in a row, with some punctuation inside and none that closes a quotation."""
+    """Returns a few terms, with punctuation between some of them. The last has none, to keep closing quotes clear."""
     terms = [make_term(words) for _ in range(words.random.randint(low, high))]
-    return " ".join(t + words.random.choice(ENDINGS) for t in terms[:-1]) + (" " if len(terms) > 1 else "") + terms[-1]
+    return (
+        " ".join(term + words.random.choice(ENDINGS) for term in terms[:-1])
+        + (" " if len(terms) > 1 else "")
+        + terms[-1]
+    )
 
 
 def make_path(words: WordSampler) -> str:
-    """A relative, absolute or home path."""
+    """Returns a relative, absolute or home path."""
     parts = [words.any_word() for _ in range(words.random.randint(1, 3))]
-    last = f".{words.random.choice(SUFFIXES)}" if words.flip_coin(0.6) else ""
-    return words.random.choice(ROOTS) + "/".join(parts) + last
+    suffix = f".{words.random.choice(SUFFIXES)}" if words.flip_coin(0.6) else ""
+    return words.random.choice(ROOTS) + "/".join(parts) + suffix
 
 
 def make_argument(words: WordSampler) -> str:
-    """One argument of a command."""
+    """Returns one argument of a command."""
     choose, draw = words.random.choice, words.random.random()
     if draw < 0.2:
         return "-" + "".join(words.random.choices("abcdefhilnoprstuvxACEHRS", k=choose((1, 1, 2, 2, 3))))
@@ -64,26 +69,26 @@ def make_argument(words: WordSampler) -> str:
 
 
 def make_quotation(words: WordSampler) -> str:
-    """Quoted text within a command."""
-    mark = '"' if words.flip_coin(0.6) else "'"
-    return mark + " ".join(words.any_word() for _ in range(words.random.randint(1, 4))) + mark
+    """Returns quoted text for a command line."""
+    quote = '"' if words.flip_coin(0.6) else "'"
+    return quote + " ".join(words.any_word() for _ in range(words.random.randint(1, 4))) + quote
 
 
 def make_command(words: WordSampler) -> str:
-    """A shell command, of one to six words, sometimes with quotes, a pipe or a second command."""
+    """Returns a shell command of one to six words, sometimes with quotes, a pipe or a second command."""
     program = words.pick_word(PROGRAMS) if words.flip_coin(0.7) else words.any_word()
     parts = [program] + [make_argument(words) for _ in range(words.random.choice((0, 1, 1, 1, 2, 2, 3, 4)))]
     if words.flip_coin(0.15):
         parts.append(make_quotation(words))
-    line = " ".join(parts)
+    command = " ".join(parts)
     if words.flip_coin(0.1):
-        joint = words.random.choice((" | ", " && ", "; ", " > "))
-        line += joint + words.pick_word(PROGRAMS) + " " + make_argument(words)
-    return line
+        operator = words.random.choice((" | ", " && ", "; ", " > "))
+        command += operator + words.pick_word(PROGRAMS) + " " + make_argument(words)
+    return command
 
 
 def make_value(words: WordSampler) -> str:
-    """What a question is about: a place, a code, a number, a path, a few words."""
+    """Returns the value a question is about: a name, a code, a number, a path, a few words."""
     draw = words.random.random()
     if draw < 0.45:
         return words.pick_name()
@@ -99,7 +104,7 @@ def make_value(words: WordSampler) -> str:
 
 
 def make_listing_line(words: WordSampler) -> str:
-    """A line of a long directory listing."""
+    """Returns a line of a long directory listing."""
     mode, size, day = (
         words.random.choice(("drwxr-xr-x", "-rw-r--r--", "-rwxr-xr-x")),
         words.make_number(4),
@@ -112,7 +117,7 @@ def make_listing_line(words: WordSampler) -> str:
 
 
 def make_output_line(words: WordSampler, draw: float) -> str:
-    """A line that a tool printed: words, a code, a number, JSON, a sentence, nothing; `draw` below 0.8 decides."""
+    """Returns one line of tool output. `draw`, in [0, 0.8), selects words, a code, a number, JSON, a sentence or ''."""
     if draw < 0.35:
         return make_phrase(words, 1, 6)
     if draw < 0.5:
@@ -127,34 +132,34 @@ def make_output_line(words: WordSampler, draw: float) -> str:
 
 
 def make_output(words: WordSampler) -> str:
-    """What a tool printed: a line, an error, or several lines of a listing or of text."""
+    """Returns a tool's output: one line, an error, or several lines of a listing or of text."""
     draw = words.random.random()
     if draw < 0.8:
         return make_output_line(words, draw)
-    lines = words.random.randint(2, 5)
+    line_count = words.random.randint(2, 5)
     if draw < 0.84:
         return words.random.choice(ERRORS).replace("{}", make_path(words))
     if draw < 0.88:
-        return "\n".join(make_listing_line(words) for _ in range(lines - 1))
+        return "\n".join(make_listing_line(words) for _ in range(line_count - 1))
     if draw < 0.94:
-        return "\n".join(make_path(words) for _ in range(lines))
-    return "\n".join(make_phrase(words, 1, 4) for _ in range(lines))
+        return "\n".join(make_path(words) for _ in range(line_count))
+    return "\n".join(make_phrase(words, 1, 4) for _ in range(line_count))
 
 
 def fill_wording(words: WordSampler, form: str) -> str:
-    """A wording with each `{}` made a word and each `{path}` a path."""
+    """Replaces each `{}` of a wording by its own word and every `{path}` by one path."""
     while "{}" in form:
         form = form.replace("{}", words.any_word(), 1)
     return form.replace("{path}", make_path(words))
 
 
 def frame_output(words: WordSampler, text: str) -> str:
-    """A command's output as the Codex CLI frames it."""
-    chunk = "".join(words.random.choices("0123456789abcdef", k=6))
-    wall = f"{words.random.random():.4f}"
-    code = words.random.choice(("0", "0", "0", "1", "2", "127"))
-    count = max(1, len(text) // 4)
+    """Returns a command's output in the Codex CLI's frame."""
+    chunk_id = "".join(words.random.choices("0123456789abcdef", k=6))
+    seconds = f"{words.random.random():.4f}"
+    exit_code = words.random.choice(("0", "0", "0", "1", "2", "127"))
+    token_count = max(1, len(text) // 4)
     return (
-        f"Chunk ID: {chunk}\nWall time: {wall} seconds\nProcess exited with code {code}\n"
-        f"Original token count: {count}\nOutput:\n{text}" + ("\n" if words.flip_coin(0.7) else "")
+        f"Chunk ID: {chunk_id}\nWall time: {seconds} seconds\nProcess exited with code {exit_code}\n"
+        f"Original token count: {token_count}\nOutput:\n{text}" + ("\n" if words.flip_coin(0.7) else "")
     )

@@ -1,4 +1,4 @@
-"""Skills that need no tool: greet, repeat, add, and decline what is none of these. One function per skill."""
+"""Skills without tools: greeting, repetition, addition, and refusal of other requests. One function per skill."""
 
 from __future__ import annotations
 
@@ -9,79 +9,84 @@ from antiphon.engine.embedded.word_sampler import VERBS, WordSampler
 
 
 def pick_wording(words: WordSampler, forms: list[str]) -> str:
-    """One of the wordings, with or without a capital."""
-    form = words.random.choice(forms)
-    return form[0].upper() + form[1:] if words.flip_coin(0.6) else form
+    """Draws one of the wordings, capitalized or not."""
+    wording = words.random.choice(forms)
+    return wording[0].upper() + wording[1:] if words.flip_coin(0.6) else wording
 
 
 def style_request(words: WordSampler, text: str, marks: str = "?.! ") -> str:
-    """The same request as people type it: with or without a capital, closed by one of the marks."""
+    """Varies a request as users type it: capitalized or not, ended by one of the marks."""
     text = text[0].upper() + text[1:] if words.flip_coin(0.6) else text
     return (text + words.random.choice(marks)).strip()
 
 
 def draw_unneeded_tools(words: WordSampler, size: float) -> list[Tool]:
-    """Tools that the dialogue does not need: none in half of the cases, about ten at most."""
+    """Draws tools that the dialogue does not need: an empty list in half of the cases, about ten tools at most."""
     if words.flip_coin(0.5):
         return []
-    offered = tool_definitions.make_distractors(words, words.random.randint(1, 1 + round(9 * size)), set())
+    tools = tool_definitions.make_distractors(words, words.random.randint(1, 1 + round(9 * size)), set())
     if words.flip_coin(0.4):
-        offered.insert(0, tool_definitions.make_runner(words)[0])
-    return offered
+        tools.insert(0, tool_definitions.make_runner(words)[0])
+    return tools
 
 
 def make_greeting(words: WordSampler, size: float) -> Dialogue:
-    """Greet, or say what one is."""
+    """Returns a greeting, or a question about the model, with its answer."""
     if words.flip_coin(0.5):
         text = words.random.choice(wordings.HELLOS) + (", " + words.pick_name() if words.flip_coin(0.15) else "")
         text = f"say {words.random.choice(wordings.HELLOS[:3])}" if words.flip_coin(0.15) else text
-        said = answer_message("A greeting.", GREETING)
+        answer = answer_message("A greeting.", GREETING)
     else:
         text = words.random.choice(wordings.WHO)
-        said = answer_message("They ask about me.", IDENTITY)
-    return Dialogue("greet", [user_message(style_request(words, text)), said], draw_unneeded_tools(words, size))
+        answer = answer_message("They ask about me.", IDENTITY)
+    return Dialogue("greet", [user_message(style_request(words, text)), answer], draw_unneeded_tools(words, size))
 
 
 def make_repetition(words: WordSampler, size: float) -> Dialogue:
-    """Repeat a phrase, byte for byte."""
+    """Returns a request to repeat a phrase, and the phrase as the answer."""
     text = phrases.make_phrase(words, 1, round(3 + 7 * size))
-    asked = pick_wording(words, wordings.REPEATS).replace("{}", text)
+    request = pick_wording(words, wordings.REPEATS).replace("{}", text)
     return Dialogue(
-        "repeat", [user_message(asked), answer_message("Repeat it.", text)], draw_unneeded_tools(words, size)
+        "repeat", [user_message(request), answer_message("Repeat it.", text)], draw_unneeded_tools(words, size)
     )
 
 
 def column_addition(a: int, b: int) -> str:
-    """A sum done column by column from the right; every step is digit + digit + carry = two digits."""
+    """Returns the addition written column by column, from the right: digit + digit + carry = two digits.
+
+    `column_addition(27, 5)` is `27+05`, `7+5+0=12`, `2+0+1=03`, one per line.
+    """
     width = max(len(str(a)), len(str(b)))
     top, bottom, carry, steps = str(a).zfill(width), str(b).zfill(width), 0, []
-    for up, down in zip(reversed(top), reversed(bottom), strict=True):
-        column = int(up) + int(down) + carry
-        steps.append(f"{up}+{down}+{carry}={column:02d}")
-        carry = column // 10
+    for top_digit, bottom_digit in zip(reversed(top), reversed(bottom), strict=True):
+        total = int(top_digit) + int(bottom_digit) + carry
+        steps.append(f"{top_digit}+{bottom_digit}+{carry}={total:02d}")
+        carry = total // 10
     return "\n".join([f"{top}+{bottom}", *steps])
 
 
 def make_sum(words: WordSampler, size: float) -> Dialogue:
-    """Add two small numbers; pairs are split between training and evaluation as words are."""
+    """Returns an addition of two numbers below 1 000. Pairs are split between training and evaluation like words."""
     while True:
         a, b = (words.random.randrange(10 ** words.random.choice((1, 2, 2, 3))) for _ in range(2))
         if ((31 * a + 17 * b) % 8 == 0) == words.evaluation:
             break
-    asked = pick_wording(words, wordings.SUMS).format(a, b)
+    request = pick_wording(words, wordings.SUMS).format(a, b)
     return Dialogue(
         "sum",
-        [user_message(asked), answer_message(column_addition(a, b), f"{a} + {b} = {a + b}.")],
+        [user_message(request), answer_message(column_addition(a, b), f"{a} + {b} = {a + b}.")],
         draw_unneeded_tools(words, size),
     )
 
 
 def make_refusal(words: WordSampler, size: float) -> Dialogue:
-    """Anything else gets one fixed sentence."""
+    """Returns a request outside the skills, with the fixed refusal as the answer."""
     if words.flip_coin(0.5):
-        asked = style_request(words, phrases.fill_wording(words, words.random.choice(wordings.REQUESTS)), ". ")
+        request = style_request(words, phrases.fill_wording(words, words.random.choice(wordings.REQUESTS)), ". ")
         return Dialogue(
-            "other", [user_message(asked), answer_message("Something else.", BEYOND)], draw_unneeded_tools(words, size)
+            "other",
+            [user_message(request), answer_message("Something else.", BEYOND)],
+            draw_unneeded_tools(words, size),
         )
     text = words.random.choice(wordings.OTHERS)
     while "{}" in text:

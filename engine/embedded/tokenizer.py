@@ -1,7 +1,7 @@
-"""Builds the tokenizer: byte-level BPE over words cut so that a word has the same tokens wherever it stands.
+"""Builds the tokenizer: byte-level BPE with a pre-tokenizer that gives a word the same tokens in every context.
 
-A blank, a digit, a mark and a run of letters are always separate, so copying a text is copying its tokens. Only the
-frame of a tool call is joined. Every byte has a token, so every text can be encoded.
+Spaces, digits, punctuation marks and runs of letters are never merged with each other, so copying a text is copying its
+tokens. Only the JSON delimiters of a tool call are merged. Every byte has a token, so every text can be encoded.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ SPLIT_PATTERN = r'\{"|": \{"|": "|", "|"\}\}|[A-Z]?[a-z]+|[A-Z]|[0-9]|\s|[^\sA-Z
 
 
 def render_corpus(seed: int, count: int) -> Iterator[str]:
-    """Rendered training dialogues."""
+    """Yields `count` rendered training dialogues, without special tokens and markers."""
     for number in range(count):
-        one = generator.training_dialogue(f"tokenizer {seed} {number}")
-        text = chat.render_prompt(one.messages[:-1], one.tools) + chat.render_completion(one.messages[-1])
+        dialogue = generator.training_dialogue(f"tokenizer {seed} {number}")
+        text = chat.render_prompt(dialogue.messages[:-1], dialogue.tools) + chat.render_completion(
+            dialogue.messages[-1]
+        )
         for marker in SPECIAL_TOKENS + MARKERS:
             text = text.replace(marker, "\n")
         yield text
 
 
 def build_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
-    """Learn the merges from the generator's own text."""
+    """Trains the tokenizer on `count` dialogues of the generator."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -50,32 +52,39 @@ def build_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer = drop_unused_merges(tokenizer, texts)
-    # After the training: a trained model numbers its own tokens from zero.
+    # Only after training, since a trained model numbers its own tokens from zero.
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     return tokenizer
 
 
 def drop_unused_merges(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer without the joins that it passes through only on the way to longer ones, all ids unchanged.
+    """Returns the tokenizer without the merges whose tokens occur nowhere in `texts`. All ids stay unchanged.
 
-    `Antiphon` is joined from `Ant` and `iphon`, which stands nowhere else in the texts: a model that never met `iphon`
-    could not copy `antiphon`. Words that are tokens themselves are looked up whole, so they need no such steps.
+    BPE builds long tokens through intermediate ones. `Antiphon` is merged from `Ant` and `iphon`, and no other word of
+    the texts contains `iphon`, so a model never trained on `iphon` could not copy `antiphon`. Intermediate tokens are
+    not needed: `ignore_merges` looks up a word that is a token without merging.
     """
     while True:
-        whole = json.loads(tokenizer.to_str())
-        model = whole["model"]
-        met = {token for encoded in tokenizer.encode_batch(texts, add_special_tokens=False) for token in encoded.ids}
-        steps = {t for t, n in model["vocab"].items() if len(t) > 1 and not t.startswith("<|") and n not in met}
-        if not steps:
+        state = json.loads(tokenizer.to_str())
+        model = state["model"]
+        used = {token for encoded in tokenizer.encode_batch(texts, add_special_tokens=False) for token in encoded.ids}
+        unused = {
+            token
+            for token, index in model["vocab"].items()
+            if len(token) > 1 and not token.startswith("<|") and index not in used
+        }
+        if not unused:
             return tokenizer
-        model["merges"] = [pair for pair in model["merges"] if not steps & {*pair, "".join(pair)}]
-        model["vocab"] = {f"<|step {n}|>" if t in steps else t: n for t, n in model["vocab"].items()}
+        model["merges"] = [pair for pair in model["merges"] if not unused & {*pair, "".join(pair)}]
+        model["vocab"] = {
+            f"<|step {index}|>" if token in unused else token: index for token, index in model["vocab"].items()
+        }
         model["ignore_merges"] = True
-        tokenizer = Tokenizer.from_str(json.dumps(whole))
+        tokenizer = Tokenizer.from_str(json.dumps(state))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer and the chat template as transformers reads them."""
+    """Writes the tokenizer and the chat template in the format of transformers."""
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # not annotated there
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",  # noqa: S106 - no password

@@ -1,4 +1,4 @@
-"""Skills about tools: choose one and fill it, choose two, report what they gave, or say that none fits."""
+"""Skills with tools: one call, two calls, reports of tool outputs, and answers when no tool fits."""
 
 from __future__ import annotations
 
@@ -20,122 +20,130 @@ from antiphon.engine.embedded.text_skills import pick_wording, style_request
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 Request = tuple[str, list[Tool], Message]
-"""What the user asks, the tools offered, the call that is right."""
+"""The user's request, the offered tools, and the assistant message with the correct calls."""
 
 
 def draw_distractor_count(words: WordSampler, size: float) -> int:
-    """How many other tools are offered: often few, at most sixteen; `words.crowded`: mostly many."""
-    most = round(3 + 13 * size)
+    """Draws the number of distractor tools: often few, at most 16; mostly many if `words.crowded`."""
+    max_count = round(3 + 13 * size)
     if words.crowded:
-        return words.random.choice((2, words.random.randint(0, 6), *(words.random.randint(3, most) for _ in range(3))))
-    return words.random.choice((0, 1, 2, words.random.randint(0, 5), words.random.randint(0, most)))
+        return words.random.choice(
+            (2, words.random.randint(0, 6), *(words.random.randint(3, max_count) for _ in range(3)))
+        )
+    return words.random.choice((0, 1, 2, words.random.randint(0, 5), words.random.randint(0, max_count)))
 
 
 def fill_question(words: WordSampler, noun: str, about: str) -> str:
-    """A question about a noun and a value."""
-    form = pick_wording(words, wordings.TOPICS)
-    closing = words.random.choice(("", "", ".")) if form[-1] == "}" and about[-1] not in ".,!" else ""
-    return form.replace("{}", noun, 1).replace("{}", about, 1) + closing
+    """Returns a question about a noun and a value."""
+    wording = pick_wording(words, wordings.TOPICS)
+    closing = words.random.choice(("", "", ".")) if wording[-1] == "}" and about[-1] not in ".,!" else ""
+    return wording.replace("{}", noun, 1).replace("{}", about, 1) + closing
 
 
 def topic_request(words: WordSampler, size: float) -> Request:
-    """A question that names the noun in a tool's name; the value is the tool's first parameter."""
+    """Returns a question with the noun of a tool's name. Its value is the argument of the tool's first parameter."""
     noun, params = words.pick_noun(), tool_definitions.make_parameters(words, words.random.choice((1, 1, 1, 1, 2)))
-    one = tool_definitions.topic_tool(words, noun, params)
-    offered = tool_definitions.mix_tools(words, [one], draw_distractor_count(words, size), {noun})
-    name = tool_definitions.name_of(one)
+    tool = tool_definitions.topic_tool(words, noun, params)
+    tools = tool_definitions.mix_tools(words, [tool], draw_distractor_count(words, size), {noun})
+    name = tool_definitions.name_of(tool)
     if words.flip_coin(0.08):
-        one["function"]["parameters"] = {"type": "object", "properties": {}}
-        form = words.random.choice(("what is the {}", "show the {}", "get the {}"))
+        tool["function"]["parameters"] = {"type": "object", "properties": {}}
+        wording = words.random.choice(("what is the {}", "show the {}", "get the {}"))
         return (
-            style_request(words, form.format(noun), "?."),
-            offered,
-            call_message(tool_definitions.tool_thought(one, noun), (name, {})),
+            style_request(words, wording.format(noun), "?."),
+            tools,
+            call_message(tool_definitions.tool_thought(tool, noun), (name, {})),
         )
-    about = phrases.make_value(words)
+    value = phrases.make_value(words)
     return (
-        fill_question(words, noun, about),
-        offered,
-        call_message(tool_definitions.tool_thought(one, noun), (name, {params[0]: about})),
+        fill_question(words, noun, value),
+        tools,
+        call_message(tool_definitions.tool_thought(tool, noun), (name, {params[0]: value})),
     )
 
 
 def simple_value(words: WordSampler) -> str:
-    """A value without blanks, so that it is clear where it ends."""
+    """Returns a value without spaces, so that its end is clear."""
     return words.random.choice(
         (words.any_word, words.pick_name, words.random_characters, lambda: phrases.make_path(words))
     )()
 
 
 def named_request(words: WordSampler, size: float) -> Request:
-    """A request that names the tool and sets one to three of its parameters, numbers among them."""
+    """Returns a request that names the tool and sets one to three of its parameters; some values are numbers."""
     params = tool_definitions.make_parameters(words, words.random.choice((1, 1, 2, 2, 3)))
     kinds = [":number" if words.flip_coin(0.2) else "" for _ in params]
-    one = tool_definitions.topic_tool(words, words.pick_noun(), [p + k for p, k in zip(params, kinds, strict=True)])
+    tool = tool_definitions.topic_tool(
+        words, words.pick_noun(), [param + kind for param, kind in zip(params, kinds, strict=True)]
+    )
     args: dict[str, Any] = {
-        p: int(words.make_number(3)) if k else simple_value(words) for p, k in zip(params, kinds, strict=True)
+        param: int(words.make_number(3)) if kind else simple_value(words)
+        for param, kind in zip(params, kinds, strict=True)
     }
     setting = words.random.choice(wordings.SETTINGS)
-    set_to = " and ".join(setting.replace("{}", p, 1).replace("{}", str(v), 1) for p, v in args.items())
-    form, name = pick_wording(words, wordings.NAMED), tool_definitions.name_of(one)
-    offered = tool_definitions.mix_tools(words, [one], draw_distractor_count(words, size), set())
+    set_to = " and ".join(setting.replace("{}", param, 1).replace("{}", str(value), 1) for param, value in args.items())
+    wording, name = pick_wording(words, wordings.NAMED), tool_definitions.name_of(tool)
+    tools = tool_definitions.mix_tools(words, [tool], draw_distractor_count(words, size), set())
     return (
-        form.replace("{}", name, 1).replace("{}", set_to, 1),
-        offered,
-        call_message(tool_definitions.tool_line(one), (name, args)),
+        wording.replace("{}", name, 1).replace("{}", set_to, 1),
+        tools,
+        call_message(tool_definitions.tool_line(tool), (name, args)),
     )
 
 
 def command_request(words: WordSampler, size: float) -> Request:
-    """A command to run, copied exactly into the one tool that runs commands."""
-    one, thought = tool_definitions.make_runner(words)
-    line = phrases.make_command(words)
-    form = pick_wording(words, wordings.RUNS)
-    offered = tool_definitions.mix_tools(words, [one], draw_distractor_count(words, size), set())
+    """Returns a request to run a command. The call copies it exactly into the only tool that runs commands."""
+    tool, thought = tool_definitions.make_runner(words)
+    command = phrases.make_command(words)
+    wording = pick_wording(words, wordings.RUNS)
+    tools = tool_definitions.mix_tools(words, [tool], draw_distractor_count(words, size), set())
     return (
-        form.replace("{}", line),
-        offered,
-        call_message(thought, (tool_definitions.name_of(one), {tool_definitions.parameter_of(one): line})),
+        wording.replace("{}", command),
+        tools,
+        call_message(thought, (tool_definitions.name_of(tool), {tool_definitions.parameter_of(tool): command})),
     )
 
 
 def two_command_request(words: WordSampler, size: float) -> Request:
-    """Two commands to run at once."""
-    one, thought = tool_definitions.make_runner(words)
+    """Returns a request to run two commands at once."""
+    tool, thought = tool_definitions.make_runner(words)
     first, second = phrases.make_command(words), phrases.make_command(words)
-    form = words.random.choice(wordings.BOTH).replace("{}", first, 1).replace("{}", second, 1)
+    wording = words.random.choice(wordings.BOTH).replace("{}", first, 1).replace("{}", second, 1)
     text, name, param = (
-        style_request(words, form, ". "),
-        tool_definitions.name_of(one),
-        tool_definitions.parameter_of(one),
+        style_request(words, wording, ". "),
+        tool_definitions.name_of(tool),
+        tool_definitions.parameter_of(tool),
     )
-    offered = tool_definitions.mix_tools(words, [one], draw_distractor_count(words, size), set())
-    return text, offered, call_message(f"{thought}\nTwice.", (name, {param: first}), (name, {param: second}))
+    tools = tool_definitions.mix_tools(words, [tool], draw_distractor_count(words, size), set())
+    return text, tools, call_message(f"{thought}\nTwice.", (name, {param: first}), (name, {param: second}))
 
 
 def two_question_request(words: WordSampler, size: float, same: bool) -> Request:
-    """One noun asked about two values, or two nouns about one value each."""
+    """Returns a question about two nouns with one value each, or with `same` about one noun and two values."""
     nouns = [words.pick_noun(), words.pick_noun()]
     params = [tool_definitions.make_parameters(words, 1)[0] for _ in range(2)]
-    made = [tool_definitions.topic_tool(words, noun, [param]) for noun, param in zip(nouns, params, strict=True)]
+    tools = [tool_definitions.topic_tool(words, noun, [param]) for noun, param in zip(nouns, params, strict=True)]
     values = [simple_value(words), simple_value(words)]
-    where = words.random.choice(("in", "of", "for"))
-    text = f"what is the {nouns[0]} {where} {values[0]} and "
-    thought = tool_definitions.tool_thought(made[0], nouns[0])
+    preposition = words.random.choice(("in", "of", "for"))
+    text = f"what is the {nouns[0]} {preposition} {values[0]} and "
+    thought = tool_definitions.tool_thought(tools[0], nouns[0])
     if same or nouns[0] == nouns[1]:
-        made, params, thought = made[:1] * 2, params[:1] * 2, f"{thought}\nTwice."
+        tools, params, thought = tools[:1] * 2, params[:1] * 2, f"{thought}\nTwice."
     else:
         text += f"the {nouns[1]} "
-        thought += "\n" + tool_definitions.tool_thought(made[1], nouns[1])
-    text = style_request(words, f"{text}{where} {values[1]}", "?? ")
-    needed = made[:1] if made[0] is made[1] else made
-    offered = tool_definitions.mix_tools(words, needed, draw_distractor_count(words, size), set(nouns))
-    wanted = [(tool_definitions.name_of(t), {p: v}) for t, p, v in zip(made, params, values, strict=True)]
-    return text, offered, call_message(thought, *wanted)
+        thought += "\n" + tool_definitions.tool_thought(tools[1], nouns[1])
+    text = style_request(words, f"{text}{preposition} {values[1]}", "?? ")
+    needed = tools[:1] if tools[0] is tools[1] else tools
+    offered_tools = tool_definitions.mix_tools(words, needed, draw_distractor_count(words, size), set(nouns))
+    calls = [
+        (tool_definitions.name_of(tool), {param: value})
+        for tool, param, value in zip(tools, params, values, strict=True)
+    ]
+    return text, offered_tools, call_message(thought, *calls)
 
 
 def two_call_request(words: WordSampler, size: float) -> Request:
-    """A request that takes two calls."""
+    """Returns a request that needs two calls."""
     kind = words.random.choice(("commands", "values", "nouns"))
     return (
         two_command_request(words, size) if kind == "commands" else two_question_request(words, size, kind == "values")
@@ -143,105 +151,108 @@ def two_call_request(words: WordSampler, size: float) -> Request:
 
 
 def make_one_call(words: WordSampler, size: float) -> Dialogue:
-    """Call the tool that fits."""
-    text, offered, said = (topic_request if words.flip_coin(0.65) else named_request)(words, size)
-    return Dialogue("call", [user_message(text), said], offered)
+    """Returns a dialogue that calls the matching tool."""
+    text, tools, call = (topic_request if words.flip_coin(0.65) else named_request)(words, size)
+    return Dialogue("call", [user_message(text), call], tools)
 
 
 def make_one_question(words: WordSampler, size: float) -> Dialogue:
-    """Call the tool whose name holds what is asked about."""
-    text, offered, said = topic_request(words, size)
-    return Dialogue("call", [user_message(text), said], offered)
+    """Returns a dialogue that calls the tool whose name contains the noun of the question."""
+    text, tools, call = topic_request(words, size)
+    return Dialogue("call", [user_message(text), call], tools)
 
 
 def make_command_call(words: WordSampler, size: float) -> Dialogue:
-    """Run a command."""
-    text, offered, said = command_request(words, size)
-    return Dialogue("command", [user_message(text), said], offered)
+    """Returns a dialogue that runs a command."""
+    text, tools, call = command_request(words, size)
+    return Dialogue("command", [user_message(text), call], tools)
 
 
 def make_parallel_calls(words: WordSampler, size: float) -> Dialogue:
-    """Make two calls in one answer."""
-    text, offered, said = two_call_request(words, size)
-    return Dialogue("parallel", [user_message(text), said], offered)
+    """Returns a dialogue with two calls in one answer."""
+    text, tools, call = two_call_request(words, size)
+    return Dialogue("parallel", [user_message(text), call], tools)
 
 
 def make_parallel_questions(words: WordSampler, size: float) -> Dialogue:
-    """Make two calls in one answer, neither of which runs a command."""
-    text, offered, said = two_question_request(words, size, words.flip_coin(0.5))
-    return Dialogue("parallel", [user_message(text), said], offered)
+    """Returns a dialogue with two calls in one answer, neither of which runs a command."""
+    text, tools, call = two_question_request(words, size, words.flip_coin(0.5))
+    return Dialogue("parallel", [user_message(text), call], tools)
 
 
-def drop_reasoning(words: WordSampler, said: Message) -> None:
-    """Drop the reasoning of a call, sometimes: many clients do not send it back."""
+def drop_reasoning(words: WordSampler, call_message: Message) -> None:
+    """Removes the reasoning of a call in 40 % of dialogues, since many clients do not send it back."""
     if words.flip_coin(0.4):
-        said.pop("reasoning_content")
+        call_message.pop("reasoning_content")
 
 
 def report_messages(words: WordSampler, size: float, frame: bool) -> tuple[list[Message], list[Tool]]:
-    """A call, its output, in Codex's frame if so, and the report of it."""
-    ask_for: Callable[[WordSampler, float], Request] = (
+    """Returns a request, its call, the tool output (framed as by Codex if `frame`) and the report; and the tools."""
+    make_request: Callable[[WordSampler, float], Request] = (
         command_request if frame or words.flip_coin(0.4) else topic_request
     )
-    text, offered, said = ask_for(words, size)
-    out = phrases.make_output(words)[:300]
-    shown = phrases.frame_output(words, out) if frame else out
-    drop_reasoning(words, said)
+    text, tools, call = make_request(words, size)
+    output = phrases.make_output(words)[:300]
+    tool_output = phrases.frame_output(words, output) if frame else output
+    drop_reasoning(words, call)
     return [
         user_message(text),
-        said,
-        *tool_messages(said, [shown]),
-        answer_message("Report it.", out or EMPTY),
-    ], offered
+        call,
+        *tool_messages(call, [tool_output]),
+        answer_message("Report it.", output or EMPTY),
+    ], tools
 
 
 def make_report(words: WordSampler, size: float) -> Dialogue:
-    """Report a tool's output exactly; two outputs, line after line."""
+    """Returns a dialogue that repeats a tool's output exactly, or two outputs on separate lines."""
     if words.flip_coin(0.2):
-        text, offered, said = two_call_request(words, size)
-        outs = [phrases.make_output(words), phrases.make_output(words)]
-        drop_reasoning(words, said)
-        told = answer_message("Report them.", "\n".join(out or EMPTY for out in outs))
-        return Dialogue("report", [user_message(text), said, *tool_messages(said, outs), told], offered)
-    messages, offered = report_messages(words, size, frame=False)
-    return Dialogue("report", messages, offered)
+        text, tools, call = two_call_request(words, size)
+        outputs = [phrases.make_output(words), phrases.make_output(words)]
+        drop_reasoning(words, call)
+        answer = answer_message("Report them.", "\n".join(output or EMPTY for output in outputs))
+        return Dialogue("report", [user_message(text), call, *tool_messages(call, outputs), answer], tools)
+    messages, tools = report_messages(words, size, frame=False)
+    return Dialogue("report", messages, tools)
 
 
 def make_framed_report(words: WordSampler, size: float) -> Dialogue:
-    """Report a command's output out of Codex's frame."""
-    messages, offered = report_messages(words, size, frame=True)
-    return Dialogue("framed report", messages, offered)
+    """Returns a dialogue that repeats a command's output without Codex's frame."""
+    messages, tools = report_messages(words, size, frame=True)
+    return Dialogue("framed report", messages, tools)
 
 
 def make_no_tool_answer(words: WordSampler, size: float) -> Dialogue:
-    """Answer in text when nothing offered fits."""
-    most = words.random.choice((1, 3, 1 + round(11 * size)))
+    """Returns a dialogue that answers in text because no tool fits."""
+    max_count = words.random.choice((1, 3, 1 + round(11 * size)))
     if words.flip_coin(0.3):
         text, _, _ = command_request(words, size)
-        offered, thought = (
-            tool_definitions.make_distractors(words, words.random.randint(0, most), set()),
+        tools, thought = (
+            tool_definitions.make_distractors(words, words.random.randint(0, max_count), set()),
             "command: none",
         )
     else:
         noun = words.pick_noun()
         text, thought = fill_question(words, noun, phrases.make_value(words)), f"{noun}: none"
-        offered = tool_definitions.make_distractors(words, words.random.randint(0, most), {noun})
+        tools = tool_definitions.make_distractors(words, words.random.randint(0, max_count), {noun})
         if words.flip_coin(0.3):
-            offered.append(tool_definitions.make_runner(words)[0])
-    return Dialogue("no tool", [user_message(text), answer_message(thought, NO_TOOL)], offered)
+            tools.append(tool_definitions.make_runner(words)[0])
+    return Dialogue("no tool", [user_message(text), answer_message(thought, NO_TOOL)], tools)
 
 
 def make_codex_turn(words: WordSampler, _size: float) -> Dialogue:
-    """A Codex turn: its own tools, so only the command's words are partitioned; in half, its framed output too."""
-    offered = [tool_definitions.make_tool("exec_command", ["cmd"], ["workdir", "yield_time_ms:number"])]
-    offered += [tool_definitions.make_tool(name, params) for name, params in CODEX[:11]]
-    line, form = phrases.make_command(words), words.random.choice(wordings.RUNS)
-    said = call_message(tool_definitions.tool_line(offered[0]), ("exec_command", {"cmd": line}))
-    messages = [user_message(form.replace("{}", line)), said]
+    """Returns a turn with Codex's own tools; half of the time also the framed output and its report.
+
+    Only the words of the command and its output are split between training and evaluation, not the tools.
+    """
+    tools = [tool_definitions.make_tool("exec_command", ["cmd"], ["workdir", "yield_time_ms:number"])]
+    tools += [tool_definitions.make_tool(name, params) for name, params in CODEX[:11]]
+    command, wording = phrases.make_command(words), words.random.choice(wordings.RUNS)
+    call = call_message(tool_definitions.tool_line(tools[0]), ("exec_command", {"cmd": command}))
+    messages = [user_message(wording.replace("{}", command)), call]
     if words.flip_coin(0.5):
-        out = phrases.make_output(words)
+        output = phrases.make_output(words)
         messages += [
-            *tool_messages(said, [phrases.frame_output(words, out)]),
-            answer_message("Report it.", out or EMPTY),
+            *tool_messages(call, [phrases.frame_output(words, output)]),
+            answer_message("Report it.", output or EMPTY),
         ]
-    return Dialogue("codex", messages, offered)
+    return Dialogue("codex", messages, tools)

@@ -1,9 +1,9 @@
-"""Trains the embedded model from nothing: tokenizer, weights and chat template, by one command and one seed.
+"""Trains the embedded model from scratch: one command and one seed produce tokenizer, weights and chat template.
 
     python -m antiphon.engine.embedded.train
 
-Weights, gradients and optimizers are fp32; where the processor multiplies bf16 natively, the forward pass is autocast
-to it. The weights are saved in bf16.
+Weights, gradients and optimizer states are fp32. On a CPU with native bf16 multiplication, and on a GPU, the forward
+pass is autocast to bf16. The weights are saved in bf16.
 """
 
 from __future__ import annotations
@@ -32,22 +32,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingCourse:
-    """One part of the training. The rate warms up, stays, and falls to nothing over the last `decay` of the steps.
-
-    `keep`: how much of the weights that it began with is left in those that it ends with, which are the mean of both:
-    what one course learns at the cost of another, their mean often knows both.
-    """
+    """One part of the training. The rate warms up, stays constant, and falls to 0 over the last part of the steps."""
 
     name: str
+    """Key of the course in `generator.COURSES`."""
     steps: int
     rate: float
+    """Peak learning rate."""
     decay: float = 1.0
+    """Share of the steps, at the end of the course, over which the rate falls to 0."""
     ramp: int = 1
+    """Number of batches over which dialogues grow from short to full size."""
     warmup: int = 100
+    """Number of steps over which the rate rises to its peak."""
     keep: float = 0.0
+    """Weight of the initial weights in the final mean of initial and trained weights, from 0 to 1.
+
+    A course improves some skills at the cost of others; the mean often has both.
+    """
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Returns the learning rate of a step."""
         return self.rate * min(1.0, (step + 1) / self.warmup, (self.steps - step) / (self.decay * self.steps))
 
 
@@ -61,19 +66,20 @@ COURSES = (
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a training run is: everything that its result depends on. A course begins with what the last one saved."""
+    """Everything that a training run's result depends on. Each course starts from the weights of the previous one."""
 
     courses: tuple[TrainingCourse, ...] = COURSES
     seed: int = 7
     texts: int = 4000
-    """So many dialogues teach the tokenizer."""
+    """Number of dialogues that the tokenizer is trained on."""
     tokens: int = 6144
+    """Maximum number of tokens in a batch, padding included."""
     hidden: int = 192
     layers: int = 6
 
 
 def build_config(plan: TrainingPlan, vocabulary: int) -> Qwen3Config:
-    """The architecture: Qwen3, small."""
+    """Returns the configuration of a small Qwen3."""
     return Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=plan.hidden,
@@ -92,108 +98,117 @@ def build_config(plan: TrainingPlan, vocabulary: int) -> Qwen3Config:
 
 
 def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices within the layers, AdamW for embeddings and norms. Each step sets their rate."""
-    inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
-    return [Muon(inner, lr=0.0), torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.01)]
+    """Returns Muon for the layers' matrices and AdamW for embeddings and norms. Each step sets their learning rate."""
+    matrices = [param for param in model.model.layers.parameters() if param.ndim == 2]
+    embeddings_and_norms = [
+        param for name, param in model.named_parameters() if param.ndim != 2 or "layers" not in name
+    ]
+    return [Muon(matrices, lr=0.0), torch.optim.AdamW(embeddings_and_norms, betas=(0.9, 0.95), weight_decay=0.01)]
 
 
 def compute_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy over the positions to learn; logits are made for these only."""
-    ids, mask = (part.to(model.device) for part in batch)
+    """Returns the mean cross-entropy over the positions to learn. Logits are computed only for these."""
+    ids, mask = (tensor.to(model.device) for tensor in batch)
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    wanted = mask[:, 1:]
-    return cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted])
+    loss_mask = mask[:, 1:]
+    return cross_entropy(model.lm_head(hidden[loss_mask]), ids[:, 1:][loss_mask])
 
 
 def save_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """Write the weights in bf16, beside the configuration."""
-    copy: Any = Qwen3ForCausalLM(model.config)
-    copy.to(torch.bfloat16).load_state_dict(model.state_dict())
-    copy.generation_config = GenerationConfig.from_dict({"do_sample": False, "eos_token_id": 2, "pad_token_id": 0})
-    copy.save_pretrained(folder)
+    """Writes the weights in bf16, with the model and generation configuration."""
+    bf16_model: Any = Qwen3ForCausalLM(model.config)
+    bf16_model.to(torch.bfloat16).load_state_dict(model.state_dict())
+    bf16_model.generation_config = GenerationConfig.from_dict(
+        {"do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
+    )
+    bf16_model.save_pretrained(folder)
 
 
 def load_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """Take the weights that were saved in a folder."""
-    saved: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.load_state_dict(saved.state_dict())
+    """Loads the weights saved in a folder into `model`."""
+    model_on_disk: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.load_state_dict(model_on_disk.state_dict())
 
 
 def prepare_model(plan: TrainingPlan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
-    """An untrained model and its tokenizer, which is written to `out`."""
+    """Returns an untrained model and a newly trained tokenizer. Writes the tokenizer to `out`."""
     torch.manual_seed(plan.seed)
     out.mkdir(parents=True, exist_ok=True)
-    learned = tokenizer.build_tokenizer(plan.seed, plan.texts)
-    tokenizer.save_tokenizer(learned, out)
-    model: Any = Qwen3ForCausalLM(build_config(plan, learned.get_vocab_size()))
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), learned
+    new_tokenizer = tokenizer.build_tokenizer(plan.seed, plan.texts)
+    tokenizer.save_tokenizer(new_tokenizer, out)
+    model: Any = Qwen3ForCausalLM(build_config(plan, new_tokenizer.get_vocab_size()))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), new_tokenizer
 
 
-def train_model(plan: TrainingPlan, out: Path, begun: Path | None = None) -> list[float]:
-    """Run the plan's courses, leave the model in `out`, return each step's loss; `begun`: a model to go on from."""
-    model, learned = prepare_model(plan, out)
+def train_model(plan: TrainingPlan, out: Path, initial_folder: Path | None = None) -> list[float]:
+    """Runs the plan's courses, saves the model in `out` and returns each step's loss.
+
+    With `begun`, the first course starts from the weights in that folder.
+    """
+    model, new_tokenizer = prepare_model(plan, out)
     log.info("%s parameters", sum(p.numel() for p in model.parameters()))
     losses: list[float] = []
     for course in plan.courses:
-        if begun:
-            load_weights(model, begun)
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        losses += run_course(model, plan, course, learned)
+        if initial_folder:
+            load_weights(model, initial_folder)
+        initial_weights = {name: value.clone() for name, value in model.state_dict().items()}
+        losses += run_course(model, plan, course, new_tokenizer)
         model.load_state_dict(
-            {name: value.lerp(before[name], course.keep) for name, value in model.state_dict().items()}
+            {name: value.lerp(initial_weights[name], course.keep) for name, value in model.state_dict().items()}
         )
         save_weights(model, out)
-        begun = out
+        initial_folder = out
     return losses
 
 
-def run_course(model: Qwen3ForCausalLM, plan: TrainingPlan, course: TrainingCourse, learned: Tokenizer) -> list[float]:
-    """One course, with optimizers of its own; each step's loss."""
-    chosen, seen, began = build_optimizers(model), 0, time.monotonic()
+def run_course(
+    model: Qwen3ForCausalLM, plan: TrainingPlan, course: TrainingCourse, tokenizer: Tokenizer
+) -> list[float]:
+    """Runs one course with new optimizers and returns each step's loss."""
+    optimizers, token_count, start = build_optimizers(model), 0, time.monotonic()
     losses: list[float] = []
-    for step, batch in enumerate(course_batches(plan, course, learned)):
-        losses.append(train_step(model, chosen, batch, course.learning_rate(step)))
-        seen += batch[0].numel()
+    for step, batch in enumerate(course_batches(plan, course, tokenizer)):
+        losses.append(train_step(model, optimizers, batch, course.learning_rate(step)))
+        token_count += batch[0].numel()
         if step % 25 == 0 or step == course.steps - 1:
-            took, recent = time.monotonic() - began, sum(losses[-25:]) / len(losses[-25:])
-            words = "%s: step %d loss %.4f %.2fM tokens %.0f s %.0f/s"
-            log.info(words, course.name, step, recent, seen / 1e6, took, seen / took)
+            elapsed, mean_loss = time.monotonic() - start, sum(losses[-25:]) / len(losses[-25:])
+            message = "%s: step %d, loss %.4f, %.2fM tokens, %.0f s, %.0f tokens/s"
+            log.info(message, course.name, step, mean_loss, token_count / 1e6, elapsed, token_count / elapsed)
     return losses
 
 
-def course_batches(plan: TrainingPlan, course: TrainingCourse, learned: Tokenizer) -> Iterator[Batch]:
-    """The batches of a course, as many as it has steps."""
-    source = TrainingBatches(learned.to_str(), plan.seed, plan.tokens, course.ramp, course=course.name)
+def course_batches(plan: TrainingPlan, course: TrainingCourse, tokenizer: Tokenizer) -> Iterator[Batch]:
+    """Yields the batches of a course, one per step."""
+    source = TrainingBatches(tokenizer.to_str(), plan.seed, plan.tokens, course.ramp, course=course.name)
     return islice(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), course.steps)
 
 
-def train_step(model: Qwen3ForCausalLM, chosen: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
-    """One step of learning; returns its loss."""
+def train_step(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: Batch, rate: float) -> float:
+    """Performs one training step and returns its loss."""
     device = model.device.type
-    native = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=native):
+    has_bf16 = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=has_bf16):
         loss = compute_loss(model, batch)
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for one in chosen:
-        for group in one.param_groups:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
             group["lr"] = rate
-        one.step()
-        one.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 
 def main() -> None:
-    """Read the command line and train."""
+    """Parses the command line and trains."""
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--seed", type=int, default=TrainingPlan.seed)
     names = [course.name for course in COURSES]
-    parser.add_argument("--from", type=Path, dest="begun", help="a model to go on from")
-    parser.add_argument("--course", choices=names, help="the first course to run: needs --from, but for the first")
+    parser.add_argument("--from", type=Path, dest="begun", help="folder of a model to continue training")
+    parser.add_argument("--course", choices=names, help="course to start with; any but the first needs --from")
     parser.add_argument(
-        "--smoke", action="store_true", help="a few steps of a tiny model, to show that the command works"
+        "--smoke", action="store_true", help="train a tiny model for a few steps, to check that the command works"
     )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

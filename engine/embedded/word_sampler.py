@@ -1,8 +1,8 @@
-"""Every word a dialogue may hold, and the one rule that keeps evaluation apart from training.
+"""The vocabulary of the dialogues, and the rule that splits it between training and evaluation.
 
-`held_out(word)` puts each word, made-up or real, on one side for ever: training draws only words that are not held
-out, evaluation only words that are. Nothing else decides it, so the two sides cannot overlap.
-Knows no dialogue, no tool and no tokenizer.
+`is_held_out(word)` assigns each word, made-up or real, to one side by a hash, except the few that are always trained.
+Training draws only words that are not held out, evaluation only words that are. No other rule decides it, so the two
+sides cannot overlap. Dialogues, tools and the tokenizer are unknown here.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ env touch mkdir rm cp mv sed awk curl tar chmod diff which cargo go pytest ruff 
 stat file basename dirname tee xargs cut tr test true sleep ln zip ssh docker kubectl pip uv""".split()
 SUFFIXES = "py txt md json toml rs go js c h sh log csv yaml html cfg".split()
 
-# Demonstrations that people try first, and the words of fixed sentences: always on training's side, so that they never
-# decide an evaluation.
+# The words of common first demonstrations and of fixed sentences: always on training's side, so that they never decide
+# an evaluation.
 ALWAYS_TRAINED = frozenset("weather oslo city location cmd path query world code file cat python".split()).union(
     FIXED_WORDS
 )
@@ -137,17 +137,16 @@ CODAS = [
 
 
 def is_held_out(word: str) -> bool:
-    """Whether a word belongs to the evaluation; case is ignored, so that `Oslo` and `oslo` stay together."""
-    low = word.lower()
-    return crc32(low.encode()) % 8 == 0 and low not in ALWAYS_TRAINED
+    """Tells whether a word belongs to the evaluation. Ignores case, so that `Oslo` and `oslo` are on the same side."""
+    lowercase = word.lower()
+    return crc32(lowercase.encode()) % 8 == 0 and lowercase not in ALWAYS_TRAINED
 
 
 class WordSampler:
-    """A seeded source of words from one side of the partition.
+    """Seeded source of words from one side of the train/evaluation split.
 
-    `strange`: most nouns are none that anybody knows. `sharing`: any word may be a verb or a parameter, and often all
-    tools of a dialogue have but a few of them, so that neither tells one tool from another. `crowded`: most dialogues
-    have many tools.
+    `strange`: most nouns are made up. `sharing`: any word may be a verb or a parameter, and in most dialogues all tools
+    share a few of them, so that neither distinguishes one tool from another. `crowded`: most dialogues have many tools.
     """
 
     def __init__(
@@ -163,31 +162,31 @@ class WordSampler:
         self.strange, self.crowded = strange, crowded
         self.verbs, self.params = VERBS, PARAMS
         if sharing:
-            few = self.flip_coin(0.6)
-            self.verbs = self._draw_replacements(VERBS, 3 if few else 24)
-            self.params = self._draw_replacements(PARAMS, 5 if few else 24)
+            use_few = self.flip_coin(0.6)
+            self.verbs = self._draw_replacements(VERBS, 3 if use_few else 24)
+            self.params = self._draw_replacements(PARAMS, 5 if use_few else 24)
 
     def _draw_replacements(self, usual: list[str], count: int) -> list[str]:
-        """Words to do a usual list's work: some of its own, more that are none of it."""
-        drawn: list[str] = []
-        while len(drawn) < count:
+        """Draws `count` words to replace a usual list: some of its words, more from outside it."""
+        replacements: list[str] = []
+        while len(replacements) < count:
             word = self.made_up() if self.flip_coin(0.2) else self.pick_word(usual if self.flip_coin(0.3) else COMMON)
             if len(word) > 2 and word not in RUNNERS:
-                drawn.append(word)
-        return drawn
+                replacements.append(word)
+        return replacements
 
     def _is_allowed(self, word: str) -> bool:
         return is_held_out(word) == self.evaluation
 
     def pick_word(self, words: list[str]) -> str:
-        """One word of a list that lies on this side; made-up when the list has none here."""
+        """Draws a word of the list that is on this sampler's side; a made-up one if 64 draws find none."""
         for _ in range(64):
             if self._is_allowed(word := self.random.choice(words)):
                 return word
         return self.made_up()
 
     def made_up(self, syllables: int = 0) -> str:
-        """A pronounceable word that means nothing."""
+        """Returns a pronounceable word without meaning."""
         choose = self.random.choice
         while True:
             count = syllables or self.random.choice((1, 2, 2, 2, 3))
@@ -196,16 +195,16 @@ class WordSampler:
                 return word
 
     def random_characters(self, low: int = 3, high: int = 9) -> str:
-        """Random characters: what copying by rote, not by knowledge, is learned from."""
-        both = string.ascii_letters
-        alphabet = self.random.choice((string.ascii_lowercase, both, both + string.digits))
+        """Returns random characters, which train the model to copy exactly words that it cannot know."""
+        letters = string.ascii_letters
+        alphabet = self.random.choice((string.ascii_lowercase, letters, letters + string.digits))
         while True:
             word = "".join(self.random.choices(alphabet, k=self.random.randint(low, high)))
             if self._is_allowed(word):
                 return word
 
     def make_number(self, digits: int = 0) -> str:
-        """A number in decimal digits; numbers are not words and are on both sides."""
+        """Returns a number in decimal digits, a time or a decimal fraction. Both sides use the same numbers."""
         if not digits and self.flip_coin(0.15):
             return f"{self.random.randrange(24):02d}:{self.random.randrange(60):02d}"
         if not digits and self.flip_coin(0.1):
@@ -213,17 +212,17 @@ class WordSampler:
         return str(self.random.randrange(10 ** (digits or self.random.randint(1, 5))))
 
     def flip_coin(self, chance: float) -> bool:
-        """A biased coin."""
+        """Returns True with the given probability."""
         return self.random.random() < chance
 
     def splice_words(self) -> str:
-        """The front of one word and the back of another: pieces in an order that no language has."""
-        front, back = self.random.choice(COMMON), self.random.choice(NOUNS)
-        word: str = front[: self.random.randint(1, len(front))] + back[self.random.randrange(len(back)) :]
+        """Joins the beginning of one word to the end of another, which gives letter sequences that no language has."""
+        first, second = self.random.choice(COMMON), self.random.choice(NOUNS)
+        word: str = first[: self.random.randint(1, len(first))] + second[self.random.randrange(len(second)) :]
         return word if self._is_allowed(word) else self.made_up()
 
     def pick_noun(self) -> str:
-        """What a tool or a question may be about."""
+        """Draws a noun for a tool or a question to be about."""
         if self.strange and self.flip_coin(0.6):
             return self.splice_words() if self.flip_coin(0.5) else self.made_up()
         if self.flip_coin(0.3):
@@ -231,7 +230,7 @@ class WordSampler:
         return self.pick_word(COMMON if self.flip_coin(0.25) else NOUNS)
 
     def any_word(self) -> str:
-        """A word for running text."""
+        """Draws a word for a phrase."""
         draw = self.random.random()
         if draw < 0.06 and not self.evaluation:
             return self.random.choice(FIXED_WORDS)
@@ -244,5 +243,5 @@ class WordSampler:
         return self.made_up() if draw < 0.8 else self.random_characters()
 
     def pick_name(self) -> str:
-        """A name of a person or place."""
+        """Draws the name of a person or place."""
         return self.pick_word(NAMES) if self.flip_coin(0.5) else self.made_up().capitalize()

@@ -1,6 +1,6 @@
-"""How requests are worded: the sentences around the words that a `Words` fills in.
+"""Wordings of requests: sentences with braces that are filled with words of a `WordSampler`.
 
-These are the grammar of the skills, the same in training and evaluation; only what stands in the braces is partitioned.
+They are the grammar of the skills and the same in training and evaluation. Only the words in the braces are split.
 """
 
 HELLOS = [
@@ -113,7 +113,7 @@ TOPICS = [
     "what is the current {} in {}?",
     "check the {} in {}, please",
 ]
-"""Questions about a noun and a value; the noun is in a tool's name."""
+"""Questions about a noun and a value. A tool's name contains the noun."""
 NAMED = [
     "use {} with {}",
     "call {} with {}",
@@ -131,7 +131,7 @@ SETTINGS = [
     "{}={}",
     "{}: {}",
 ]
-"""How one parameter is set."""
+"""Phrases that set one parameter: name, then value."""
 RUNS = [
     "run `{}`",
     "run `{}`",
@@ -198,7 +198,7 @@ OTHERS = [
     "add a {} to the {}",
     "{}, {} and {}",
 ]
-"""What the model cannot do."""
+"""Requests outside the model's skills."""
 BOTH = [
     "run `{}` and `{}`",
     "run both `{}` and `{}`",
@@ -218,7 +218,7 @@ ASK_NAME = [
     "who am I?",
     "do you remember my name?",
 ]
-"""Questions for it."""
+"""Questions for the user's name."""
 REMEMBER = [
     "remember the word {}.",
     "please remember: {}",
@@ -232,13 +232,13 @@ ASK_WORD = [
     "what was it?",
     "what should you remember?",
 ]
-"""Questions for it."""
+"""Questions for the remembered word."""
 ASK_SUM = [
     "what was the sum?",
     "what was the result?",
     "what did you compute?",
 ]
-"""Questions for the sum of the turn before."""
+"""Questions for the sum of the previous turn."""
 AGAIN = [
     "say it again",
     "again, please",
@@ -246,14 +246,14 @@ AGAIN = [
     "once more",
     "what did you say?",
 ]
-"""Requests to repeat the turn before."""
+"""Requests to repeat the previous answer."""
 ASK_OUTPUT = [
     "what was the output?",
     "what did it print?",
     "tell me the output again",
     "what was the result?",
 ]
-"""Questions for the output of the turn before."""
+"""Questions for the tool output of the previous turn."""
 REQUESTS = [
     "fix the failing test in {path}",
     "refactor {path} so that it is simpler",
@@ -282,7 +282,7 @@ REQUESTS = [
     "the quick brown {} jumps over the lazy {}",
     "{} {}. {} {} {}, {}.",
 ]
-"""What agents' users want, and the model cannot do."""
+"""Requests of coding agents' users outside the model's skills."""
 SYSTEMS = [
     "You are a coding agent running in the {} CLI, a terminal-based {} assistant.",
     "You are a {} agent running in the {} CLI, a {} assistant that can run shell commands.",
@@ -299,11 +299,11 @@ SYSTEMS = [
     "Be concise and {}. Your {} is {}. The {} of the {} is {}.",
     "You help people to {} their {}. Reply in {}. If no tool fits, say so.",
 ]
-"""System texts: sentences that speak of tools, commands and shells without being a request."""
+"""System texts that mention tools, commands and shells but are not requests."""
 NOTES = [
     "# AGENTS.md instructions for {path}\n\n<INSTRUCTIONS>\nRun `{}` before you {} the {}.\n</INSTRUCTIONS>",
     "# {}\n\nExecute `{} {}` to build. The {} is in {path}.",
     "<user_instructions>\nAlways run the command `{}` in {path}. What is the {}?\n</user_instructions>",
     "<permissions>\nThe sandbox is {}. Do not use the {} in {path}.\n</permissions>",
 ]
-"""Context in the user's name that is not a request either."""
+"""Context sent as a user message. It is not a request."""

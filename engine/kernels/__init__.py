@@ -1,1 +1,1 @@
-"""Compiled CPU kernels: C sources, the compiler call, and the Python bindings. Knows no model."""
+"""Compiled CPU kernels: C sources, the compiler call, and the Python bindings. Imports no model code."""

@@ -1,7 +1,7 @@
-"""Python bindings of the compiled CPU kernels, on torch tensors; :mod:`engine.kernels.library` loads the library.
+"""Python bindings of the compiled CPU kernels, for torch tensors. `engine/kernels/library.py` loads the library.
 
-The kernels compute fp32 on a CPU; without them, torch computes the same in more steps. A row is the last dimension of
-a tensor. A kernel computes each row in a fixed order, so its bits depend neither on the batch nor on the threads.
+The kernels compute in fp32; without them, torch computes the same in more steps. A row is the last dimension of a
+tensor. A kernel computes each row in a fixed order, so its bits do not depend on the batch or on the number of threads.
 """
 
 import ctypes
@@ -71,11 +71,11 @@ class DecoderLayerArgs(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
+    """Functions of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
 
     ``activation_levels`` is the largest magnitude of a quantized activation in :meth:`int8_linear`, 0 if the CPU has no
     int8 kernel. ``supports_fp16_cache`` tells whether :meth:`attend` can read KV caches in fp16. ``decoder_layer`` runs
-    a :class:`DecoderLayerArgs`; ``decoder_layer_workspace`` returns the fp32 elements of workspace it needs per token.
+    a :class:`DecoderLayerArgs`; ``decoder_layer_workspace`` returns its workspace per token, in fp32 elements.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -264,14 +264,14 @@ class Kernels:
 
 
 def _read_constant(library: ctypes.CDLL, name: str) -> int:
-    """Calls a function of the library that takes nothing and returns an int64."""
+    """Calls a function of the library that takes no arguments and returns an int64."""
     function = getattr(library, f"antiphon_{name}")
     function.restype = ctypes.c_int64
     return int(function())
 
 
 def _load_function(library: ctypes.CDLL, name: str, args: type[ctypes.Structure], *scalars: Any) -> Any:
-    """A kernel that takes a pointer to its arguments, and further scalars."""
+    """Returns a kernel that takes a pointer to its arguments, then scalars of the given types."""
     function = getattr(library, f"antiphon_{name}")
     function.argtypes, function.restype = [ctypes.POINTER(args), *scalars], None
     return function
@@ -281,15 +281,16 @@ _num_threads = torch.get_num_threads
 
 
 def _address_and_strides(x: Tensor) -> tuple[int, int, int]:
-    """The address of (1, heads, n, dim), and its strides from token to token and from head to head."""
-    _, head, token, _ = x.stride()
-    return x.data_ptr(), token, head
+    """Returns the address of x (1, heads, n, dim), and its strides from token to token and from head to head."""
+    _, head_stride, token_stride, _ = x.stride()
+    return x.data_ptr(), token_stride, head_stride
 
 
 def _row_args(x: Tensor, out: Tensor, factors: Tensor) -> tuple[Tensor, RowArgs]:
-    """The arguments of a row-wise kernel over x, and the tensor that they point to, which must outlive the call.
+    """Returns the tensor that a row-wise kernel over x reads, and the arguments, which hold its address.
 
-    Two strides must lead from row to row; x is copied where they do not.
+    The caller must keep the tensor until the kernel returns. It is x itself, or a contiguous copy if two strides are
+    not enough to step from row to row.
     """
     size = x.shape[-1]
     inner, outer_stride, inner_stride = 1, size, 0

@@ -1,6 +1,8 @@
-"""From C files to a library in this process, by the compiler that the machine has, once for each kind of CPU.
+"""Compiles C sources with the machine's C compiler and loads the library, once for each kind of CPU.
 
-What was compiled is kept in the user's cache folder, under a name that says from what, how, and for which CPU.
+The library is stored in the user's cache folder. Its name contains a hash of the sources, the flags, the platform and
+the CPU, so a change of any of them compiles a new one. The environment variable ``CC`` selects the compiler,
+``XDG_CACHE_HOME`` the cache folder.
 """
 
 import ctypes
@@ -18,63 +20,64 @@ from antiphon.engine.errors import one_line
 COMPILERS = ("cc", "gcc", "clang")
 COMPILER_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")
 NATIVE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
-"""How a compiler is asked for this very CPU; not every one understands each."""
+"""Flags that select this machine's CPU, tried in this order: no compiler accepts all of them on every architecture."""
 
 INCLUDE_DIR = Path(__file__).parent
-"""Where what the files share lies."""
+"""Folder of the headers that the sources share."""
 
 COMPILE_TIMEOUT_S = 60
-"""Seconds that a compiler may take; it needs one."""
+"""Seconds that a compiler may run. It needs about one."""
 
 
 class CompilationError(Exception):
-    """There is no library; the message says why."""
+    """The library could not be compiled or must not be used. The message contains the reason."""
 
 
 def load_library(*sources: Path) -> ctypes.CDLL:
-    """The C files, compiled with :data:`HEADERS` and loaded. Raises :class:`CompilationError`."""
+    """Compiles and loads the sources, or loads the cached library. Raises :class:`CompilationError`."""
     try:
         code = [path.read_bytes() for path in (*sources, *sorted(INCLUDE_DIR.glob("*.h")))]
         name = f"kernels-{_build_key(code)}.so"
-        place = cache_folder()
-        if place is not None:
-            with suppress(OSError):  # none yet, or one that is of no use
-                return ctypes.CDLL(str(place / name))
-        return _build_library(sources, place, name)
+        folder = cache_folder()
+        if folder is not None:
+            with suppress(OSError):  # not compiled so far, or not loadable
+                return ctypes.CDLL(str(folder / name))
+        return _build_library(sources, folder, name)
     except (OSError, subprocess.SubprocessError) as failure:
         raise CompilationError(one_line(failure)) from failure
 
 
 def cache_folder() -> Path | None:
-    """Where compiled libraries are kept: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None: nowhere.
+    """Returns the folder for compiled libraries: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
-    Never where others may write: whoever can put a library there is let into the process.
+    Returns None if the folder belongs to another user, if other users can write to it (they could inject code into
+    this process), or if it cannot be created.
     """
     try:
-        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mine = place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o022
-    except (OSError, RuntimeError):  # the latter where nobody knows a home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_private = folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
-    return place if mine and os.access(place, os.W_OK) else None
+    return folder if is_private and os.access(folder, os.W_OK) else None
 
 
-def _build_library(sources: tuple[Path, ...], place: Path | None, name: str) -> ctypes.CDLL:
-    """Compile it next to where it is kept, so that nobody ever sees half of it; or only for now."""
-    with tempfile.TemporaryDirectory(dir=place) as rooms:
-        built = Path(rooms) / name
-        _run_compiler(sources, built)
-        loaded = ctypes.CDLL(str(built))
-        if place is not None:
-            built.replace(place / name)
-        return loaded
+def _build_library(sources: tuple[Path, ...], cache_dir: Path | None, name: str) -> ctypes.CDLL:
+    """Compiles the library and loads it. Moves it into ``place`` atomically; without one, no file remains."""
+    with tempfile.TemporaryDirectory(dir=cache_dir) as scratch_folder:
+        library_path = Path(scratch_folder) / name
+        _run_compiler(sources, library_path)
+        library = ctypes.CDLL(str(library_path))
+        if cache_dir is not None:
+            library_path.replace(cache_dir / name)
+        return library
 
 
-def _run_compiler(sources: tuple[Path, ...], built: Path) -> None:
+def _run_compiler(sources: tuple[Path, ...], output: Path) -> None:
     compiler = _find_compiler()
-    said = ""
+    error_line = ""
     for native in NATIVE_FLAGS:
-        words = [
+        args = [
             *compiler,
             *COMPILER_FLAGS,
             *native,
@@ -82,11 +85,11 @@ def _run_compiler(sources: tuple[Path, ...], built: Path) -> None:
             str(INCLUDE_DIR),
             *map(str, sources),
             "-o",
-            str(built),
+            str(output),
             "-lm",
         ]
-        done = subprocess.run(  # noqa: S603  the words are ours and the machine's owner's
-            words,
+        result = subprocess.run(  # noqa: S603  the arguments are constants, our own paths, and the operator's $CC
+            args,
             capture_output=True,
             text=True,
             errors="replace",
@@ -94,32 +97,34 @@ def _run_compiler(sources: tuple[Path, ...], built: Path) -> None:
             check=False,
             env=os.environ | {"LC_ALL": "C"},
         )
-        if done.returncode == 0:
+        if result.returncode == 0:
             return
-        said = said or next((line for line in done.stderr.splitlines() if " error: " in line), "it failed")
-    raise CompilationError(f"{compiler[0]}: {said}")
+        error_line = error_line or next(
+            (text for text in result.stderr.splitlines() if " error: " in text), "compilation failed"
+        )
+    raise CompilationError(f"{compiler[0]}: {error_line}")
 
 
 def _find_compiler() -> list[str]:
-    """``$CC``, which may be several words, or the first that is there."""
-    wanted = os.environ.get("CC", "").split()
-    for words in [wanted] if wanted else [[name] for name in COMPILERS]:
-        if shutil.which(words[0]):
-            return words
-    raise CompilationError(f"no C compiler was found ({' '.join(wanted) or ', '.join(COMPILERS)})")
+    """Returns ``$CC``, which may contain arguments, or the first compiler of :data:`COMPILERS` that is installed."""
+    configured = os.environ.get("CC", "").split()
+    for command in [configured] if configured else [[name] for name in COMPILERS]:
+        if shutil.which(command[0]):
+            return command
+    raise CompilationError(f"no C compiler found (tried {' '.join(configured) or ', '.join(COMPILERS)})")
 
 
 def _build_key(code: list[bytes]) -> str:
-    """What the result depends on, as a few letters."""
+    """Returns a hash, 16 hexadecimal digits, of everything that the library depends on."""
     parts = [*code, repr(COMPILER_FLAGS).encode(), platform.platform().encode(), _cpu_description()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _cpu_description() -> bytes:
-    """What this CPU can do, as the system says it; a home folder may be shared by machines that differ."""
+    """Returns the CPU's model and features as the system reports them, since machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
         return platform.processor().encode()
-    named = (b"model name", b"flags", b"Features", b"CPU part")
-    return b"\n".join(dict.fromkeys(line for line in lines if line.startswith(named)))
+    fields = (b"model name", b"flags", b"Features", b"CPU part")
+    return b"\n".join(dict.fromkeys(text for text in lines if text.startswith(fields)))

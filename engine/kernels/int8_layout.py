@@ -1,4 +1,4 @@
-"""A matrix in int8, laid out as the kernels of ``products.c`` read it."""
+"""Packs a weight matrix as int8 in the memory layout that ``int8_gemm.c`` reads."""
 
 from typing import NamedTuple
 
@@ -7,21 +7,22 @@ from torch import Tensor
 from torch.nn import functional
 
 GEMM_TILE_INPUTS = 64
-"""Inputs of a tile, as there."""
+"""Inputs of a tile; the same constant as in ``int8_gemm.c``."""
 
 OUTPUTS_PER_CHUNK = 4096
-"""Outputs that are laid out at once: each needs its weights twice in fp32 meanwhile."""
+"""Outputs that are packed at a time. Packing needs two fp32 copies of their weights."""
 
 MAX_GEMM_INPUTS = 1 << 16
-"""Sums of so many products of 8 bits each hold 32."""
+"""Largest number of inputs for which a sum of 8-bit products fits into 32 bits."""
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
 
 
 class PackedInt8Weight(NamedTuple):
-    """Weights (outputs / lanes, inputs / 4, lanes, 4), and for each output what one of them is worth.
+    """Int8 weights (outputs / lanes, inputs / 4, lanes, 4), and the scale of each output.
 
-    Inputs and outputs are filled up with zeros. ``zeros`` is what the activations' zero adds to an output's sum.
+    Inputs and outputs are padded with zeros. ``zeros`` is the amount that the activations' zero point adds to an
+    output's sum.
     """
 
     inputs: int
@@ -32,18 +33,18 @@ class PackedInt8Weight(NamedTuple):
 
 
 def pack_int8_weight(weight: Tensor, lanes: int, zero: int) -> PackedInt8Weight:
-    """A weight (outputs, inputs) with one scale for each output; ``zero`` is the activations' zero."""
+    """Packs a weight (outputs, inputs) with one scale per output. ``zero`` is the activations' zero point."""
     outputs, inputs = weight.shape
-    tall, wide = _round_up(outputs, 2 * lanes), _round_up(inputs, GEMM_TILE_INPUTS)
-    weights = torch.empty((tall // lanes, wide // 4, lanes, 4), dtype=torch.int8)
-    scales, zeros = torch.empty(tall), torch.empty(tall, dtype=torch.int32)
-    for first in range(0, tall, OUTPUTS_PER_CHUNK):
-        end = min(first + OUTPUTS_PER_CHUNK, tall)
-        part = weight[first:end]
-        part = functional.pad(part, (0, wide - inputs, 0, end - first - len(part)))
-        scales[first:end] = (part.abs().amax(1) / 127).clamp_min_(MIN_SCALE)
-        levels = (part / scales[first:end, None]).round_().clamp_(-127, 127).to(torch.int8)
-        weights[first // lanes : end // lanes] = levels.view(-1, lanes, wide // 4, 4).transpose(1, 2)
+    padded_outputs, padded_inputs = _round_up(outputs, 2 * lanes), _round_up(inputs, GEMM_TILE_INPUTS)
+    weights = torch.empty((padded_outputs // lanes, padded_inputs // 4, lanes, 4), dtype=torch.int8)
+    scales, zeros = torch.empty(padded_outputs), torch.empty(padded_outputs, dtype=torch.int32)
+    for first in range(0, padded_outputs, OUTPUTS_PER_CHUNK):
+        end = min(first + OUTPUTS_PER_CHUNK, padded_outputs)
+        chunk = weight[first:end]
+        chunk = functional.pad(chunk, (0, padded_inputs - inputs, 0, end - first - len(chunk)))
+        scales[first:end] = (chunk.abs().amax(1) / 127).clamp_min_(MIN_SCALE)
+        levels = (chunk / scales[first:end, None]).round_().clamp_(-127, 127).to(torch.int8)
+        weights[first // lanes : end // lanes] = levels.view(-1, lanes, padded_inputs // 4, 4).transpose(1, 2)
         zeros[first:end] = levels.sum(1, dtype=torch.int32) * zero
     return PackedInt8Weight(inputs, outputs, weights, scales, zeros)
 

@@ -1,9 +1,9 @@
-"""Attention over a pack: the tokens of several sequences in one row, each looking only at its own past.
+"""Attention over a batch whose tokens form one row, where each token attends only to the past of its own sequence.
 
-transformers calls :func:`attend` through its attention interface, once per layer; the pack travels there as a keyword
-of the forward call. The linear layers see all tokens of all sequences at once, without padding. Attention sees one
-sequence at a time, which therefore does not depend on its neighbours; compiled kernels do that for all of them in one
-call. Where caches are paged, sequences that say one token each are seen together, and filled up to the longest.
+transformers calls :func:`attend` through its attention interface, once per layer; :class:`AttentionMetadata` is passed
+as a keyword of the forward call. The linear layers process the tokens of all sequences at once, without padding.
+Attention runs per sequence, so that its result does not depend on the rest of the batch; compiled kernels process all
+sequences in one call. With paged caches, sequences that decode one token each are batched and padded to the longest.
 """
 
 from collections.abc import Sequence
@@ -21,26 +21,29 @@ from antiphon.engine.model.decode_batch import DecodeBatch
 from antiphon.engine.model.masks import additive_mask, causal_mask
 
 ATTENTION_NAME = "antiphon"
-"""How transformers calls this attention. It is no mask function's name, so that no mask is built outside."""
+"""Name of this attention in transformers. No mask function has this name, so transformers builds no mask."""
 
 MAX_GROUPED_QUERIES = 64
-"""Up to so many queries, those of heads that share keys are laid out as rows of one head; the mask grows with them."""
+"""Number of queries up to which query heads that share a key head are computed as rows of one head.
+
+The mask grows with the number of these rows.
+"""
 
 
 class SequenceSpan(NamedTuple):
-    """The tokens of one sequence in the row, cut into (first, end), one after the other."""
+    """The tokens of one sequence in the row, as consecutive blocks (first, end); attention runs once per block."""
 
     cache: KVCache
     blocks: list[tuple[int, int]]
 
 
 class AttentionMetadata:
-    """Which tokens of the row belong to whom, in row order: first those of ``batches``, then those of ``spans``.
+    """Maps the tokens of the row to sequences, in row order: first those of ``batches``, then those of ``spans``.
 
-    ``windows`` maps a layer to its sliding window in tokens; a layer that is not in it looks back without limit.
-    ``kernels`` attend to spans whose caches are contiguous, each token on its own. Without, or where a layer asks for
-    what they do not know, what stands between two cuts is computed at once, which decides about the last bits, and
-    ``compiled`` is False from then on.
+    ``windows`` maps a layer to its sliding window in tokens; other layers attend without limit. ``kernels`` compute the
+    attention of spans with contiguous caches, each token separately. Without kernels, or in a layer that they do not
+    support, each block of a span is computed at once, so that the last bits depend on the blocks; then
+    ``used_kernels`` becomes False.
     """
 
     def __init__(
@@ -58,36 +61,36 @@ class AttentionMetadata:
         self._masks: dict[tuple[int, int, int | None, int], Tensor] = {}
 
     def additive_mask(self, queries: int, keys: int, window: int | None, repeat: int, like: Tensor) -> Tensor:
-        """(repeat * queries, keys): 0 where attention may look, else -inf. Built once for all layers."""
-        known = (queries, keys, window, repeat)
-        if known not in self._masks:
+        """A mask (repeat * queries, keys): 0 where attention is allowed, else -inf. Built once for all layers."""
+        cache_key = (queries, keys, window, repeat)
+        if cache_key not in self._masks:
             allowed = causal_mask(queries, keys, window, like.device)
-            self._masks[known] = additive_mask(allowed, like.dtype).repeat(repeat, 1)
-        return self._masks[known]
+            self._masks[cache_key] = additive_mask(allowed, like.dtype).repeat(repeat, 1)
+        return self._masks[cache_key]
 
     def build_span_table(self, layer: int, key: Tensor, value: Tensor) -> tuple[list[int], bool]:
-        """What kernels are told about the spans (see :meth:`Kernels.attend`), and whether their caches hold fp16.
+        """Span table for :meth:`Kernels.attend`, and whether the caches hold fp16.
 
-        ``key`` and ``value`` show what new ones look like; there is room for them then.
+        Reserves capacity for the new tokens; ``key`` and ``value`` only give the shapes and types of their entries.
         """
         table: list[int] = []
-        halves = False
-        for kv, cuts in self.spans:
-            assert isinstance(kv, ContiguousKVCache)
-            first, end = cuts[0][0], cuts[-1][1]
+        fp16_cache = False
+        for cache, blocks in self.spans:
+            assert isinstance(cache, ContiguousKVCache)
+            first, end = blocks[0][0], blocks[-1][1]
             table += (
                 first,
                 end - first,
-                *kv.reserve_addresses(layer, key, value, end - first),
-                kv.length + end - first,
+                *cache.reserve_addresses(layer, key, value, end - first),
+                cache.length + end - first,
                 0,
             )
-            halves = kv.fp16
-        return table, halves
+            fp16_cache = cache.fp16
+        return table, fp16_cache
 
 
 class AttentionParams(NamedTuple):
-    """What a layer asks for; see :func:`attend`."""
+    """Parameters of a layer; see :func:`attend`."""
 
     window: int | None
     scale: float
@@ -96,7 +99,7 @@ class AttentionParams(NamedTuple):
 
     @property
     def is_standard(self) -> bool:
-        """Whether torch's own kernels know such scores."""
+        """True if torch's attention kernels support the layer: no softcap, no sinks."""
         return self.softcap is None and self.sinks is None
 
 
@@ -105,7 +108,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  always None: see NAME
+    attention_mask: Tensor | None,  # noqa: ARG001  always None: see ATTENTION_NAME
     *,
     attn_metadata: AttentionMetadata,
     scaling: float | None = None,
@@ -113,78 +116,81 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Query (1, heads, n, head_dim), key and value (1, kv_heads, n, head_dim) → (1, n, heads, value_dim).
+    """Query (1, heads, n, head_dim), key and value (1, kv_heads, n, head_dim) → (1, n, heads, value_dim), None.
 
-    ``softcap`` bounds the scores (Gemma 2), ``s_aux`` holds one sink score per head (gpt-oss).
+    Also writes ``key`` and ``value`` to the caches. ``softcap`` limits the scores (Gemma 2), ``s_aux`` holds one sink
+    score per head (gpt-oss).
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    ask = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux)
+    params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux)
     kernels = attn_metadata.kernels
     if kernels is not None and softcap is None and kernels.supports_attention(query, key, value, s_aux):
-        table, halves = attn_metadata.build_span_table(layer, key, value)
-        return kernels.attend(query, key, value, table, scale, window=ask.window, sinks=s_aux, fp16_cache=halves), None
+        table, fp16_cache = attn_metadata.build_span_table(layer, key, value)
+        return kernels.attend(
+            query, key, value, table, scale, window=params.window, sinks=s_aux, fp16_cache=fp16_cache
+        ), None
     attn_metadata.used_kernels = False
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[Tensor] = []
     for batch, first, end in attn_metadata.batches:
-        view = batch.view_for_window(ask.window)
-        seen = batch.write_and_read(layer, key[:, :, first:end], value[:, :, first:end], view)
+        view = batch.view_for_window(params.window)
+        keys_values = batch.write_and_read(layer, key[:, :, first:end], value[:, :, first:end], view)
         rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
-        results.append(_attend_batch(rows, *seen, view.mask, ask)[None])
-    for kv, cuts in attn_metadata.spans:
-        first, end = cuts[0][0], cuts[-1][1]
-        keys, values = kv.write_and_read(layer, key[:, :, first:end], value[:, :, first:end])
-        for start, stop in cuts:
-            last = kv.length + stop - first
-            oldest = 0 if ask.window is None else max(0, last - (stop - start) + 1 - ask.window)
-            past = (keys[:, :, oldest:last], values[:, :, oldest:last])
-            results.append(_attend_block(heads[:, :, :, start:stop], *past, ask, attn_metadata))
+        results.append(_attend_batch(rows, *keys_values, view.mask, params)[None])
+    for cache, blocks in attn_metadata.spans:
+        first, end = blocks[0][0], blocks[-1][1]
+        keys, values = cache.write_and_read(layer, key[:, :, first:end], value[:, :, first:end])
+        for start, stop in blocks:
+            num_keys = cache.length + stop - first
+            first_key = 0 if params.window is None else max(0, num_keys - (stop - start) + 1 - params.window)
+            past = (keys[:, :, first_key:num_keys], values[:, :, first_key:num_keys])
+            results.append(_attend_block(heads[:, :, :, start:stop], *past, params, attn_metadata))
     return (results[0] if len(results) == 1 else torch.cat(results, 1)).flatten(2, 3), None
 
 
-def _attend_batch(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: AttentionParams) -> Tensor:
-    """One query of each of b sequences, (b, kv_heads, groups, d), over as many keys of each → the same shape."""
-    if ask.is_standard:
-        return functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=ask.scale)
-    return _attend_eager(rows, keys, values, mask, ask, 1)
+def _attend_batch(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, params: AttentionParams) -> Tensor:
+    """One query for each of b sequences (b, kv_heads, groups, d), keys and values (b, kv_heads, m, …) → same shape."""
+    if params.is_standard:
+        return functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=params.scale)
+    return _attend_eager(rows, keys, values, mask, params, 1)
 
 
 def _attend_block(
-    query: Tensor, keys: Tensor, values: Tensor, ask: AttentionParams, attn_metadata: AttentionMetadata
+    query: Tensor, keys: Tensor, values: Tensor, params: AttentionParams, attn_metadata: AttentionMetadata
 ) -> Tensor:
     """Query (1, kv_heads, groups, n, d), keys and values (1, kv_heads, m, …) → (1, n, kv_heads, groups, value_dim)."""
-    if ask.is_standard:
-        return _attend_fused(query, keys, values, ask, attn_metadata)
+    if params.is_standard:
+        return _attend_fused(query, keys, values, params, attn_metadata)
     groups, length = query.shape[2], query.shape[3]
-    mask = attn_metadata.additive_mask(length, keys.shape[2], ask.window, groups, query) if length > 1 else None
-    return _to_token_major(_attend_eager(query.flatten(2, 3), keys, values, mask, ask, length), groups, length)
+    mask = attn_metadata.additive_mask(length, keys.shape[2], params.window, groups, query) if length > 1 else None
+    return _to_token_major(_attend_eager(query.flatten(2, 3), keys, values, mask, params, length), groups, length)
 
 
 def _attend_fused(
-    query: Tensor, keys: Tensor, values: Tensor, ask: AttentionParams, attn_metadata: AttentionMetadata
+    query: Tensor, keys: Tensor, values: Tensor, params: AttentionParams, attn_metadata: AttentionMetadata
 ) -> Tensor:
-    """As :func:`_cut`, by torch's kernels."""
+    """:func:`_attend_block` by torch's attention kernels."""
     attention = functional.scaled_dot_product_attention
-    window, scale = ask.window, ask.scale
-    groups, length, seen = query.shape[2], query.shape[3], keys.shape[2]
-    whole = seen == length and (window is None or window >= length)
-    if length > MAX_GROUPED_QUERIES or (whole and length > 1):
-        mask = None if whole else attn_metadata.additive_mask(length, seen, window, 1, query)
+    window, scale = params.window, params.scale
+    groups, length, num_keys = query.shape[2], query.shape[3], keys.shape[2]
+    is_causal = num_keys == length and (window is None or window >= length)
+    if length > MAX_GROUPED_QUERIES or (is_causal and length > 1):
+        mask = None if is_causal else attn_metadata.additive_mask(length, num_keys, window, 1, query)
         if mask is not None and query.is_cuda:
             return _attend_by_group(query, keys, values, mask, scale)
         rows = query.flatten(1, 2)
-        result = attention(rows, keys, values, attn_mask=mask, scale=scale, is_causal=whole, enable_gqa=groups > 1)
+        result = attention(rows, keys, values, attn_mask=mask, scale=scale, is_causal=is_causal, enable_gqa=groups > 1)
     else:
-        mask = None if length == 1 else attn_metadata.additive_mask(length, seen, window, groups, query)
+        mask = None if length == 1 else attn_metadata.additive_mask(length, num_keys, window, groups, query)
         result = attention(query.flatten(2, 3), keys, values, attn_mask=mask, scale=scale)
     return _to_token_major(result, groups, length)
 
 
 def _attend_by_group(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """As :func:`_fused` does, each group on its own.
+    """:func:`_attend_fused` with one call per group.
 
-    On a GPU, none of torch's kernels that save memory takes both a mask and heads that share keys.
+    On a GPU, none of torch's memory-efficient kernels accepts both a mask and heads that share keys.
     """
     attention = functional.scaled_dot_product_attention
     results = [attention(rows, keys, values, attn_mask=mask, scale=scale) for rows in query.unbind(2)]
@@ -197,20 +203,20 @@ def _to_token_major(result: Tensor, groups: int, length: int) -> Tensor:
 
 
 def _attend_eager(
-    rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ask: AttentionParams, length: int
+    rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, params: AttentionParams, length: int
 ) -> Tensor:
-    """Attention with scores that torch's kernels do not know, ``length`` queries of each head.
+    """Attention with a softcap or sinks, which torch's kernels do not support; ``length`` queries per head.
 
-    (b, kv_heads, rows, d) over (b, kv_heads, m, …) → (b, kv_heads, rows, value_dim).
+    Rows (b, kv_heads, rows, d), keys and values (b, kv_heads, m, …) → (b, kv_heads, rows, value_dim).
     """
-    scores = torch.matmul(rows, keys.transpose(2, 3)).mul_(ask.scale)
-    if ask.softcap is not None:
-        scores = scores.div_(ask.softcap).tanh_().mul_(ask.softcap)
+    scores = torch.matmul(rows, keys.transpose(2, 3)).mul_(params.scale)
+    if params.softcap is not None:
+        scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
     if mask is not None:
         scores += mask
     scores = scores.float()
-    if ask.sinks is not None:  # one more column: scores that take their share of the weight and give nothing
-        column = ask.sinks.to(scores.dtype).reshape(1, keys.shape[1], -1, 1, 1)
+    if params.sinks is not None:  # an extra column: sinks take a share of the weight and have no value
+        column = params.sinks.to(scores.dtype).reshape(1, keys.shape[1], -1, 1, 1)
         column = column.expand(len(scores), -1, -1, length, 1).flatten(2, 3)
         scores = torch.cat([scores, column], dim=-1)
     weights = torch.softmax(scores, dim=-1).to(values.dtype)

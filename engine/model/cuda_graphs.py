@@ -1,9 +1,9 @@
-"""Steps in which everybody says one token, recorded once for each size and played again.
+"""CUDA graphs of pure decode steps, captured once per batch size and replayed.
 
-A GPU computes a small kernel in less time than it takes to ask for it, and a step is hundreds of them. A recording is
-a fixed sequence of kernels on fixed memory. So batches are filled up to a few sizes, and what differs from step to step
-is copied into tables that the recording reads. It is compared with the pass that it recorded before it is trusted;
-where a model cannot be recorded, its steps run as they would without.
+A GPU runs a small kernel in less time than the CPU needs to launch it, and a step launches hundreds. A graph is a fixed
+sequence of kernels on fixed memory. Batches are therefore padded to a few sizes, and the inputs of each step are copied
+into tensors that the graph reads. A graph is compared with the eager step before it is used; if a model cannot be
+captured, its steps run eagerly.
 """
 
 import logging
@@ -27,23 +27,23 @@ from antiphon.engine.model.decode_batch import (
 log = logging.getLogger(__name__)
 
 MAX_PADDING_RATIO = 3
-"""A recording may read so many times what would be read of sequences of about one length each on their own."""
+"""Limit on the pages read by a padded graph, relative to eager batches grouped by length; above it no graph is used."""
 
 GRAPH_RTOL = 1e-2
-"""Relative error of the logits up to which a recording counts as what it recorded."""
+"""Largest relative error of a graph's logits, compared with the eager step, at which the graph is used."""
 
 DecodeStep = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Ids and positions (1, rows) and a table of pages (rows, columns) → logits (rows, vocabulary)."""
+"""Decode step: ids and positions (1, rows), a table of pages (rows, columns) → logits (rows, vocabulary)."""
 
 
 class GraphCapture(Protocol):
-    """Runs a step and keeps it: the tensor that holds its result, and what computes it anew."""
+    """Captures a step. Returns the tensor that holds its result, and a function that computes it again."""
 
     def __call__(self, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...  # noqa: D102
 
 
 class _CapturedGraph(NamedTuple):
-    """Inputs and result of a step, and what computes the one from the others."""
+    """Input tensors of a captured step, its result, and the function that computes the result from the inputs."""
 
     ids: Tensor
     positions: Tensor
@@ -53,7 +53,7 @@ class _CapturedGraph(NamedTuple):
 
 
 class CudaGraphs:
-    """Recordings of ``step`` on a device, made when a size is first wanted."""
+    """Graphs of ``step`` on a device, captured when a size is first needed."""
 
     def __init__(self, step: DecodeStep, capture: GraphCapture, device: torch.device) -> None:
         self._step = step
@@ -66,22 +66,22 @@ class CudaGraphs:
         return len(self._graphs)
 
     def capture_largest(self, max_num_seqs: int) -> None:
-        """Record a step that reads as much as any: smaller ones find room in its memory, but no larger one would."""
+        """Captures a step of the largest size first: smaller graphs then fit into its memory pool."""
         rows = bucket_size(max_num_seqs)
         columns = max(MAX_TOKENS_READ // (rows * PAGE_TOKENS), MIN_TABLE_COLUMNS)
         ids, positions = torch.zeros(2, 1, rows, dtype=torch.long, device=self._device)
         self._capture_and_verify([ids, positions, torch.full((rows, columns), NULL_PAGE, device=self._device)])
 
     def replay_step(self, ids: list[int], kvs: Sequence[PagedKVCache]) -> Tensor | None:
-        """Logits (n, vocabulary) after one more token of each, valid until the next call; None: it is not recorded.
+        """Logits (n, vocabulary) of one more token of each sequence, valid until the next call; None if no graph fits.
 
-        One long sequence among short ones is not: all of them would be filled up to its length.
+        A batch with one long sequence among short ones uses no graph, since all would be padded to its length.
         """
         if not self._usable:
             return None
         rows, columns = bucket_size(len(ids)), bucket_size(max(map(columns_needed, kvs)), MIN_TABLE_COLUMNS)
-        apart = sum(len(members) * width for members, width in bucket_by_length(kvs))
-        if rows * columns > min(MAX_TOKENS_READ // PAGE_TOKENS, MAX_PADDING_RATIO * apart):
+        bucketed_pages = sum(len(members) * width for members, width in bucket_by_length(kvs))
+        if rows * columns > min(MAX_TOKENS_READ // PAGE_TOKENS, MAX_PADDING_RATIO * bucketed_pages):
             return None
         table, positions = build_tables(kvs, rows, columns)
         inputs = [
@@ -89,39 +89,39 @@ class CudaGraphs:
             torch.from_numpy(positions)[None],
             torch.from_numpy(table),
         ]
-        recording = self._graphs.get((rows, columns)) or self._capture_and_verify(
-            [entry.to(self._device) for entry in inputs]
+        graph = self._graphs.get((rows, columns)) or self._capture_and_verify(
+            [tensor.to(self._device) for tensor in inputs]
         )
-        if recording is None:
+        if graph is None:
             return None
-        for kept, entry in zip(recording[:3], inputs, strict=True):
-            kept.copy_(entry)
-        recording.replay()
-        return recording.logits[: len(ids)]
+        for buffer, tensor in zip(graph[:3], inputs, strict=True):
+            buffer.copy_(tensor)
+        graph.replay()
+        return graph.logits[: len(ids)]
 
     def _capture_and_verify(self, inputs: list[Tensor]) -> _CapturedGraph | None:
-        """Keep a recording that does what the step does; None, and never another, if there cannot be one."""
+        """Captures a graph and keeps it if its logits match the eager step; else disables graphs and returns None."""
         ids, positions, table = inputs
         try:
-            truth = self._step(ids, positions, table).clone()
-            logits, play = self._capture(lambda: self._step(ids, positions, table))
-            play()
-            error = float((logits - truth).float().norm() / truth.float().norm().clamp_min(1e-12))
-            reason = None if error <= GRAPH_RTOL else f"what it plays differs by {error:.2g}"
-        except Exception as failure:  # noqa: BLE001  whatever happens here, steps run without recordings
+            expected = self._step(ids, positions, table).clone()
+            logits, replay = self._capture(lambda: self._step(ids, positions, table))
+            replay()
+            error = float((logits - expected).float().norm() / expected.float().norm().clamp_min(1e-12))
+            reason = None if error <= GRAPH_RTOL else f"the logits of a replay differ by {error:.2g}"
+        except Exception as failure:  # noqa: BLE001  after any failure, steps run eagerly
             reason = one_line(failure)
         if reason is None:
-            log.debug("recorded a step of %d rows and %d pages", *table.shape)
-            recording = self._graphs[len(table), table.shape[1]] = _CapturedGraph(ids, positions, table, logits, play)
-            return recording
+            log.debug("captured a CUDA graph of %d rows and %d pages", *table.shape)
+            graph = self._graphs[len(table), table.shape[1]] = _CapturedGraph(ids, positions, table, logits, replay)
+            return graph
         self._usable = False
         self._graphs.clear()
-        log.warning("steps are not recorded as CUDA graphs: %s", reason)
+        log.warning("CUDA graphs are disabled: %s", reason)
         return None
 
 
 class CudaGraphCapture:
-    """Records CUDA graphs, which share their memory: only one of them is played at a time."""
+    """Captures CUDA graphs. They share one memory pool, since only one of them is replayed at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -129,17 +129,17 @@ class CudaGraphCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """As torch asks for: first on the stream aside, where kernels are chosen and their workspaces made."""
+        """Captures a step as torch requires: after a warm-up on a side stream, which selects kernels and workspaces."""
         with torch.cuda.device(self._device):
-            before = torch.cuda.current_stream()
-            self._stream.wait_stream(before)
+            caller_stream = torch.cuda.current_stream()
+            self._stream.wait_stream(caller_stream)
             with torch.cuda.stream(self._stream):
                 step()
-            before.wait_stream(self._stream)
+            caller_stream.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     logits = step()
             finally:
-                torch.cuda.set_stream(before)  # a recording that fails leaves its own behind
+                torch.cuda.set_stream(caller_stream)  # a capture that fails leaves its own stream current
         return logits, graph.replay

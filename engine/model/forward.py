@@ -1,9 +1,9 @@
-"""One forward pass over several sequences: token ids and caches in, rows of logits out.
+"""Forward pass over several sequences: token ids and caches in, rows of logits out.
 
-Two ways, one face. :class:`engine.model.varlen.PackedForward` runs all sequences in one pass through transformers'
-attention interface. :class:`NativeForward` runs each sequence alone with transformers' own cache and is right for
-everything transformers can generate with: recurrent states, chunked attention, rotary scaling that depends on the
-longest sequence. :mod:`engine.model.select` chooses.
+There are two implementations. :class:`antiphon.engine.model.varlen.VarlenForward` runs all sequences in one pass
+through transformers' attention interface. :class:`SequentialForward` runs each sequence alone with transformers' own
+cache; it is correct for every model that transformers can generate with: recurrent states, chunked attention, rotary
+scaling that depends on the longest sequence. :mod:`antiphon.engine.model.select` chooses one.
 """
 
 import inspect
@@ -16,9 +16,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 class SequenceInput(msgspec.Struct):
-    """New tokens of one sequence: ``ids`` follow what ``state`` holds; logits are wanted for the last ``rows``.
+    """New tokens of one sequence: ``ids`` follow the tokens in ``cache``; the last ``num_logits`` of them need logits.
 
-    The last ``said`` of them are no prompt's: the model said them, or is thought to say them next.
+    The last ``num_generated`` ids are generated or draft tokens, not prompt tokens.
     """
 
     cache: Any
@@ -28,32 +28,32 @@ class SequenceInput(msgspec.Struct):
 
 
 class ForwardPass(Protocol):
-    """What the core needs of a model."""
+    """Interface of a model to the core."""
 
     supports_chunked_prefill: bool
-    """Whether a prompt may be fed in pieces."""
+    """True if a prompt may be split over several passes."""
     prompt_alignment: int
-    """Which end at multiples of so many tokens, or with the prompt."""
+    """Number of tokens at multiples of which a prompt may be split."""
 
     @property
     def is_paged(self) -> bool:
-        """Whether caches are paged."""
+        """True if caches are paged."""
         ...
 
     def new_cache(self, expected: int) -> Any:
-        """The empty cache of a sequence that will probably hold ``expected`` tokens."""
+        """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""
         ...
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
-        """Logits in fp32, (sum of rows, vocabulary), in the order of ``work``.
+        """Returns logits in fp32, (sum of ``num_logits``, vocabulary), in the order of ``inputs``.
 
-        After an exception the states of ``work`` are to be thrown away.
+        After an exception the caches of ``inputs`` must be discarded.
         """
         ...
 
 
 class SequentialForward:
-    """Each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use."""
+    """Runs each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use."""
 
     supports_chunked_prefill = False
     prompt_alignment = 1
@@ -66,14 +66,14 @@ class SequentialForward:
         )
 
     def new_cache(self, expected: int) -> dict[str, Any]:  # noqa: ARG002  transformers' caches take no hint
-        """The ids so far and the keywords that ``generate`` would carry from step to step."""
+        """Returns the state of a sequence: its ids, and the keywords that ``generate`` passes from step to step."""
         cache = {}
         if self._model._supports_default_dynamic_cache():
             cache[self._cache_name] = DynamicCache(config=self._model.config)
         return {"ids": [], "kwargs": {"use_cache": True, **cache}}
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
-        """One pass for each."""
+        """Runs one pass per sequence."""
         return torch.cat([self._run_sequence(item) for item in inputs])
 
     def _run_sequence(self, item: SequenceInput) -> Tensor:

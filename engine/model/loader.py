@@ -1,6 +1,6 @@
-"""From a checked folder to a model in memory that is ready to run, and what it says about itself.
+"""Loads a model from a local folder and describes it.
 
-Safetensors only, no code from the repository, no pickles. fp32 on a CPU, bf16 on a GPU, unless told otherwise.
+Only safetensors are read: no code from the repository, no pickles. The default dtype is fp32 on a CPU, bf16 on a GPU.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 DEFAULT_CONTEXT_TOKENS = 131_072
-"""The context, in tokens, of a model that states none (recurrent ones do not)."""
+"""Context length in tokens of a model whose configuration has none, such as a recurrent one."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,16 +31,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_model(
     path: Path, *, device: str | None = None, dtype: str | None = None
 ) -> tuple[PreTrainedModel, Checkpoint]:
-    """Load a local folder. ``device``: cpu or cuda; ``dtype``: one of ``DTYPES``. Raises :class:`LoadError`."""
-    folder = inspect_checkpoint(path)
-    check_architecture(folder)
-    device, kind = choose_device(device), None if dtype is None else DTYPES.get(dtype)
-    if dtype is not None and kind is None:
+    """Loads a local folder. ``device`` is cpu or cuda, ``dtype`` one of ``DTYPES``. Raises :class:`LoadError`."""
+    checkpoint = inspect_checkpoint(path)
+    check_architecture(checkpoint)
+    device, torch_dtype = choose_device(device), None if dtype is None else DTYPES.get(dtype)
+    if dtype is not None and torch_dtype is None:
         raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
-    kind = kind or (torch.float32 if device == "cpu" else torch.bfloat16)
-    check_memory(folder, kind.itemsize, free_memory(device))
+    torch_dtype = torch_dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    check_memory(checkpoint, torch_dtype.itemsize, free_memory(device))
     try:
-        model, missing = _pretrained(path, kind, device)
+        model, missing = _pretrained(path, torch_dtype, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model") from error
     except Exception as error:
@@ -48,13 +48,13 @@ def load_model(
         raise LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files") from error
     if missing:
         raise LoadError(f"{path}: {len(missing)} weights are missing ({missing[0]}, …); fetch the model again")
-    return model, folder
+    return model, checkpoint
 
 
 def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
-    """The model on its device, and the names of weights that no file held."""
+    """The model on its device, and the names of weights that are missing from the files."""
     if not sys.stderr.isatty():
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar that cannot move is noise in a log
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # a progress bar is noise in a log file
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
@@ -68,27 +68,27 @@ def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrained
 
 
 def check_architecture(folder: Checkpoint) -> None:
-    """Raises :class:`LoadError` unless transformers itself knows the model, without code from its repository."""
+    """Raises :class:`LoadError` unless transformers supports the model without code from the model's repository."""
     model_type = folder.config["model_type"]
     if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return
     if folder.config.get("auto_map"):
         raise LoadError(
-            f"{folder.path}: {model_type} needs code from its repository, which is never run; choose another"
+            f"{folder.path}: {model_type} needs code from its repository, which is never run; choose another model"
         )
     raise LoadError(
-        f"{folder.path}: transformers does not know {model_type} as a text model; update it, or choose another"
+        f"{folder.path}: transformers does not know {model_type} as a text model; update it, or choose another model"
     )
 
 
-def choose_device(wanted: str | None) -> str:
-    """``wanted``, or cuda where there is one, or cpu. Raises :class:`LoadError`."""
+def choose_device(requested: str | None) -> str:
+    """The ``wanted`` device; by default cuda if available, else cpu. Raises :class:`LoadError` if it is unavailable."""
     available = torch.cuda.is_available()
-    if wanted is None:
+    if requested is None:
         return "cuda" if available else "cpu"
-    if wanted.split(":")[0] == "cuda" and not available:
-        raise LoadError("no CUDA device can be used here; leave the device out, or choose cpu")
-    return wanted
+    if requested.split(":")[0] == "cuda" and not available:
+        raise LoadError("no CUDA device is available; omit the device, or choose cpu")
+    return requested
 
 
 def check_memory(folder: Checkpoint, itemsize: int, free: int | None) -> None:
@@ -97,19 +97,19 @@ def check_memory(folder: Checkpoint, itemsize: int, free: int | None) -> None:
     if free is not None and needed > free:
         raise LoadError(
             f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights, {free / 2**30:.1f} GiB are free; "
-            "free some, or choose a smaller model"
+            "free some memory, or choose a smaller model"
         )
 
 
 def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> EngineInfo:
-    """What is fixed about a loaded model; ``folder`` adds the defaults of its generation_config.json."""
+    """Fixed properties of a loaded model; ``folder`` adds the defaults of its generation_config.json."""
     config = model.config.get_text_config(decoder=True)
-    stated = [getattr(config, name, None) for name in CONTEXT_NAMES]
+    context_lengths = [getattr(config, name, None) for name in CONTEXT_NAMES]
     generation = folder.generation_config if folder else {}
     eos = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return EngineInfo(
-        max_model_len=next((int(value) for value in stated if value), DEFAULT_CONTEXT_TOKENS),
+        max_model_len=next((int(value) for value in context_lengths if value), DEFAULT_CONTEXT_TOKENS),
         vocab_size=int(config.vocab_size),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -120,9 +120,9 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
 
 
 def sampling_defaults(generation: dict[str, Any]) -> Sampling:
-    """The sampling that a generation_config.json asks for; an explicit ``do_sample: false`` means temperature 0."""
+    """Sampling defaults of a generation_config.json; an explicit ``do_sample: false`` means temperature 0."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    said = {name: generation[name] for name in names if isinstance(generation.get(name), (int, float))}
+    values = {name: generation[name] for name in names if isinstance(generation.get(name), (int, float))}
     if generation.get("do_sample") is False:
-        said["temperature"] = 0.0
-    return msgspec.convert(said, Sampling, strict=False)
+        values["temperature"] = 0.0
+    return msgspec.convert(values, Sampling, strict=False)

@@ -1,4 +1,4 @@
-"""The pass that takes the tokens of all sequences in one row, through transformers' attention interface."""
+"""The forward pass that runs the tokens of all sequences as one row, through transformers' attention interface."""
 
 import inspect
 from itertools import pairwise
@@ -18,15 +18,15 @@ from antiphon.engine.model.forward import SequenceInput
 
 
 class VarlenForward:
-    """All sequences in one row of tokens, without padding.
+    """Runs all sequences as one row of tokens, without padding.
 
-    ``exact``: attention is computed over blocks of ``grain`` tokens of a prompt, wherever a step cuts it, and over one
-    token at a time of what was said; by ``kernels`` always over one. ``lonely``: each token is run on its own, so that
-    even linear layers whose rows depend on each other give it the same numbers always; slow. :meth:`determine` chooses
-    what is needed.
+    ``batch_invariant`` computes attention in blocks of ``prompt_alignment`` prompt tokens, regardless of how steps
+    split the prompt, and one by one for generated tokens; ``kernels`` always compute it per token.
+    ``one_token_passes`` runs each token in a pass of its own, so that linear layers whose rows depend on each other
+    also give reproducible results; slow. :meth:`make_deterministic` chooses between them.
 
-    With ``pages`` caches are paged, and who says one token in a step is attended to together with the others who do.
-    Without, ``kernels`` attend to everything, if there are any; ``compiled`` says whether they did so far.
+    With ``pages``, caches are paged, and sequences that decode one token in a step share one attention call. Without,
+    ``kernels`` compute all attention if given; ``uses_kernels`` tells whether they have done so in every pass.
     """
 
     supports_chunked_prefill = True
@@ -52,26 +52,27 @@ class VarlenForward:
 
     @property
     def is_paged(self) -> bool:
-        """Whether caches are paged."""
+        """True if caches are paged."""
         return self._pages is not None
 
     def new_cache(self, expected: int) -> KVCache:
-        """An empty cache."""
+        """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""
         if self._pages is not None:
             return PagedKVCache(self._pages, expected)
         return ContiguousKVCache(expected, fp16=self._fp16_cache)
 
     def use_fp16_cache(self) -> bool:
-        """From now on new caches hold fp16, if the kernels that read them can; whether they do."""
+        """Makes new caches hold fp16 if the kernels can read it. Returns whether they do."""
         self._fp16_cache = self.uses_kernels and self._kernels is not None and self._kernels.supports_fp16_cache
         self.bytes_per_token = 0  # until the next pass
         return self._fp16_cache
 
     def make_deterministic(self, *, independent_rows: bool, prompt_alignment: int = 1) -> None:
-        """From now on a token's logits depend on its own text only, not on how it was cut or who else runs.
+        """Makes the logits of a sequence independent of the batch and of how its prompt is split over steps.
 
-        ``independent``: whether the model's linear layers treat each row as if it were alone. With a ``grain`` they do
-        depend on which tokens were a prompt's, and prompts must be cut at multiples of it.
+        ``independent_rows`` tells whether the result of each row of the model's linear layers is independent of the
+        other rows. With a ``prompt_alignment`` above 1, logits depend on which tokens were the prompt's, and prompts
+        must be split at multiples of it.
         """
         self.batch_invariant, self.one_token_passes, self.prompt_alignment = (
             independent_rows,
@@ -80,80 +81,87 @@ class VarlenForward:
         )
 
     def allocate_pages(self, tokens: int, max_num_seqs: int) -> None:
-        """Take the memory for paged caches of so many tokens in so many sequences; it has been tried with less."""
+        """Allocates the memory of paged caches for ``tokens`` tokens in up to ``max_num_seqs`` sequences.
+
+        Replaces the small pool that was used for the tests.
+        """
         if self._pages is not None:
-            self._pages = self._pages.resized(-(-tokens // PAGE_TOKENS) + max_num_seqs + 1)
+            self._pages = self._pages.with_size(-(-tokens // PAGE_TOKENS) + max_num_seqs + 1)
 
     @torch.inference_mode()
     def capture_graphs(self, max_num_seqs: int, capture: GraphCapture | None = None) -> None:
-        """From now on steps in which everybody says one token are recorded and played again; pages must be there.
+        """Enables graphs of pure decode steps of up to ``max_num_seqs`` sequences. The pages must be allocated.
 
-        They are recorded as CUDA graphs, unless a test records otherwise. At most so many ``sequences`` run at once.
+        ``capture`` replaces the capture of CUDA graphs in tests.
         """
         device = self._model.device
         self._graphs = CudaGraphs(self._decode_step, capture or CudaGraphCapture(device), device)
         self._graphs.capture_largest(max_num_seqs)
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
-        """One pass for all; a sequence's cache grows only if the pass succeeds."""
+        """Runs one pass over all sequences. Their caches grow only if the pass succeeds."""
         if not self.one_token_passes:
             return self._run_pass(inputs)
         tokens = [
-            SequenceInput(item.cache, [token], int(place >= len(item.ids) - item.num_logits))
+            SequenceInput(item.cache, [token], int(index >= len(item.ids) - item.num_logits))
             for item in inputs
-            for place, token in enumerate(item.ids)
+            for index, token in enumerate(item.ids)
         ]
         return torch.cat([self._run_pass([token]) for token in tokens])
 
     def _run_pass(self, inputs: list[SequenceInput]) -> Tensor:
-        single = (
+        decode_inputs = (
             []
             if self._pages is None or self.batch_invariant or self.one_token_passes
-            else [one for one in inputs if len(one.ids) == 1]
+            else [item for item in inputs if len(item.ids) == 1]
         )
         logits = None
-        if self._graphs is not None and len(single) == len(inputs) and all(item.num_logits for item in inputs):
+        if self._graphs is not None and len(decode_inputs) == len(inputs) and all(item.num_logits for item in inputs):
             logits = self._graphs.replay_step([item.ids[0] for item in inputs], [item.cache for item in inputs])
         if logits is None:
-            logits = self._run_eager(inputs, single)
+            logits = self._run_eager(inputs, decode_inputs)
         for item in inputs:
             item.cache.commit(len(item.ids))
         self.bytes_per_token = self.bytes_per_token or inputs[0].cache.bytes_per_token
         return logits.float()
 
-    def _run_eager(self, inputs: list[SequenceInput], single: list[SequenceInput]) -> Tensor:
-        """The logits that are wanted, in the order of ``work``: those with a ``single`` token stand first."""
+    def _run_eager(self, inputs: list[SequenceInput], decode_inputs: list[SequenceInput]) -> Tensor:
+        """Requested logits, in the order of ``inputs``. In the row of tokens, sequences of ``single`` come first."""
         row = _TokenRow()
         batches: list[tuple[DecodeBatch, int, int]] = []
-        for members, columns in bucket_by_length([item.cache for item in single]):
+        for members, columns in bucket_by_length([item.cache for item in decode_inputs]):
             first = len(row.ids)
-            for number in members:
-                row.add_input(single[number])
+            for index in members:
+                row.add_input(decode_inputs[index])
             batches.append(
-                (self._build_decode_batch([single[number].cache for number in members], columns), first, len(row.ids))
+                (
+                    self._build_decode_batch([decode_inputs[index].cache for index in members], columns),
+                    first,
+                    len(row.ids),
+                )
             )
         spans: list[SequenceSpan] = []
         for item in inputs:
             if id(item) not in row.first_index:
                 first = row.add_input(item)
                 spans.append(
-                    SequenceSpan(item.cache, [*pairwise(first + place for place in self._attention_bounds(item))])
+                    SequenceSpan(item.cache, [*pairwise(first + index for index in self._attention_bounds(item))])
                 )
         ends = [(row.first_index[id(item)] + len(item.ids), item.num_logits) for item in inputs]
-        kept = [place for end, rows in ends for place in range(end - rows, end)]
+        logit_indices = [index for end, rows in ends for index in range(end - rows, end)]
         device = self._model.device
         attn_metadata = AttentionMetadata(spans, self._windows, batches, self._kernels)
         logits = self._call_model(
             torch.tensor([row.ids], device=device),
             torch.tensor([row.positions], device=device),
             attn_metadata,
-            torch.tensor(kept, dtype=torch.long, device=device),
+            torch.tensor(logit_indices, dtype=torch.long, device=device),
         )
         self.uses_kernels &= attn_metadata.used_kernels
         return logits
 
     def _attention_bounds(self, item: SequenceInput) -> list[int]:
-        """Where what is attended to at once begins and ends."""
+        """Bounds of the token blocks for which attention is computed at once, relative to the input's first token."""
         if self.batch_invariant and not self.uses_kernels:
             return split_points(item.cache.length, len(item.ids), item.num_generated, self.prompt_alignment)
         return [0, len(item.ids)]
@@ -161,29 +169,29 @@ class VarlenForward:
     def _build_decode_batch(self, kvs: list[PagedKVCache], columns: int) -> DecodeBatch:
         assert self._pages is not None
         table, positions = (
-            torch.from_numpy(entry).to(self._model.device) for entry in build_tables(kvs, len(kvs), columns)
+            torch.from_numpy(tensor).to(self._model.device) for tensor in build_tables(kvs, len(kvs), columns)
         )
         return DecodeBatch(self._pages, table, positions, self._model.dtype)
 
     def _decode_step(self, ids: Tensor, positions: Tensor, table: Tensor) -> Tensor:
-        """One token of each sequence, everything of which is on the device already."""
+        """Decodes one token per sequence. All inputs are on the device, as graph capture requires."""
         assert self._pages is not None
         batch = DecodeBatch(self._pages, table, positions[0], self._model.dtype)
         return self._call_model(ids, positions, AttentionMetadata([], self._windows, [(batch, 0, len(table))]))
 
     def _call_model(
-        self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, chosen: Tensor | None = None
+        self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, logit_indices: Tensor | None = None
     ) -> Tensor:
-        """(rows, vocabulary) of the chosen places, or of all."""
-        selected = {"logits_to_keep": chosen} if self._selects_logits and chosen is not None else {}
+        """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
+        selected = {"logits_to_keep": logit_indices} if self._selects_logits and logit_indices is not None else {}
         logits: Tensor = self._model(
             input_ids=ids, position_ids=positions, use_cache=False, attn_metadata=attn_metadata, **selected
         ).logits[0]
-        return logits if self._selects_logits or chosen is None else logits[chosen]
+        return logits if self._selects_logits or logit_indices is None else logits[logit_indices]
 
 
 class _TokenRow:
-    """The tokens of a pass, their positions in their texts, and where whose begin."""
+    """The tokens of a pass, their positions in their sequences, and the index of each input's first token."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -191,7 +199,7 @@ class _TokenRow:
         self.first_index: dict[int, int] = {}
 
     def add_input(self, item: SequenceInput) -> int:
-        """Where its tokens begin."""
+        """Appends the tokens of an input. Returns the index of the first one."""
         first = self.first_index[id(item)] = len(self.ids)
         self.ids += item.ids
         self.positions += range(item.cache.length, item.cache.length + len(item.ids))
@@ -199,9 +207,11 @@ class _TokenRow:
 
 
 def split_points(start: int, length: int, num_generated: int, alignment: int) -> list[int]:
-    """Where blocks begin and end among ``length`` tokens, the first of which stands at ``start`` in its text.
+    """Bounds of attention blocks in ``length`` tokens, the first at position ``start`` of its sequence.
 
-    The prompt's are cut at multiples of ``grain`` in the text, the last ``said`` from each other.
+    Prompt tokens are split at positions that are multiples of ``alignment``; the last ``num_generated`` tokens form
+    blocks of their own. Example: start 6, length 7, num_generated 2, alignment 4 → [0, 2, 5, 6, 7], that is, the
+    prompt positions 6 to 7 and 8 to 10, then the generated tokens 11 and 12.
     """
     prompt = length - num_generated
     inner = range(alignment - start % alignment, prompt, alignment)

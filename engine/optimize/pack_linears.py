@@ -1,8 +1,8 @@
-"""Puts packed linear layers in the places of a loaded model's own, where that is proved to change nothing but speed.
+"""Replaces a loaded model's linear layers by packed ones, where this provably changes nothing but speed.
 
-First a rehearsal: stand-ins without a weight of their own run the model once. It shows whether the model calls its
-linear layers and does nothing else with them, and which of them are always called with one and the same tensor. Then
-each weight is packed, tried, and the original freed, one after the other.
+A dry run comes first: the model runs once with stand-ins that have no weight attribute. It shows whether the model only
+calls its linear layers, and which of them are always called with the same tensor. Then the weights are packed and
+verified, and the originals freed, one after another.
 """
 
 import logging
@@ -30,23 +30,23 @@ from antiphon.engine.options import Quantization
 log = logging.getLogger(__name__)
 
 MERGED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers that one parent holds and that may share their input."""
+"""Names of layers of one parent that may share their input, and can then be merged."""
 
 ROUTER_NAMES = {"gate", "router", "shared_expert_gate"}
-"""Layers that choose experts: small, and an error there changes the way; they stay fp32."""
+"""Layers that choose experts. They stay fp32: they are small, and an error could select other experts."""
 
 DRY_RUN_RTOL = 1e-3
-"""Relative error of the logits up to which the rehearsal counts as the model itself."""
+"""Largest relative error of the logits in the dry run."""
 
 RunModel = Callable[[], Tensor]
-"""Logits of a fixed text, (tokens, vocabulary)."""
+"""Runs the model on a fixed text and returns the logits (tokens, vocabulary)."""
 
 
 class PackingResult(NamedTuple):
-    """What was done: ``line`` says it to people and is empty if nothing was.
+    """Result of packing. ``description`` is text for the operator, empty if nothing was packed.
 
-    ``whole``: every matrix that tokens are multiplied by is packed, so that no row depends on another. ``truth``: what
-    ``run`` said before.
+    ``is_complete``: every matrix that tokens are multiplied by is packed, so no row depends on another.
+    ``logits_before`` are the logits of ``run`` before packing.
     """
 
     description: str = ""
@@ -58,37 +58,42 @@ class PackingResult(NamedTuple):
 def pack_linears(
     model: nn.Module, run: RunModel, quantize: Quantization | None = None, kernels: Kernels | None = None
 ) -> PackingResult:
-    """Replace the model's linear layers. ``run`` must work before and after.
+    """Replaces the model's linear layers. ``run`` runs the model.
 
-    A model that cannot be packed is left as it was, with a line in the log.
+    A model that cannot be packed is left unchanged, with a warning in the log.
     """
-    found = dict(find_linears(model))
-    reason = None if found else "it has no linear layers"
-    if any(layer.weight.dtype != torch.float32 or layer.weight.device.type != "cpu" for layer in found.values()):
-        reason = "packed weights are for fp32 on a CPU"
-    truth = run() if reason is None else None
+    linears = dict(find_linears(model))
+    reason = None if linears else "it has no linear layers"
+    if any(layer.weight.dtype != torch.float32 or layer.weight.device.type != "cpu" for layer in linears.values()):
+        reason = "packing requires fp32 weights on a CPU"
+    logits_before = run() if reason is None else None
     groups: list[list[str]] = []
-    if truth is not None:
+    if logits_before is not None:
         try:
-            groups = find_merged_groups(model, found, run, truth)
-        except Exception as failure:  # noqa: BLE001  whatever happens here, the model's own layers still serve it
+            groups = find_merged_groups(model, linears, run, logits_before)
+        except Exception as failure:  # noqa: BLE001  the model's own layers can still serve it
             reason = one_line(failure)
-    if truth is None or reason is not None:
+    if logits_before is None or reason is not None:
         log.warning("linear layers are not packed%s: %s", " and not quantized" if quantize else "", reason)
         return PackingResult()
-    whole = _pack_groups(model, found, groups, quantize, kernels)
-    return PackingResult(quantize or "packed", whole, truth)
+    is_complete = _pack_groups(model, linears, groups, quantize, kernels)
+    return PackingResult(quantize or "packed", is_complete, logits_before)
 
 
 def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Name and layer, of exactly torch's own class: a subclass may do anything."""
+    """Yields the name and the layer of every linear layer of torch's own class. A subclass may compute anything."""
     return ((name, module) for name, module in model.named_modules() if type(module) is nn.Linear)
 
 
-def find_merged_groups(model: nn.Module, found: dict[str, nn.Linear], run: RunModel, truth: Tensor) -> list[list[str]]:
-    """The groups of layers that share their input. Raises :class:`UnusableError`, or what the model raises."""
-    stand_ins = {name: _LinearStandIn(layer) for name, layer in found.items()}
-    groups = _candidate_groups(found)
+def find_merged_groups(
+    model: nn.Module, linears: dict[str, nn.Linear], run: RunModel, expected: Tensor
+) -> list[list[str]]:
+    """Returns the groups of layers that share their input, by a dry run.
+
+    Raises :class:`UnusableKernelError` if the logits differ, or the model's own error.
+    """
+    stand_ins = {name: _LinearStandIn(layer) for name, layer in linears.items()}
+    groups = _candidate_groups(linears)
     for names in groups:
         watcher = _CallWatcher([stand_ins[name] for name in names])
         for name in names:
@@ -98,16 +103,16 @@ def find_merged_groups(model: nn.Module, found: dict[str, nn.Linear], run: RunMo
             _set_submodule(model, name, stand_in)
         logits = run()
     finally:
-        for name, layer in found.items():
+        for name, layer in linears.items():
             _set_submodule(model, name, layer)
-    off = relative_error(logits, truth)
-    if not off <= DRY_RUN_RTOL:
-        raise UnusableKernelError(f"without them its logits differ by {off:.2g}")
+    error = relative_error(logits, expected)
+    if not error <= DRY_RUN_RTOL:
+        raise UnusableKernelError(f"the dry run's logits differ by {error:.2g}")
     return [names for names in groups if (group := stand_ins[names[0]].watcher) is not None and group.is_shared]
 
 
 class _CallWatcher:
-    """Watches whether its layers are always called one after the other, with one tensor that nobody changes."""
+    """Records whether its layers are always called in turn, with the same tensor, which is not changed in between."""
 
     def __init__(self, members: list["_LinearStandIn"]) -> None:
         self._shared = True
@@ -118,7 +123,7 @@ class _CallWatcher:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it was so in every call, and each had its part in the last."""
+        """True if all calls shared their input, and the last round included every layer."""
         return self._shared and not self._waiting
 
     def record_call(self, member: "_LinearStandIn", x: Tensor) -> None:
@@ -133,13 +138,13 @@ class _CallWatcher:
 
 
 class _LinearStandIn(nn.Module):
-    """A linear layer without a weight to look at, whose results are views as those of siblings are."""
+    """A linear layer without a weight attribute. In a group, its results are views, as those of a merged layer are."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.watcher: _CallWatcher | None = None
-        self._layer = [layer]  # in a list, so that torch does not see it
+        self._layer = [layer]  # in a list, so that torch does not register it as a submodule
 
     def forward(self, x: Tensor) -> Tensor:
         result = functional.linear(x, self._layer[0].weight, self._layer[0].bias)
@@ -149,48 +154,48 @@ class _LinearStandIn(nn.Module):
         return torch.cat([result, result], -1)[..., : self.out_features]
 
 
-def _candidate_groups(found: dict[str, nn.Linear]) -> list[list[str]]:
-    """Layers of one parent, by :data:`FAMILIES`, that agree in inputs and in having a bias."""
+def _candidate_groups(linears: dict[str, nn.Linear]) -> list[list[str]]:
+    """Returns the groups of :data:`MERGED_NAMES` whose layers have the same inputs, and either all a bias or none."""
     groups = []
     for family in MERGED_NAMES:
-        for first in [name for name in found if name.rpartition(".")[2] == family[0]]:
+        for first in [name for name in linears if name.rpartition(".")[2] == family[0]]:
             parent = first[: -len(family[0])]
             names = [parent + name for name in family]
-            layers = [found[name] for name in names if name in found]
-            alike = len({(layer.in_features, layer._parameters["bias"] is None) for layer in layers}) == 1
-            if len(layers) == len(names) and alike:
+            layers = [linears[name] for name in names if name in linears]
+            are_compatible = len({(layer.in_features, layer._parameters["bias"] is None) for layer in layers}) == 1
+            if len(layers) == len(names) and are_compatible:
                 groups.append(names)
     return groups
 
 
 def _pack_groups(
     model: nn.Module,
-    found: dict[str, nn.Linear],
+    linears: dict[str, nn.Linear],
     groups: list[list[str]],
     quantize: Quantization | None,
     kernels: Kernels | None,
 ) -> bool:
-    """Pack group by group; where a weight cannot be, its layers stay. Whether no matrix was left."""
+    """Packs group by group; layers that cannot be packed stay unchanged. Tells whether every matrix is packed."""
     grouped = {name for names in groups for name in names}
-    stayed: dict[str, str] = {}
-    for names in [*groups, *([name] for name in found if name not in grouped)]:
-        layers = [found.pop(name) for name in names]
+    failures: dict[str, str] = {}
+    for names in [*groups, *([name] for name in linears if name not in grouped)]:
+        layers = [linears.pop(name) for name in names]
         exact = quantize is None or names[0].rpartition(".")[2] in ROUTER_NAMES
         try:
             kernel = _build_kernel(layers, kernels, exact=exact)
         except (UnusableKernelError, RuntimeError, AttributeError, NotImplementedError) as failure:
-            stayed[names[0]] = one_line(failure)
+            failures[names[0]] = one_line(failure)
             continue
         _replace_layers(model, names, layers, kernel)
-    if stayed:
-        name, reason = next(iter(stayed.items()))
-        log.warning("%d linear layers stay as they are; %s: %s", len(stayed), name, reason)
-    rest = [
+    if failures:
+        name, reason = next(iter(failures.items()))
+        log.warning("%d linear layers are not packed, such as %s: %s", len(failures), name, reason)
+    unpacked = [
         name for name, parameter in model.named_parameters() if parameter.ndim > 1 and not _is_embedding(model, name)
     ]
-    if rest and quantize is not None:
-        log.warning("%d weights stay fp32, since they are not in linear layers: %s, …", len(rest), rest[0])
-    return not rest
+    if unpacked and quantize is not None:
+        log.warning("%d weights stay fp32 because they are not in linear layers: %s, …", len(unpacked), unpacked[0])
+    return not unpacked
 
 
 def _is_embedding(model: nn.Module, name: str) -> bool:
@@ -201,8 +206,8 @@ def _build_kernel(layers: list[nn.Linear], kernels: Kernels | None, *, exact: bo
     weights = [layer.weight.detach() for layer in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
-    held = [bias.detach() for bias in biases if bias is not None]
-    bias = torch.cat(held) if held else None
+    present = [bias.detach() for bias in biases if bias is not None]
+    bias = torch.cat(present) if present else None
     return OneDnnLinear(weight, bias) if exact else build_int8_linear(weight, bias, kernels)
 
 
@@ -214,8 +219,8 @@ def _replace_layers(model: nn.Module, names: list[str], layers: list[nn.Linear],
         _set_submodule(model, names[0], linear)
         return
     group = MergedLinear(linear, sizes)
-    for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        _set_submodule(model, name, MergedLinearSlice(group, place, inputs, size))
+    for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        _set_submodule(model, name, MergedLinearSlice(group, index, inputs, size))
 
 
 def _set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -223,6 +228,6 @@ def _set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def mean_cosine(one: Tensor, two: Tensor) -> float:
-    """The mean over rows of the cosine between two tables of logits."""
-    return float(functional.cosine_similarity(one, two, dim=-1).mean())
+def mean_cosine(a: Tensor, b: Tensor) -> float:
+    """Returns the cosine similarity between two tables of logits, averaged over the rows."""
+    return float(functional.cosine_similarity(a, b, dim=-1).mean())

@@ -1,4 +1,4 @@
-"""How modules of a model take the place of others, and how far a result is from what it should be."""
+"""Replaces modules of a model, and measures the error of a replacement."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,17 @@ from torch import Tensor, nn
 
 
 def replace_modules(model: nn.Module, make_replacement: Callable[[nn.Module], nn.Module | None]) -> int:
-    """Put in the place of each module what ``twin`` makes of it, if it is anything; how many that were."""
+    """Replaces each submodule for which ``make_replacement`` returns a module. Returns the number replaced."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            other = make_replacement(child)
-            if other is not None:
-                setattr(parent, name, other)
+            replacement = make_replacement(child)
+            if replacement is not None:
+                setattr(parent, name, replacement)
                 count += 1
     return count
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
-    """The relative error; of no truth at all, a large one."""
+    """Returns the relative L2 error of ``result``; a large number if ``expected`` is zero."""
     return float((result - expected).norm() / expected.norm().clamp_min(1e-12))

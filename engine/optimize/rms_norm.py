@@ -1,4 +1,4 @@
-"""RMS norms in one step, or in four of torch's operations instead of eight, where that is proved to change nothing."""
+"""Replaces RMS norms by one kernel call, or by four torch operations instead of eight, if the results are equal."""
 
 import torch
 from torch import Tensor, nn
@@ -7,14 +7,14 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.optimize.replace import replace_modules
 
 NORM_TOLERANCE = 1e-5
-"""Difference up to which results count as equal; the inputs they are compared on have results near 1."""
+"""Absolute and relative tolerance of the comparison. The results compared are near 1."""
 
 
 class FusedRMSNorm(nn.Module):
-    """In the place of a model's own RMS norm over the last dimension.
+    """Replaces a model's own RMS norm over the last dimension.
 
-    Without ``kernels``: x · w / √(mean(x²) + ε) is x · w√n / √(|x|² + nε), of which torch has the length and the last
-    root in one call each.
+    Without ``kernels``, x · w / √(mean(x²) + ε) is computed as x · w√n / √(|x|² + nε): torch computes the vector norm
+    |x| and the root (``hypot``) in one call each.
     """
 
     _scale: Tensor
@@ -31,39 +31,39 @@ class FusedRMSNorm(nn.Module):
 
     @property
     def uses_kernels(self) -> bool:
-        """Whether kernels compute it."""
+        """True if the compiled kernels compute the norm."""
         return self._kernels is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, n) → (…, n)."""
+        """Normalizes each row: (…, n) → (…, n)."""
         if self._kernels is not None and x.dtype is torch.float32:
             return self._kernels.rms_norm(x, self.weight, self.eps)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.div(x, torch.hypot(length, self._eps_term)).mul_(self._scale)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.div(x, torch.hypot(norm, self._eps_term)).mul_(self._scale)
 
 
 @torch.inference_mode()
 def replace_norms(model: nn.Module, kernels: Kernels | None = None) -> int:
-    """Replace the norms whose results stay what they are; how many that were."""
+    """Replaces every RMS norm whose output is unchanged. Returns the number replaced."""
     return replace_modules(model, lambda norm: _make_replacement(norm, kernels))
 
 
 def _make_replacement(norm: nn.Module, kernels: Kernels | None) -> FusedRMSNorm | None:
-    """The same norm in fewer calls; None if it is no plain RMS norm."""
+    """Returns the norm in fewer calls; None if the module is not a plain RMS norm."""
     weight = norm._parameters.get("weight")
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    lone = list(norm._parameters) == ["weight"] and not norm._modules and not norm._buffers
-    if not type(norm).__name__.endswith("RMSNorm") or not lone or weight is None or not isinstance(eps, float):
+    is_bare = list(norm._parameters) == ["weight"] and not norm._modules and not norm._buffers
+    if not type(norm).__name__.endswith("RMSNorm") or not is_bare or weight is None or not isinstance(eps, float):
         return None
     if weight.ndim != 1 or weight.dtype != torch.float32 or norm._forward_hooks or norm._forward_pre_hooks:
         return None
-    twin = FusedRMSNorm(weight, eps, kernels)
+    fused = FusedRMSNorm(weight, eps, kernels)
     x = torch.linspace(-3.0, 4.0, 3 * len(weight), device=weight.device).sin().view(1, 3, -1)
     try:
-        alike = all(
-            torch.allclose(norm(x * size), twin(x * size), rtol=NORM_TOLERANCE, atol=NORM_TOLERANCE)
+        matches = all(
+            torch.allclose(norm(x * size), fused(x * size), rtol=NORM_TOLERANCE, atol=NORM_TOLERANCE)
             for size in (1.0, 1e-3, 30.0)
         )
-    except Exception:  # noqa: BLE001  a norm that wants more than its input stays as it is
+    except Exception:  # noqa: BLE001  a norm that needs more than its input stays unchanged
         return None
-    return twin if alike else None
+    return fused if matches else None

@@ -1,1 +1,1 @@
-"""The engine's worker process: spawning it, watching it, and exchanging messages with it."""
+"""The engine's worker process: its spawning, its supervision, and the messages exchanged with it."""

@@ -1,8 +1,8 @@
-"""The torch engine as the server sees it: its process is begun, watched, and begun again when it dies.
+"""The parent side of the engine's worker process: spawns it, supervises it, and restarts it when it exits.
 
-Nothing here imports torch. A job goes to the process in one message; a step of the process comes back in one, wakes the
-event loop once and is dealt out to the streams. When the process dies, hangs or gives up, the jobs it had are ended
-with a fault, and those that come meanwhile wait for the next one, within bounds.
+This module imports no torch. Each job is sent in one message, and each engine step returns in one, which wakes the
+event loop once and is dispatched to its jobs. When the worker exits, hangs or fails, its jobs end with a fault. Jobs
+that arrive before the next worker is ready wait for it, up to a limit in number and time.
 """
 
 import asyncio
@@ -44,28 +44,28 @@ DEFAULT_CORE_FACTORY = "antiphon.engine.process.worker:build_torch_core"
 NOT_RUNNING = "the engine is not running"
 ENGINE_STOPPED = Fault("engine_unavailable", "the engine was stopped", retryable=True)
 DEFAULT_CAPACITY = 256
-"""How many jobs may wait for an engine that has not said yet how many it takes."""
+"""Number of jobs that may wait until the first worker has reported its capacity."""
 
 
 class WorkerTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long what may take, in seconds."""
+    """Time limits of the worker process, in seconds."""
 
     step_timeout: float = 120.0
-    """A process that is silent for so long has hung: it is killed. A step must take less."""
+    """Silence after which a worker counts as hung and is killed. A step must take less."""
     load_timeout: float = 1800.0
-    """The same while it loads: no stage of loading may take longer."""
+    """Silence after which a worker that is loading is killed. No stage of loading may take longer."""
     wait_timeout: float = 30.0
-    """A job waits so long for an engine that loads or is restarted."""
+    """Time that a job waits for an engine that is loading or restarting."""
     min_restart_delay: float = 0.1
-    """Before the first restart; doubled for every one that served nothing."""
+    """Delay before the first restart, doubled after every worker that finished no job."""
     max_restart_delay: float = 30.0
 
 
 class ProcessEngine:
-    """Serves the model of ``folder``; with these options.
+    """Engine that serves the model in ``folder`` from a worker process.
 
-    ``build`` says what makes the core in the process (see ``engine.process.messages.Start``); ``spawn`` begins the
-    process; ``told`` hears of every stage and trouble in a few words.
+    ``core_factory`` is a field of :class:`.messages.StartCommand`. ``on_status`` is called with a short text at every
+    loading stage and failure, and with "ready". ``spawn`` starts the worker.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ProcessEngine:
         spawn: SpawnWorker = WorkerProcess,
         on_status: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._start = StartCommand(core_factory, str(Path(folder).expanduser().absolute()), options or EngineOptions())
+        folder = str(Path(folder).expanduser().absolute())
+        self._start_command = StartCommand(core_factory, folder, options or EngineOptions())
         self._timeouts, self._spawn, self._on_status = timeouts or WorkerTimeouts(), spawn, on_status
         self._info: EngineInfo | None = None
         self._unready_reason: str | None = NOT_RUNNING
-        self._failure_suffix = ""
-        """What is said behind an obstacle: what went wrong before."""
+        self._failure_suffix = ""  # appended to the unready reason: why the previous worker stopped
         self._capacity = DEFAULT_CAPACITY
         self._stats = EngineStats()
         self._has_served = False
@@ -91,35 +91,35 @@ class ProcessEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._first_load: asyncio.Future[None] | None = None
         self._jobs: dict[str, PendingJob | None] = {}
-        """What the process works on; None where the caller has left and the process has not yet said the end."""
+        """Jobs in the worker. None if the caller has left, but the worker has not reported the job's end."""
         self._waiters: dict[Hashable, asyncio.Future[None]] = {}
 
     @property
     def info(self) -> EngineInfo:
-        """What is fixed about the model; raises ``engine_unavailable`` until it was loaded for the first time."""
+        """Fixed properties of the model. Raises ``engine_unavailable`` until the model has been loaded once."""
         if self._info is None:
             raise _unavailable_error(self._unready_reason or NOT_RUNNING)
         return self._info
 
     @property
     def pid(self) -> int | None:
-        """The process, if there is one."""
+        """Process id of the worker; None if there is no worker."""
         return self._connection.worker.pid if self._connection else None
 
     def unready_reason(self) -> str | None:
-        """What a job would have to wait for; None: nothing."""
+        """Returns the reason why a job would have to wait; None if it would not."""
         return self._unready_reason
 
     def capacity(self) -> int:
-        """The slots and the queue; while the model loads for the first time, a guess."""
+        """Returns the number of slots plus the length of the queue; a default until the model has been loaded once."""
         return self._capacity
 
     def stats(self) -> EngineStats:
-        """Counts after the latest step; all zero while there is no model."""
+        """Returns the counts after the latest step; all zero while no model is loaded."""
         return self._stats
 
     async def start(self) -> None:
-        """Load the model. Raises :class:`LoadError` with one line for a person."""
+        """Loads the model. Raises :class:`LoadError` with a one-line message for the operator."""
         if self._supervisor is not None:
             return
         loop = asyncio.get_running_loop()
@@ -130,23 +130,23 @@ class ProcessEngine:
         await self._first_load
 
     async def close(self) -> None:
-        """End every job in flight and the process."""
-        life, self._supervisor = self._supervisor, None
-        if life is None:
+        """Ends every job in flight and stops the worker."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
             return
-        life.cancel()
-        await asyncio.wait({life})
+        supervisor.cancel()
+        await asyncio.wait({supervisor})
         if self._connection is not None:
             await self._connection.close()
         self._connection, self._info, self._failure_suffix = None, None, ""
         self._stop_serving()
 
     async def wait_ready(self) -> None:
-        """Return when a job would be taken. Raises :class:`EngineError` like :meth:`generate`."""
+        """Returns as soon as a job would be accepted. Raises :class:`EngineError` like :meth:`generate`."""
         await self._wait_for_capacity(object(), None)
 
     async def cancel(self, job_id: str) -> None:
-        """End a job before the next step."""
+        """Ends a job before the next step."""
         if job_id in self._waiters:
             _resolve(
                 self._waiters[job_id],
@@ -158,38 +158,38 @@ class ProcessEngine:
             self._connection.send(CancelJob(job_id))
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Have the process work on a job. One that it lost before it admitted it is sent to the next process, once."""
+        """Runs a job in the worker. A job lost before its admission is sent to the next worker, once."""
         if job.id in self._jobs or job.id in self._waiters:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         expires = None if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
-        hearing = await self._run_job(job, on_chunk, expires)
-        if hearing.lost:
-            hearing = await self._run_job(job, on_chunk, expires)
-        if (refusal := hearing.rejection) is not None:
-            raise EngineError(refusal.code, refusal.message, refusal.retryable)
+        pending = await self._run_job(job, on_chunk, expires)
+        if pending.lost:
+            pending = await self._run_job(job, on_chunk, expires)
+        if (rejection := pending.rejection) is not None:
+            raise EngineError(rejection.code, rejection.message, rejection.retryable)
 
-    async def _run_job(self, job: Job, hear: OnChunk, expires: float | None) -> PendingJob:
-        """Send the job as soon as it would be taken, and wait for its end."""
-        await self._wait_for_capacity(job.id, expires)
+    async def _run_job(self, job: Job, on_chunk: OnChunk, deadline_at: float | None) -> PendingJob:
+        """Sends the job as soon as the engine has capacity, and waits for its end."""
+        await self._wait_for_capacity(job.id, deadline_at)
         if self._connection is None:
             raise _unavailable_error(NOT_RUNNING)
-        if expires is not None:
-            job = msgspec.structs.replace(job, deadline=expires - asyncio.get_running_loop().time())
-        hearing = self._jobs[job.id] = PendingJob(hear)
+        if deadline_at is not None:
+            job = msgspec.structs.replace(job, deadline=deadline_at - asyncio.get_running_loop().time())
+        pending = self._jobs[job.id] = PendingJob(on_chunk)
         self._connection.send(AddJob(job))
         try:
-            await hearing.done
+            await pending.done
         finally:
-            if self._jobs.get(job.id) is hearing:  # the process still works on it
+            if self._jobs.get(job.id) is pending:  # the worker still runs it
                 await self.cancel(job.id)
                 self._jobs[job.id] = None
-        return hearing
+        return pending
 
-    async def _wait_for_capacity(self, key: Hashable, expires: float | None) -> None:
-        """Wait, if need be, until the engine would take a job, but not past ``expires`` on the loop's clock."""
+    async def _wait_for_capacity(self, key: Hashable, deadline_at: float | None) -> None:
+        """Waits until the engine can accept a job, at most until ``deadline_at`` on the event loop's clock."""
         loop = asyncio.get_running_loop()
-        patient = loop.time() + self._timeouts.wait_timeout
-        until = patient if expires is None else min(expires, patient)
+        timeout_at = loop.time() + self._timeouts.wait_timeout
+        until = timeout_at if deadline_at is None else min(deadline_at, timeout_at)
         while self._unready_reason is not None:
             if self._supervisor is None:
                 raise _unavailable_error(self._unready_reason)
@@ -200,60 +200,62 @@ class ProcessEngine:
                 async with asyncio.timeout_at(until):
                     await waiter
             except TimeoutError:
-                if until == expires:
-                    raise EngineError("deadline_exceeded", f"not done in time: {self._unready_reason}", True) from None
+                if until == deadline_at:
+                    raise EngineError(
+                        "deadline_exceeded", f"the job did not start in time: {self._unready_reason}", True
+                    ) from None
                 raise _unavailable_error(self._unready_reason or NOT_RUNNING) from None
             finally:
                 del self._waiters[key]
         if len(self._jobs) >= self._capacity:
             raise overloaded_error()
 
-    # The process: begun, heard, lost, begun again
+    # Supervision of the worker
 
-    async def _supervise(self, first: "asyncio.Future[None]") -> None:
-        """One process after the other. If the first cannot load, there is no second."""
-        pause, tries = self._timeouts.min_restart_delay, 0
+    async def _supervise(self, first_load: "asyncio.Future[None]") -> None:
+        """Runs one worker after another. Stops if the first one fails to load the model."""
+        delay, attempts = self._timeouts.min_restart_delay, 0
         while True:
             reason = await self._run_worker()
             if self._info is None:
                 self._supervisor = None
-                _resolve(first, LoadError(reason))
+                _resolve(first_load, LoadError(reason))
                 self._stop_serving()
                 return
             if self._has_served:
-                self._has_served, pause, tries = False, self._timeouts.min_restart_delay, 0
-            tries += 1
-            log.warning("the engine stopped: %s; try %d to restart it in %g s", reason, tries, pause)
+                self._has_served, delay, attempts = False, self._timeouts.min_restart_delay, 0
+            attempts += 1
+            log.warning("the engine stopped: %s; restart attempt %d in %g s", reason, attempts, delay)
             self._failure_suffix = f", after it stopped: {reason}"
             fault = Fault("engine_unavailable", f"the engine stopped ({reason}) and is being restarted", retryable=True)
-            self._fail_jobs(fault, f"restarting: try {tries} in {pause:g} s")
-            await asyncio.sleep(pause)
+            self._fail_jobs(fault, f"restarting: attempt {attempts} in {delay:g} s")
+            await asyncio.sleep(delay)
             self._set_status("loading")
-            pause = min(2 * pause, self._timeouts.max_restart_delay)
+            delay = min(2 * delay, self._timeouts.max_restart_delay)
 
     async def _run_worker(self) -> str:
-        """One process, from its first word to its end: why it ended."""
-        opening = asyncio.create_task(
-            WorkerConnection.spawn_worker(self._spawn, self._on_report, self._start), name="engine-connect"
+        """Runs one worker from its start to its exit. Returns the reason of the exit."""
+        spawning = asyncio.create_task(
+            WorkerConnection.spawn_worker(self._spawn, self._on_report, self._start_command), name="engine-connect"
         )
         try:
-            link = self._connection = await asyncio.shield(opening)
+            connection = self._connection = await asyncio.shield(spawning)
         except OSError as error:
-            return f"no process could be begun: {error}"
+            return f"the worker process could not be started: {error}"
         except asyncio.CancelledError:
-            self._connection = await opening  # so that it can be closed
+            self._connection = await spawning  # so that it can be closed
             raise
-        watch = asyncio.create_task(
-            link.run_watchdog(step_timeout=self._timeouts.step_timeout, load_timeout=self._timeouts.load_timeout),
+        watchdog = asyncio.create_task(
+            connection.run_watchdog(step_timeout=self._timeouts.step_timeout, load_timeout=self._timeouts.load_timeout),
             name="engine-watchdog",
         )
         try:
-            return await asyncio.shield(link.exit_reason)
+            return await asyncio.shield(connection.exit_reason)
         finally:
-            watch.cancel()
+            watchdog.cancel()
 
     def _on_report(self, report: Report) -> None:
-        """In the event loop, as messages come."""
+        """Handles a message from the worker, in the event loop."""
         if isinstance(report, StepReport):
             self._stats = report.stats
             self._dispatch_chunks(report.chunks)
@@ -264,52 +266,52 @@ class ProcessEngine:
             self._set_status(f"loading: {report.text}")
         elif isinstance(report, WorkerReady):
             self._info, self._capacity = report.info, report.max_num_seqs + report.max_waiting
-            self._stats, self._failure_suffix = EngineStats(slots=report.max_num_seqs), ""
+            self._stats, self._failure_suffix = EngineStats(max_num_seqs=report.max_num_seqs), ""
             self._set_status(None)
             for waiter in self._waiters.values():
                 _resolve(waiter)
             if self._first_load is not None:
                 _resolve(self._first_load)
 
-    def _dispatch_chunks(self, said: tuple[JobChunk, ...]) -> None:
-        """Hand each chunk to who hears it; those that have left meanwhile are passed over."""
-        for job_id, chunk in said:
+    def _dispatch_chunks(self, job_chunks: tuple[JobChunk, ...]) -> None:
+        """Passes each chunk to its job. Chunks of jobs whose callers have left are dropped."""
+        for job_id, chunk in job_chunks:
             if chunk.finish is None:
-                hearing = self._jobs.get(job_id)
+                pending = self._jobs.get(job_id)
             else:
-                hearing = self._jobs.pop(job_id, None)
+                pending = self._jobs.pop(job_id, None)
                 self._has_served |= chunk.finish in ("stop", "length")
-            if hearing is not None:
-                hearing.receive_chunk(chunk)
+            if pending is not None:
+                pending.receive_chunk(chunk)
 
-    def _fail_jobs(self, fault: Fault, obstacle: str) -> None:
-        """The process is gone: whatever it had in hand ends with this fault."""
-        self._set_status(obstacle)
+    def _fail_jobs(self, fault: Fault, reason: str) -> None:
+        """Ends all jobs with ``fault``, because their worker has exited."""
+        self._set_status(reason)
         self._stats = EngineStats()
         jobs, self._jobs = self._jobs, {}
-        for hearing in jobs.values():
-            if hearing is not None:
-                hearing.fail_lost(fault)
+        for pending in jobs.values():
+            if pending is not None:
+                pending.fail_lost(fault)
 
     def _stop_serving(self) -> None:
-        """There will be no next process."""
+        """Fails all jobs and waiting callers; no further worker will be started."""
         self._fail_jobs(ENGINE_STOPPED, NOT_RUNNING)
         for waiter in (*self._waiters.values(), self._first_load):
             if waiter is not None:
                 _resolve(waiter, _unavailable_error(ENGINE_STOPPED.message))
 
-    def _set_status(self, obstacle: str | None) -> None:
-        self._unready_reason = obstacle and f"{obstacle}{self._failure_suffix}"
+    def _set_status(self, reason: str | None) -> None:
+        self._unready_reason = reason and f"{reason}{self._failure_suffix}"
         if self._supervisor is not None:
             self._on_status(self._unready_reason or "ready")
 
 
-def _unavailable_error(why: str) -> EngineError:
-    return EngineError("engine_unavailable", why, retryable=True)
+def _unavailable_error(reason: str) -> EngineError:
+    return EngineError("engine_unavailable", reason, retryable=True)
 
 
 def _resolve(future: "asyncio.Future[None]", error: Exception | None = None) -> None:
-    """Wake whoever waits, unless nobody does any more."""
+    """Completes the future, unless it is done or cancelled."""
     if future.done():
         return
     if error is None:

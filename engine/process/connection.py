@@ -1,4 +1,4 @@
-"""One engine process as its parent sees it: orders go out, reports come in, and its end, however it comes, is told."""
+"""The parent's connection to one worker process: sends commands, receives reports, and detects the worker's exit."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,14 @@ from antiphon.engine.process.messages import (
 from antiphon.engine.process.spawn import SpawnWorker, WorkerHandle
 
 EXIT_TIMEOUT_S = 1.0
-"""Seconds for a process to leave by itself when it is told to."""
-WATCHDOG_TICKS = 4
-"""Silence is counted in quarters of its limit, so that a parent that was itself asleep does not blame the child."""
+"""Seconds that a worker has to exit after a stop command, before it is killed."""
+TICKS_PER_STEP_TIMEOUT = 4
+"""Watchdog ticks per step timeout. Silence is counted in ticks, so that a parent that was itself suspended counts only
+one, and does not blame the worker for its own pause."""
 
 
 class WorkerConnection(asyncio.Protocol):
-    """``heard`` gets every report, in the event loop. ``ended`` is done when the process is gone, with the reason."""
+    """Calls ``on_report`` with every report, in the event loop. ``exit_reason`` is set when the process has exited."""
 
     def __init__(self, worker: WorkerHandle, on_report: Callable[[Report], None]) -> None:
         self.worker = worker
@@ -43,42 +44,42 @@ class WorkerConnection(asyncio.Protocol):
     async def spawn_worker(
         cls, spawn: SpawnWorker, on_report: Callable[[Report], None], first_command: Command
     ) -> "WorkerConnection":
-        """Begin a process and say the first word to it. Raises ``OSError`` where none can be begun."""
-        near, far = socket.socketpair()
-        near.setblocking(False)
+        """Starts a worker and sends the first command to it. Raises ``OSError`` if it cannot be started."""
+        parent_end, worker_end = socket.socketpair()
+        parent_end.setblocking(False)
         try:
-            link = cls(spawn(far), on_report)
+            connection = cls(spawn(worker_end), on_report)
         except OSError:
-            near.close()
+            parent_end.close()
             raise
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=near)
-        link.send(first_command)
-        return link
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=parent_end)
+        connection.send(first_command)
+        return connection
 
     def send(self, command: Command) -> None:
-        """Send an order; to a process that is gone it is not sent."""
+        """Sends a command; does nothing if the connection is closed."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_message(command))
 
     async def run_watchdog(self, *, step_timeout: float, load_timeout: float) -> None:
-        """Kill the process when it has been silent for too long: it is pinged, and answers between two steps."""
-        quarter = step_timeout / WATCHDOG_TICKS
+        """Kills the worker after too long a silence. A loaded worker answers pings between two steps."""
+        interval = step_timeout / TICKS_PER_STEP_TIMEOUT
         while True:
             self._silent_ticks += 1
             if self._loaded:
                 self.send(PingCommand())
-            await asyncio.sleep(quarter)
+            await asyncio.sleep(interval)
             limit = step_timeout if self._loaded else load_timeout
-            if self._silent_ticks * quarter >= limit:
+            if self._silent_ticks * interval >= limit:
                 self.kill(f"no answer for {limit:g} s")
 
     def kill(self, reason: str) -> None:
-        """End the process at once."""
+        """Kills the process. ``reason`` becomes the exit reason, unless there is one."""
         self._reason = self._reason or reason
         self.worker.kill()
 
     async def close(self) -> None:
-        """Ask the process to leave, make it leave, and see it off."""
+        """Asks the worker to exit, kills it after a timeout, and waits for its end."""
         self.send(StopCommand())
         if not self._loaded:
             self.kill("stopped")
@@ -89,21 +90,21 @@ class WorkerConnection(asyncio.Protocol):
             self.kill("stopped")
         await asyncio.shield(self.exit_reason)
 
-    # What asyncio calls
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is ours."""
+        """Stores the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what is whole: one wake-up, however many streams it is about."""
+        """Passes complete reports on. A step costs one wake-up for all its jobs."""
         self._silent_ticks = 0
         try:
-            found = self._decoder.feed(data)
+            reports = self._decoder.feed(data)
         except msgspec.DecodeError as error:
-            self.kill(f"a message that cannot be read: {error}")
+            self.kill(f"invalid message from the worker: {error}")
             return
-        for report in found:
+        for report in reports:
             if isinstance(report, WorkerReady):
                 self._loaded = True
             elif isinstance(report, WorkerFailed):
@@ -111,10 +112,10 @@ class WorkerConnection(asyncio.Protocol):
             self._on_report(report)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """The process has let go of the socket: it is dead or dying."""
+        """Kills and reaps the worker, which closes the socket only when it exits."""
         self._reap_task = asyncio.get_running_loop().create_task(self._reap(), name="engine-reap")
 
     async def _reap(self) -> None:
         self.worker.kill()
-        how = await self.worker.wait()
-        self.exit_reason.set_result(self._reason or how)
+        exit_status = await self.worker.wait()
+        self.exit_reason.set_result(self._reason or exit_status)

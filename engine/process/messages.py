@@ -1,7 +1,7 @@
-"""What the engine's process and its parent say to each other: frozen structs as msgpack, each behind its length.
+"""Messages between the worker process and its parent: frozen structs as msgpack, each preceded by its length.
 
-Orders go down, reports come up. A step's report carries the chunks of all its jobs, so that a step costs one message,
-one write and one wake-up, however many streams there are.
+The parent sends commands, the worker sends reports. The report of a step carries the chunks of all its jobs, so that a
+step costs one message, one write and one wake-up for any number of jobs.
 """
 
 import struct
@@ -18,7 +18,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StartCommand(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first order. ``build`` is the import path ``module:function`` of an ``engine.process.worker.Build``."""
+    """The first command. ``core_factory`` is the import path, ``module:function``, of a ``worker.CoreFactory``."""
 
     core_factory: str
     folder: str
@@ -26,36 +26,36 @@ class StartCommand(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class AddJob(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Queue a job. A job that is refused gets one chunk, with a fault."""
+    """Queues a job. A rejected job gets a single chunk, with a fault."""
 
     job: Job
 
 
 class CancelJob(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """End a job before the next step."""
+    """Ends a job before the next step."""
 
     id: str
 
 
 class PingCommand(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Say something, between two steps at the latest."""
+    """Requests a :class:`PongReport`, sent after the current step at the latest."""
 
 
 class StopCommand(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Leave. What is still in flight is the parent's to end."""
+    """Makes the worker exit. The parent ends the jobs that are still in flight."""
 
 
 Command = StartCommand | AddJob | CancelJob | PingCommand | StopCommand
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """How far loading has come, in a few words for a person."""
+    """Stage of loading, as a short text for the operator."""
 
     text: str
 
 
 class WorkerReady(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The model is loaded: jobs may come, at most ``slots`` and ``queue`` of them at once."""
+    """The model is loaded. At most ``max_num_seqs`` jobs may run and ``max_waiting`` wait."""
 
     info: EngineInfo
     max_num_seqs: int
@@ -63,58 +63,58 @@ class WorkerReady(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The process cannot start, or cannot go on, and ends now; the reason is one line."""
+    """The worker cannot start or continue, and exits now. The reason is one line."""
 
     reason: str
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What one step brought, and the counts after it."""
+    """Chunks of one step, and the counts after it."""
 
     chunks: tuple[JobChunk, ...]
     stats: EngineStats
 
 
 class PongReport(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The answer to a ping."""
+    """Reply to a :class:`PingCommand`."""
 
 
 Report = LoadProgress | WorkerReady | WorkerFailed | StepReport | PongReport
 
 
 def encode_message(message: Command | Report) -> bytes:
-    """A message as it travels: four bytes of length, then msgpack."""
+    """Returns a message in wire format: four bytes of length, then msgpack."""
     body = _encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class MessageDecoder(Generic[MessageT]):
-    """Finds whole messages in a stream of bytes, however it was cut."""
+    """Extracts complete messages from a byte stream that may be split anywhere."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[MessageT]") -> None:
         self._decode = decoder.decode
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[MessageT]:
-        """The messages that are whole now. Raises ``msgspec.DecodeError`` for what is none."""
+        """Returns the messages that ``data`` completes. Raises ``msgspec.DecodeError`` for an invalid message."""
         self._buffer += data
-        found, at = list[MessageT](), 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            body = at + _LENGTH.size
-            end = body + _LENGTH.unpack_from(self._buffer, at)[0]
+        messages, start = list[MessageT](), 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            body = start + _LENGTH.size
+            end = body + _LENGTH.unpack_from(self._buffer, start)[0]
             if end > len(self._buffer):
                 break
-            found.append(self._decode(self._buffer[body:end]))
-            at = end
-        del self._buffer[:at]
-        return found
+            messages.append(self._decode(self._buffer[body:end]))
+            start = end
+        del self._buffer[:start]
+        return messages
 
 
 def command_decoder() -> MessageDecoder[Command]:
-    """For the engine's process."""
+    """Returns a decoder of commands, for the worker."""
     return MessageDecoder(msgspec.msgpack.Decoder(Command))
 
 
 def report_decoder() -> MessageDecoder[Report]:
-    """For its parent."""
+    """Returns a decoder of reports, for the parent."""
     return MessageDecoder(msgspec.msgpack.Decoder(Report))

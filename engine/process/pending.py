@@ -1,25 +1,25 @@
-"""Whoever hears of one job, as the parent of an engine process keeps it."""
+"""A job in flight, tracked by the parent process."""
 
 import asyncio
 
 from antiphon.engine.protocol import Chunk, Fault, OnChunk
 
-CANCELLED_WHILE_WAITING = Fault("cancelled", "the job was cancelled while it waited", retryable=True)
+CANCELLED_WHILE_WAITING = Fault("cancelled", "the job was cancelled while waiting", retryable=True)
 
 
 class PendingJob:
-    """Who hears of a job. ``over`` is done at its end."""
+    """A job sent to the worker. ``done`` completes at the job's end, or with the exception of ``on_chunk``."""
 
     def __init__(self, on_chunk: OnChunk) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rejection: Fault | None = None
-        """Why the job was not admitted, if it was not."""
+        """Error of a job that was not admitted."""
         self.lost = False
-        """Whether that was because its process was lost."""
+        """True if the job was not admitted because its worker exited."""
         self._on_chunk, self._admitted = on_chunk, False
 
     def receive_chunk(self, chunk: Chunk) -> None:
-        """Pass a chunk on. One that ends a job which never began is no chunk for the caller."""
+        """Passes a chunk to the caller. The last chunk of a job that was not admitted becomes its ``rejection``."""
         if self.done.done():
             return
         if chunk.finish is not None and not self._admitted:
@@ -28,14 +28,14 @@ class PendingJob:
             self._admitted = True
             try:
                 self._on_chunk(chunk)
-            except Exception as error:  # noqa: BLE001  # theirs: it must not end the other jobs of this step
+            except Exception as error:  # noqa: BLE001  # one caller's error must not end the other jobs of this step
                 if not self.done.done():
                     self.done.set_exception(error)
                 return
-        if chunk.finish is not None and not self.done.done():  # whoever heard the last word may have left at once
+        if chunk.finish is not None and not self.done.done():  # a caller that has left has cancelled it
             self.done.set_result(None)
 
     def fail_lost(self, fault: Fault) -> None:
-        """The process that had the job is gone."""
+        """Ends the job because its worker exited."""
         self.lost = not self._admitted
         self.receive_chunk(Chunk(finish="error", fault=fault))

@@ -1,4 +1,4 @@
-"""A process of its own for the engine: how it is begun, how it is ended for sure, and what its end means in words."""
+"""Starts and kills the engine's worker process, and describes its exit."""
 
 import asyncio
 import os
@@ -15,38 +15,41 @@ import sys
 from antiphon.engine.process.worker import run_worker
 run_worker(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 """
-"""The child runs the code that its parent runs, and nothing from the folder that somebody happens to work in."""
+"""Code that the worker runs. ``-P`` keeps the current folder off ``sys.path``, so that the worker imports the same code
+as its parent."""
 
 DEFAULT_ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""The child's environment, where ours says nothing about it. torch asks Linux for huge pages for large tensors: the
-logits of 64 requests are 40 MB, new in each step; to get them in pages of 4 KiB takes as long as to compute them."""
+"""Environment variables of the worker, unless the parent's environment sets them. This one makes torch request huge
+pages from Linux for large tensors. The logits of 64 requests are 40 MB, allocated again in each step; mapping them in
+pages of 4 KiB takes as long as computing them."""
 
 
 class WorkerHandle(Protocol):
-    """Where the far side of an engine runs."""
+    """A running worker process."""
 
     pid: int
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """Kills the worker at once."""
         ...
 
     async def wait(self) -> str:
-        """Return when nothing is left of it: how it ended, in a few words."""
+        """Waits until the worker has exited and been reaped. Returns a short description of the exit."""
         ...
 
 
 SpawnWorker = Callable[[socket.socket], WorkerHandle]
-"""Begins a far side, and gives it its end of a socket pair. Raises ``OSError``."""
+"""Starts a worker with its end of a socket pair. Raises ``OSError``."""
 
 
 class WorkerProcess:
-    """Runs ``engine.process.worker`` in a new process that inherits ``far``, one end of a socket pair, only.
+    """Runs ``engine.process.worker`` in a new process that inherits only ``worker_end``, one end of a socket pair.
 
-    ``early``: what it imports until it is given the end that it is to serve, which comes through ``far`` then.
+    With ``preload``, the name of a module, the process imports that module while it waits for its connection, which is
+    passed through ``worker_end`` as a file descriptor.
 
-    A session of its own keeps a terminal's signals from it. It must be begun in a thread that lives as long as the
-    engine: Linux takes that thread's end for the parent's.
+    The process has a session of its own, so that it does not receive the terminal's signals. Create it in a thread
+    that outlives the engine, because Linux treats the end of that thread as the end of the parent.
     """
 
     def __init__(self, worker_end: socket.socket, *preload: str) -> None:
@@ -62,43 +65,43 @@ class WorkerProcess:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """Kills the process at once."""
         self._process.kill()
 
     def reap(self) -> str:
-        """Wait until nothing is left of it: how it ended."""
+        """Waits until the process has exited. Returns a short description of the exit."""
         return describe_exit(self._process.wait())
 
     async def wait(self) -> str:
-        """See :class:`Host`."""
+        """Waits like :meth:`reap`, without blocking the event loop."""
         return await asyncio.to_thread(self.reap)
 
 
 class PrespawnedWorker:
-    """A process that is begun before it is known what it is to do, and imports ``module`` meanwhile.
+    """A worker process started in advance, which imports ``module`` while it waits to be assigned to an engine.
 
-    It is the far side of the first engine that asks for one; every later one gets a process of its own. Use it as a
-    context: what nobody asked for is ended.
+    Calling it as a :data:`SpawnWorker` returns this worker the first time, and a new :class:`WorkerProcess` every later
+    time. Use it as a context manager, which kills the worker if it was never assigned.
     """
 
     def __init__(self, module: str) -> None:
-        self._control, far = socket.socketpair()
-        self._worker: WorkerProcess | None = WorkerProcess(far, module)
+        self._control, worker_end = socket.socketpair()
+        self._worker: WorkerProcess | None = WorkerProcess(worker_end, module)
         self.pid = self._worker.pid
 
-    def __call__(self, far: socket.socket) -> WorkerHandle:
-        """See :data:`Spawn`."""
-        first, self._worker = self._worker, None
-        if first is None:
-            return WorkerProcess(far)
+    def __call__(self, worker_end: socket.socket) -> WorkerHandle:
+        """Assigns the prespawned worker; starts a new one if it is taken or has exited."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return WorkerProcess(worker_end)
         with self._control:
             try:
-                socket.send_fds(self._control, [b"."], [far.fileno()])
-            except OSError:  # it has died
-                self._kill_and_reap(first)
-                return WorkerProcess(far)
-        far.close()
-        return first
+                socket.send_fds(self._control, [b"."], [worker_end.fileno()])
+            except OSError:  # the worker has exited
+                self._kill_and_reap(worker)
+                return WorkerProcess(worker_end)
+        worker_end.close()
+        return worker
 
     def __enter__(self) -> Self:
         return self
@@ -117,9 +120,9 @@ class PrespawnedWorker:
 
 
 def describe_exit(code: int) -> str:
-    """What an exit code says."""
+    """Returns a short text for an exit code. A negative one is a signal number."""
     if code == -signal.SIGKILL:
         return "killed (SIGKILL), probably because memory ran out"
     if code < 0:
-        return f"died of signal {-code} ({signal.strsignal(-code)})"
+        return f"killed by signal {-code} ({signal.strsignal(-code)})"
     return f"exit status {code}"

@@ -1,8 +1,8 @@
-"""The engine's process: it loads a model, steps its core, and hears its parent between two steps.
+"""The worker process: loads a model, steps its core, and reads its parent's commands between two steps.
 
-When there is nothing to do it sleeps on the socket. It lives no longer than its parent: the end of the socket ends it,
-and on Linux the kernel does so even inside a step. What it logs goes to standard error. Signals that a terminal or a
-service manager sends to everybody are the parent's to answer: it has open streams to bring to an end first.
+When idle, the worker sleeps on the socket. It exits with its parent: when the socket is closed, and on Linux the kernel
+kills it even inside a step. It logs to standard error. It ignores signals that a terminal or a service manager sends to
+all processes, because the parent has to finish its open streams first.
 """
 
 import contextlib
@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 ENGINE_FAILED = Fault("server_error", "the engine failed; see the server's log", retryable=True)
 MAX_FAILED_STEPS = 3
-"""So many failed steps in a row, without a token between them, mean that the model will not recover by itself."""
+"""Failed steps in a row, with no token processed in between, after which the worker gives up: the model will not
+recover by itself."""
 RECV_BYTES = 1 << 18
 PR_SET_PDEATHSIG = 1
 
@@ -68,34 +69,34 @@ CoreFactory = Callable[[Path, EngineOptions], EngineCore]
 
 
 class ParentConnection:
-    """This side of the socket. Every method raises ``OSError`` or ``EOFError`` when the parent is gone."""
+    """The worker's end of the socket. Every method raises ``OSError`` or ``EOFError`` if the parent has exited."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
         self._decoder = order_reader()
 
     def send(self, report: Report) -> None:
-        """Send it; waits while the parent is behind."""
+        """Sends a report; blocks while the socket's buffer is full."""
         self._socket.sendall(encode_message(report))
 
     def receive_commands(self, *, wait: bool) -> list[Command]:
-        """What was ordered meanwhile. ``wait``: sleep until there is something."""
-        heard: list[Command] = []
+        """Returns the commands received since the last call. ``wait``: blocks until there is at least one."""
+        commands: list[Command] = []
         while True:
             try:
-                data = self._socket.recv(RECV_BYTES, 0 if wait and not heard else socket.MSG_DONTWAIT)
+                data = self._socket.recv(RECV_BYTES, 0 if wait and not commands else socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return heard
+                return commands
             if not data:
                 raise EOFError
-            heard += self._decoder.feed(data)
+            commands += self._decoder.feed(data)
 
 
 def serve_parent(parent: ParentConnection, load: Callable[[StartCommand], EngineCore]) -> None:
-    """Everything this process does: returns when it is to end."""
+    """Loads the core and serves the parent. Returns when the parent stops the worker or exits, or the core fails."""
     with contextlib.suppress(EOFError, OSError):
-        start, *more = parent.receive_commands(wait=True)
-        assert isinstance(start, StartCommand)  # the parent's first word
+        start, *commands = parent.receive_commands(wait=True)
+        assert isinstance(start, StartCommand)  # always the parent's first command
         try:
             with _report_progress(parent), gc_paused():
                 core = load(start)
@@ -104,8 +105,8 @@ def serve_parent(parent: ParentConnection, load: Callable[[StartCommand], Engine
                 log.exception("the engine could not start")
             parent.send(WorkerFailed(str(error) if isinstance(error, EngineError) else _describe_error(error)))
             return
-        parent.send(WorkerReady(core.info, core.stats().slots, start.options.max_waiting))
-        _WorkerLoop(core, parent).run_until_stopped(more)
+        parent.send(WorkerReady(core.info, core.stats().max_num_seqs, start.options.max_waiting))
+        _WorkerLoop(core, parent).run_until_stopped(commands)
 
 
 def load_core(start: StartCommand) -> EngineCore:
@@ -127,28 +128,28 @@ def build_torch_core(folder: Path, options: EngineOptions) -> EngineCore:
 
 
 class _WorkerLoop:
-    """Orders, then a step, until the parent says stop or the core is beyond help."""
+    """Applies commands and steps the core in turn, until the parent sends a stop command or the core fails."""
 
-    def __init__(self, core: EngineCore, line: ParentConnection) -> None:
-        self._core, self._parent = core, line
+    def __init__(self, core: EngineCore, parent: ParentConnection) -> None:
+        self._core, self._parent = core, parent
         self._rejections: list[JobChunk] = []
         self._last_stats = core.stats()
         self._failed_steps = 0
 
     def run_until_stopped(self, commands: list[Command]) -> None:
-        while not any(isinstance(order, StopCommand) for order in commands):
-            for order in commands:
-                self._apply_command(order)
+        while not any(isinstance(command, StopCommand) for command in commands):
+            for command in commands:
+                self._apply_command(command)
             if (self._core.has_work or self._rejections) and not self._step_core():
                 return
             commands = self._parent.receive_commands(wait=not self._core.has_work)
 
-    def _apply_command(self, order: Command) -> None:
-        if isinstance(order, AddJob):
-            self._add_job(order.job)
-        elif isinstance(order, CancelJob):
-            self._core.cancel(order.id)
-        elif isinstance(order, PingCommand):
+    def _apply_command(self, command: Command) -> None:
+        if isinstance(command, AddJob):
+            self._add_job(command.job)
+        elif isinstance(command, CancelJob):
+            self._core.cancel(command.id)
+        elif isinstance(command, PingCommand):
             self._parent.send(PongReport())
 
     def _add_job(self, job: Job) -> None:
@@ -157,48 +158,54 @@ class _WorkerLoop:
         except EngineError as error:
             fault = Fault(error.code, error.message, error.retryable)
         except Exception:
-            log.exception("a fault of the engine itself")
+            log.exception("adding a job failed")
             fault = ENGINE_FAILED
         else:
             return
         self._rejections.append((job.id, Chunk(finish="error", fault=fault)))
 
     def _step_core(self) -> bool:
-        """Step and report. False: this was the last one. What escapes a step has left the core in pieces."""
-        said, self._rejections = self._rejections, []
+        """Steps the core and reports the step. Returns False if the core has failed.
+
+        An exception that escapes a step leaves the core in an undefined state, and therefore counts as a failure.
+        """
+        chunks, self._rejections = self._rejections, []
         reason = None
         try:
             if self._core.has_work:
-                said += self._core.step()
+                chunks += self._core.step()
         except Exception as error:
-            log.exception("a fault of the engine itself")
+            log.exception("engine step failed")
             reason = _describe_error(error)
         stats = self._core.stats()
-        reason = reason or self._failure_reason(said, stats)
-        if reason is not None:  # told first: nobody who hears of the step's faults is to send another job here
-            said += self._core.abort(ENGINE_FAILED)
+        reason = reason or self._failure_reason(chunks, stats)
+        if reason is not None:  # sent before the faults, so that no retried job is sent to this worker
+            chunks += self._core.abort(ENGINE_FAILED)
             self._parent.send(WorkerFailed(reason))
-        self._parent.send(StepReport(tuple(said), stats))
+        self._parent.send(StepReport(tuple(chunks), stats))
         return reason is None
 
-    def _failure_reason(self, said: list[JobChunk], stats: EngineStats) -> str | None:
-        """A device that is broken, or memory that stays full, fails every step; a bad request fails its own only."""
-        before, self._last_stats = self._last_stats, stats
-        if stats.generated_tokens > before.generated_tokens or stats.prompt_tokens > before.prompt_tokens:
+    def _failure_reason(self, chunks: list[JobChunk], stats: EngineStats) -> str | None:
+        """Returns a reason to give up after :data:`MAX_FAILED_STEPS` failed steps in a row; otherwise None.
+
+        A broken device or full memory fails every step; a bad request fails only its own job.
+        """
+        previous, self._last_stats = self._last_stats, stats
+        if stats.generated_tokens > previous.generated_tokens or stats.prompt_tokens > previous.prompt_tokens:
             self._failed_steps = 0
-        elif stats.failed_jobs > before.failed_jobs:
-            self._failed_steps += any(chunk.fault and chunk.fault.code == "server_error" for _, chunk in said)
+        elif stats.failed_jobs > previous.failed_jobs:
+            self._failed_steps += any(chunk.fault and chunk.fault.code == "server_error" for _, chunk in chunks)
         return (
             f"the model failed in {MAX_FAILED_STEPS} steps in a row" if self._failed_steps >= MAX_FAILED_STEPS else None
         )
 
 
 class _ProgressHandler(logging.Handler):
-    """Passes on what the engine's modules log while a model loads."""
+    """Sends INFO records of the engine's loggers to the parent as loading stages."""
 
-    def __init__(self, line: ParentConnection) -> None:
+    def __init__(self, parent: ParentConnection) -> None:
         super().__init__(logging.INFO)
-        self._parent = line
+        self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:
@@ -206,25 +213,25 @@ class _ProgressHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def _report_progress(line: ParentConnection) -> Iterator[None]:
-    """While a model loads, whatever ``engine.*`` logs as information is a stage of it."""
-    logger, told = logging.getLogger("antiphon.engine"), _ProgressHandler(line)
+def _report_progress(parent: ParentConnection) -> Iterator[None]:
+    """Reports INFO records of ``antiphon.engine`` loggers as loading stages inside the ``with`` block."""
+    logger, handler = logging.getLogger("antiphon.engine"), _ProgressHandler(parent)
     level = logger.level
-    logger.addHandler(told)
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.setLevel(level)
-        logger.removeHandler(told)
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage is looked for meanwhile, nor ever among what is there by then.
+    """Disables the garbage collector inside the ``with`` block, and freezes everything allocated by its end.
 
-    What torch and transformers define are hundreds of thousands of objects that stay: to go through them takes a fifth
-    of a second each time, a seventh of the loading, and later on between two tokens.
+    Importing torch and transformers leaves hundreds of thousands of permanent objects. Scanning them takes a fifth of a
+    second each time: a seventh of the loading time, and later a pause between two tokens.
     """
     gc.disable()
     try:
@@ -235,47 +242,48 @@ def gc_paused() -> Iterator[None]:
 
 
 def _describe_error(error: Exception) -> str:
-    short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"out of memory ({said})" if short else said
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"out of memory ({message})" if out_of_memory else message
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies, even inside a step. Linux only."""
+    """Makes the kernel kill this process when its parent exits, even inside a step. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        with contextlib.suppress(OSError):  # where memory runs out, the server is to outlive its engine
+        with contextlib.suppress(OSError):  # if memory runs out, the engine is killed before the server
             Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
 
 
 def _receive_connection(control: socket.socket, module: str) -> socket.socket:
-    """The line that comes through ``control``; until then, and until it is needed, ``module`` is imported."""
+    """Waits for the connection that the parent passes through ``control``. Imports ``module`` while waiting."""
 
     def prepare() -> None:
-        with contextlib.suppress(Exception):  # whoever needs it will hear why it cannot be had
+        with contextlib.suppress(Exception):  # the import is repeated, and its error reported, when the module is used
             importlib.import_module(module)
 
-    gc.disable()  # as while a model loads: see `unswept`
+    gc.disable()  # for the same reason as in `gc_paused`, which enables it again
     threading.Thread(target=prepare, name="imports", daemon=True).start()
     with control:
-        lines = socket.recv_fds(control, 1, 1)[1]
-    if not lines:
-        os._exit(0)  # nobody needs it
-    return socket.socket(fileno=lines[0])
+        descriptors = socket.recv_fds(control, 1, 1)[1]
+    if not descriptors:
+        os._exit(0)  # the parent does not need this worker
+    return socket.socket(fileno=descriptors[0])
 
 
 def run_worker(descriptor: int, parent: int, preload: str = "") -> None:
-    """Serve the parent behind this file descriptor, then end without ado: there is nothing to be saved.
+    """Serves the parent over the socket ``descriptor``, then exits without cleanup: there is no state to save.
 
-    With ``early``, the line to serve comes through the descriptor, and this module is imported meanwhile.
+    With ``preload``, the connection to serve is received through that socket, and the module ``preload`` is imported
+    while waiting for it.
     """
-    end = socket.socket(fileno=descriptor)
+    connection = socket.socket(fileno=descriptor)
     _exit_with_parent(parent)
     if preload:
-        end = _receive_connection(end, preload)
-    end.set_inheritable(False)
+        connection = _receive_connection(connection, preload)
+    connection.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
@@ -283,10 +291,10 @@ def run_worker(descriptor: int, parent: int, preload: str = "") -> None:
     logging.getLogger().handlers[0].setLevel(logging.WARNING)
     code = 1
     try:
-        serve_parent(ParentConnection(end), load_core)
+        serve_parent(ParentConnection(connection), load_core)
         code = 0
     except Exception:
-        log.exception("the engine's process broke")
+        log.exception("the worker process failed")
     finally:
         sys.stderr.flush()
         os._exit(code)

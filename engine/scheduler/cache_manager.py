@@ -1,7 +1,7 @@
-"""Whose tokens the cache holds: running sequences first, and in what is left, what ended ones leave behind.
+"""Allocation of the KV caches of running sequences, and reuse of the prefixes that other sequences have computed.
 
-It gives a sequence its cache, with as much of its prompt as is known already, and takes it back. ``room`` bounds what
-is allocated for all together; it counts tokens, by capacity, not by use.
+A new sequence gets a cache that already holds the longest reusable prefix of its prompt. The cache of a finished
+sequence stays in the :class:`PrefixCache` while memory allows. Memory is counted in tokens of capacity, not of use.
 """
 
 from collections.abc import Sequence as Several
@@ -11,21 +11,24 @@ from antiphon.engine.cache.base import KVCache, round_capacity
 from antiphon.engine.scheduler.prefix_cache import MIN_PREFIX_TOKENS, CachedPrefix, PrefixCache
 from antiphon.engine.scheduler.sequence import Sequence, common_prefix_length
 
-if TYPE_CHECKING:  # it needs torch
+if TYPE_CHECKING:  # importing it imports torch
     from antiphon.engine.model.forward import ForwardPass
 
 GROWTH_TOKENS = 128
-"""A cache grows by this many tokens: each decoded token reads it whole, so that a copy for 128 of them is little."""
+"""Tokens by which a cache grows. Each decoded token reads the whole cache, so one copy per 128 tokens costs little."""
 
 SPARE_FRACTION = 8
-"""A text gets room for so large a part of it more: it may come back with another turn, and is not copied then."""
+"""Divisor of the length: a cache gets 1/8 of it as extra capacity, so that the next turn extends the cache in place."""
 
 MIN_SHARED_TOKENS_TO_WAIT = 4 * MIN_PREFIX_TOKENS
-"""Waiting for another sequence to compute a common beginning pays if it is longer than known by so many tokens."""
+"""A sequence waits for another sequence's prefix only if that saves more than this many tokens."""
 
 
 class PrefixHit(NamedTuple):
-    """Where a beginning of ``length`` tokens can be read; ``entry``: it is idle and may be taken over."""
+    """A cache whose first ``length`` tokens can be reused.
+
+    ``entry`` is its entry in the prefix cache, which may be taken over; None for the cache of a running sequence.
+    """
 
     cache: KVCache
     length: int
@@ -33,9 +36,10 @@ class PrefixHit(NamedTuple):
 
 
 class KVCacheManager:
-    """``room``: tokens of running and idle caches together. ``idle``: of idle ones alone.
+    """Gives sequences their caches and takes them back.
 
-    ``reuse`` False, or a model whose prompts cannot be fed in pieces: nothing is kept or shared.
+    ``max_tokens`` limits the capacity of running and idle caches together, ``max_idle_tokens`` that of idle ones alone.
+    No cache is kept or shared if ``enable_prefix_caching`` is False or the model does not support chunked prefill.
     """
 
     def __init__(
@@ -47,10 +51,10 @@ class KVCacheManager:
         self._max_idle_tokens = max_idle_tokens
         self._enable_prefix_caching = enable_prefix_caching and forward.supports_chunked_prefill
         self._allocate_spare = self._enable_prefix_caching and not forward.is_paged
-        """Whether caches get room that only a next turn needs; growing, paged ones are not copied."""
+        """True if caches get extra capacity for the next turn. Paged caches need none: they grow without a copy."""
 
     def allocate(self, sequence: Sequence, running: Several[Sequence]) -> int:
-        """Give one of those that run its cache; how many of its tokens are in there already."""
+        """Gives a running sequence its cache. Returns the number of tokens that the cache holds already."""
         free = self._max_tokens - sum(other.reserved_tokens for other in running if other is not sequence)
         capacity = self._choose_capacity(sequence, free)
         source = (
@@ -67,15 +71,18 @@ class KVCacheManager:
         return sequence.num_computed_tokens
 
     def free(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Take its cache away, and keep it if it is sound."""
-        state, fed = sequence.cache, sequence.num_computed_tokens
+        """Takes the cache of a sequence. Keeps it for reuse if ``keep`` is set and it holds all computed tokens."""
+        cache, length = sequence.cache, sequence.num_computed_tokens
         sequence.cache, sequence.num_computed_tokens = None, 0
-        if keep and self._enable_prefix_caching and isinstance(state, KVCache) and state.length == fed:
-            self.prefix_cache.insert(sequence.cache_key, sequence.tokens[:fed], state)
+        if keep and self._enable_prefix_caching and isinstance(cache, KVCache) and cache.length == length:
+            self.prefix_cache.insert(sequence.cache_key, sequence.tokens[:length], cache)
             self.prefix_cache.evict_to(self._max_idle_tokens)
 
     def grow_caches(self, running: Several[Sequence]) -> None:
-        """Reserve what each needs for the tokens it has; their sizes must fit together, or only one runs."""
+        """Reserves capacity for the tokens that each running sequence has.
+
+        Together the sequences must fit into the cache; a sequence that runs alone may exceed it.
+        """
         total = sum(sequence.reserved_tokens for sequence in running)
         for sequence in running:
             if isinstance(sequence.cache, KVCache) and sequence.cache.capacity < len(sequence.tokens):
@@ -85,65 +92,74 @@ class KVCacheManager:
         self.evict_to_fit(running)
 
     def evict_to_fit(self, running: Several[Sequence]) -> None:
-        """Let go of idle caches until all fits."""
+        """Evicts idle caches until they fit next to those of the running sequences."""
         self.prefix_cache.evict_to(
             min(self._max_tokens - sum(sequence.reserved_tokens for sequence in running), self._max_idle_tokens)
         )
 
     def prefix_leader(self, sequence: Sequence, running: Several[Sequence]) -> tuple[Sequence, int] | None:
-        """Who of those that run is about to compute much of what this one needs, and how many tokens of it."""
+        """The running sequence whose prefix to wait for, and the length of that prefix; None if there is none.
+
+        Example: sequences A and B begin with the same 2000 tokens, and A, in prefill, has computed 512 of them. B waits
+        until A has computed 2000 and then reuses these. Had A computed 1950, B would save only 50 tokens by waiting,
+        fewer than :data:`MIN_SHARED_TOKENS_TO_WAIT`, and would start with the 1950 at once.
+        """
         if not self._enable_prefix_caching or sequence.needs_prompt_logprobs:
             return None
-        most = len(sequence.tokens) - 1
-        best, length = None, 0
+        max_length = len(sequence.tokens) - 1
+        leader, length = None, 0
         for other in running:
             if other.cache_key == sequence.cache_key and other.num_pending > 1:
-                common = common_prefix_length(other.tokens, sequence.tokens, most)
+                common = common_prefix_length(other.tokens, sequence.tokens, max_length)
                 if common > max(length, other.num_computed_tokens):
-                    best, length = other, common
-        if best is None:
+                    leader, length = other, common
+        if leader is None:
             return None
         source = self._find_prefix(sequence, running)
-        known = source.length if source else 0
-        return (best, length) if length > known + MIN_SHARED_TOKENS_TO_WAIT else None
+        num_cached = source.length if source else 0
+        return (leader, length) if length > num_cached + MIN_SHARED_TOKENS_TO_WAIT else None
 
     def _find_prefix(self, sequence: Sequence, running: Several[Sequence]) -> PrefixHit | None:
-        most = len(sequence.tokens) - 1
-        entry, length = self.prefix_cache.longest_match(sequence.cache_key, sequence.tokens, most)
+        """The longest computed prefix, idle or of a running sequence. At least one token is left to compute."""
+        max_length = len(sequence.tokens) - 1
+        entry, length = self.prefix_cache.longest_match(sequence.cache_key, sequence.tokens, max_length)
         length = self._align_length(length)
         best = PrefixHit(entry.cache, length, entry) if entry and length else None
         for other in running:
             if other is sequence or other.cache_key != sequence.cache_key or not isinstance(other.cache, KVCache):
                 continue
             common = self._align_length(
-                common_prefix_length(other.tokens, sequence.tokens, min(most, other.num_computed_tokens))
+                common_prefix_length(other.tokens, sequence.tokens, min(max_length, other.num_computed_tokens))
             )
             if common >= MIN_PREFIX_TOKENS and (best is None or common > best.length):
                 best = PrefixHit(other.cache, common, None)
         return best
 
     def _align_length(self, length: int) -> int:
-        """As much of a beginning as can be gone on from: where a prompt may be cut."""
+        """Rounds a prefix length down to a position at which the model allows a prompt to be split."""
         return length - length % self._forward.prompt_alignment
 
     def _take_or_copy(self, source: PrefixHit, capacity: int, free: int) -> KVCache:
-        """Take an idle cache over if little of it is lost, or if there is no memory for a copy; else copy."""
-        kv, length, entry = source
+        """Copies a cache; takes an idle one over if that loses at most a tenth of it, or if a copy does not fit.
+
+        The loss of :data:`MIN_PREFIX_TOKENS` tokens or fewer is always accepted.
+        """
+        cache, length, entry = source
         if entry is None:
             self.prefix_cache.evict_to(free - capacity)
-            return kv.copy(length, capacity)
+            return cache.copy(length, capacity)
         if len(entry.tokens) - length > max(len(entry.tokens) // 10, MIN_PREFIX_TOKENS):
             self.prefix_cache.mark_used(entry)
             self.prefix_cache.evict_to(free - capacity, spared=entry)
             if self.prefix_cache.capacity_tokens <= free - capacity:
-                return kv.copy(length, capacity)
+                return cache.copy(length, capacity)
         self.prefix_cache.pop(entry)
-        kv.truncate(length)
-        kv.reserve(capacity)
-        return kv
+        cache.truncate(length)
+        cache.reserve(capacity)
+        return cache
 
     def _choose_capacity(self, sequence: Sequence, free: int) -> int:
-        """What to allocate for its tokens and some more, at most what is free, and at least what its tokens need."""
+        """Capacity for the tokens of a sequence and some slack: at most ``free``, but at least what the tokens need."""
         needed = len(sequence.tokens)
         slack = min(GROWTH_TOKENS, max(sequence.max_new_tokens - sequence.num_generated, 0))
         if self._allocate_spare:

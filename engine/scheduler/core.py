@@ -1,7 +1,8 @@
-"""The engine without a clock of its own, threads or asyncio: jobs in, one step at a time, chunks out.
+"""The synchronous core of the engine: takes jobs, runs one step at a time, returns chunks. No threads, no asyncio.
 
-Whoever drives it (:mod:`engine.process.worker` does) calls :meth:`Core.add`, :meth:`Core.cancel` and, while
-:attr:`Core.busy`, :meth:`Core.step`, all from one thread. A step schedules, runs the model once, and reads the result.
+The driver (:mod:`antiphon.engine.process.worker`) calls :meth:`Core.add`, :meth:`Core.cancel` and, while
+:attr:`Core.has_work`, :meth:`Core.step`, all from one thread. A step schedules, runs the model once, and samples from
+the logits.
 """
 
 import logging
@@ -23,23 +24,28 @@ from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutpu
 
 log = logging.getLogger(__name__)
 
-DISPLACED = Fault("server_is_overloaded", "too many requests are waiting; others had fewer", retryable=True)
-NON_FINITE_LOGITS = Fault("server_error", "the model gave no usable number for the next token", retryable=False)
+DISPLACED = Fault(
+    "server_is_overloaded",
+    "Queue full: this request was displaced by one from a key with fewer queued requests.",
+    retryable=True,
+)
+NON_FINITE_LOGITS = Fault("server_error", "The model produced non-finite logits.", retryable=False)
 
 
 class Core:
     """Runs jobs on a model.
 
-    ``room``: how many tokens the cache may hold for all jobs, ended ones included; None: as many as the slots can fill,
-    and of ended jobs one context. ``speculate``: up to how many sequences running at once get drafts; 0: none.
-    ``reuse``: keep the caches of ended jobs for those that begin alike. ``guides`` opens what a grammar's masks need;
-    ``kernels`` help drawing, on a CPU.
+    ``max_cache_tokens`` limits the KV caches of running and finished jobs together; None means the full context for
+    each of ``max_num_seqs`` jobs, with finished jobs limited to one context. ``max_draft_seqs`` is the number of
+    running sequences up to which n-gram drafts are used; 0 disables them. ``enable_prefix_caching`` keeps the caches of
+    finished jobs for jobs with a common prefix. ``grammars`` returns the grammar compiler; ``kernels`` speed up
+    sampling on a CPU.
 
-    A job's first chunk marks its admission. A job that ends before (cancelled, displaced, or out of time, while it
-    waited) has no such chunk: its only one has ``finish`` set.
+    A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
+    has no such chunk: its only chunk has ``finish`` set.
     """
 
-    def __init__(  # noqa: PLR0913  what bounds a core is named one by one
+    def __init__(  # noqa: PLR0913  each limit is a keyword argument of its own
         self,
         forward: ForwardPass,
         info: EngineInfo,
@@ -59,19 +65,19 @@ class Core:
         self._grammars = grammars
         self._kernels = kernels
         self._clock = clock
-        most = max_cache_tokens or max_num_seqs * info.max_model_len
+        cache_tokens = max_cache_tokens or max_num_seqs * info.max_model_len
         self._prefill_budget = (
             PrefillBudget(max_batched_tokens, forward.prompt_alignment) if forward.supports_chunked_prefill else None
         )
         self._scheduler = Scheduler(
             max_num_seqs=max_num_seqs,
             max_waiting=max_waiting,
-            max_cache_tokens=most,
+            max_cache_tokens=cache_tokens,
             prefill_budget=self._prefill_budget,
         )
         self._cache_manager = KVCacheManager(
             forward,
-            max_tokens=most,
+            max_tokens=cache_tokens,
             max_idle_tokens=max_cache_tokens or info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
@@ -84,15 +90,15 @@ class Core:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if :meth:`step` has a job to run or a chunk to return."""
         return bool(self._jobs or self._outbox)
 
     def stats(self) -> EngineStats:
-        """Counts of this moment; may be called from any thread."""
+        """Returns current counts and totals since the start. May be called from any thread."""
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
-            slots=self._scheduler.max_num_seqs,
+            max_num_seqs=self._scheduler.max_num_seqs,
             running_cache_tokens=self._scheduler.cached_tokens,
             idle_cache_tokens=self._cache_manager.prefix_cache.num_tokens,
             steps=self._num_steps,
@@ -104,18 +110,18 @@ class Core:
         )
 
     def add(self, job: Job) -> None:
-        """Queue a job. Raises :class:`EngineError` if it cannot run here or the queue is full."""
+        """Queues a job. Raises :class:`EngineError` if it cannot run on this engine or the queue is full."""
         check_job(job, self.info)
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         sampling = job.sampling
-        stops = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else frozenset(self.info.eos_ids))
-        room = self.info.max_model_len - len(job.tokens)
+        stop_ids = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else frozenset(self.info.eos_ids))
+        remaining = self.info.max_model_len - len(job.tokens)
         sequence = Sequence(
             job,
-            SamplingState(sampling, job.tokens, stops, self._grammar_matcher(job, stops)),
-            max_new_tokens=room if sampling.max_tokens is None else min(room, sampling.max_tokens),
-            stop_ids=stops,
+            SamplingState(sampling, job.tokens, stop_ids, self._grammar_matcher(job, stop_ids)),
+            max_new_tokens=remaining if sampling.max_tokens is None else min(remaining, sampling.max_tokens),
+            stop_ids=stop_ids,
             deadline_at=None if job.deadline is None else self._clock() + job.deadline,
         )
         displaced = self._scheduler.add(sequence)
@@ -126,25 +132,28 @@ class Core:
     def _grammar_matcher(self, job: Job, stops: frozenset[int]) -> GrammarMatcher | None:
         if job.grammar is None:
             return None
-        guides = self._grammars()
-        if guides is None:
-            raise EngineError("grammar_unsupported", "this model's vocabulary cannot be held to a grammar")
-        return guides.create_matcher(job.grammar, stops)
+        compiler = self._grammars()
+        if compiler is None:
+            raise EngineError("grammar_unsupported", "grammars are not supported: the model's tokenizer cannot be read")
+        return compiler.create_matcher(job.grammar, stops)
 
     def cancel(self, job_id: str) -> None:
-        """End a job now: its slot is free for the next step, which also tells it. Unknown ids are ignored."""
+        """Ends a job and frees its slot. The next step returns its last chunk. Unknown ids are ignored."""
         if job_id in self._jobs:
             self._end_job(self._jobs[job_id], Chunk(finish="cancelled"))
 
     def abort(self, fault: Fault) -> list[JobChunk]:
-        """End every job with this fault, and tell it."""
+        """Ends every job with this fault and clears the prefix cache. Returns the last chunks."""
         for sequence in list(self._jobs.values()):
             self._end_job(sequence, Chunk(finish="error", fault=fault), keep_cache=False)
         self._cache_manager.prefix_cache.clear()
         return self._take_outbox()
 
     def step(self) -> list[JobChunk]:
-        """Do one thing: tell what is waiting to be told, or run the model once. Never raises for a job's sake."""
+        """Admits waiting jobs, then returns pending chunks or, if there are none, runs the model once.
+
+        Never raises because of a job: the job ends with a fault instead.
+        """
         now = self._clock()
         for sequence in list(self._jobs.values()):
             fault = deadline_fault(sequence, now)
@@ -156,107 +165,113 @@ class Core:
         return self._take_outbox()
 
     def _take_outbox(self) -> list[JobChunk]:
-        said, self._outbox = self._outbox, []
-        return said
+        chunks, self._outbox = self._outbox, []
+        return chunks
 
     def _admit_waiting(self) -> None:
         for sequence in self._scheduler.admit_waiting(self._cache_manager.prefix_leader):
             try:
-                cached = self._cache_manager.allocate(sequence, self._scheduler.running)
+                cached_tokens = self._cache_manager.allocate(sequence, self._scheduler.running)
             except Exception as failure:
-                log.exception("no cache for a sequence of %d tokens", len(sequence.tokens))
+                log.exception("allocating a cache for %d tokens failed", len(sequence.tokens))
                 self._fail_sequence(sequence, failure)
                 continue
             if not sequence.admitted:
                 sequence.admitted = True
-                self._prefix_hit_tokens += cached
-                self._outbox.append((sequence.job.id, Chunk(cached_tokens=cached)))
+                self._prefix_hit_tokens += cached_tokens
+                self._outbox.append((sequence.job.id, Chunk(cached_tokens=cached_tokens)))
 
     def _run_model(self) -> None:
         for sequence in self._scheduler.preempt():
             self._cache_manager.free(sequence)
         self._cache_manager.grow_caches(self._scheduler.running)
-        feeds = self._add_drafts(self._scheduler.schedule())
-        decoding = sum(feed.sequence.num_pending == 1 for feed in feeds)
+        scheduled = self._add_drafts(self._scheduler.schedule())
+        num_decoding = sum(entry.sequence.num_pending == 1 for entry in scheduled)
         self._num_steps += 1
-        began = self._clock()
+        started_at = self._clock()
         try:
             prefetch_masks(
-                feed.sequence.sampling_state.grammar for feed in feeds if feed.count == feed.sequence.num_pending
+                entry.sequence.sampling_state.grammar
+                for entry in scheduled
+                if entry.count == entry.sequence.num_pending
             )
             with torch.inference_mode():
-                logits = self._forward.run([feed.model_input for feed in feeds])
-                news = process_logits(feeds, logits, self._kernels)
+                logits = self._forward.run([entry.model_input for entry in scheduled])
+                outputs = process_logits(scheduled, logits, self._kernels)
         except Exception as failure:
-            log.exception("a step of %d sequences failed", len(feeds))
-            for feed in feeds:
-                self._fail_sequence(feed.sequence, failure)
+            log.exception("a step of %d sequences failed", len(scheduled))
+            for entry in scheduled:
+                self._fail_sequence(entry.sequence, failure)
             return
-        for feed in feeds:
-            self._prompt_tokens += feed.sequence.take_newly_computed()
-        self._record_timing(feeds, news, decoding, self._clock() - began)
-        for item in news:
-            self._emit_output(item)
+        for entry in scheduled:
+            self._prompt_tokens += entry.sequence.take_newly_computed()
+        self._record_timing(scheduled, outputs, num_decoding, self._clock() - started_at)
+        for output in outputs:
+            self._emit_output(output)
 
-    def _add_drafts(self, work: list[tuple[Sequence, int]]) -> list[ScheduledTokens]:
-        """No drafts before a step without them was measured: nobody could say whether they pay.
+    def _add_drafts(self, scheduled: list[tuple[Sequence, int]]) -> list[ScheduledTokens]:
+        """Adds drafts if few sequences run and all of them decode.
 
-        None while a prompt is being fed either: :class:`Pace` waits for steps in which only decoding happens.
+        A step without drafts must have been measured before, since the gain of a draft is computed from it. Steps with
+        prompts get none: :class:`PrefillBudget` relies on measuring steps that only decode.
         """
         running = self._scheduler.running
-        calm = len(running) <= self._max_draft_seqs and all(sequence.num_pending == 1 for sequence in running)
-        drafting = (
-            calm and self._prefill_budget is not None and self._prefill_budget.decode_seconds(len(running)) is not None
+        decode_only = len(running) <= self._max_draft_seqs and all(sequence.num_pending == 1 for sequence in running)
+        use_drafts = (
+            decode_only
+            and self._prefill_budget is not None
+            and self._prefill_budget.decode_seconds(len(running)) is not None
         )
         return [
-            ScheduledTokens(sequence, count, _propose_draft(sequence) if drafting else []) for sequence, count in work
+            ScheduledTokens(sequence, count, _propose_draft(sequence) if use_drafts else [])
+            for sequence, count in scheduled
         ]
 
     def _record_timing(
-        self, feeds: list[ScheduledTokens], news: list[SequenceOutput], decoding: int, seconds: float
+        self, scheduled: list[ScheduledTokens], outputs: list[SequenceOutput], decoding: int, seconds: float
     ) -> None:
-        """What the step's time says about prompts, or about drafts."""
+        """Passes the duration of a step to the prefill budget or, if the step had drafts, to their drafters."""
         if self._prefill_budget is None:
             return
-        drafts = {feed.sequence.job.id: len(feed.draft) for feed in feeds if feed.draft}
-        if not drafts:
-            prompts = sum(feed.count for feed in feeds) - decoding
-            self._prefill_budget.record_step(decoding, prompts, seconds)
+        draft_lengths = {entry.sequence.job.id: len(entry.draft) for entry in scheduled if entry.draft}
+        if not draft_lengths:
+            prompt_tokens = sum(entry.count for entry in scheduled) - decoding
+            self._prefill_budget.record_step(decoding, prompt_tokens, seconds)
             return
-        plain = self._prefill_budget.decode_seconds(decoding)
-        cost = seconds / plain if plain else 1.0
-        for item in news:
-            drafted = drafts.get(item.sequence.job.id)
-            if drafted and item.tokens and not item.finish:
-                item.sequence.drafter.update(drafted, len(item.tokens) - 1, cost)
+        baseline = self._prefill_budget.decode_seconds(decoding)
+        cost = seconds / baseline if baseline else 1.0
+        for output in outputs:
+            draft_length = draft_lengths.get(output.sequence.job.id)
+            if draft_length and output.tokens and not output.finish:
+                output.sequence.drafter.update(draft_length, len(output.tokens) - 1, cost)
 
-    def _emit_output(self, news: SequenceOutput) -> None:
-        sequence = news.sequence
-        if not news.is_valid:
+    def _emit_output(self, output: SequenceOutput) -> None:
+        sequence = output.sequence
+        if not output.is_valid:
             self._end_job(sequence, Chunk(finish="error", fault=NON_FINITE_LOGITS), keep_cache=False)
             return
-        self._generated_tokens += len(news.tokens)
-        first = sequence.num_generated == len(news.tokens)
+        self._generated_tokens += len(output.tokens)
+        is_first = sequence.num_generated == len(output.tokens)
         chunk = Chunk(
-            tokens=news.tokens,
-            logprobs=news.logprobs,
-            finish=news.finish,
-            stop_id=news.tokens[-1] if news.finish == "stop" else None,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
+            tokens=output.tokens,
+            logprobs=output.logprobs,
+            finish=output.finish,
+            stop_id=output.tokens[-1] if output.finish == "stop" else None,
+            prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
         )
-        if news.finish:
+        if output.finish:
             self._end_job(sequence, chunk)
         else:
             self._outbox.append((sequence.job.id, chunk))
 
     def _fail_sequence(self, sequence: Sequence, failure: Exception) -> None:
-        message = f"the model failed in this step ({type(failure).__name__}); see the server's log"
+        message = f"A step of the model failed ({type(failure).__name__}). See the server log."
         self._end_job(
             sequence, Chunk(finish="error", fault=Fault("server_error", message, retryable=True)), keep_cache=False
         )
 
     def _end_job(self, sequence: Sequence, chunk: Chunk, *, keep_cache: bool = True) -> None:
-        """``sound``: its cache may be read by others."""
+        """Removes a job and queues its last chunk. Its cache may be reused by other jobs if ``keep_cache`` is set."""
         self._scheduler.remove(sequence)
         self._cache_manager.free(sequence, keep=keep_cache)
         if self._jobs.pop(sequence.job.id, None) is not None:
@@ -266,26 +281,30 @@ class Core:
 
 
 def check_job(job: Job, info: EngineInfo) -> None:
-    """Raises :class:`EngineError` if the job could never run on this engine. Pure: any thread may ask."""
+    """Raises :class:`EngineError` if the job could never run on this engine. Pure; may be called from any thread."""
     count = len(job.tokens)
     if not count:
         raise EngineError("invalid_request", "the prompt is empty")
     if count >= info.max_model_len:
-        message = f"the prompt has {count} tokens; with room for an answer the context holds {info.max_model_len}"
+        message = f"the prompt has {count} tokens; the context of {info.max_model_len} must hold the output too"
         raise EngineError("context_length_exceeded", message)
     s = job.sampling
     if not 0 <= min(job.tokens) <= max(job.tokens) < info.vocab_size:
-        raise EngineError("invalid_request", f"the prompt holds token ids outside the vocabulary of {info.vocab_size}")
-    strange = [token for token in (*s.logit_bias, *s.stop_ids) if not 0 <= token < info.vocab_size]
-    if strange:
-        raise EngineError("invalid_request", f"token id {strange[0]} is outside the vocabulary of {info.vocab_size}")
+        raise EngineError("invalid_request", f"the prompt has token ids outside the vocabulary of {info.vocab_size}")
+    invalid_ids = [token for token in (*s.logit_bias, *s.stop_ids) if not 0 <= token < info.vocab_size]
+    if invalid_ids:
+        raise EngineError(
+            "invalid_request", f"token id {invalid_ids[0]} is outside the vocabulary of {info.vocab_size}"
+        )
     if s.repetition_penalty <= 0 or s.temperature < 0 or s.top_p < 0 or s.top_k < 0 or not 0 <= s.min_p <= 1:
-        raise EngineError("invalid_request", "a sampling parameter is outside its range")
+        raise EngineError("invalid_request", "a sampling parameter is out of range")
 
 
 def _propose_draft(sequence: Sequence) -> list[int]:
-    """A draft that neither passes the sequence's limit nor needs more memory than it has."""
+    """A draft that fits into the sequence's token limit and into the capacity of its cache."""
     if sequence.needs_prompt_logprobs:
         return []
-    room = sequence.cache.capacity - len(sequence.tokens)
-    return sequence.drafter.propose(sequence.tokens, min(room, sequence.max_new_tokens - sequence.num_generated - 1))
+    spare_capacity = sequence.cache.capacity - len(sequence.tokens)
+    return sequence.drafter.propose(
+        sequence.tokens, min(spare_capacity, sequence.max_new_tokens - sequence.num_generated - 1)
+    )

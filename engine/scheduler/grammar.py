@@ -1,7 +1,8 @@
-"""What a grammar allows next: llguidance's matchers over one model's vocabulary, as masks for the sampler.
+"""Grammar masks for the sampler, from llguidance matchers over one model's vocabulary.
 
-A grammar is Lark text that speaks of the whole answer; a :class:`Guide` follows one answer. It knows no dialect and no
-model: a matcher's word is taken as it is, but that a token which ends the turn may come wherever the answer is whole.
+A grammar is Lark text that describes the whole output of a turn; a :class:`GrammarMatcher` follows one output. This
+module knows no dialect and no model. It changes a matcher's mask in one respect: stop tokens are allowed exactly where
+the output is complete.
 """
 
 from collections import OrderedDict
@@ -17,15 +18,18 @@ from torch import Tensor
 from antiphon.engine.protocol import EngineError
 
 MAX_COMPILED_GRAMMARS = 64
-"""Compiled grammars that are kept for the next request: agents send the same tools with every turn."""
+"""Maximum number of compiled grammars kept for later requests. Agents send the same tools with every turn."""
 
 
 _MASK_EXECUTOR = ThreadPoolExecutor(1, "masks")
-"""One thread: the model has use for the other cores meanwhile."""
+"""Computes masks during the forward pass, on one thread: the model uses the other cores."""
 
 
 class GrammarMatcher:
-    """Follows one answer. A matcher that gave up allows nothing, so that no broken answer passes for a whole one."""
+    """Follows the output of one turn.
+
+    A matcher in an error state allows no token, so that a broken output does not pass for a complete one.
+    """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, stop_ids: Iterable[int]) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
@@ -35,68 +39,68 @@ class GrammarMatcher:
         self._next_mask: Tensor | None = None
 
     def next_mask(self) -> Tensor:
-        """Which tokens may come next: bool, (vocabulary,)."""
+        """Returns the tokens allowed next: bool, (vocabulary,)."""
         self._wait_pending()
         if self._next_mask is None:
             self._next_mask = self._compute_mask()
         return self._next_mask
 
     def advance(self, token: int) -> None:
-        """This token was said."""
+        """Records that the token was generated."""
         self._wait_pending()
         self._next_mask = None
         if not self._is_over and not self._matcher.is_stopped():
-            ends = token in self._stop_ids
-            self._is_over = ends or not self._matcher.consume_token(token)
+            is_stop = token in self._stop_ids
+            self._is_over = is_stop or not self._matcher.consume_token(token)
 
     def _wait_pending(self) -> None:
-        """Wait until nobody else has the matcher."""
-        coming, self._pending_mask = self._pending_mask, None
-        if coming is not None:
-            coming.result()
+        """Waits until the executor thread no longer uses the matcher."""
+        pending, self._pending_mask = self._pending_mask, None
+        if pending is not None:
+            pending.result()
 
     def _compute_mask(self) -> Tensor:
-        # In numpy: torch would wake its threads for these few bytes, and wait for all of them.
+        # numpy, since torch would wake its thread pool for these few bytes and wait for all threads.
         allowed = np.zeros(self._vocab_size, np.uint8)
         if self._matcher.is_error():
             return torch.from_numpy(allowed.view(bool))
-        whole = self._matcher.is_accepting()
+        is_complete = self._matcher.is_accepting()
         if not self._matcher.is_stopped():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
-        allowed[self._stop_ids] = whole
+        allowed[self._stop_ids] = is_complete
         return torch.from_numpy(allowed.view(bool))
 
 
 def prefetch_masks(matchers: Iterable[object]) -> None:
-    """Begin with the next masks of those that are a :class:`Guide`, and return: the model runs meanwhile."""
-    asked = [guide for guide in matchers if isinstance(guide, GrammarMatcher) and guide._next_mask is None]
-    if not asked:
+    """Starts computing the next masks in the background while the model runs. Skips all but :class:`GrammarMatcher`."""
+    pending = [matcher for matcher in matchers if isinstance(matcher, GrammarMatcher) and matcher._next_mask is None]
+    if not pending:
         return
 
     def compute() -> None:
-        for guide in asked:
-            guide._next_mask = guide._compute_mask()
+        for matcher in pending:
+            matcher._next_mask = matcher._compute_mask()
 
-    coming = _MASK_EXECUTOR.submit(compute)
-    for guide in asked:
-        guide._pending_mask = coming
+    future = _MASK_EXECUTOR.submit(compute)
+    for matcher in pending:
+        matcher._pending_mask = future
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary of ``vocabulary`` ids."""
+    """Compiles grammars for one tokenizer, with ``vocabulary`` token ids. Keeps the most recently used ones."""
 
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def create_matcher(self, grammar: str, stop_ids: Iterable[int]) -> GrammarMatcher:
-        """A guide from the first token on. Raises :class:`EngineError` ``invalid_request`` for a bad grammar."""
+        """A matcher at the first token. Raises :class:`EngineError` ``invalid_request`` for an invalid grammar."""
         matcher = self._compiled.get(grammar)
         if matcher is None:
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
             if matcher.is_error():
-                raise EngineError("invalid_request", f"the grammar cannot be used: {matcher.get_error()[:300]}")
+                raise EngineError("invalid_request", f"the grammar is invalid: {matcher.get_error()[:300]}")
             self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_COMPILED_GRAMMARS:
                 self._compiled.popitem(last=False)
@@ -105,17 +109,17 @@ class GrammarCompiler:
 
 
 CompilerFactory = Callable[[], GrammarCompiler | None]
-"""Guides are opened when the first grammar comes: reading a vocabulary takes a moment, and few requests need it."""
+"""Returns the compiler of a model, None if it has none. It is created on first use: loading a tokenizer takes time."""
 
 
 def compiler_factory(folder: Path, vocabulary: int, eos: Iterable[int]) -> CompilerFactory:
-    """How to open the guides of a model's folder; None comes back where its tokenizer cannot be read."""
-    opened: list[GrammarCompiler | None] = []
+    """A factory that loads the tokenizer of a model folder once; it returns None if the tokenizer cannot be read."""
+    compilers: list[GrammarCompiler | None] = []
 
     def open_once() -> GrammarCompiler | None:
-        if not opened:
-            opened.append(_open_compiler(folder / "tokenizer.json", vocabulary, list(eos)))
-        return opened[0]
+        if not compilers:
+            compilers.append(_open_compiler(folder / "tokenizer.json", vocabulary, list(eos)))
+        return compilers[0]
 
     return open_once
 

@@ -1,7 +1,7 @@
-"""Guessing several tokens at once, from what the text has said before, so that one step can check them all.
+"""N-gram drafts for speculative decoding: several next tokens, proposed from earlier text, verified in one step.
 
-It knows no model: tokens in, a draft out. A draft decides only how many tokens a step brings, never which: each token
-is drawn as it would have been without, and the first that differs from the draft ends the step.
+This module knows no model: tokens in, a draft out. A draft changes how many tokens a step generates, never which: each
+token is sampled as without a draft, and the first one that differs from the draft ends the step.
 """
 
 from array import array
@@ -10,25 +10,25 @@ import numpy as np
 
 MAX_NGRAM = 4
 MIN_NGRAM = 2
-"""A draft continues an earlier place at which the last so many tokens stood; longer matches go first."""
+"""Lengths of the n-gram at the end of the text that is looked up in earlier text; longer matches take precedence."""
 
 MAX_DRAFT_TOKENS = 8
 INITIAL_DRAFT_TOKENS = 4
-"""Tokens of a draft, at most and to begin with."""
+"""Length of a draft in tokens: its maximum, and that of the first draft."""
 
 MIN_GAIN = 1.05
-"""Drafting goes on while a step with a draft brings so many times the tokens per second of one without."""
+"""Speedup in tokens per second, over steps without drafts, below which drafting pauses."""
 
 GAIN_SMOOTHING = 0.3
-"""How much the latest step counts in what drafting is thought to bring."""
+"""Weight of the latest step in the moving average of the speedup."""
 
 MIN_COOLDOWN_STEPS = 8
 MAX_COOLDOWN_STEPS = 64
-"""Steps without drafts after drafting did not pay; each time twice as many."""
+"""Steps without drafts after drafting did not pay off. The number doubles each time."""
 
 
 class Drafter:
-    """One sequence's drafts: their length follows how much of them is right; they rest where they do not pay."""
+    """Drafts for one sequence. Their length adapts to the number of accepted tokens; drafting pauses if it is slow."""
 
     def __init__(self) -> None:
         self._length = INITIAL_DRAFT_TOKENS
@@ -37,14 +37,17 @@ class Drafter:
         self._next_cooldown = MIN_COOLDOWN_STEPS
 
     def propose(self, tokens: "array[int]", max_tokens: int) -> list[int]:
-        """Up to ``most`` tokens that may follow; to be asked once a step."""
+        """Returns a draft of up to ``max_tokens`` tokens. Call it once per step: each call counts down a pause."""
         if self._cooldown:
             self._cooldown -= 1
             return []
         return find_continuation(tokens, min(self._length, max_tokens))
 
     def update(self, drafted: int, accepted: int, cost: float) -> None:
-        """The first ``accepted`` of ``drafted`` were right; the step took ``cost`` times as long as one without."""
+        """Records a verified draft: the first ``accepted`` of ``drafted`` tokens were right.
+
+        ``cost`` is the duration of the step, relative to a step without drafts.
+        """
         self._length = min(2 * self._length, MAX_DRAFT_TOKENS) if accepted == drafted else accepted + 1
         self._gain += GAIN_SMOOTHING * ((1 + accepted) / cost - self._gain)
         if self._gain >= MIN_GAIN:
@@ -57,26 +60,30 @@ class Drafter:
 
 
 def find_continuation(tokens: "array[int]", max_tokens: int) -> list[int]:
-    """What followed the last time that the last two to four tokens stood together, at most ``most`` tokens of it.
+    """The tokens after the latest earlier occurrence of the last two to four tokens, at most ``max_tokens`` of them.
 
-    Where that place is so near that it runs into the end, the text is taken to repeat itself.
+    If these run into the end of the text, the draft continues as if the text repeated from there.
+
+    Example: tokens = [1, 2, 3, 4, 2, 3], max_tokens = 4. The last two tokens, 2 3, also occur at index 1; no longer
+    match exists, since 4 2 3 occurs once. The draft continues after that occurrence with 4 2 3, which ends the text,
+    and repeats: [4, 2, 3, 4].
     """
     if max_tokens <= 0 or len(tokens) <= MIN_NGRAM:
         return []
-    known = np.frombuffer(tokens, np.intc)
-    places = np.flatnonzero(known[:-1] == known[-1])
+    ids = np.frombuffer(tokens, np.intc)
+    matches = np.flatnonzero(ids[:-1] == ids[-1])
     matched = 1
     while matched < MAX_NGRAM:
-        longer = places[places >= matched]
-        longer = longer[known[longer - matched] == known[-1 - matched]] if matched < len(known) else longer[:0]
-        if not len(longer):
+        extended = matches[matches >= matched]
+        extended = extended[ids[extended - matched] == ids[-1 - matched]] if matched < len(ids) else extended[:0]
+        if not len(extended):
             break
-        places, matched = longer, matched + 1
+        matches, matched = extended, matched + 1
     if matched < MIN_NGRAM:
         return []
-    begin = int(places[-1]) + 1
-    period = len(tokens) - begin
-    draft = tokens[begin : begin + max_tokens].tolist()
+    start = int(matches[-1]) + 1
+    period = len(tokens) - start
+    draft = tokens[start : start + max_tokens].tolist()
     while len(draft) < max_tokens:
         draft.append(draft[-period])
     return draft

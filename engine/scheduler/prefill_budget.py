@@ -1,42 +1,46 @@
-"""How many tokens of prompts a step may carry: bounded in time, so that a long prompt slows nobody down too much.
+"""The number of prompt tokens per step in chunked prefill, bounded in time so that long prompts do not stall decoding.
 
-A step's time is taken to be that of decoding alone plus a cost for each token of a prompt; both are measured. It knows
-no clock: it is told how long each step took.
+A step is expected to take the time of decoding alone plus a cost per prompt token. Both are measured from the durations
+that the caller passes to :meth:`PrefillBudget.record_step`; this module has no clock.
 """
 
 from collections import defaultdict, deque
 from statistics import median
 
 MAX_STEP_SLOWDOWN = 1.6
-"""A step with prompts may take so many times what decoding alone takes, if few wait."""
+"""Duration that a step with prompts may have, relative to a decode-only step, if few sequences are in prefill."""
 
 BLOCK_COST_FRACTION = 0.8
-"""A block of a prompt that takes so much of a step's time may double it."""
+"""Cost of a block, relative to a decode-only step, above which it counts as doubling the step: most steps get none."""
 
 DISPROVED_FRACTION = 0.9
-"""A step with prompts that takes less than such a part of what decoding alone is thought to take proves that wrong."""
+"""Fraction of the decode-only estimate: if a step with prompts takes less than that, the estimate is discarded."""
 
 PREFILL_WEIGHT = 2
-"""Who waits for a first token counts as so many who wait for the next one: those have something to read."""
+"""Weight of a sequence in prefill relative to one in decode, whose client already has text to read."""
 
 MIN_PREFILL_TOKENS = 8
-"""Tokens of prompts that a step may carry however slow it is, so that a prompt is done in the end."""
+"""Prompt tokens that are always affordable, however slow a step is, so that every prompt completes."""
 
 BLOCK_SIZES_TOKENS = (4 * MIN_PREFILL_TOKENS, 2 * MIN_PREFILL_TOKENS)
-"""So many tokens come at once where fewer in every step would take too long, ..."""
+"""Block sizes to try, in tokens, when small chunks are dominated by reading the past."""
 
 MAX_BLOCK_STEPS = 4
-"""... if they do not take longer than so many steps."""
+"""Largest cost of a block, in decode-only steps."""
 
 DECODE_WINDOW_STEPS = 12
-"""Steps that decoding alone is measured by."""
+"""Number of the latest decode-only steps from which the decode-only time is estimated."""
 
 REMEASURE_AFTER_STEPS = 32
-"""After so many steps with prompts, two in a row without them measure decoding again."""
+"""Steps with prompts after which two decode-only steps in a row measure decoding again; the first only warms up."""
 
 
 class PrefillBudget:
-    """``chunk``: tokens of one step at most, whoever they belong to. Prompts come in blocks of ``grain`` tokens."""
+    """Chooses the prompt tokens of each step.
+
+    ``max_batched_tokens`` limits the tokens of a step, decoded ones included. Prompts are split at multiples of
+    ``alignment`` tokens.
+    """
 
     def __init__(self, max_batched_tokens: int, alignment: int = 1) -> None:
         self.alignment = alignment
@@ -51,66 +55,75 @@ class PrefillBudget:
         self._use_blocks = False
 
     def next_budget(self, decoding: int, waiting: int) -> int:
-        """Tokens of prompts for the next step, while so many sequences decode and so many wait for their first token.
+        """Prompt tokens for the next step, while ``decoding`` sequences decode and ``waiting`` are in prefill.
 
-        Where many wait, prompts take :data:`FIRST` times as much for each of them as decoding takes for each that
-        decodes. 0: measure decoding first, or save up for a block of ``grain``, which would make this step too long;
-        what is not 0 is enough for one. What is left of whole blocks is kept for the next step.
+        Prompts may extend a decode-only step by 60 % (:data:`MAX_STEP_SLOWDOWN`) or, if many sequences are in prefill,
+        by :data:`PREFILL_WEIGHT` · ``waiting`` / ``decoding`` times its duration.
+
+        Example: a step of 4 decoding sequences takes 20 ms, a prompt token adds 0.1 ms. With one sequence in prefill,
+        a step may take max(0.6, 2 · 1/4) · 20 = 12 ms longer: the budget is 120 tokens. With four in prefill it may
+        take max(0.6, 2 · 4/4) · 20 = 40 ms longer: 400 tokens.
+
+        0 means: measure decoding first, or save up for a block that would make this step too long. A budget above 0
+        is at least one block (``alignment`` tokens, or a larger size from :data:`BLOCK_SIZES_TOKENS`). Tokens beyond
+        whole blocks are saved for the next step.
         """
         if not decoding:
             return max(self._max_batched_tokens, self.alignment)
-        most = max(self._max_batched_tokens - decoding, 1)
-        plain = self.decode_seconds(decoding)
-        if plain is None or self._mixed_steps >= REMEASURE_AFTER_STEPS:
+        max_tokens = max(self._max_batched_tokens - decoding, 1)
+        baseline = self.decode_seconds(decoding)
+        if baseline is None or self._mixed_steps >= REMEASURE_AFTER_STEPS:
             return 0
-        allowed = max(MAX_STEP_SLOWDOWN - 1, PREFILL_WEIGHT * waiting / decoding) * plain
+        allowed = max(MAX_STEP_SLOWDOWN - 1, PREFILL_WEIGHT * waiting / decoding) * baseline
         cost = median(self._seconds_per_token) if self._seconds_per_token else self._seconds_per_token_alone
-        wanted, block = self._affordable_tokens(allowed, cost, most), self.alignment
-        if cost is not None and allowed < plain:
-            block = self._choose_block(allowed, cost, plain)
-            if block > self.alignment or (block > MIN_PREFILL_TOKENS and cost * block > BLOCK_COST_FRACTION * plain):
-                wanted = min(wanted, (block - 1) / 2)  # so that most steps have no block
-        kept = block if block > self.alignment else wanted + block - 1
-        self._saved_tokens = min(self._saved_tokens + wanted, kept, max(most, block))
+        affordable, block = self._affordable_tokens(allowed, cost, max_tokens), self.alignment
+        if cost is not None and allowed < baseline:
+            block = self._choose_block(allowed, cost, baseline)
+            if block > self.alignment or (block > MIN_PREFILL_TOKENS and cost * block > BLOCK_COST_FRACTION * baseline):
+                affordable = min(affordable, (block - 1) / 2)  # so that most steps have no block
+        max_saved = block if block > self.alignment else affordable + block - 1
+        self._saved_tokens = min(self._saved_tokens + affordable, max_saved, max(max_tokens, block))
         return int(self._saved_tokens) if self._saved_tokens >= block else 0
 
-    def _affordable_tokens(self, allowed: float, cost: float | None, most: int) -> float:
-        """How many tokens fit into ``allowed`` seconds, as far as is known; at least :data:`FLOOR`."""
+    def _affordable_tokens(self, allowed: float, cost: float | None, max_tokens: int) -> float:
+        """Prompt tokens that fit into ``allowed`` seconds at the measured cost; at least :data:`MIN_PREFILL_TOKENS`."""
         if cost is None:
-            return min(MIN_PREFILL_TOKENS, most)
-        further = 2 * max(self._recent_chunks)  # what was measured lately says something about twice as much
-        fitting = int(allowed / cost) if allowed < cost * further else further
-        return min(max(fitting, MIN_PREFILL_TOKENS), most)
+            return min(MIN_PREFILL_TOKENS, max_tokens)
+        extrapolation_limit = 2 * max(self._recent_chunks)  # costs are trusted up to twice the measured size
+        affordable = int(allowed / cost) if allowed < cost * extrapolation_limit else extrapolation_limit
+        return min(max(affordable, MIN_PREFILL_TOKENS), max_tokens)
 
-    def _choose_block(self, allowed: float, cost: float, plain: float) -> int:
-        """How many tokens come at once, while a step may take ``allowed`` longer, and a token takes ``cost``.
+    def _choose_block(self, allowed: float, cost: float, baseline: float) -> int:
+        """Block size in tokens, if prompts may take ``allowed`` seconds of a step and a token takes ``cost`` seconds.
 
-        Where :data:`FLOOR` of them take longer, it is mostly their past that is read, and it is read for many as for
-        few: more of them come, and seldom, until so many would do no harm in every step.
+        If even :data:`MIN_PREFILL_TOKENS` exceed ``allowed``, most of the cost is reading the past, which is the same
+        for many tokens as for few: larger blocks are used in fewer steps, until such a block fits into every step.
+        Example: decoding takes 10 ms, a prompt token 1 ms. 8 tokens would exceed the 6 ms allowed, so every fourth step
+        gets a block of 32.
         """
         if self.alignment > MIN_PREFILL_TOKENS:
             return self.alignment
-        block = next((size for size in BLOCK_SIZES_TOKENS if cost * size < MAX_BLOCK_STEPS * plain), 0)
+        block = next((size for size in BLOCK_SIZES_TOKENS if cost * size < MAX_BLOCK_STEPS * baseline), 0)
         self._use_blocks = allowed < cost * (block if self._use_blocks else MIN_PREFILL_TOKENS)
         return block if self._use_blocks and block else self.alignment
 
     def decode_seconds(self, decoding: int) -> float | None:
-        """Seconds of a step in which so many sequences decode and nothing else happens; None: not measured yet.
+        """Estimated seconds of a decode-only step of ``decoding`` sequences; None if none was measured yet.
 
-        Of the latest steps a quarter was faster: while a long prompt is cut into tokens, all steps are slower.
+        The first quartile of the latest steps, since all steps are slower while the server tokenizes a long prompt.
         """
-        measured = self._decode_seconds.get(_batch_class(decoding))
-        return sorted(measured)[len(measured) // 4] if measured else None
+        samples = self._decode_seconds.get(_batch_class(decoding))
+        return sorted(samples)[len(samples) // 4] if samples else None
 
     def record_step(self, decoding: int, prompts: int, seconds: float) -> None:
-        """A step with one token of each of ``decoding`` sequences and ``prompts`` tokens of prompts took so long."""
+        """Records the duration of a step with ``decoding`` decoded tokens and ``prompts`` prompt tokens."""
         self._saved_tokens = max(self._saved_tokens - prompts, 0)
-        clean, self._last_was_decode_only = self._last_was_decode_only, not prompts
+        after_decode_only, self._last_was_decode_only = self._last_was_decode_only, not prompts
         if not prompts:
-            measured = self._decode_seconds[_batch_class(decoding)]
-            if clean or not measured:  # right after a prompt caches are cold, which is the prompt's doing
+            samples = self._decode_seconds[_batch_class(decoding)]
+            if after_decode_only or not samples:  # a step right after a prompt runs with cold CPU caches
                 self._mixed_steps = 0
-                measured.append(seconds)
+                samples.append(seconds)
             return
         if not decoding:
             self._mixed_steps = 0
@@ -119,15 +132,15 @@ class PrefillBudget:
             return
         self._mixed_steps += 1
         self._recent_chunks.append(max(prompts, MIN_PREFILL_TOKENS))
-        plain = self.decode_seconds(decoding)
+        baseline = self.decode_seconds(decoding)
         if (
-            plain is not None and seconds < DISPROVED_FRACTION * plain
+            baseline is not None and seconds < DISPROVED_FRACTION * baseline
         ):  # then decoding alone does not take so long, or not any more
             self._decode_seconds[_batch_class(decoding)].clear()
-        elif plain is not None:
-            self._seconds_per_token.append(max(seconds - plain, 0.0) / prompts)
+        elif baseline is not None:
+            self._seconds_per_token.append(max(seconds - baseline, 0.0) / prompts)
 
 
 def _batch_class(decoding: int) -> int:
-    """Numbers of sequences are alike within a factor of two."""
+    """Key under which decode times are measured: batch sizes within a factor of two share one."""
     return decoding.bit_length()

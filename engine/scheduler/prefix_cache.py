@@ -1,7 +1,7 @@
-"""The caches of sequences that have ended, kept for those that begin with the same tokens.
+"""The KV caches of finished sequences, kept for sequences that begin with the same tokens.
 
-It knows no models and no schedules, and counts memory in tokens, by what is allocated. Whoever owns the memory says
-how much the pool may hold (:meth:`Prefixes.fit`); the least recently used entry goes first.
+This module knows no models and no schedules. It counts memory in tokens of allocated capacity. The owner of the memory
+limits the pool by :meth:`PrefixCache.evict_to`, which evicts the least recently used entry first.
 """
 
 from array import array
@@ -10,22 +10,22 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.scheduler.sequence import common_prefix_length
 
 MIN_PREFIX_TOKENS = 16
-"""A prefix of fewer tokens is not worth keeping or looking for."""
+"""Tokens of the shortest prefix that is kept or looked up; a shorter one is not worth it."""
 
 MAX_ENTRIES = 256
-"""Entries at most: each is compared with every new prompt."""
+"""Maximum number of entries. Each is compared with every new prompt."""
 
 MAX_CAPACITY_RATIO = 1.5
-"""An entry that holds more than so many times the memory of its tokens gives the rest back."""
+"""Ratio of capacity to tokens above which an entry is shrunk to its tokens."""
 
 CacheKey = tuple[str, str]
-"""Owner and salt: nothing is shared between different keys."""
+"""Owner and cache salt. Nothing is shared between different keys."""
 
 
 class CachedPrefix:
-    """A cache without a sequence; ``tokens`` are exactly those whose keys and values ``kv`` holds."""
+    """A cache without a sequence. ``cache`` holds the keys and values of exactly ``tokens``."""
 
-    __slots__ = ("key", "cache", "tokens")
+    __slots__ = ("cache", "key", "tokens")
 
     def __init__(self, key: CacheKey, tokens: "array[int]", kv: KVCache) -> None:
         self.key = key
@@ -34,7 +34,7 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """The pool: entries in the order of their last use, none a prefix of another one of the same key."""
+    """A pool of entries in order of their last use. No entry is a prefix of another one with the same key."""
 
     def __init__(self) -> None:
         self._entries: list[CachedPrefix] = []
@@ -44,16 +44,19 @@ class PrefixCache:
 
     @property
     def capacity_tokens(self) -> int:
-        """Memory in tokens."""
+        """Allocated capacity of all entries, in tokens."""
         return sum(entry.cache.capacity for entry in self._entries)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that could be read."""
+        """Number of tokens held by all entries."""
         return sum(len(entry.tokens) for entry in self._entries)
 
     def insert(self, key: CacheKey, tokens: "array[int]", kv: KVCache) -> None:
-        """Take over the cache of a sequence that ended. ``tokens`` are the first ``kv.length`` of the sequence."""
+        """Takes over the cache of a finished sequence. ``tokens`` are the first ``kv.length`` tokens of the sequence.
+
+        Ignores a prefix that is too short or is a prefix of an existing entry; removes entries that are its prefixes.
+        """
         if len(tokens) < MIN_PREFIX_TOKENS:
             return
         for other in [other for other in self._entries if other.key == key]:
@@ -68,46 +71,49 @@ class PrefixCache:
         self._entries.append(CachedPrefix(key, tokens, kv))
         del self._entries[:-MAX_ENTRIES]
 
-    def longest_match(self, key: CacheKey, tokens: "array[int]", most: int) -> tuple[CachedPrefix | None, int]:
-        """The entry that shares the longest beginning with ``tokens``, and its length; among equals the shortest."""
+    def longest_match(self, key: CacheKey, tokens: "array[int]", max_length: int) -> tuple[CachedPrefix | None, int]:
+        """The entry with the longest common prefix with ``tokens``, and the length of that prefix; (None, 0) if none.
+
+        ``most`` limits the length. Among entries with equal common prefixes the shortest wins.
+        """
         best: CachedPrefix | None = None
         length = MIN_PREFIX_TOKENS - 1
         for entry in self._entries:
             if entry.key != key:
                 continue
-            common = common_prefix_length(entry.tokens, tokens, most)
+            common = common_prefix_length(entry.tokens, tokens, max_length)
             if common > length or (best and common == length and len(entry.tokens) < len(best.tokens)):
                 best, length = entry, common
         return best, length if best else 0
 
     def mark_used(self, entry: CachedPrefix) -> None:
-        """It was used just now."""
+        """Makes the entry the most recently used one."""
         self._entries.remove(entry)
         self._entries.append(entry)
 
     def pop(self, entry: CachedPrefix) -> KVCache:
-        """Its cache, which the pool gives up."""
+        """Removes the entry and returns its cache."""
         self._entries.remove(entry)
         return entry.cache
 
-    def evict_to(self, room: int, spared: CachedPrefix | None = None) -> None:
-        """Hold at most ``room`` tokens of memory, as far as that goes without the entry that is spared.
+    def evict_to(self, max_capacity_tokens: int, spared: CachedPrefix | None = None) -> None:
+        """Evicts entries, other than ``spared``, until the pool holds at most ``room`` tokens of memory.
 
-        The last entry is not dropped but cut, as long as a useful part of it is left: a beginning is read more often
-        than an end. It is cut deeper than asked for, so that it need not be copied again soon.
+        The last entry is shortened instead, if a useful part remains: the beginning of a text is reused more often than
+        its end. It is shortened by more than necessary, so that it is not copied again soon.
         """
-        over = self.capacity_tokens - room
+        excess = self.capacity_tokens - max_capacity_tokens
         for entry in [entry for entry in self._entries if entry is not spared]:
-            if over <= 0:
+            if excess <= 0:
                 return
-            length = (min(len(entry.tokens), entry.cache.capacity - over) - MIN_PREFIX_TOKENS) * 3 // 4
+            length = (min(len(entry.tokens), entry.cache.capacity - excess) - MIN_PREFIX_TOKENS) * 3 // 4
             if len(self._entries) == 1 and length >= 4 * MIN_PREFIX_TOKENS:
                 entry.cache.shrink(length)
                 del entry.tokens[length:]
                 return
-            over -= entry.cache.capacity
+            excess -= entry.cache.capacity
             self._entries.remove(entry)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Removes all entries."""
         self._entries.clear()

@@ -1,9 +1,9 @@
-"""From rows of logits to tokens: penalties, bias, masks, filters, one uniform number per token, log-probabilities.
+"""Sampling of tokens from logits: penalties, bias, masks, filters, one random number per token, log-probabilities.
 
-It knows no models and no schedules. Each row is sampled with its own random numbers, in its own order, so that what a
-request gets never depends on who else is running: rows are taken together only where each is treated as it would be
-alone. The order of treatment is transformers': repetition penalty, presence and frequency penalties, bias, mask, then
-temperature, top_k, top_p, min_p.
+This module knows no models and no schedules. Each row uses the random numbers of its own request, in order, so that a
+request's tokens never depend on the rest of the batch: rows are processed together only if each gets the same result
+as alone. The order of operations is transformers': repetition penalty, presence and frequency penalties, bias, mask,
+then temperature, top_k, top_p, min_p.
 """
 
 import random
@@ -18,33 +18,34 @@ from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
 from antiphon.engine.protocol import Sampling, TokenLogprob
 
 TOP_P_CANDIDATES = 1024
-"""top_p first looks only at this many of the likeliest tokens; if they do not hold enough mass, at all of them."""
+"""Number of most likely tokens that top_p and min_p examine first; all tokens if these do not decide the result."""
 
 ROWS_PER_DRAW = 8
-"""Rows that are drawn from at once on a CPU: more would leave its caches between one operation and the next."""
+"""Number of rows sampled at once on a CPU. More would leave the CPU caches between one operation and the next."""
 
 GREEDY, FULL_VOCABULARY = 1, 0
+"""Special numbers of candidates; see :func:`_candidate_count`."""
 
 GREEDY_TEMPERATURE = 1e-5
-"""At this temperature and below the likeliest token is taken; dividing by less would overflow."""
+"""Temperature up to which sampling is greedy; dividing by a smaller one would overflow."""
 
 
 class LogitsMask(Protocol):
-    """A grammar's word on one answer."""
+    """A grammar's constraint on the output of one request."""
 
     def next_mask(self) -> Tensor | None:
-        """Which tokens may come next: bool, (vocabulary,); None allows everything."""
+        """Returns the tokens allowed next: bool, (vocabulary,); None allows all."""
         ...
 
     def advance(self, token: int) -> None:
-        """This token was chosen."""
+        """Records that the token was sampled."""
         ...
 
 
 class SamplingState:
-    """The state of one request's choices: its random numbers, what it has said, what it may say.
+    """Sampling state of one request: its random numbers, the counts of its tokens, its grammar.
 
-    ``prompt`` counts for the repetition penalty only. ``stops`` are forbidden for the first ``min_tokens`` tokens.
+    ``prompt`` counts for the repetition penalty only. ``stop_ids`` are forbidden for the first ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class SamplingState:
         self.sampling = sampling
         self.grammar = grammar
         seed = None if sampling.seed is None else sampling.seed & 0xFFFF_FFFF_FFFF_FFFF  # -1 must not equal 1
-        self._random = random.Random(seed)  # noqa: S311  dice, not keys
+        self._random = random.Random(seed)  # noqa: S311  samples tokens, not keys
         self._prompt_ids = set(prompt) if sampling.repetition_penalty != 1.0 else set()
         self._generated_counts: Counter[int] = Counter()
         self._num_generated = 0
@@ -61,7 +62,7 @@ class SamplingState:
 
     @property
     def uses_raw_logits(self) -> bool:
-        """Whether the logits are taken as they are."""
+        """True if the next token is sampled from the logits without penalties, bias or mask."""
         s = self.sampling
         penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
         return not (penalised or s.logit_bias or self.grammar or (self._stop_ids and self._below_min_tokens))
@@ -71,18 +72,18 @@ class SamplingState:
         return self._num_generated < self.sampling.min_tokens
 
     def next_uniform(self) -> float:
-        """The next of this request's random numbers, in [0, 1)."""
+        """Returns the request's next random number, in [0, 1)."""
         return self._random.random()
 
     def record_token(self, token: int) -> None:
-        """The token was chosen and counts for the penalties from now on."""
+        """Counts a sampled token for the penalties and advances the grammar."""
         self._generated_counts[token] += 1
         self._num_generated += 1
         if self.grammar is not None:
             self.grammar.advance(token)
 
     def adjust_logits(self, logits: Tensor) -> Tensor:
-        """A row (vocabulary,) with penalties, bias and mask applied; the row itself is not written to."""
+        """Applies penalties, bias and mask to a row (vocabulary,). Does not modify the row itself."""
         if self.uses_raw_logits:
             return logits
         logits, s = logits.clone(), self.sampling
@@ -103,29 +104,31 @@ class SamplingState:
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState], kernels: Kernels | None = None) -> list[int | None]:
-    """One token per row of (rows, vocabulary); None where the row holds no usable number.
+    """Samples one token per row of (rows, vocabulary); None for a row whose logits are not finite.
 
-    ``kernels`` draw from the whole vocabulary in one pass over it.
+    ``kernels`` sample from the full vocabulary in one pass over the row.
     """
     tokens: list[int | None] = [None] * len(states)
     groups: dict[int, list[int]] = {}
-    for row, die in enumerate(states):
-        groups.setdefault(_candidate_count(die.sampling, logits.shape[1]), []).append(row)
-    at_once = ROWS_PER_DRAW if logits.device.type == "cpu" else len(states)
-    for kind, members in groups.items():
-        for begin in range(0, len(members), at_once):
-            rows = members[begin : begin + at_once]
-            chosen = _draw_rows(_adjust_rows(logits, states, rows), [states[row] for row in rows], kind, kernels)
-            for row, token in zip(rows, chosen, strict=True):
+    for row, state in enumerate(states):
+        groups.setdefault(_candidate_count(state.sampling, logits.shape[1]), []).append(row)
+    rows_per_draw = ROWS_PER_DRAW if logits.device.type == "cpu" else len(states)
+    for candidates, members in groups.items():
+        for start in range(0, len(members), rows_per_draw):
+            rows = members[start : start + rows_per_draw]
+            drawn_tokens = _draw_rows(
+                _adjust_rows(logits, states, rows), [states[row] for row in rows], candidates, kernels
+            )
+            for row, token in zip(rows, drawn_tokens, strict=True):
                 tokens[row] = token
-    for die, token in zip(states, tokens, strict=True):
+    for state, token in zip(states, tokens, strict=True):
         if token is not None:
-            die.record_token(token)
+            state.record_token(token)
     return tokens
 
 
 def _candidate_count(s: Sampling, vocabulary: int) -> int:
-    """What a row is drawn from: GREEDY, EVERYTHING, or this many of the likeliest tokens, at first."""
+    """Number of most likely tokens to examine first; or :data:`GREEDY`, or :data:`FULL_VOCABULARY`."""
     if s.temperature <= GREEDY_TEMPERATURE or s.top_k == 1:
         return GREEDY
     if 0 < s.top_k < vocabulary:
@@ -133,163 +136,176 @@ def _candidate_count(s: Sampling, vocabulary: int) -> int:
     return FULL_VOCABULARY if s.top_p >= 1.0 and s.min_p <= 0.0 else min(TOP_P_CANDIDATES, vocabulary)
 
 
-def _adjust_rows(logits: Tensor, dice: Sequence[SamplingState], rows: list[int]) -> Tensor:
-    """These rows with their penalties, bias and masks; a row without usable numbers gets none by a mask."""
-    if not all(dice[row].uses_raw_logits for row in rows):
-        sound = logits[rows].amax(-1).isfinite().tolist()
+def _adjust_rows(logits: Tensor, states: Sequence[SamplingState], rows: list[int]) -> Tensor:
+    """Applies penalties, bias and masks to these rows, except to non-finite ones, which a mask could make finite."""
+    if not all(states[row].uses_raw_logits for row in rows):
+        is_finite = logits[rows].amax(-1).isfinite().tolist()
         return torch.stack(
             [
-                dice[row].adjust_logits(logits[row]) if good else logits[row]
-                for row, good in zip(rows, sound, strict=True)
+                states[row].adjust_logits(logits[row]) if finite else logits[row]
+                for row, finite in zip(rows, is_finite, strict=True)
             ]
         )
     return logits[rows[0] : rows[-1] + 1] if rows[-1] - rows[0] == len(rows) - 1 else logits[rows]
 
 
-def _draw_rows(logits: Tensor, dice: list[SamplingState], kind: int, kernels: Kernels | None) -> list[int | None]:
-    """One token for each of the rows, all of one kind."""
+def _draw_rows(logits: Tensor, states: list[SamplingState], kind: int, kernels: Kernels | None) -> list[int | None]:
+    """Samples one token per row. ``kind`` is the :func:`_candidate_count` of all rows."""
     if kind == GREEDY:
         values, ids = top_tokens(logits, 1)
-        found = zip(ids[:, 0].tolist(), values[:, 0].isfinite().tolist(), strict=True)
-        return [token if sound else None for token, sound in found]
-    chances = torch.tensor([die.next_uniform() for die in dice], dtype=torch.float64, device=logits.device)[:, None]
+        greedy = zip(ids[:, 0].tolist(), values[:, 0].isfinite().tolist(), strict=True)
+        return [token if is_finite else None for token, is_finite in greedy]
+    uniforms = torch.tensor([state.next_uniform() for state in states], dtype=torch.float64, device=logits.device)[
+        :, None
+    ]
     if kind == FULL_VOCABULARY and kernels is not None:
-        return _draw_with_kernels(logits, dice, chances, kernels)
+        return _draw_with_kernels(logits, states, uniforms, kernels)
     if kind == FULL_VOCABULARY:
-        return _draw_from_vocabulary(_apply_temperature(logits, dice).softmax(-1), chances)
-    return _draw_from_candidates(logits, dice, chances, kind)
+        return _draw_from_vocabulary(_apply_temperature(logits, states).softmax(-1), uniforms)
+    return _draw_from_candidates(logits, states, uniforms, kind)
 
 
 def _draw_with_kernels(
-    logits: Tensor, dice: list[SamplingState], chances: Tensor, kernels: Kernels
+    logits: Tensor, states: list[SamplingState], uniforms: Tensor, kernels: Kernels
 ) -> list[int | None]:
-    """As :func:`_from_all`, of logits; what does not lie in the block is weighed once and never written down."""
-    by = 1 / _parameter_column(dice, "temperature", logits)
-    sums, largest = kernels.block_softmax_sums(logits, by)
-    return _draw_in_block(sums, chances, logits, lambda scores: ((scores - largest) * by).exp())
+    """:func:`_draw_from_vocabulary` with compiled kernels, from logits: only the weights of one block are stored."""
+    inverse_temperature = 1 / _parameter_column(states, "temperature", logits)
+    sums, maxima = kernels.block_softmax_sums(logits, inverse_temperature)
+    return _draw_in_block(sums, uniforms, logits, lambda scores: ((scores - maxima) * inverse_temperature).exp())
 
 
-def _draw_from_vocabulary(weights: Tensor, chances: Tensor) -> list[int | None]:
-    """Inverse CDF over (rows, vocabulary) in two levels: the block in which the chance falls, then the place in it."""
+def _draw_from_vocabulary(weights: Tensor, uniforms: Tensor) -> list[int | None]:
+    """Inverse CDF over (rows, vocabulary) in two levels: first the block of the vocabulary, then the token in it."""
     size = weights.shape[1]
-    whole = size - size % SOFTMAX_BLOCK
-    sums = weights[:, :whole].view(len(weights), -1, SOFTMAX_BLOCK).sum(-1)
-    if whole < size:
-        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], 1)
-    return _draw_in_block(sums, chances, weights, lambda found: found)
+    full_size = size - size % SOFTMAX_BLOCK
+    sums = weights[:, :full_size].view(len(weights), -1, SOFTMAX_BLOCK).sum(-1)
+    if full_size < size:
+        sums = torch.cat([sums, weights[:, full_size:].sum(-1, keepdim=True)], 1)
+    return _draw_in_block(sums, uniforms, weights, lambda block_values: block_values)
 
 
 def _draw_in_block(
-    sums: Tensor, chances: Tensor, values: Tensor, weigh: Callable[[Tensor], Tensor]
+    sums: Tensor, uniforms: Tensor, values: Tensor, weigh: Callable[[Tensor], Tensor]
 ) -> list[int | None]:
-    """The block in which the chance falls, by ``sums``, then the place in it, by what ``weigh`` makes of its values."""
+    """Finds the block of each row by the ``sums`` of the blocks, then the token by the weights of the block.
+
+    ``weigh`` computes these weights from the block's part of ``values``.
+    """
     size = values.shape[1]
-    block, rest, total = _locate_chance(sums, chances)
+    block, offset, total = _locate_chance(sums, uniforms)
     ids = block * SOFTMAX_BLOCK + torch.arange(SOFTMAX_BLOCK, device=values.device)
-    within = weigh(values.gather(1, ids.clamp_max(size - 1))).masked_fill_(ids >= size, 0.0)
-    place, _, inner = _locate_chance(within, rest)
-    sound = (total.isfinite() & (total > 0) & (inner > 0))[:, 0].tolist()
-    found = (block * SOFTMAX_BLOCK + place)[:, 0].tolist()
-    return [token if good else None for token, good in zip(found, sound, strict=True)]
+    block_weights = weigh(values.gather(1, ids.clamp_max(size - 1))).masked_fill_(ids >= size, 0.0)
+    index, _, block_total = _locate_chance(block_weights, offset)
+    is_valid = (total.isfinite() & (total > 0) & (block_total > 0))[:, 0].tolist()
+    tokens = (block * SOFTMAX_BLOCK + index)[:, 0].tolist()
+    return [token if valid else None for token, valid in zip(tokens, is_valid, strict=True)]
 
 
-def _locate_chance(weights: Tensor, chances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where in each row (rows, n) its chance (rows, 1) falls, how far into that place in [0, 1], and the row's sum.
+def _locate_chance(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inverse CDF of each row (rows, n) at its number (rows, 1): the index, the offset within it, and the row's sum.
 
-    A place of weight 0 is never taken, not even where rounding runs past the end.
+    The offset is in [0, 1). An index of weight 0 is never chosen, even if rounding exceeds the last one.
+
+    Example: for weights [2, 0, 2] and the number 0.75 the target is 0.75 · 4 = 3, which is halfway into index 2, so the
+    result is (2, 0.5, 4).
     """
-    cumulated = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulated[:, -1:].contiguous()
-    last = torch.searchsorted(cumulated, total)  # the first place that reaches the sum: the last with any weight
-    target = total * chances
-    place = torch.searchsorted(cumulated, target, right=True).minimum(last).clamp_max(weights.shape[1] - 1)
-    weight = weights.gather(1, place).double()
-    before = cumulated.gather(1, place) - weight
-    return place, ((target - before) / weight).clamp(0.0, 1.0 - 2**-53), total
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    last = torch.searchsorted(cumulative, total)  # the first index that reaches the sum: the last with any weight
+    target = total * uniforms
+    index = torch.searchsorted(cumulative, target, right=True).minimum(last).clamp_max(weights.shape[1] - 1)
+    weight = weights.gather(1, index).double()
+    before = cumulative.gather(1, index) - weight
+    return index, ((target - before) / weight).clamp(0.0, 1.0 - 2**-53), total
 
 
-def _draw_from_candidates(logits: Tensor, dice: list[SamplingState], chances: Tensor, size: int) -> list[int | None]:
-    """Inverse CDF over the tokens that pass top_k, top_p and min_p, looked for among the ``size`` likeliest."""
+def _draw_from_candidates(logits: Tensor, states: list[SamplingState], uniforms: Tensor, size: int) -> list[int | None]:
+    """Inverse CDF over the tokens that pass top_k, top_p and min_p, among the ``size`` most likely ones.
+
+    A row for which these do not suffice is sampled from all tokens instead.
+    """
     values, ids = top_tokens(logits, size)
-    scaled = _apply_temperature(values, dice)
-    limited = torch.tensor([0 < die.sampling.top_k < logits.shape[1] for die in dice], device=logits.device)[:, None]
-    over = scaled.logsumexp(-1, keepdim=True)
-    if not bool(limited.all()):
-        over = torch.where(limited, over, _apply_temperature(logits, dice).logsumexp(-1, keepdim=True))
-    weights = (scaled - over).exp()
-    kept, held = _apply_top_p_min_p(weights, dice)
-    sound = (values[:, 0].isfinite() & over[:, 0].isfinite()).tolist()
-    enough = (limited | held)[:, 0].tolist() if size < logits.shape[1] else [True] * len(dice)
-    place, _, _ = _locate_chance(weights.masked_fill(~kept, 0.0), chances)
-    found: list[int | None] = ids.gather(1, place)[:, 0].tolist()
-    for row, good in enumerate(sound):
-        if not good:
-            found[row] = None
-        elif not enough[row]:
-            one = slice(row, row + 1)
-            found[row] = _draw_from_candidates(logits[one], dice[one], chances[one], logits.shape[1])[0]
-    return found
+    scaled = _apply_temperature(values, states)
+    has_top_k = torch.tensor([0 < state.sampling.top_k < logits.shape[1] for state in states], device=logits.device)[
+        :, None
+    ]
+    log_total = scaled.logsumexp(-1, keepdim=True)
+    if not bool(has_top_k.all()):
+        log_total = torch.where(has_top_k, log_total, _apply_temperature(logits, states).logsumexp(-1, keepdim=True))
+    weights = (scaled - log_total).exp()
+    passes, is_exhaustive = _apply_top_p_min_p(weights, states)
+    is_valid = (values[:, 0].isfinite() & log_total[:, 0].isfinite()).tolist()
+    is_sufficient = (has_top_k | is_exhaustive)[:, 0].tolist() if size < logits.shape[1] else [True] * len(states)
+    index, _, _ = _locate_chance(weights.masked_fill(~passes, 0.0), uniforms)
+    tokens: list[int | None] = ids.gather(1, index)[:, 0].tolist()
+    for row, valid in enumerate(is_valid):
+        if not valid:
+            tokens[row] = None
+        elif not is_sufficient[row]:
+            single = slice(row, row + 1)
+            tokens[row] = _draw_from_candidates(logits[single], states[single], uniforms[single], logits.shape[1])[0]
+    return tokens
 
 
-def _apply_top_p_min_p(weights: Tensor, dice: list[SamplingState]) -> tuple[Tensor, Tensor]:
-    """Which of the sorted weights (rows, n) pass top_p and min_p, and (rows, 1) whether nothing after them can.
+def _apply_top_p_min_p(weights: Tensor, states: list[SamplingState]) -> tuple[Tensor, Tensor]:
+    """Tells which of the sorted weights (rows, n) pass top_p and min_p, and (rows, 1) whether no later one can.
 
-    A token passes top_p if those before it hold less than that; so the likeliest always passes.
+    A token passes top_p if the sum of the weights before it is below top_p, so the most likely token always passes.
     """
-    top_p, min_p = (_parameter_column(dice, name, weights) for name in ("top_p", "min_p"))
-    cumulated = weights.cumsum(-1, dtype=torch.float64)
-    least = min_p * weights[:, :1]
-    free = top_p >= 1.0
-    kept = (free | (cumulated - weights < top_p)) & (weights >= least)
-    kept[:, 0] = True
-    return kept, (~free & (cumulated[:, -1:] >= top_p)) | (weights[:, -1:] < least)
+    top_p, min_p = (_parameter_column(states, name, weights) for name in ("top_p", "min_p"))
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    min_weight = min_p * weights[:, :1]
+    no_top_p = top_p >= 1.0
+    passes = (no_top_p | (cumulative - weights < top_p)) & (weights >= min_weight)
+    passes[:, 0] = True
+    return passes, (~no_top_p & (cumulative[:, -1:] >= top_p)) | (weights[:, -1:] < min_weight)
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row (rows, vocabulary), largest first, and their ids: exact, in two levels.
+    """The ``count`` largest values of each row (rows, vocabulary), in descending order, and their ids.
 
-    A token among the largest is in one of the ``count`` blocks with the largest maxima: were it in another, each of
-    those would hold a larger one.
+    Exact, in two levels: a token among the ``count`` largest is in one of the ``count`` blocks with the largest maxima.
+    If it were in another block, each of those would hold a larger value.
     """
     size = logits.shape[1]
     block = min(SOFTMAX_BLOCK, size // (4 * count))
     if block < 4 or logits.device.type != "cpu":
         return logits.topk(count)
-    whole = size - size % block
-    maxima = logits[:, :whole].reshape(len(logits), -1, block).amax(-1)
-    if whole < size:
-        maxima = torch.cat([maxima, logits[:, whole:].amax(-1, keepdim=True)], 1)
-    blocks = maxima.topk(count).indices.sort().values  # in order, so that of equals the first is found first
+    full_size = size - size % block
+    maxima = logits[:, :full_size].reshape(len(logits), -1, block).amax(-1)
+    if full_size < size:
+        maxima = torch.cat([maxima, logits[:, full_size:].amax(-1, keepdim=True)], 1)
+    blocks = maxima.topk(count).indices.sort().values  # in order, so that the first of equal values wins
     ids = (blocks[:, :, None] * block + torch.arange(block)).flatten(1)
     candidates = logits.gather(1, ids.clamp_max(size - 1)).masked_fill_(ids >= size, float("-inf"))
-    values, places = candidates.topk(count)
-    return values, ids.gather(1, places)
+    values, indices = candidates.topk(count)
+    return values, ids.gather(1, indices)
 
 
 def compute_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """For each row of (rows, vocabulary) the log-probability of its token and of the ``top`` likeliest ones."""
-    over = logits.logsumexp(-1, keepdim=True)
-    chosen = (logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - over)[:, 0].tolist()
+    """Log-probabilities of each row's token and of its ``top`` most likely tokens, from logits (rows, vocabulary)."""
+    log_total = logits.logsumexp(-1, keepdim=True)
+    logprobs = (logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]) - log_total)[:, 0].tolist()
     if top <= 0:
-        return [TokenLogprob(token, value) for token, value in zip(tokens, chosen, strict=True)]
+        return [TokenLogprob(token, value) for token, value in zip(tokens, logprobs, strict=True)]
     values, ids = top_tokens(logits, min(top, logits.shape[-1]))
-    ranked = zip(ids.tolist(), (values - over).tolist(), strict=True)
+    ranked = zip(ids.tolist(), (values - log_total).tolist(), strict=True)
     return [
         TokenLogprob(token, value, tuple(zip(*row, strict=True)))
-        for token, value, row in zip(tokens, chosen, ranked, strict=True)
+        for token, value, row in zip(tokens, logprobs, ranked, strict=True)
     ]
 
 
-def _apply_temperature(logits: Tensor, dice: list[SamplingState]) -> Tensor:
-    """(rows, n), each divided by its temperature; where that is 1 for all, as they are."""
-    if all(die.sampling.temperature == 1.0 for die in dice):
+def _apply_temperature(logits: Tensor, states: list[SamplingState]) -> Tensor:
+    """Divides each row (rows, n) by its temperature. Returns the rows themselves if all temperatures are 1."""
+    if all(state.sampling.temperature == 1.0 for state in states):
         return logits
-    return logits / _parameter_column(dice, "temperature", logits)
+    return logits / _parameter_column(states, "temperature", logits)
 
 
-def _parameter_column(dice: list[SamplingState], name: str, like: Tensor) -> Tensor:
-    """One parameter of every row, (rows, 1)."""
-    values = [getattr(die.sampling, name) for die in dice]
+def _parameter_column(states: list[SamplingState], name: str, like: Tensor) -> Tensor:
+    """A sampling parameter of every row, (rows, 1)."""
+    values = [getattr(state.sampling, name) for state in states]
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 

@@ -1,14 +1,15 @@
-"""Who runs next: admission, fair shares, chunked prefill, and giving way when the cache is full.
+"""Scheduling of sequences: admission, fairness between owners, chunked prefill, preemption when the cache is full.
 
-It knows tokens only by their number: no model, no tensors, no clock. What it promises:
+The scheduler handles tokens only as counts: no model, no tensors, no clock. Its guarantees:
 
-- Higher priorities go first. Among equals the owner with the fewest running jobs is next, then the one whose last turn
-  is longest ago; one owner's jobs go in the order of arrival. Who has run already goes on before anybody begins.
-- Every owner has an equal share of the places. While there are free ones, anybody may take them; when none is left, a
-  newcomer takes the place of the last one in the queue of the owner with the most, if that leaves them no fewer.
-- A step feeds everybody who is generating, and spends what is left of it on prompts: owners share it equally, and one
-  owner's prompts come in the order of arrival.
-- When the cache is full, the lowest priority gives way, and among equals the youngest; it is computed again later.
+- Admission order: higher priorities first; among equals, preempted sequences first, then the owner with the fewest
+  running jobs, then the owner whose last admission is longest ago. One owner's jobs are admitted in order of arrival.
+- Queue: while it has free places, any owner may use them. When it is full, a new job displaces the last queued one of
+  the owner with the most jobs, provided that this owner then still has at least as many jobs as the new job's owner.
+- Prefix: a sequence may stay in the queue until a running sequence has computed their common prefix.
+- Each step decodes one token of every decoding sequence and spends a budget on prompts: higher priorities first, then
+  in equal shares for owners. One owner's prompts are computed in order of arrival.
+- When the cache is full, the youngest sequence of the lowest priority is preempted; it is recomputed later.
 """
 
 from bisect import insort
@@ -20,13 +21,18 @@ from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sequence import Sequence
 
 FindPrefixLeader = Callable[[Sequence, list[Sequence]], tuple[Sequence, int] | None]
-"""Whom it should wait for, among those that run, and until how many tokens are fed; None: nobody."""
+"""The running sequence whose prefix to wait for, and the token count at which it becomes reusable; None if none.
+
+Called with the sequence to admit and the running sequences.
+"""
 
 
 class Scheduler:
-    """At most ``slots`` sequences run and ``queue`` wait; together they hold at most ``room`` tokens in the cache.
+    """Decides which sequences run and how many tokens of each are computed in a step.
 
-    ``pace`` bounds the prompts' share of a step; None (a model whose prompts cannot be cut): one whole prompt a step.
+    At most ``max_num_seqs`` sequences run and ``max_waiting`` wait. Running sequences hold at most ``max_cache_tokens``
+    tokens in the cache; a single one may exceed that. ``prefill_budget`` limits the prompt tokens of a step. With None,
+    for a model without chunked prefill, a step computes one whole prompt.
     """
 
     def __init__(
@@ -44,11 +50,14 @@ class Scheduler:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the cache."""
+        """Number of tokens that running sequences have in the cache."""
         return sum(sequence.num_computed_tokens for sequence in self.running)
 
     def add(self, sequence: Sequence) -> Sequence | None:
-        """Queue it; the one that lost its place to it, if any. Raises :class:`EngineError` when the queue is full."""
+        """Queues a sequence. Returns the sequence that it displaced, if any.
+
+        Raises :class:`EngineError` if the queue is full and no sequence can be displaced.
+        """
         displaced = None
         if len(self.running) + len(self.waiting) >= self.max_num_seqs + self._max_waiting:
             displaced = self._find_displaceable(sequence)
@@ -61,7 +70,7 @@ class Scheduler:
         return displaced
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget it."""
+        """Removes a running or waiting sequence."""
         for group in (self.running, self.waiting):
             if sequence in group:
                 group.remove(sequence)
@@ -69,9 +78,10 @@ class Scheduler:
             self._last_admission.clear()
 
     def admit_waiting(self, find_leader: FindPrefixLeader) -> Iterator[Sequence]:
-        """Give slots to those that wait, as far as slots and cache go, one at a time.
+        """Admits waiting sequences, one at a time, while slots and cache allow.
 
-        The caller gives each its cache before it asks for the next. Who has a leader stays behind it, out of turn.
+        The caller allocates the cache of each before it requests the next. A sequence for which ``find_leader`` returns
+        a leader stays in the queue until the leader's prefix is computed; others are admitted before it.
         """
         while len(self.running) < self.max_num_seqs:
             ready = [sequence for sequence in self.waiting if not sequence.waiting_for_prefix]
@@ -91,84 +101,102 @@ class Scheduler:
             yield sequence
 
     def preempt(self) -> list[Sequence]:
-        """Those who go back to the queue, so that what runs fits into the cache; the caller takes theirs away."""
-        gone = []
+        """Preempts sequences until the rest fits in the cache and returns them; the caller frees their caches.
+
+        A preempted sequence goes back to the queue. The last running one is never preempted.
+        """
+        preempted = []
         while (
             len(self.running) > 1
             and sum(sequence.reserved_tokens for sequence in self.running) > self._max_cache_tokens
         ):
-            last = max(self.running, key=lambda sequence: sequence.queue_rank)
-            self.running.remove(last)
-            self._insert_waiting(last)
-            gone.append(last)
-        return gone
+            victim = max(self.running, key=lambda sequence: sequence.queue_rank)
+            self.running.remove(victim)
+            self._insert_waiting(victim)
+            preempted.append(victim)
+        return preempted
 
     def schedule(self) -> list[tuple[Sequence, int]]:
-        """Which sequences are fed how many tokens in this step."""
+        """Returns the sequences of this step, each with the number of tokens to compute."""
         decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
-        filling = sorted((other for other in self.running if other.num_pending > 1), key=lambda other: other.queue_rank)
-        work = [(sequence, 1) for sequence in decoding]
-        if not filling:
-            return work
+        prefilling = sorted(
+            (other for other in self.running if other.num_pending > 1), key=lambda other: other.queue_rank
+        )
+        scheduled = [(sequence, 1) for sequence in decoding]
+        if not prefilling:
+            return scheduled
         if self._prefill_budget is None:
-            return [*work, (filling[0], filling[0].num_pending)]
-        return work + _divide_budget(
-            filling, self._prefill_budget.next_budget(len(decoding), len(filling)), self._prefill_budget.alignment
+            return [*scheduled, (prefilling[0], prefilling[0].num_pending)]
+        return scheduled + _divide_budget(
+            prefilling, self._prefill_budget.next_budget(len(decoding), len(prefilling)), self._prefill_budget.alignment
         )
 
     def _insert_waiting(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda other: other.queue_rank)
 
     def _next_to_admit(self, ready: list[Sequence]) -> Sequence:
-        busy = Counter(sequence.job.owner for sequence in self.running)
+        running_counts = Counter(sequence.job.owner for sequence in self.running)
 
         def turn(sequence: Sequence) -> tuple[int, bool, int, int, int]:
             owner = sequence.job.owner
-            last = self._last_admission.get(owner, 0)
-            return (-sequence.job.priority, not sequence.admitted, busy[owner], last, sequence.arrival)
+            last_admission = self._last_admission.get(owner, 0)
+            return (
+                -sequence.job.priority,
+                not sequence.admitted,
+                running_counts[owner],
+                last_admission,
+                sequence.arrival,
+            )
 
         return min(ready, key=turn)
 
     def _find_displaceable(self, newcomer: Sequence) -> Sequence | None:
-        """The last in the queue of the owner with the most jobs, if the newcomer's owner has fewer even with it."""
-        jobs = Counter(sequence.job.owner for sequence in (*self.running, *self.waiting))
+        """The queued sequence that the newcomer displaces: the last one of the owner with the most jobs, or None.
+
+        None if the newcomer's owner, with it, would have as many jobs. Sequences of higher priority and preempted ones
+        are never displaced.
+        """
+        job_counts = Counter(sequence.job.owner for sequence in (*self.running, *self.waiting))
         priority = newcomer.job.priority
-        queued = [other for other in self.waiting if not other.admitted and other.job.priority <= priority]
-        crowd = max((jobs[other.job.owner] for other in queued), default=0)
-        if crowd <= jobs[newcomer.job.owner] + 1:
+        candidates = [other for other in self.waiting if not other.admitted and other.job.priority <= priority]
+        max_jobs = max((job_counts[other.job.owner] for other in candidates), default=0)
+        if max_jobs <= job_counts[newcomer.job.owner] + 1:
             return None
-        return max((other for other in queued if jobs[other.job.owner] == crowd), key=lambda other: other.queue_rank)
+        return max(
+            (other for other in candidates if job_counts[other.job.owner] == max_jobs),
+            key=lambda other: other.queue_rank,
+        )
 
 
 def _divide_budget(prefilling: list[Sequence], budget: int, alignment: int) -> list[tuple[Sequence, int]]:
-    """Divide a step's tokens among prompts, in the order of their rank: highest priority first, owners equally.
+    """Divides the prompt tokens of a step among sequences: highest priority first, equal shares for owners.
 
-    A share ends at a multiple of ``grain`` or with its prompt, and goes on to the next one at least.
+    A share ends at a multiple of ``alignment`` or with its prompt, and reaches at least the next multiple.
     """
     counts: dict[int, int] = {}
     for priority in dict.fromkeys(sequence.job.priority for sequence in prefilling):
-        equals = [sequence for sequence in prefilling if sequence.job.priority == priority]
-        while equals and budget >= alignment:
-            first: dict[str, Sequence] = {}
-            for sequence in equals:
-                first.setdefault(sequence.job.owner, sequence)
-            share = max(budget // len(first), 1)
-            for sequence in first.values():
+        peers = [sequence for sequence in prefilling if sequence.job.priority == priority]
+        while peers and budget >= alignment:
+            next_by_owner: dict[str, Sequence] = {}
+            for sequence in peers:
+                next_by_owner.setdefault(sequence.job.owner, sequence)
+            share = max(budget // len(next_by_owner), 1)
+            for sequence in next_by_owner.values():
                 if budget < alignment:
                     break
-                fed = counts.get(sequence.arrival, 0)
+                assigned = counts.get(sequence.arrival, 0)
                 count = min(
-                    _align_chunk(sequence.num_computed_tokens + fed, min(share, budget), alignment),
-                    sequence.num_pending - fed,
+                    _align_chunk(sequence.num_computed_tokens + assigned, min(share, budget), alignment),
+                    sequence.num_pending - assigned,
                 )
                 budget -= count
-                counts[sequence.arrival] = fed + count
-                if fed + count == sequence.num_pending:
-                    equals.remove(sequence)
+                counts[sequence.arrival] = assigned + count
+                if assigned + count == sequence.num_pending:
+                    peers.remove(sequence)
     return [(sequence, counts[sequence.arrival]) for sequence in prefilling if counts.get(sequence.arrival)]
 
 
-def _align_chunk(start: int, wanted: int, alignment: int) -> int:
-    """How many tokens from ``place`` on, about as many as wanted, end at a multiple of ``grain``."""
-    end = (start + wanted) // alignment * alignment
+def _align_chunk(start: int, count: int, alignment: int) -> int:
+    """Length of a chunk of about ``wanted`` tokens (at least 1) from ``start`` to a multiple of ``alignment``."""
+    end = (start + count) // alignment * alignment
     return end - start if end > start else alignment - start % alignment

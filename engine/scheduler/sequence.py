@@ -1,4 +1,4 @@
-"""One job on its way through the engine: its tokens, how many of them are in its cache, and when it ends."""
+"""A job in the engine: its tokens, the number of them in its KV cache, and its limits."""
 
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -9,14 +9,15 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.protocol import Fault, FinishReason, Job, TokenLogprob
 from antiphon.engine.scheduler.ngram import Drafter
 
-if TYPE_CHECKING:  # it needs torch
+if TYPE_CHECKING:  # importing it imports torch
     from antiphon.engine.scheduler.sampler import SamplingState
 
 
 class Sequence:
-    """``tokens`` is prompt and answer; the first ``fed`` of them are in ``state``, the cache.
+    """A job that is queued or running.
 
-    ``limit``: new tokens at most. ``expires``: when its time is over, by the core's clock.
+    ``tokens`` holds prompt and output; the first ``num_computed_tokens`` of them are in ``cache``. ``deadline_at`` is a
+    time of the core's clock.
     """
 
     def __init__(
@@ -45,44 +46,44 @@ class Sequence:
 
     @property
     def cache_key(self) -> tuple[str, str]:
-        """Only sequences of equal keys may read each other's cache."""
+        """Owner and salt. Sequences may reuse each other's caches only if their keys are equal."""
         return (self.job.owner, self.job.cache_salt)
 
     @property
     def num_generated(self) -> int:
-        """New tokens so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - len(self.job.tokens)
 
     @property
     def num_pending(self) -> int:
-        """Tokens not yet in the cache."""
+        """Number of tokens that are not yet in the cache."""
         return len(self.tokens) - self.num_computed_tokens
 
     @property
     def reserved_tokens(self) -> int:
-        """Memory in tokens: what it holds already, and what its tokens will need."""
+        """Memory in tokens: the capacity of the cache, or the number of tokens if that is larger."""
         return max(len(self.tokens), self.cache.capacity if isinstance(self.cache, KVCache) else 0)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be told, so that the prompt has to be fed whole."""
+        """True while prompt log-probabilities are missing; then no computed prefix can be reused."""
         return self.job.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.job.tokens)
 
     @property
     def waiting_for_prefix(self) -> bool:
-        """Whether its leader is still computing tokens that both begin with; then they are copied."""
+        """True while the leader computes the common prefix, which is reused afterwards."""
         if self.prefix_leader is None:
             return False
-        other, length = self.prefix_leader
-        return other.cache is not None and other.num_computed_tokens < length
+        leader, length = self.prefix_leader
+        return leader.cache is not None and leader.num_computed_tokens < length
 
     @property
     def queue_rank(self) -> tuple[int, int]:
-        """Smaller is served first."""
+        """Sort key of priority and arrival; smaller ranks first."""
         return (-self.job.priority, self.arrival)
 
     def take_newly_computed(self) -> int:
-        """Tokens of the prompt that are in the cache for the first time since this was last asked."""
+        """Returns the number of prompt tokens that entered the cache for the first time since the last call."""
         before, self._num_prompt_computed = (
             self._num_prompt_computed,
             max(self._num_prompt_computed, min(self.num_computed_tokens, len(self.job.tokens))),
@@ -90,23 +91,23 @@ class Sequence:
         return self._num_prompt_computed - before
 
     def append_token(self, token: int) -> FinishReason | None:
-        """It says this token; why it ends with it, if it does."""
+        """Appends a generated token. Returns the finish reason if the sequence ends with it."""
         self.tokens.append(token)
         return "stop" if token in self.stop_ids else "length" if self.num_generated >= self.max_new_tokens else None
 
 
 def deadline_fault(sequence: Sequence, now: float) -> Fault | None:
-    """The fault of a sequence whose time is over."""
+    """The fault of a sequence that is past its deadline; None before that."""
     if sequence.deadline_at is None or now < sequence.deadline_at:
         return None
-    return Fault("deadline_exceeded", f"not done within {sequence.job.deadline:g} s", retryable=True)
+    return Fault("deadline_exceeded", f"The request did not finish within {sequence.job.deadline:g} s.", retryable=True)
 
 
-def common_prefix_length(one: "array[int]", two: "array[int]", limit: int) -> int:
-    """How many tokens at the beginning are the same, counted up to ``most``."""
-    length = min(len(one), len(two), limit)
-    if length <= 0 or one[0] != two[0]:
+def common_prefix_length(a: "array[int]", b: "array[int]", limit: int) -> int:
+    """Length of the common prefix of two token arrays, at most ``limit``."""
+    length = min(len(a), len(b), limit)
+    if length <= 0 or a[0] != b[0]:
         return 0
-    differ = np.frombuffer(one, np.intc, length) != np.frombuffer(two, np.intc, length)
+    differ = np.frombuffer(a, np.intc, length) != np.frombuffer(b, np.intc, length)
     first = int(differ.argmax())
     return first if differ[first] else length

@@ -1,6 +1,7 @@
-"""What a step's rows of logits say: log-probabilities of prompts, next tokens, and how much of a draft was right.
+"""Turns the logits of a step into output: prompt log-probabilities, next tokens, verified drafts.
 
-It knows no schedule and no memory beyond the sequences it is given, and moves each of them on by what it reads.
+This module knows no scheduler and no cache manager. It updates each sequence: its tokens and its number of computed
+tokens.
 """
 
 import msgspec
@@ -14,7 +15,7 @@ from antiphon.engine.scheduler.sequence import Sequence
 
 
 class ScheduledTokens(msgspec.Struct):
-    """The next ``count`` tokens of a sequence and, after all that it has, a draft of those to come."""
+    """The next ``count`` pending tokens of a sequence; if these are all, a draft of tokens to follow."""
 
     sequence: Sequence
     count: int
@@ -22,22 +23,22 @@ class ScheduledTokens(msgspec.Struct):
 
     @property
     def model_input(self) -> SequenceInput:
-        """What the model is given."""
+        """Input of the forward pass for this sequence."""
         sequence, end = self.sequence, self.sequence.num_computed_tokens + self.count
-        said = min(max(end - len(sequence.job.tokens), 0), self.count)
+        num_generated = min(max(end - len(sequence.job.tokens), 0), self.count)
         ids = sequence.tokens[sequence.num_computed_tokens : end].tolist() + self.draft
-        return SequenceInput(sequence.cache, ids, self.num_logits, said + len(self.draft))
+        return SequenceInput(sequence.cache, ids, self.num_logits, num_generated + len(self.draft))
 
     @property
     def num_logits(self) -> int:
-        """How many rows of logits, the last ones, are needed."""
+        """Number of last tokens whose logits are needed."""
         if self.sequence.needs_prompt_logprobs:
             return self.count
         return 1 + len(self.draft) if self.count == self.sequence.num_pending else 0
 
 
 class SequenceOutput(msgspec.Struct):
-    """What a step brought for one sequence; not ``sound``: no usable number for its next token."""
+    """Output of a step for one sequence. ``is_valid`` is False if the logits of its next token were not finite."""
 
     sequence: Sequence
     tokens: tuple[int, ...] = ()
@@ -49,61 +50,67 @@ class SequenceOutput(msgspec.Struct):
 def process_logits(
     scheduled: list[ScheduledTokens], logits: Tensor, kernels: Kernels | None = None
 ) -> list[SequenceOutput]:
-    """Take each sequence's rows of (rows, vocabulary); the news of those that are all fed."""
-    news: list[SequenceOutput] = []
-    plain: list[Sequence] = []
-    lines: list[int] = []
+    """Processes the rows of logits (rows, vocabulary) of each sequence.
+
+    Returns the outputs of the sequences without pending tokens; the others are still in prefill.
+    """
+    outputs: list[SequenceOutput] = []
+    undrafted: list[Sequence] = []
+    last_rows: list[int] = []
     drafted: list[tuple[ScheduledTokens, Tensor]] = []
-    line = 0
-    for feed in scheduled:
-        sequence = feed.sequence
-        rows = logits[line : line + feed.num_logits]
-        line += len(rows)
+    row = 0
+    for entry in scheduled:
+        sequence = entry.sequence
+        rows = logits[row : row + entry.num_logits]
+        row += len(rows)
         if sequence.needs_prompt_logprobs:
             _add_prompt_logprobs(sequence, rows)
-        sequence.num_computed_tokens += feed.count
+        sequence.num_computed_tokens += entry.count
         if sequence.num_pending:
             continue
         if sequence.max_new_tokens <= 0:
-            news.append(SequenceOutput(sequence, finish="length"))
-        elif feed.draft:
-            drafted.append((feed, rows))
+            outputs.append(SequenceOutput(sequence, finish="length"))
+        elif entry.draft:
+            drafted.append((entry, rows))
         else:
-            plain.append(sequence)
-            lines.append(line - 1)
-    if plain:
-        news += _sample_next_tokens(plain, logits if len(lines) == len(logits) else logits[lines], kernels)
-    return news + [_verify_draft(feed, rows, kernels) for feed, rows in drafted]
+            undrafted.append(sequence)
+            last_rows.append(row - 1)
+    if undrafted:
+        outputs += _sample_next_tokens(
+            undrafted, logits if len(last_rows) == len(logits) else logits[last_rows], kernels
+        )
+    return outputs + [_verify_draft(entry, rows, kernels) for entry, rows in drafted]
 
 
 def _sample_next_tokens(ready: list[Sequence], logits: Tensor, kernels: Kernels | None) -> list[SequenceOutput]:
-    """One row of each sequence, one token for each."""
-    news = []
+    """Samples one token per sequence, each from its row of logits."""
+    outputs = []
     tokens = sample_tokens(logits, [sequence.sampling_state for sequence in ready], kernels)
     for row, (sequence, token) in enumerate(zip(ready, tokens, strict=True)):
         if token is None:
-            news.append(SequenceOutput(sequence, is_valid=False))
+            outputs.append(SequenceOutput(sequence, is_valid=False))
         else:
             logprobs = _token_logprobs(sequence, logits[row : row + 1], [token])
-            news.append(SequenceOutput(sequence, (token,), logprobs, sequence.append_token(token)))
-    return news
+            outputs.append(SequenceOutput(sequence, (token,), logprobs, sequence.append_token(token)))
+    return outputs
 
 
-def _verify_draft(feed: ScheduledTokens, rows: Tensor, kernels: Kernels | None) -> SequenceOutput:
-    """Draw row after row, as steps without a draft would have; go on while the tokens are those of the draft.
+def _verify_draft(scheduled: ScheduledTokens, rows: Tensor, kernels: Kernels | None) -> SequenceOutput:
+    """Samples row by row, as steps without a draft would, as long as the tokens match the draft.
 
-    The cache, which holds the draft already, then keeps what turned out to be true of it.
+    The cache, which already holds the whole draft, is then truncated to the accepted tokens. Example: for the draft
+    [5, 6, 7] the rows give 5, 6, 9. The output is 5, 6, 9; the cache keeps 5 and 6, and 9 is pending.
     """
-    sequence = feed.sequence
+    sequence = scheduled.sequence
     tokens: list[int] = []
     finish: FinishReason | None = None
-    for place in range(len(rows)):
-        token = sample_tokens(rows[place : place + 1], [sequence.sampling_state], kernels)[0]
+    for index in range(len(rows)):
+        token = sample_tokens(rows[index : index + 1], [sequence.sampling_state], kernels)[0]
         if token is None:
             break
         finish = sequence.append_token(token)
         tokens.append(token)
-        if finish or place == len(feed.draft) or token != feed.draft[place]:
+        if finish or index == len(scheduled.draft) or token != scheduled.draft[index]:
             break
     sequence.num_computed_tokens += max(len(tokens) - 1, 0)
     sequence.cache.truncate(sequence.num_computed_tokens)
@@ -117,12 +124,15 @@ def _token_logprobs(sequence: Sequence, rows: Tensor, tokens: list[int]) -> tupl
 
 
 def _add_prompt_logprobs(sequence: Sequence, logits: Tensor) -> None:
-    """Row i speaks about token fed + i + 1; a sequence computed for the second time has nothing new to say."""
+    """Adds prompt log-probabilities: row i holds the logits of token ``num_computed_tokens`` + i + 1.
+
+    Tokens that are computed again, after preemption, are skipped.
+    """
     if not sequence.prompt_logprobs:
         sequence.prompt_logprobs.append(None)
     prompt = sequence.job.tokens
-    following = prompt[sequence.num_computed_tokens + 1 : sequence.num_computed_tokens + 1 + len(logits)]
+    targets = prompt[sequence.num_computed_tokens + 1 : sequence.num_computed_tokens + 1 + len(logits)]
     skip = len(sequence.prompt_logprobs) - (sequence.num_computed_tokens + 1)
-    if skip < len(following):
-        rows = logits[skip : len(following)]
-        sequence.prompt_logprobs += compute_logprobs(rows, following[skip:], sequence.job.prompt_logprobs or 0)
+    if skip < len(targets):
+        rows = logits[skip : len(targets)]
+        sequence.prompt_logprobs += compute_logprobs(rows, targets[skip:], sequence.job.prompt_logprobs or 0)

@@ -1,12 +1,12 @@
-"""The engine that replays a script: ids or text, pauses and faults, the same every time.
+"""The scripted engine: replays ids or text, pauses and faults from a script, identically every time.
 
 It keeps every rule of ``engine.protocol`` (slots, queue, cancel, deadlines, token limits, log-probabilities), so that
-what is tested on it is true of an engine that thinks; only a grammar is ignored: the script says what it says. It knows
-no text: ``encode`` and ``decode`` are handed in.
+tests against it also hold for an engine with a model. Grammars are the exception: they are ignored, because the script
+fixes the output. The engine handles no text: the caller passes ``encode`` and ``decode``.
 
-Which reply answers a job: the first, in file order, whose ``when`` strings all occur in the decoded prompt; if none
-does, the next of the replies without ``when``, in the order the jobs arrive, the last of them for ever. So write the
-later turn of a conversation before the earlier one: its prompt holds both.
+Choice of the reply: the first in file order whose ``when`` strings all occur in the decoded prompt; otherwise the next
+reply without ``when``, in order of job arrival, with the last one repeated. Write the later turn of a conversation
+before the earlier one, because its prompt contains the strings of both.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from antiphon.engine.scripted.playback import EncodeText, play_reply
 from antiphon.engine.scripted.script import ScriptedReply, ScriptError, ScriptStep, load_script, parse_script
 from antiphon.engine.scripted.step_loop import StepLoop
 
-__all__ = ["ScriptStep", "ScriptedReply", "ScriptError", "ScriptedEngine", "load_script", "parse_script"]
+__all__ = ["ScriptError", "ScriptStep", "ScriptedEngine", "ScriptedReply", "load_script", "parse_script"]
 
 DecodeTokens = Callable[[Sequence[int]], str]
 
@@ -31,11 +31,11 @@ DEFAULT_INFO = EngineInfo(
 
 
 class ScriptedEngine:
-    """Plays ``replies`` (see the head of this module).
+    """Plays ``replies``, chosen as this module's docstring describes.
 
-    ``decode`` is needed only where a reply says ``when``. ``delay`` is the silence in seconds before every chunk of
-    tokens. At most ``slots`` jobs play at once and ``queue`` wait, first come first served (priorities are ignored);
-    further jobs are refused with ``server_is_overloaded``.
+    ``decode`` is needed only if a reply has ``when``. ``delay`` is the pause in seconds before every chunk of tokens.
+    At most ``max_num_seqs`` jobs play at once and ``max_waiting`` wait, first in, first out (priorities are ignored).
+    Further jobs are rejected with ``server_is_overloaded``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ScriptedEngine:
         if not replies:
             raise ScriptError("a scripted engine needs at least one reply")
         if decode is None and any(reply.when for reply in replies):
-            raise ScriptError("a script that says `when` needs a decoder for the prompt")
+            raise ScriptError("a script with `when` needs a decoder for the prompt")
         self.info = info or DEFAULT_INFO
         self._conditional = [reply for reply in replies if reply.when]
         self._unconditional = [reply for reply in replies if not reply.when]
@@ -66,40 +66,40 @@ class ScriptedEngine:
         self._prompt_tokens = self._generated = self._finished = self._faults = 0
 
     async def start(self) -> None:
-        """Nothing to load; a closed engine opens again."""
+        """Loads nothing; reopens a closed engine."""
         self._is_open = True
 
     async def close(self) -> None:
-        """End every job in flight with ``engine_unavailable``."""
+        """Ends every job in flight with ``engine_unavailable``."""
         self._is_open = False
         for run in list(self._jobs.values()):
             run.end_with("closed")
 
     async def cancel(self, job_id: str) -> None:
-        """End a job; unknown ids are ignored."""
+        """Ends a job; unknown ids are ignored."""
         if job_id in self._jobs:
             self._jobs[job_id].end_with("cancelled")
 
     async def wait_ready(self) -> None:
-        """A job would be taken, or refused, right away."""
+        """Returns at once. Raises :class:`EngineError` if the engine is closed or full."""
         self._check_open()
         self._check_capacity()
 
     def unready_reason(self) -> str | None:
-        """A script need not be waited for."""
+        """Returns None unless the engine is closed: a script needs no loading."""
         return None if self._is_open else STOPPED_MESSAGE
 
     def capacity(self) -> int:
-        """The slots and the queue."""
+        """Returns the number of slots plus the length of the queue."""
         return self._max_num_seqs + self._max_waiting
 
     def stats(self) -> EngineStats:
-        """Counts of this moment; ``kv_tokens`` counts the tokens of jobs that hold a slot."""
+        """Returns the current counts; ``running_cache_tokens`` are the tokens of jobs that hold a slot."""
         admitted = [run for run in self._jobs.values() if run.admitted]
         return EngineStats(
             running=len(admitted),
             waiting=len(self._waiting),
-            slots=self._max_num_seqs,
+            max_num_seqs=self._max_num_seqs,
             running_cache_tokens=sum(len(run.job.tokens) + run.num_generated for run in admitted),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
@@ -108,7 +108,7 @@ class ScriptedEngine:
         )
 
     async def generate(self, job: Job, on_chunk: OnChunk) -> None:
-        """Play the reply that answers this job."""
+        """Plays the reply that matches this job."""
         self._check_job(job)
         reply = self._choose_reply(job)
         run = self._jobs[job.id] = _ScriptedJob(job)
@@ -117,14 +117,14 @@ class ScriptedEngine:
             on_chunk(Chunk(cached_tokens=min(reply.cached_tokens, len(job.tokens))))
 
             def take(chunk: Chunk) -> bool:
-                said = run.final_chunk() or chunk
-                self._count_chunk(run, said)
-                on_chunk(said)
-                return said.finish is None
+                output = run.final_chunk() or chunk
+                self._count_chunk(run, output)
+                on_chunk(output)
+                return output.finish is None
 
             chunks = play_reply(reply, job, self.info, self._encode, self._delay)
-            while late := await self._step_loop.play_chunks(chunks, take):
-                wait, chunk = late
+            while delayed := await self._step_loop.play_chunks(chunks, take):
+                wait, chunk = delayed
                 await run.sleep(wait)
                 if not take(chunk):
                     return
@@ -153,8 +153,8 @@ class ScriptedEngine:
     def _choose_reply(self, job: Job) -> ScriptedReply:
         reply = self._find_reply(job)
         if reply.refusal is not None:
-            piece = reply.refusal
-            raise EngineError(piece.code, piece.refuse or "", piece.retryable)
+            step = reply.refusal
+            raise EngineError(step.code, step.refuse or "", step.retryable)
         return reply
 
     def _find_reply(self, job: Job) -> ScriptedReply:
@@ -164,7 +164,7 @@ class ScriptedEngine:
                 if all(text in prompt for text in reply.when):
                     return reply
         if not self._unconditional:
-            raise EngineError("server_error", "no reply of the script answers this prompt")
+            raise EngineError("server_error", "no scripted reply matches this prompt")
         reply = self._unconditional[min(self._num_served, len(self._unconditional) - 1)]
         self._num_served += 1
         return reply
@@ -178,17 +178,17 @@ class ScriptedEngine:
         self._prompt_tokens += len(run.job.tokens)
 
     def _release_slot(self, run: "_ScriptedJob") -> None:
-        """Forget the job and hand its slot to the first that waits and is not ended."""
+        """Removes the job and passes its slot to the first waiting job that has not been ended."""
         self._jobs.pop(run.job.id, None)
         if not run.admitted:
             if run in self._waiting:
                 self._waiting.remove(run)
             return
         while self._waiting:
-            follower = self._waiting.popleft()
-            if follower.end_cause is None:
-                follower.admitted = True
-                follower.wake.set()
+            waiter = self._waiting.popleft()
+            if waiter.end_cause is None:
+                waiter.admitted = True
+                waiter.wake_event.set()
                 return
 
     def _count_chunk(self, run: "_ScriptedJob", chunk: Chunk) -> None:
@@ -199,43 +199,43 @@ class ScriptedEngine:
 
 
 class _ScriptedJob:
-    """One job in flight: whether it has its slot, whether somebody ended it, and when its time is over."""
+    """State of a job in flight: whether it holds a slot, the cause of its end if it was ended, and its deadline."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.admitted = False
         self.end_cause: str | None = None
         self.num_generated = 0
-        self.wake = asyncio.Event()
+        self.wake_event = asyncio.Event()
         self.deadline_at = math.inf if job.deadline is None else asyncio.get_running_loop().time() + job.deadline
 
     def end_with(self, cause: str) -> None:
         if self.end_cause is None:
             self.end_cause = cause
-            self.wake.set()
+            self.wake_event.set()
 
     async def wait_admitted(self) -> None:
-        """Wait for a slot. Raises :class:`EngineError` if the job is ended first."""
+        """Waits for a slot. Raises :class:`EngineError` if the job is ended first."""
         await self.sleep(math.inf)
         if not self.admitted:
             fault = self._build_fault()
             raise EngineError(fault.code, fault.message, fault.retryable)
         if self.end_cause is None:
-            self.wake.clear()
+            self.wake_event.clear()
 
     def final_chunk(self) -> Chunk | None:
-        """The chunk that ends the job, if its end has come."""
+        """Returns the last chunk of a job that was ended or has reached its deadline; otherwise None."""
         self._check_deadline()
         if self.end_cause == "cancelled":
             return Chunk(finish="cancelled")
         return Chunk(finish="error", fault=self._build_fault()) if self.end_cause else None
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, at most until the job's end."""
+        """Waits for ``seconds``, or until the job is ended or reaches its deadline."""
         wait = min(seconds, self.deadline_at - asyncio.get_running_loop().time())
         if wait > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), None if wait == math.inf else wait)
+                await asyncio.wait_for(self.wake_event.wait(), None if wait == math.inf else wait)
         self._check_deadline()
 
     def _check_deadline(self) -> None:
@@ -251,4 +251,4 @@ class _ScriptedJob:
             return Fault("engine_unavailable", STOPPED_MESSAGE, True)
         if self.end_cause == "deadline":
             return Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", True)
-        return Fault("cancelled", "the job was cancelled while it waited")
+        return Fault("cancelled", "the job was cancelled while waiting")

@@ -1,7 +1,7 @@
-"""How a scripted reply is performed for one job: chunks, with the silence before each.
+"""Playback of a scripted reply for one job: its chunks, with the pause before each.
 
-Pure: no clock, no randomness, no queue. It cuts where a real engine would (stop tokens, ``max_tokens``, the context)
-and invents log-probabilities that are always the same for the same token at the same place.
+Pure functions: no clock, no randomness, no queue. Output ends where a real engine would end it (stop tokens,
+``max_tokens``, the context). Log-probabilities are invented, always the same for the same token at the same position.
 """
 
 import math
@@ -16,55 +16,55 @@ EncodeText = Callable[[str], list[int]]
 def play_reply(
     reply: ScriptedReply, job: Job, info: EngineInfo, encode: EncodeText, delay: float = 0.0
 ) -> Iterator[tuple[float, Chunk]]:
-    """The reply as (seconds of silence before it, chunk) pairs; only the last has ``finish`` set.
+    """Yields the reply as (seconds to wait before it, chunk) pairs; only the last chunk has ``finish`` set.
 
-    ``delay`` is added before each chunk of tokens. A stall is an infinite silence.
+    ``delay`` is added before each chunk of tokens. A stall is an infinite wait.
     """
-    meter = _ReplyCursor(job, info)
+    cursor = _ReplyCursor(job, info)
     wait = 0.0
-    for piece in reply.output:
-        if isinstance(piece, ScriptStep) and piece.pause is not None:
-            wait += piece.pause
+    for entry in reply.output:
+        if isinstance(entry, ScriptStep) and entry.pause is not None:
+            wait += entry.pause
             continue
-        if isinstance(piece, ScriptStep) and (piece.stall or piece.fault is not None):
-            fault = Fault(piece.code, piece.fault or "the script stalls", piece.retryable)
-            yield (math.inf if piece.stall else wait), Chunk(finish="error", fault=fault)
+        if isinstance(entry, ScriptStep) and (entry.stall or entry.fault is not None):
+            fault = Fault(entry.code, entry.fault or "the script stalls", entry.retryable)
+            yield (math.inf if entry.stall else wait), Chunk(finish="error", fault=fault)
             return
-        for ids in _split_tokens(piece, reply.tokens_per_chunk, encode):
-            chunk = meter.next_chunk(ids)
+        for ids in _split_tokens(entry, reply.tokens_per_chunk, encode):
+            chunk = cursor.next_chunk(ids)
             yield wait + delay, chunk
             wait = 0.0
             if chunk.finish:
                 return
-    yield wait + delay, meter.final_chunk(reply)
+    yield wait + delay, cursor.final_chunk(reply)
 
 
-def invented_logprob(token: int, position: int, top: int, vocab: int) -> TokenLogprob:
-    """A log-probability made up for ``token`` as the ``place``-th of its row: it is always the likeliest.
+def invented_logprob(token: int, position: int, top: int, vocab_size: int) -> TokenLogprob:
+    """Returns an invented log-probability for ``token`` at ``position``; the token is always the most likely one.
 
-    The chosen token has -0.125 to -1.0; each of its neighbours (id + 1, id + 2, …) 3 less than the one before.
+    The chosen token gets -0.125 to -1.0; each following id (id + 1, id + 2, …) gets 3 less than the one before it.
     """
     chosen = -0.125 * (1 + position % 8)
-    ranked = tuple(((token + rank) % vocab, chosen - 3.0 * rank) for rank in range(min(top, vocab)))
+    ranked = tuple(((token + rank) % vocab_size, chosen - 3.0 * rank) for rank in range(min(top, vocab_size)))
     return TokenLogprob(token, chosen, ranked)
 
 
-def _split_tokens(piece: str | ScriptStep, step: int, encode: EncodeText) -> Iterator[tuple[int, ...]]:
-    ids = (piece.ids or ()) if isinstance(piece, ScriptStep) else tuple(encode(piece))
-    size = step or max(len(ids), 1)
+def _split_tokens(entry: str | ScriptStep, tokens_per_chunk: int, encode: EncodeText) -> Iterator[tuple[int, ...]]:
+    ids = (entry.ids or ()) if isinstance(entry, ScriptStep) else tuple(encode(entry))
+    size = tokens_per_chunk or max(len(ids), 1)
     return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
 class _ReplyCursor:
-    """Counts what was said and cuts at the first stop token or at the limit."""
+    """Counts generated tokens and ends the reply at the first stop token or at the token limit."""
 
     def __init__(self, job: Job, info: EngineInfo) -> None:
         sampling = job.sampling
-        room = info.max_model_len - len(job.tokens)
+        context_left = info.max_model_len - len(job.tokens)
         self._info = info
         self._top_logprobs = sampling.top_logprobs
         self._stops = set(sampling.stop_ids) | (set() if sampling.ignore_eos else set(info.eos_ids))
-        self._limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        self._limit = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
         self._num_generated = 0
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         if job.prompt_logprobs is not None:
@@ -72,16 +72,16 @@ class _ReplyCursor:
             self._prompt_logprobs = (None, *rows[1:])
 
     def next_chunk(self, ids: tuple[int, ...]) -> Chunk:
-        """A chunk of these tokens, or of as many of them as are allowed."""
-        taken = ids[: max(self._limit - self._num_generated, 0)]
-        if not self._stops.isdisjoint(taken):
-            last = next(place for place, token in enumerate(taken) if token in self._stops)
-            return self._build_chunk(taken[: last + 1], "stop", taken[last])
-        full = self._num_generated + len(taken) >= self._limit
-        return self._build_chunk(taken, "length" if full else None)
+        """Returns a chunk of these tokens, cut after the first stop token or at the token limit."""
+        tokens = ids[: max(self._limit - self._num_generated, 0)]
+        if not self._stops.isdisjoint(tokens):
+            last = next(index for index, token in enumerate(tokens) if token in self._stops)
+            return self._build_chunk(tokens[: last + 1], "stop", tokens[last])
+        limit_reached = self._num_generated + len(tokens) >= self._limit
+        return self._build_chunk(tokens, "length" if limit_reached else None)
 
     def final_chunk(self, reply: ScriptedReply) -> Chunk:
-        """The chunk that ends a reply which was not cut: its stop token, if there is one."""
+        """Returns the last chunk of a reply that was not cut, with its stop token if there is one."""
         if reply.finish == "length":
             return self._build_chunk((), "length")
         stop = reply.stop_id if reply.stop_id is not None else next(iter(self._info.eos_ids), None)
@@ -96,5 +96,5 @@ class _ReplyCursor:
     def _invent_logprobs(self, tokens: tuple[int, ...], top: int) -> tuple[TokenLogprob, ...]:
         start = self._num_generated
         return tuple(
-            invented_logprob(token, place, top, self._info.vocab_size) for place, token in enumerate(tokens, start)
+            invented_logprob(token, index, top, self._info.vocab_size) for index, token in enumerate(tokens, start)
         )

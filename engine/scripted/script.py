@@ -1,23 +1,23 @@
-"""The file a scripted engine plays: replies, what each answers, and what it says token by token.
+"""The script file of the scripted engine: its replies, the prompts that each answers, and their output.
 
-A script is TOML, one ``[[reply]]`` a turn; ``engine/scripted/engine.py`` plays it. This module knows no tokens of
-text (the player is handed an encoder) and no time (a pause is a number).
+A script is TOML with one ``[[reply]]`` per turn; ``engine/scripted/engine.py`` plays it. This module does not tokenize
+text (the engine has an encoder) and keeps no time (a pause is a number).
 
     [[reply]]
     name = "weather"              # required, unique
-    when = ["weather", "Oslo"]    # answers the prompts whose text holds all of these; left out: the next in line
-    output = [                    # in order; each entry is encoded on its own
+    when = ["weather", "Oslo"]    # matches prompts that contain all of these; default: the next unmatched job
+    output = [                    # in order; each entry is encoded separately
       "It is",                    # text
-      {pause = 0.5},              # seconds of silence
-      {ids = [5, 6]},             # token ids as they are
-      {fault = "boom", code = "server_error", retryable = true},   # the turn ends here, as an error
-      {stall = true},             # silence until the job is cancelled
+      {pause = 0.5},              # seconds without output
+      {ids = [5, 6]},             # token ids, passed through
+      {fault = "boom", code = "server_error", retryable = true},   # the turn ends here with an error
+      {stall = true},             # no output until the job is cancelled
       {refuse = "full", code = "server_is_overloaded"},            # first entry only: the job is not admitted
     ]
     tokens_per_chunk = 1          # 0: one chunk per entry. A chunk never spans two entries
     finish = "stop"               # or "length"
-    stop_id = 7                   # the token that ends it; left out: the first of the engine's eos_ids, if it has any
-    cached_tokens = 0             # prompt tokens claimed to come from the cache
+    stop_id = 7                   # token that ends the turn; default: the first of the engine's eos_ids, if any
+    cached_tokens = 0             # prompt tokens to report as read from the cache
 """
 
 import tomllib
@@ -28,11 +28,11 @@ import msgspec
 
 
 class ScriptError(ValueError):
-    """A script that cannot be played; the message is one line and names the entry."""
+    """Raised for a script that cannot be played; the message is one line and names the entry."""
 
 
 class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of ``speak`` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
+    """Entry of ``output`` that is not plain text: exactly one of ids, pause, stall, fault, refuse."""
 
     ids: tuple[int, ...] | None = None
     pause: float | None = None
@@ -53,7 +53,7 @@ class ScriptStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One scripted turn; the fields are those of the file (see the head of this module)."""
+    """A scripted turn; its fields are those of the file, as this module's docstring lists them."""
 
     name: str
     output: tuple[str | ScriptStep, ...]
@@ -66,18 +66,18 @@ class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.tokens_per_chunk < 0:
             raise ValueError("tokens_per_chunk must not be negative")
-        if any(isinstance(piece, ScriptStep) and piece.refuse is not None for piece in self.output[1:]):
+        if any(isinstance(entry, ScriptStep) and entry.refuse is not None for entry in self.output[1:]):
             raise ValueError("refuse can only be the first entry of output")
 
     @property
     def refusal(self) -> ScriptStep | None:
-        """The first entry, if it refuses the job."""
+        """The first entry, if it rejects the job."""
         first = self.output[0] if self.output else None
         return first if isinstance(first, ScriptStep) and first.refuse is not None else None
 
 
 def load_script(path: str | Path) -> tuple[ScriptedReply, ...]:
-    """Read the replies of a TOML script, in file order. Raises :class:`ScriptError`."""
+    """Reads the replies of a TOML script, in file order. Raises :class:`ScriptError`."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -88,7 +88,7 @@ def load_script(path: str | Path) -> tuple[ScriptedReply, ...]:
 
 
 def parse_script(table: dict[str, Any], origin: str = "script") -> tuple[ScriptedReply, ...]:
-    """The replies of a script already parsed as TOML. Raises :class:`ScriptError`, which begins with ``origin``."""
+    """Returns the replies of a script parsed as TOML. Raises :class:`ScriptError`, which begins with ``origin``."""
     unknown = sorted(set(table) - {"reply"})
     if unknown:
         raise ScriptError(f"{origin}: unknown key {unknown[0]!r}: a script holds [[reply]] tables only")
@@ -108,7 +108,7 @@ def _parse_reply(entry: Any, index: int, origin: str) -> ScriptedReply:
     label = f"{origin}: reply {index}" + (f" ({name!r})" if isinstance(name, str) else "")
     if isinstance(entry, dict) and isinstance(entry.get("when"), str):
         entry = {**entry, "when": [entry["when"]]}
-    if isinstance(entry, dict) and "speak" in entry and "output" not in entry:  # its older name
+    if isinstance(entry, dict) and "speak" in entry and "output" not in entry:  # its former name
         entry = {("output" if key == "speak" else key): value for key, value in entry.items()}
     try:
         return msgspec.convert(entry, ScriptedReply)

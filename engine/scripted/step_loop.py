@@ -1,6 +1,7 @@
-"""The steps of an engine that plays scripts: one callback of the event loop for all its jobs, however many they are.
+"""The step loop of the scripted engine: one event-loop callback per step for all its jobs.
 
-An engine that thinks brings what all its streams say in one message; so does this, for those that wait for nothing.
+An engine with a model delivers the chunks of all its jobs in one message per step. This loop does the same for the jobs
+whose next chunk has no delay.
 """
 
 import asyncio
@@ -9,11 +10,11 @@ from collections.abc import Callable, Iterator
 from antiphon.engine.protocol import Chunk
 
 DelayedChunk = tuple[float, Chunk]
-"""A chunk, and the seconds to wait before it."""
+"""Seconds to wait, and the chunk to deliver then."""
 
 
 class StepLoop:
-    """Each turn of the event loop, everybody who plays gives one chunk."""
+    """Delivers one chunk of every playing job per iteration of the event loop."""
 
     def __init__(self) -> None:
         self._playbacks: list[_Playback] = []
@@ -22,14 +23,14 @@ class StepLoop:
     async def play_chunks(
         self, chunks: Iterator[DelayedChunk], deliver: Callable[[Chunk], bool]
     ) -> DelayedChunk | None:
-        """Give the chunks to ``take``, one a step, until it says no: the first that must be waited for, if any.
+        """Passes the chunks to ``deliver``, one per step, until one has a delay, it returns False, or they end.
 
-        Raises what either of them raises.
+        Returns the delayed chunk, which was not delivered, or None. Raises what ``chunks`` or ``deliver`` raises.
         """
-        play = _Playback(chunks, deliver)
-        self._playbacks.append(play)
+        playback = _Playback(chunks, deliver)
+        self._playbacks.append(playback)
         self._schedule_step()
-        return await play.done
+        return await playback.done
 
     def _schedule_step(self) -> None:
         if self._playbacks and not self._step_scheduled:
@@ -38,15 +39,15 @@ class StepLoop:
 
     def _step(self) -> None:
         self._step_scheduled = False
-        plays, self._playbacks = self._playbacks, []
-        for play in plays:
-            play.play_next()
-        self._playbacks = [play for play in plays if not play.done.done()] + self._playbacks
+        playbacks, self._playbacks = self._playbacks, []
+        for playback in playbacks:
+            playback.play_next()
+        self._playbacks = [playback for playback in playbacks if not playback.done.done()] + self._playbacks
         self._schedule_step()
 
 
 class _Playback:
-    """One job. ``over`` may be cancelled at any time, by whoever hears a chunk, too."""
+    """Playback of one job. ``done`` may be cancelled at any time, even from inside ``deliver``."""
 
     def __init__(self, chunks: Iterator[DelayedChunk], deliver: Callable[[Chunk], bool]) -> None:
         self._chunks, self._deliver = chunks, deliver
@@ -56,11 +57,11 @@ class _Playback:
         if self.done.done():
             return
         try:
-            late = next(self._chunks, None)
-            goes_on = late is not None and late[0] <= 0 and self._deliver(late[1])
+            item = next(self._chunks, None)
+            continues = item is not None and item[0] <= 0 and self._deliver(item[1])
         except Exception as error:  # noqa: BLE001  raised again where the job is awaited
             if not self.done.done():
                 self.done.set_exception(error)
             return
-        if not goes_on and not self.done.done():
-            self.done.set_result(late if late is not None and late[0] > 0 else None)
+        if not continues and not self.done.done():
+            self.done.set_result(item if item is not None and item[0] > 0 else None)

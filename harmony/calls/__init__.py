@@ -1,1 +1,1 @@
-"""Call formats: the ways in which models write tool calls. Dialects are declared from them."""
+"""Call formats: the syntaxes in which models write tool calls. Dialects are composed of them."""

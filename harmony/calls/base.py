@@ -1,4 +1,4 @@
-"""What frames have in common: an opener, a closer, and calls one after the other."""
+"""Base classes of call formats: an opener, a closer, and one or more calls between them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -13,47 +13,52 @@ from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec
 BRACKET_OPENERS = ("{", "[", "```json")
 
 
-def list_parameters(offer: ToolSpec) -> list[tuple[str, object, bool]]:
-    """The parameters of a tool as its schema has them: name, schema, and whether it is required."""
-    if offer.kind == "custom":
+def list_parameters(tool: ToolSpec) -> list[tuple[str, object, bool]]:
+    """Returns the parameters in a tool's schema: name, schema, and whether the parameter is required."""
+    if tool.kind == "custom":
         return [(INPUT, {"type": "string"}, True)]
-    properties, required = ((offer.parameters or {}).get(word) for word in ("properties", "required"))
-    needed = required if isinstance(required, list) else []
+    properties, required = ((tool.parameters or {}).get(keyword) for keyword in ("properties", "required"))
+    required_names = required if isinstance(required, list) else []
     return (
-        [(name, part, name in needed) for name, part in properties.items()] if isinstance(properties, Mapping) else []
+        [(name, part, name in required_names) for name, part in properties.items()]
+        if isinstance(properties, Mapping)
+        else []
     )
 
 
 class CallFormat(Protocol):
-    """A way of writing a call."""
+    """Syntax of tool calls."""
 
     @property
     def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
+        """Markers with which a call can begin."""
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of, openers among them."""
+        """Markers of the format, openers included."""
 
     @property
     def head_only(self) -> bool:
-        """Whether its openers are too common to count anywhere but at the head of an answer."""
+        """True if the openers are so common in text that they count only at the start of an answer."""
         ...
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read a call from its opener on. Raises `Malformed`: before `begin`, for text; after, for a ruined call."""
+        """Parses a call, beginning at its opener.
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the first opener in a call of this tool; None for a tool that this frame is not for."""
+        Raises `MalformedText`. Before `begin_call`, the text is not a call; after it, the call is malformed.
+        """
+
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the first opener; None if the format cannot express calls of the tool."""
 
     def write_calls(self, calls: Sequence[ToolCall]) -> str | None:
-        """Calls as a model would write them; None if this frame is not for one of these tools."""
+        """Writes calls as a model would. Returns None if the format cannot express one of them."""
 
 
 class DelimitedCall(Struct, frozen=True, kw_only=True):
-    """What all frames share that stand between an opener and a closer, which may be missing.
+    """Base class of formats with an opener and a closer, which may be missing.
 
-    `apart` is what stands between two calls.
+    `separator` is written between two calls.
     """
 
     open: str
@@ -62,37 +67,37 @@ class DelimitedCall(Struct, frozen=True, kw_only=True):
 
     @property
     def head_only(self) -> bool:
-        """Whether the opener is too common to count anywhere but at the head of an answer."""
+        """True if the opener is so common in text that it counts only at the start of an answer."""
         return self.open in BRACKET_OPENERS
 
     @property
     def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
+        """Markers with which a call can begin."""
         return (self.open,)
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
+        """Markers of the format, openers included. Brackets are not markers."""
         return tuple(marker for marker in (self.open, self.close) if marker and marker not in BRACKET_OPENERS)
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """A call as a model would write it, or what of it is its own in a list; None for a tool it is not for."""
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes a call, or its element of a list, as a model would. Returns None if the format cannot express it."""
         raise NotImplementedError
 
     def write_calls(self, calls: Sequence[ToolCall]) -> str | None:
-        """Calls as a model would write them; None if they cannot be written so."""
-        written = [call for call in self._write_each(calls) if call is not None]
-        return self.join_calls(written) if len(written) == len(calls) else None
+        """Writes calls as a model would. Returns None if the format cannot express one of them."""
+        texts = [text for text in self._write_each(calls) if text is not None]
+        return self.join_calls(texts) if len(texts) == len(calls) else None
 
     def _write_each(self, calls: Sequence[ToolCall]) -> list[str | None]:
-        return [self.write_call(*sent) for sent in calls]
+        return [self.write_call(*call) for call in calls]
 
     def join_calls(self, written: Sequence[str]) -> str:
-        """Calls that were written one by one."""
+        """Joins calls that were written one by one."""
         return self.separator.join(written)
 
     def skip_closer(self, reader: TapeReader) -> Parser[None]:
-        """Skip the closer, if it stands here; nothing else is skipped then, and nothing where a call was ruined."""
+        """Skips blanks and the closer. Skips nothing if the closer is missing or the call has failed."""
         tape = reader.tape
         if not self.close or reader.call_failed:
             return
@@ -104,45 +109,45 @@ class DelimitedCall(Struct, frozen=True, kw_only=True):
 
 
 class NumberedCall(DelimitedCall, frozen=True, kw_only=True):
-    """What those share that count their calls."""
+    """Base class of formats that number their calls."""
 
     def _write_each(self, calls: Sequence[ToolCall]) -> list[str | None]:
-        return [self.write_call(*sent, place) for place, sent in enumerate(calls)]
+        return [self.write_call(*call, index) for index, call in enumerate(calls)]
 
-    def write_call(self, offer: ToolSpec, arguments: str, place: int = 0) -> str | None:
-        """A call as a model would write it; `place`: how many were written before it."""
+    def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
+        """Writes a call as a model would. `place`: number of calls written before it."""
         raise NotImplementedError
 
 
 class ListCall(DelimitedCall, frozen=True, kw_only=True):
-    """What those share that hold all calls of a turn in one list: `open [call, call] close`.
+    """Base class of formats that hold all calls of a turn in one list: `open [call, call] close`.
 
-    `bare`: there is no opener but the bracket, so it counts at the head of an answer only.
+    If the opener is the bracket itself, the list counts only at the start of an answer.
     """
 
     separator: str = ", "
 
     @property
     def brackets_around(self) -> tuple[str, str]:
-        """What stands around the calls within the markers."""
+        """Texts between the markers and the calls."""
         return ("" if self.head_only else "[", "]")
 
     def join_calls(self, written: Sequence[str]) -> str:
-        """Calls that were written one by one."""
+        """Joins calls that were written one by one."""
         begin, end = self.brackets_around
         return f"{self.open}{begin}{self.separator.join(written)}{end}{self.close}"
 
     @property
     def allows_bare_calls(self) -> bool:
-        """Whether several calls may stand there without brackets."""
+        """True if several calls may follow each other without brackets."""
         return False
 
     def read_one_call(self, reader: TapeReader) -> Parser[None]:
-        """Read one call."""
+        """Parses one call."""
         raise NotImplementedError
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read the calls from the opener on."""
+        """Parses the calls, beginning at the opener."""
         tape = reader.tape
         yield from tape.expect(tape.alphabet.tape_text(self.open))
         yield from tape.skip_whitespace()

@@ -1,4 +1,4 @@
-"""Frames that hold all calls of a turn in one JSON array."""
+"""Call formats that hold all calls of a turn in one JSON array, or in JSON objects in a row."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from antiphon.harmony.tools import ToolSpec
 class JsonArrayCall(ListCall, frozen=True, kw_only=True):
     """`open [{"name": …, "arguments": …}, …] close`; `keyed`: the elements are `{NAME: arguments}`.
 
-    The closer may be missing. A single object in place of the array is one call.
+    The closer may be missing. A single object instead of the array is one call.
     """
 
     name: str = "name"
@@ -22,7 +22,7 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
     keyed: bool = False
 
     def read_one_call(self, reader: TapeReader) -> Parser[None]:
-        """Read one element of the array."""
+        """Parses one element of the array."""
         tape = reader.tape
         if not self.keyed:
             yield from _element_format(self).read_element(reader)
@@ -36,30 +36,31 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
         if not (yield from tape.skip_literal("}")):
             raise MalformedText("more than one tool in an element")
 
-    def _element_head(self, offer: ToolSpec) -> str:
-        """An element up to its arguments."""
+    def _element_head(self, tool: ToolSpec) -> str:
+        """Returns the text of an element up to its arguments."""
         return (
-            f'{{"{offer.model_name}": '
+            f'{{"{tool.model_name}": '
             if self.keyed
-            else f'{{"{self.name}": "{offer.model_name}", "{self.arguments[0]}": '
+            else f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": '
         )
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener: an array of one call."""
-        if offer.kind == "custom":
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener: an array of one call."""
+        if tool.kind == "custom":
             return None
-        value = grammar.json_value(offer.parameters)
-        begin = "" if self.head_only else grammar.literal_text("[")
-        close = f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
-        return f"{begin} {grammar.literal_text(self._element_head(offer))} {value} BLANKS {grammar.literal_text('}]')} {close}"
+        value = grammar.json_value(tool.parameters)
+        bracket = "" if self.head_only else grammar.literal_text("[")
+        closer = f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
+        head = grammar.literal_text(self._element_head(tool))
+        return f"{bracket} {head} {value} BLANKS {grammar.literal_text('}]')} {closer}"
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """An element of the array."""
-        return None if offer.kind == "custom" else f"{self._element_head(offer)}{arguments}}}"
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes an element of the array."""
+        return None if tool.kind == "custom" else f"{self._element_head(tool)}{arguments}}}"
 
 
 class JsonSequenceCall(DelimitedCall, frozen=True, kw_only=True):
-    """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first one's brace alone."""
+    """`open {"name": …, "parameters": …}; {…}`: objects in a row. `open` may be the first brace itself."""
 
     open: str = "{"
     separator: str = "; "
@@ -67,7 +68,7 @@ class JsonSequenceCall(DelimitedCall, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ("parameters", "arguments")
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read the calls from the opener on."""
+        """Parses the calls, beginning at the opener."""
         tape = reader.tape
         if not self.head_only:
             yield from tape.expect(tape.alphabet.tape_text(self.open))
@@ -85,25 +86,25 @@ class JsonSequenceCall(DelimitedCall, frozen=True, kw_only=True):
         yield from tape.skip_whitespace()
         yield from _element_format(self).read_element(reader)
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener."""
-        if offer.kind == "custom":
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener."""
+        if tool.kind == "custom":
             return None
-        begin = "" if self.head_only else "BLANKS"
-        head = f'"{self.name}": "{offer.model_name}", "{self.arguments[0]}": '
+        gap = "" if self.head_only else "BLANKS"
         brace = "" if self.head_only else "{"
-        return f"{begin} {grammar.literal_text(brace + head)} {grammar.json_value(offer.parameters)} BLANKS {grammar.literal_text('}')}"
+        head = grammar.literal_text(f'{brace}"{self.name}": "{tool.model_name}", "{self.arguments[0]}": ')
+        return f"{gap} {head} {grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """One of the objects."""
-        head = f'{{"{self.name}": "{offer.model_name}", "{self.arguments[0]}": '
-        return None if offer.kind == "custom" else f"{head}{arguments}}}"
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes an object of the row."""
+        prefix = f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": '
+        return None if tool.kind == "custom" else f"{prefix}{arguments}}}"
 
     def join_calls(self, written: Sequence[str]) -> str:
-        """Objects that were written one by one."""
+        """Joins objects that were written one by one."""
         return f"{'' if self.head_only else self.open}{self.separator.join(written)}"
 
 
 def _element_format(frame: JsonArrayCall | JsonSequenceCall) -> JsonCall:
-    """How one object with a name and arguments is read."""
+    """Returns the format of one object with a name and arguments."""
     return JsonCall(open="", close="", name=frame.name, arguments=frame.arguments, needs_arguments=frame.head_only)

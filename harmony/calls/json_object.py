@@ -1,7 +1,7 @@
-"""Frames whose arguments are one JSON value, or raw text.
+"""Call format of one JSON object with the tool's name and its arguments.
 
-Each class is a declaration of marker texts together with the one way of reading them. How a model is told about them
-is not known here.
+A format declares its marker texts together with the one way of parsing them. Prompt instructions for the model are
+outside this module.
 """
 
 from antiphon.harmony.calls.base import DelimitedCall
@@ -16,90 +16,91 @@ _FUNCTION = "function"
 
 
 class JsonCall(DelimitedCall, frozen=True, kw_only=True):
-    """`open {"name": …, "arguments": …} close`: members in any order, others passed over.
+    """`open {"name": …, "arguments": …} close`: members in any order, others skipped.
 
-    The call is whole when its arguments are: a missing brace or closer after them does no harm. Some models write the
-    object as the API has it, `{"type": "function", "function": {"name": …, "arguments": …}}`.
+    The call is complete when its arguments are: a missing brace or closer after them does no harm. Some models write
+    the object as in the API, `{"type": "function", "function": {"name": …, "arguments": …}}`.
     """
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     needs_arguments: bool = False
-    """Whether it is a call only once its arguments are seen: an object with a name may be anything."""
+    """Begins the call only at its arguments, because any object may have a name. An object with only a name is a
+    call."""
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read a call from its opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.tape_text
-        yield from tape.expect(spell(self.open))
+        """Parses a call, beginning at its opener."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
+        yield from tape.expect(tape_text(self.open))
         yield from tape.skip_whitespace()
         yield from tape.expect("{")
         yield from self.read_members(reader)
         reader.close_item()
-        yield from _skip_tail(tape, spell(self.close))
+        yield from _skip_tail(tape, tape_text(self.close))
 
     def read_element(self, reader: TapeReader) -> Parser[None]:
-        """Read a call that is an element of an array: the object alone."""
+        """Parses a call that is an element of an array: the object without markers."""
         yield from reader.tape.expect("{")
         yield from self.read_members(reader)
         reader.close_item()
         yield from _skip_rest_of_object(reader.tape)
 
     def read_members(self, reader: TapeReader, *, inside: bool = False) -> Parser[None]:
-        """Read up to where both the name and the arguments are known, or to the end of the object.
+        """Parses members until the name and the arguments are read, or the object ends.
 
-        `inside`: it is the object around the name and the arguments alone.
+        `inside`: the object is the value of a `function` member.
         """
         tape = reader.tape
-        held: TapeMark | None = None
-        offer: ToolSpec | None = None
-        other = False
+        arguments_mark: TapeMark | None = None
+        tool: ToolSpec | None = None
+        has_other_members = False
         yield from tape.skip_whitespace()
         while not (yield from tape.skip_literal("}")):
             key = yield from json_stream.skip_key(tape)
-            if key == self.name and offer is None:
-                offer = reader.require_tool((yield from json_stream.skip_name(tape)))
-                if held is not None or not self.needs_arguments:
-                    reader.begin_call(offer)
-                if held is not None:
-                    yield from _emit_earlier_arguments(reader, held)
+            if key == self.name and tool is None:
+                tool = reader.require_tool((yield from json_stream.skip_name(tape)))
+                if arguments_mark is not None or not self.needs_arguments:
+                    reader.begin_call(tool)
+                if arguments_mark is not None:
+                    yield from _emit_earlier_arguments(reader, arguments_mark)
                     return
-            elif key in self.arguments and offer is not None:
+            elif key in self.arguments and tool is not None:
                 if self.needs_arguments:
-                    reader.begin_call(offer)
+                    reader.begin_call(tool)
                 yield from read_arguments(reader)
                 return
-            elif key == _FUNCTION and not inside and offer is None and (yield from tape.skip_literal("{")):
+            elif key == _FUNCTION and not inside and tool is None and (yield from tape.skip_literal("{")):
                 yield from self.read_members(reader, inside=True)
                 yield from _skip_rest_of_object(tape)
                 return
             else:
-                other = other or key not in self.arguments
-                held = tape.position() if key in self.arguments and held is None else held
+                has_other_members = has_other_members or key not in self.arguments
+                arguments_mark = tape.position() if key in self.arguments and arguments_mark is None else arguments_mark
                 yield from json_stream.read_value(tape, tape.skip)
             yield from json_stream.skip_comma(tape)
-        if offer is None or (self.needs_arguments and other):
+        if tool is None or (self.needs_arguments and has_other_members):
             raise MalformedText("no name")
         if self.needs_arguments:
-            reader.begin_call(offer)
+            reader.begin_call(tool)
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener."""
-        if offer.kind == "custom":
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener."""
+        if tool.kind == "custom":
             return None
-        head = grammar.literal_text(f'{{"{self.name}": "{offer.model_name}", "{self.arguments[0]}": ')
-        value = f"{grammar.json_value(offer.parameters)} BLANKS {grammar.literal_text('}')}"
-        return f"BLANKS {head} {value} {f'BLANKS {grammar.marker_symbol(self.close)}' if self.close else ''}"
+        prefix = grammar.literal_text(f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": ')
+        value = f"{grammar.json_value(tool.parameters)} BLANKS {grammar.literal_text('}')}"
+        return f"BLANKS {prefix} {value} {f'BLANKS {grammar.marker_symbol(self.close)}' if self.close else ''}"
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """A call as a model would write it."""
-        if offer.kind == "custom":
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes a call as a model would."""
+        if tool.kind == "custom":
             return None
-        call = f'{{"{self.name}": "{offer.model_name}", "{self.arguments[0]}": {arguments}}}'
+        call = f'{{"{self.name}": "{tool.model_name}", "{self.arguments[0]}": {arguments}}}'
         return f"{self.open}\n{call}\n{self.close}"
 
 
 def _emit_earlier_arguments(reader: TapeReader, mark: TapeMark) -> Parser[None]:
-    """Say the arguments that came before the name, now that it is known whose they are."""
+    """Emits the arguments that preceded the name, now that the tool is known."""
     tape = reader.tape
     resume = tape.index
     tape.rewind(mark)
@@ -108,11 +109,11 @@ def _emit_earlier_arguments(reader: TapeReader, mark: TapeMark) -> Parser[None]:
 
 
 def _skip_tail(tape: Tape, close: str) -> Parser[None]:
-    """Skip what is left of the frame after the arguments; what is none of it is text."""
+    """Skips the remainder of the call after its arguments. Anything else stays, as text."""
     yield from _skip_rest_of_object(tape)
     yield from tape.skip_whitespace()
     mark = tape.mark()
-    while (yield from tape.skip_literal("}")):  # one too many is forgiven where the closer follows
+    while (yield from tape.skip_literal("}")):  # a surplus brace is accepted if the closer follows
         yield from tape.skip_whitespace()
     if not (yield from tape.skip_literal(close, cut=True)):
         tape.rewind(mark)
@@ -120,7 +121,7 @@ def _skip_tail(tape: Tape, close: str) -> Parser[None]:
 
 
 def _skip_rest_of_object(tape: Tape) -> Parser[None]:
-    """Skip what is left of an object after the arguments."""
+    """Skips the remainder of an object after the arguments."""
     mark = tape.mark()
     try:
         yield from tape.skip_whitespace()
@@ -135,7 +136,7 @@ def _skip_rest_of_object(tape: Tape) -> Parser[None]:
 
 
 def read_arguments(reader: TapeReader) -> Parser[None]:
-    """Say the JSON value here as the arguments of the open call: objects byte for byte, strings as what they hold."""
+    """Emits the JSON value here as arguments of the open call: objects byte for byte, strings as their content."""
     tape = reader.tape
     yield from tape.wait_more()
     if tape.peek() == '"':
@@ -147,13 +148,13 @@ def read_arguments(reader: TapeReader) -> Parser[None]:
 
 
 def read_custom_input(reader: TapeReader) -> Parser[None]:
-    """Say the text in `{"input": "…"}`; other members are passed over. Raises `Malformed` if there is none."""
+    """Emits the text in `{"input": "…"}` and skips other members. Raises `MalformedText` if there is none."""
     tape, found = reader.tape, False
     yield from tape.expect("{")
     yield from tape.skip_whitespace()
     while not (yield from tape.skip_literal("}")):
         key = yield from json_stream.skip_key(tape)
-        if key == INPUT and not found and (yield from tape.stands_here('"')):
+        if key == INPUT and not found and (yield from tape.matches_here('"')):
             yield from json_stream.read_string(tape, reader.take_arguments, reader.emit_arguments)
             found = True
         else:

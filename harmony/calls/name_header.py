@@ -1,4 +1,4 @@
-"""Frames with the tool's name in a header, and its arguments as one JSON value behind it."""
+"""Call format with the tool's name in a header, followed by its arguments as one JSON value."""
 
 import re
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _NATIVE = re.compile(r"(?P<name>.+):(?P<number>\d{1,6})")
 class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
     """`open before NAME end fence JSON fence_end close`.
 
-    `before` may be missing in front of the name, as may the fences and the closer, and `end` where a brace follows.
-    `numbered`: the header is `NAME:NUMBER`, and all of it, `before` included, is the call's own id, which the model
-    wants to see again. `id_mark`: an id of no use to us may stand behind the name.
+    `before`, the fences and the closer may be missing, and so may `end` if a brace follows. `native_ids`: the header
+    is `NAME:NUMBER`, and all of it, `before` included, is the call's own id, which the model expects to see again.
+    `id_mark`: marker that may follow the name, before an id that is not used.
     """
 
     end: str
@@ -30,37 +30,37 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
+        """Markers of the format, openers included."""
         texts = (self.open, self.end, self.close, self.before, self.id_mark)
         return tuple(text for text in texts if text.strip())
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read a call from its opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.tape_text
-        yield from tape.expect(spell(self.open))
+        """Parses a call, beginning at its opener."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
+        yield from tape.expect(tape_text(self.open))
         yield from tape.skip_whitespace()
-        prefixed = self.before != "" and (yield from tape.skip_literal(spell(self.before)))
+        prefixed = self.before != "" and (yield from tape.skip_literal(tape_text(self.before)))
         header = (yield from self._read_header(tape)).strip()
-        native = _NATIVE.fullmatch(header) if self.native_ids else None
-        offer = reader.require_tool(native["name"] if native else header)
-        reader.begin_call(offer, f"{self.before if prefixed else ''}{header}" if native else None)
+        native_id = _NATIVE.fullmatch(header) if self.native_ids else None
+        tool = reader.require_tool(native_id["name"] if native_id else header)
+        reader.begin_call(tool, f"{self.before if prefixed else ''}{header}" if native_id else None)
         yield from tape.skip_whitespace()
         if self.fence:
             yield from tape.skip_literal(self.fence)
         yield from tape.skip_whitespace()
-        if not self.close or not (yield from tape.stands_here(spell(self.close))):
+        if not self.close or not (yield from tape.matches_here(tape_text(self.close))):
             yield from read_arguments(reader)
         reader.close_item()
         yield from self._skip_tail(reader)
 
     def _read_header(self, tape: Tape) -> Parser[str]:
-        """Skip the header and its end; what stands behind an id's mark is passed over."""
-        spell = tape.alphabet.tape_text
-        marks = [spell(mark) for mark in (self.id_mark, self.end) if mark]
-        name = yield from tape.skip_until(literals(*marks, "{", controls=True))
-        if self.id_mark and (yield from tape.skip_literal(spell(self.id_mark))):
-            yield from tape.skip_word(spell(self.end))
-        elif not (yield from tape.skip_literal(spell(self.end))) and tape.peek() != "{":
+        """Skips the header with its end, and an id after `id_mark`. Returns the name."""
+        tape_text = tape.alphabet.tape_text
+        ends = [tape_text(end) for end in (self.id_mark, self.end) if end]
+        name = yield from tape.skip_until(literals(*ends, "{", controls=True))
+        if self.id_mark and (yield from tape.skip_literal(tape_text(self.id_mark))):
+            yield from tape.skip_word(tape_text(self.end))
+        elif not (yield from tape.skip_literal(tape_text(self.end))) and tape.peek() != "{":
             raise MalformedText("no end of the name")
         return name
 
@@ -77,24 +77,24 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
                 tape.rewind(mark)
         tape.release()
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener."""
-        if offer.kind == "custom":
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener."""
+        if tool.kind == "custom":
             return None
-        name = grammar.literal_text(offer.model_name + (":" if self.native_ids else ""))
+        name = grammar.literal_text(tool.model_name + (":" if self.native_ids else ""))
         parts = [
             grammar.marker_symbol(self.before) if self.before else "",
             name,
             "/[0-9]{1,4}/" if self.native_ids else "",
         ]
         parts += [grammar.marker_symbol(self.end), grammar.literal_text(self.fence) if self.fence else "BLANKS"]
-        parts += [grammar.json_value(offer.parameters), grammar.literal_text(self.fence_end) if self.fence_end else ""]
+        parts += [grammar.json_value(tool.parameters), grammar.literal_text(self.fence_end) if self.fence_end else ""]
         return " ".join(filter(None, [*parts, grammar.marker_symbol(self.close) if self.close else ""]))
 
-    def write_call(self, offer: ToolSpec, arguments: str, place: int = 0) -> str | None:
-        """A call as a model would write it; `place`: how many were written before it."""
-        if offer.kind == "custom":
+    def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
+        """Writes a call as a model would. `place`: number of calls written before it."""
+        if tool.kind == "custom":
             return None
-        number = f":{place}" if self.native_ids else ""
+        number = f":{index}" if self.native_ids else ""
         inside = f"{self.fence}{arguments}{self.fence_end}"
-        return f"{self.open}{self.before}{offer.model_name}{number}{self.end}{inside}{self.close}"
+        return f"{self.open}{self.before}{tool.model_name}{number}{self.end}{inside}{self.close}"

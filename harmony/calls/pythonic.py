@@ -1,4 +1,4 @@
-"""Frames whose calls look like calls of a programming language: `add(a=1)`, or `call:add{a:1}`."""
+"""Call formats that look like calls of a programming language: `add(a=1)`, or `call:add{a:1}`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,75 +16,75 @@ _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 class PythonicCall(ListCall, frozen=True, kw_only=True):
-    """`open [add(a=1), sub(b="x")] close`, as Python would write it; calls may also stand without brackets."""
+    """`open [add(a=1), sub(b="x")] close`, in Python syntax. The brackets may be missing."""
 
     brackets: bool = True
 
     @property
     def allows_bare_calls(self) -> bool:
-        """Whether several calls may stand there without brackets."""
+        """True: several calls may follow each other without brackets."""
         return True
 
     def read_one_call(self, reader: TapeReader) -> Parser[None]:
-        """Read `NAME(key=value, …)`."""
+        """Parses `NAME(key=value, …)`."""
         tape = reader.tape
-        offer = reader.require_tool((yield from read_name(reader)))
+        tool = reader.require_tool((yield from read_name(reader)))
         yield from tape.expect("(")
-        reader.begin_call(offer)
+        reader.begin_call(tool)
         yield from tape.skip_whitespace()
-        said = 0
+        num_arguments = 0
         while not (yield from tape.skip_literal(")")):
             key = yield from read_name(reader)
             yield from tape.skip_whitespace()
             yield from tape.expect("=")
             yield from tape.skip_whitespace()
-            if offer.kind == "custom":
+            if tool.kind == "custom":
                 yield from _read_raw_input(reader, key)
             else:
-                reader.emit_arguments(f"{'{' if not said else ', '}{schema_values.encode_string(key)}: ")
+                reader.emit_arguments(f"{'{' if not num_arguments else ', '}{schema_values.encode_string(key)}: ")
                 yield from PYTHON_SYNTAX.read_value(reader)
-            said += 1
+            num_arguments += 1
             yield from PYTHON_SYNTAX.skip_comma(reader, ")")
-        if said and offer.kind == "function":
+        if num_arguments and tool.kind == "function":
             reader.emit_arguments("}")
         reader.close_item()
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener: one call. What its values hold inside is JSON, which reads the same."""
-        if not _is_expressible(offer):
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener: one call. Nested values are JSON, which parses the same."""
+        if not _is_expressible(tool):
             return None
-        sides = _parameters_rule(offer, grammar, "=", ", ")
+        parameters = _parameters_rule(tool, grammar, "=", ", ")
         bracket = self.brackets and not self.head_only
         parts = [grammar.literal_text("["), "BLANKS"] if bracket else ["BLANKS"]
         parts += [
-            grammar.literal_text(f"{offer.model_name}("),
-            sides,
+            grammar.literal_text(f"{tool.model_name}("),
+            parameters,
             grammar.literal_text(")" + ("]" if self.brackets else "")),
         ]
         return " ".join(filter(None, [*parts, f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""]))
 
     @property
     def brackets_around(self) -> tuple[str, str]:
-        """What stands around the calls within the markers."""
+        """Texts between the markers and the calls."""
         return super().brackets_around if self.brackets else ("\n", "\n")
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """A call as Python would write it."""
-        if offer.kind == "custom":
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes a call in Python syntax."""
+        if tool.kind == "custom":
             return None
         members = json.loads(arguments or "{}").items()
-        return f"{offer.model_name}({', '.join(f'{key}={_write_literal(value)}' for key, value in members)})"
+        return f"{tool.model_name}({', '.join(f'{key}={_write_literal(value)}' for key, value in members)})"
 
 
 class BraceCall(DelimitedCall, frozen=True, kw_only=True):
-    """`open call:NAME{key:value, …} close`, with strings in marks of their own and keys without any."""
+    """`open call:NAME{key:value, …} close`, with strings between markers (`quote`) and keys without quotes."""
 
     head: str = "call:"
     quote: str = '<|"|>'
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
+        """Markers of the format, openers included."""
         return self.open, self.close, self.quote
 
     @property
@@ -92,19 +92,19 @@ class BraceCall(DelimitedCall, frozen=True, kw_only=True):
         return LenientJson(quotes=(self.quote, '"'), escaping=('"',))
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read a call from its opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.tape_text
-        yield from tape.expect(spell(self.open))
+        """Parses a call, beginning at its opener."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
+        yield from tape.expect(tape_text(self.open))
         yield from tape.skip_whitespace()
         yield from tape.expect(self.head)
-        offer = reader.require_tool((yield from read_name(reader)))
-        if not (yield from tape.stands_here("{")):
+        tool = reader.require_tool((yield from read_name(reader)))
+        if not (yield from tape.matches_here("{")):
             raise MalformedText("no arguments")
-        reader.begin_call(offer)
-        if offer.kind == "custom":
+        reader.begin_call(tool)
+        if tool.kind == "custom":
             yield from self._read_custom(reader)
         else:
-            yield from self._syntax.read_members(reader, kinds=_non_string_types(offer))
+            yield from self._syntax.read_members(reader, kinds=_non_string_types(tool))
         reader.close_item()
         yield from self.skip_closer(reader)
 
@@ -117,89 +117,91 @@ class BraceCall(DelimitedCall, frozen=True, kw_only=True):
         yield from tape.skip_whitespace()
         yield from tape.expect("}")
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener."""
-        if not _is_expressible(offer):
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener."""
+        if not _is_expressible(tool):
             return None
-        head, foot = grammar.literal_text(f"{self.head}{offer.model_name}{{"), grammar.literal_text("}")
-        return f"BLANKS {head} {_parameters_rule(offer, grammar, ':', ',', self.quote)} {foot} BLANKS {grammar.marker_symbol(self.close)}"
+        prefix, suffix = grammar.literal_text(f"{self.head}{tool.model_name}{{"), grammar.literal_text("}")
+        parameters = _parameters_rule(tool, grammar, ":", ",", self.quote)
+        return f"BLANKS {prefix} {parameters} {suffix} BLANKS {grammar.marker_symbol(self.close)}"
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """A call as a model would write it."""
-        if offer.kind == "custom":
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes a call as a model would."""
+        if tool.kind == "custom":
             return None
         inside = ",".join(f"{key}:{self._write_value(value)}" for key, value in json.loads(arguments or "{}").items())
-        return f"{self.open}{self.head}{offer.model_name}{{{inside}}}{self.close}"
+        return f"{self.open}{self.head}{tool.model_name}{{{inside}}}{self.close}"
 
     def _write_value(self, value: object) -> str:
         return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _non_string_types(offer: ToolSpec) -> dict[str, frozenset[str]]:
-    """The types of the parameters that cannot be strings."""
-    schema = offer.parameters or {}
-    known = {key: schema_values.allowed_types(part, schema) for key, part, _ in list_parameters(offer)}
-    return {key: allowed for key, allowed in known.items() if allowed and "string" not in allowed}
+def _non_string_types(tool: ToolSpec) -> dict[str, frozenset[str]]:
+    """Returns the types of the parameters that cannot be strings."""
+    schema = tool.parameters or {}
+    types = {key: schema_values.allowed_types(part, schema) for key, part, _ in list_parameters(tool)}
+    return {key: allowed for key, allowed in types.items() if allowed and "string" not in allowed}
 
 
-def _is_expressible(offer: ToolSpec) -> bool:
-    """Whether a call of this tool can be told in such a syntax: its parameters stand without quotation marks."""
-    return offer.kind == "function" and all(KEY.fullmatch(key) for key, _, _ in list_parameters(offer))
+def _is_expressible(tool: ToolSpec) -> bool:
+    """Tells whether this syntax can express calls of the tool: names of parameters are not quoted in it."""
+    return tool.kind == "function" and all(KEY.fullmatch(key) for key, _, _ in list_parameters(tool))
 
 
 def _read_raw_input(reader: TapeReader, key: str, syntax: LenientJson = PYTHON_SYNTAX) -> Parser[None]:
-    """Say a custom tool's text: the one string in `input`. Raises `Malformed` for anything else."""
+    """Emits a custom tool's text, the only string in `input`. Raises `MalformedText` for anything else."""
     tape = reader.tape
     for quote in syntax.quotes if key == INPUT else ():
-        if (yield from tape.stands_here(tape.alphabet.tape_text(quote))):
+        if (yield from tape.matches_here(tape.alphabet.tape_text(quote))):
             yield from syntax.read_text(reader, quote)
             return
     raise MalformedText(INPUT)
 
 
-def _parameters_rule(
-    offer: ToolSpec, grammar: GrammarBuilder, sign: str, between: str, quote: str | None = None
-) -> str:
-    """The parameters in the schema's order, the required ones always, with commas between those that are there."""
-    schema = offer.parameters or {}
-    known = list_parameters(offer)
-    needed, optional = ([key for key, _, there in known if there is way] for way in (True, False))
+def _parameters_rule(tool: ToolSpec, grammar: GrammarBuilder, sign: str, between: str, quote: str | None = None) -> str:
+    """Returns the rule of the parameters: required ones first, then any optional ones, with commas between them."""
+    schema = tool.parameters or {}
+    parameters = list_parameters(tool)
+    required, optional = (
+        [key for key, _, is_required in parameters if is_required is state] for state in (True, False)
+    )
     values = {
         key: f"{grammar.literal_text(f'{key}{sign}')} {_value_rule(part, schema, grammar, quote)}"
-        for key, part, _ in known
+        for key, part, _ in parameters
     }
     comma = grammar.literal_text(between)
-    head = f" {comma} ".join(values[key] for key in needed)
-    if needed:
-        return " ".join([head, *(f"({comma} {values[key]})?" for key in optional)])
-    # Without one that is always there, whichever comes first has no comma before it.
-    sides = [
-        " ".join([values[key], *(f"({comma} {values[later]})?" for later in optional[at + 1 :])])
-        for at, key in enumerate(optional)
+    required_rule = f" {comma} ".join(values[key] for key in required)
+    if required:
+        return " ".join([required_rule, *(f"({comma} {values[key]})?" for key in optional)])
+    # Without required parameters, any optional one can be the first, which has no comma before it.
+    alternatives = [
+        " ".join([values[key], *(f"({comma} {values[later]})?" for later in optional[index + 1 :])])
+        for index, key in enumerate(optional)
     ]
-    return f"({' | '.join(sides)})?" if sides else ""
+    return f"({' | '.join(alternatives)})?" if alternatives else ""
 
 
 def _value_rule(part: object, schema: Mapping[str, object], grammar: GrammarBuilder, quote: str | None) -> str:
-    own = schema_values.resolve_schema(part, schema)
-    words = _WORDS.get(str(own.get("type")), ())
-    if quote is None and words and "enum" not in own:
-        return f"({' | '.join(map(grammar.literal_text, words))})"
+    resolved = schema_values.resolve_schema(part, schema)
+    constants = _WORDS.get(str(resolved.get("type")), ())
+    if quote is None and constants and "enum" not in resolved:
+        return f"({' | '.join(map(grammar.literal_text, constants))})"
     if quote is not None and schema_values.allowed_types(part, schema) == {"string"}:
-        if isinstance(choices := own.get("enum"), list) and choices:
-            said = " | ".join(grammar.literal_text(str(choice)) for choice in choices)
-            return f"{grammar.marker_symbol(quote)} ({said}) {grammar.marker_symbol(quote)}"
-        return f"{grammar.marker_symbol(quote)} {grammar.constrained_text(own, quote)}"
+        if isinstance(choices := resolved.get("enum"), list) and choices:
+            alternatives = " | ".join(grammar.literal_text(str(choice)) for choice in choices)
+            return f"{grammar.marker_symbol(quote)} ({alternatives}) {grammar.marker_symbol(quote)}"
+        return f"{grammar.marker_symbol(quote)} {grammar.constrained_text(resolved, quote)}"
     return grammar.json_value(schema_values.self_contained(part, schema))
 
 
 def _write_literal(value: object) -> str:
-    """A value as Python writes it, with the quotation marks of JSON."""
+    """Writes a value as a Python literal, with strings in JSON's double quotes."""
     match value:
         case None | bool():
             return str(value)
         case list():
             return f"[{', '.join(map(_write_literal, value))}]"
         case dict():
-            return f"{{{', '.join(f'{schema_values.encode_string(key)}: {_write_literal(inner)}' for key, inner in value.items())}}}"
+            pairs = (f"{schema_values.encode_string(key)}: {_write_literal(inner)}" for key, inner in value.items())
+            return f"{{{', '.join(pairs)}}}"
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Calls of custom tools as raw text between markers, without escapes."""
+"""Call format of custom tools: raw text between markers, without escapes."""
 
 from antiphon.harmony.calls.base import DelimitedCall
 from antiphon.harmony.grammar import GrammarBuilder
@@ -12,8 +12,8 @@ _LINE = "\n"
 class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
     """`open head NAME head_end text foot close`, for custom tools.
 
-    The text is as it stands, but for one newline at either end. Its foot counts only where the closer follows, so that
-    the text may hold one.
+    The text is verbatim, except for one newline at either end. `foot` counts only if the closer follows, so that the
+    text may contain it.
     """
 
     head: str = "<custom="
@@ -21,15 +21,15 @@ class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
     foot: str = "</custom>"
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read a call from its opener on."""
+        """Parses a call, beginning at its opener."""
         tape = reader.tape
         yield from tape.expect(tape.alphabet.tape_text(self.open))
         yield from tape.skip_whitespace()
         yield from tape.expect(self.head)
-        offer = reader.require_tool((yield from tape.skip_word(self.head_end)))
-        if offer.kind != "custom":
+        tool = reader.require_tool((yield from tape.skip_word(self.head_end)))
+        if tool.kind != "custom":
             raise MalformedText("not a custom tool")
-        reader.begin_call(offer)
+        reader.begin_call(tool)
         yield from tape.skip_literal("\n")
         yield from self._read_text(reader)
         reader.close_item()
@@ -42,37 +42,37 @@ class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
                 reader.take_arguments(count)
             elif foot := (yield from tape.match_literal(stops)):
                 if not foot.endswith(self.foot):
-                    break  # a control token: the model has gone elsewhere
+                    break  # a control token: the model has begun something else
                 if (yield from self._skip_foot(tape, foot)):
                     return
                 reader.take_arguments(len(foot))
         raise MalformedText("no end")
 
     def _skip_foot(self, tape: Tape, foot: str) -> Parser[bool]:
-        """Skip the foot and the closer if both stand here. A turn that ends after the foot needs no closer."""
+        """Skips `foot` and the closer if both are here. At the natural end of the turn the closer may be missing."""
         mark = tape.mark()
         if (yield from tape.skip_literal(foot)):
             yield from tape.skip_whitespace()
             closed = yield from tape.skip_literal(tape.alphabet.tape_text(self.close))
-            if closed or (tape.natural and not (yield from tape.wait_more())):
+            if closed or (tape.ended_naturally and not (yield from tape.wait_more())):
                 tape.release()
                 return True
         tape.rewind(mark)
         tape.release()
         return False
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener."""
-        if offer.kind != "custom":
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener."""
+        if tool.kind != "custom":
             return None
-        head = grammar.literal_text(f"{self.head}{offer.model_name}{self.head_end}\n")
-        return f"BLANKS {head} {grammar.custom_input(offer, f'{_LINE}{self.foot}')} {self._closer_rule(grammar)}"
+        prefix = grammar.literal_text(f"{self.head}{tool.model_name}{self.head_end}\n")
+        return f"BLANKS {prefix} {grammar.custom_input(tool, f'{_LINE}{self.foot}')} {self._closer_rule(grammar)}"
 
     def _closer_rule(self, grammar: GrammarBuilder) -> str:
         return f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:
-        """A call as a model would write it: the arguments are its raw text."""
-        if offer.kind != "custom":
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
+        """Writes a call as a model would. The arguments are the raw text."""
+        if tool.kind != "custom":
             return None
-        return f"{self.open}\n{self.head}{offer.model_name}{self.head_end}\n{arguments}\n{self.foot}\n{self.close}"
+        return f"{self.open}\n{self.head}{tool.model_name}{self.head_end}\n{arguments}\n{self.foot}\n{self.close}"

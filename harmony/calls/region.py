@@ -1,4 +1,4 @@
-"""The frame of calls that are read when they are whole: a region of the answer, and what is made of its text."""
+"""Call format for calls that are parsed once complete: a region of the output, and a parser of its text."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ from antiphon.harmony.tools import INPUT, ToolSpec
 
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 MAX_OPENER_CHARS = 4096
-"""Characters in which an opener has to be found."""
+"""Number of characters within which an opener must match."""
 
 
 class RegionParser(Struct, frozen=True, kw_only=True):
-    """What is made of a region's text. `opener`: how it begins, with groups that a transform may name."""
+    """Parser of a region's text. `opener`: pattern of its beginning; `transform` may name the groups in it."""
 
     content: str
     arguments: dict[str, Any]
@@ -30,60 +30,66 @@ class RegionParser(Struct, frozen=True, kw_only=True):
     transform_each: bool = False
     opener: re.Pattern[str] | None = None
 
-    def parse_calls(self, text: str, head: int) -> list[tuple[str, Any]]:
-        """Names and arguments in a text whose opener takes `head` characters. Raises `Malformed`."""
+    def parse_calls(self, text: str, opener_length: int) -> list[tuple[str, Any]]:
+        """Returns names and arguments of the calls in a text.
+
+        `head`: length of the opener, unless `opener` is a pattern. Raises `MalformedText`.
+        """
         scope: dict[str, Any] = {}
         if self.opener is not None:
-            found = self.opener.match(text[:MAX_OPENER_CHARS])
-            if found is None:
-                raise MalformedText("the opener is another")
-            head, scope = found.end(), {key: value for key, value in found.groupdict().items() if value is not None}
+            match = self.opener.match(text[:MAX_OPENER_CHARS])
+            if match is None:
+                raise MalformedText("the opener does not match")
+            opener_length, scope = (
+                match.end(),
+                {key: value for key, value in match.groupdict().items() if value is not None},
+            )
         try:
-            value = PARSERS[self.content](text[head:], self.arguments)
+            value = PARSERS[self.content](text[opener_length:], self.arguments)
             if self.transform is None:
-                made = value
+                result = value
             elif self.transform_each:
-                made = [_fill_transform(self.transform, {**scope, **item}) for item in value]
+                result = [_fill_transform(self.transform, {**scope, **item}) for item in value]
             else:
-                made = _fill_transform(self.transform, {**scope, "content": value})
-            return [_name_and_arguments(one) for one in (made if isinstance(made, list) else [made])]
+                result = _fill_transform(self.transform, {**scope, "content": value})
+            return [_name_and_arguments(call) for call in (result if isinstance(result, list) else [result])]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise MalformedText(str(error)) from error
 
 
 class RegionCall(DelimitedCall, frozen=True, kw_only=True):
-    """`open … closer`: a closer is one text, or several with blanks between. Nothing is said before the closer."""
+    """`open … closer`: a closer is one text, or several with blanks between. Nothing is emitted before the closer."""
 
     closers: tuple[tuple[str, ...], ...]
     region: RegionParser
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
+        """Markers of the format, openers included."""
         return (self.open, *(text for closer in self.closers for text in closer))
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read the calls of a region."""
+        """Parses the calls of a region."""
         tape = reader.tape
         yield from tape.expect(tape.alphabet.tape_text(self.open))
         body = yield from self._read_body(reader)
         calls = self.region.parse_calls(f"{self.open}{body}", len(self.open))
-        known = []
+        valid_calls = []
         for name, value in calls:
-            with contextlib.suppress(MalformedText):  # the others stand
-                offer = reader.require_tool(name)
-                known.append((offer, _encode_arguments(offer, value)))
-        if not known:
+            with contextlib.suppress(MalformedText):  # the other calls are kept
+                tool = reader.require_tool(name)
+                valid_calls.append((tool, _encode_arguments(tool, value)))
+        if not valid_calls:
             raise MalformedText("no call")
-        for offer, text in known:
-            reader.begin_call(offer)
+        for tool, text in valid_calls:
+            reader.begin_call(tool)
             reader.emit_arguments(text)
             reader.close_item()
 
     def _read_body(self, reader: TapeReader) -> Parser[str]:
-        """Skip up to a closer and the closer; what stood before it. Raises `Malformed`."""
-        tape, spell = reader.tape, reader.tape.alphabet.tape_text
-        closers = [[spell(text) for text in closer] for closer in self.closers]
+        """Skips text and the closer after it. Returns the text. Raises `MalformedText` if there is no closer."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
+        closers = [[tape_text(text) for text in closer] for closer in self.closers]
         stops = literals(*(closer[0] for closer in closers), controls=True)
         body: list[str] = []
         while (yield from tape.wait_more()):
@@ -91,40 +97,43 @@ class RegionCall(DelimitedCall, frozen=True, kw_only=True):
                 body.append(tape.peek_original(count))
                 tape.skip(count)
             elif (stop := (yield from tape.match_literal(stops))) is not None:
-                begun = [closer for closer in closers if closer[0] == stop]
-                for closer in begun:
+                candidates = [closer for closer in closers if closer[0] == stop]
+                for closer in candidates:
                     if (yield from self._skip_closer(reader, closer)):
                         return "".join(body)
-                if not begun:
+                if not candidates:
                     break
                 body.append(tape.peek_original(len(stop)))
                 tape.skip(len(stop))
-        if tape.ended and tape.natural:  # what ends a region may be what ends the answer, which is not read
+        if tape.ended and tape.ended_naturally:  # the closer may be the stop token, which is not read
             return "".join(body)
         raise MalformedText("no end")
 
     def _skip_closer(self, reader: TapeReader, closer: Sequence[str]) -> Parser[bool]:
         tape = reader.tape
-        place = tape.position()
+        start = tape.position()
         for text in closer:
             yield from tape.skip_whitespace()
             if not (yield from tape.skip_literal(text)):
-                tape.rewind(place)
+                tape.rewind(start)
                 return False
         return True
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:  # noqa: ARG002  none is known
-        """None: what such a region may hold is a program's to say, not a grammar's."""
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:  # noqa: ARG002  part of the protocol
+        """Returns None: a parser defines the content of a region, and no grammar is known for it."""
         return None
 
-    def write_call(self, offer: ToolSpec, arguments: str) -> str | None:  # noqa: ARG002  nobody said how
-        """None: a response template says how calls are read, not how they are written."""
+    def write_call(self, tool: ToolSpec, arguments: str) -> str | None:  # noqa: ARG002  part of the protocol
+        """Returns None: a response template defines how calls are parsed, not how they are written."""
         return None
 
 
-def _encode_arguments(offer: ToolSpec, value: Any) -> str:
-    """Arguments as JSON; strings where the schema wants something else as that. Raises `Malformed` for what is none."""
-    if offer.kind == "custom":
+def _encode_arguments(tool: ToolSpec, value: Any) -> str:
+    """Returns the arguments as JSON. Strings become the type that the schema requires.
+
+    Raises `MalformedText` if the value is not an object or, for a custom tool, not a text.
+    """
+    if tool.kind == "custom":
         text = value.get(INPUT) if isinstance(value, dict) else value
         if not isinstance(text, str):
             raise MalformedText(INPUT)
@@ -132,12 +141,12 @@ def _encode_arguments(offer: ToolSpec, value: Any) -> str:
     value = {} if value is None else json.loads(value) if isinstance(value, str) and value[:1] == "{" else value
     if not isinstance(value, dict):
         raise MalformedText("no arguments")
-    schema = offer.parameters or {}
+    schema = tool.parameters or {}
     properties = schema.get("properties")
-    known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    member_schemas: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
     try:
         members = [
-            f"{schema_values.encode_string(key)}: {_encode_member(inner, known.get(key), schema)}"
+            f"{schema_values.encode_string(key)}: {_encode_member(inner, member_schemas.get(key), schema)}"
             for key, inner in value.items()
         ]
     except (ValueError, RecursionError) as error:
@@ -156,20 +165,20 @@ def _name_and_arguments(value: Any) -> tuple[str, Any]:
     function = value.get("function", value)
     name, arguments = function["name"], function.get("arguments", {})
     if not isinstance(name, str):
-        raise TypeError("a name is no string")
+        raise TypeError("the name is not a string")
     return name, arguments
 
 
 def _fill_transform(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """A transform with its places filled."""
+    """Returns a transform with its placeholders replaced by the values in `scope`."""
     if isinstance(transform, dict):
         return {key: _fill_transform(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):
         return [_fill_transform(value, scope) for value in transform]
-    place = _PLACEHOLDER.fullmatch(transform) if isinstance(transform, str) else None
-    if place is None:
+    placeholder = _PLACEHOLDER.fullmatch(transform) if isinstance(transform, str) else None
+    if placeholder is None:
         return transform
     value: Any = scope
-    for key in place[1].split("."):
+    for key in placeholder[1].split("."):
         value = value[key]
     return value

@@ -1,7 +1,7 @@
-"""What a region of an answer may hold, by the names that response templates have for it: text, JSON, tags, lines.
+"""Parsers of a region's content, by the names that response templates use: text, JSON, tags, lines.
 
-Each parser is total in time: what a model writes is looked through once, whatever it is. Raises `ValueError` for text
-that is something else.
+Each parser scans the text once, so its run time is bounded whatever a model writes. Raises `ValueError` for text of
+another kind.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 MAX_KEY_CHARS = 256
-"""Characters in which a key has to end."""
+"""Number of characters within which a key must end."""
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
-"""Stand around the number of a string that was taken out; nobody has characters for these."""
+"""Private characters around the index of an extracted string. They are removed from the model's text first."""
 ParserArguments = Mapping[str, Any]
 
 
@@ -24,7 +24,7 @@ def _parse_text(text: str, arguments: ParserArguments) -> str:
 
 
 def _parse_json(text: str, arguments: ParserArguments) -> Any:
-    """JSON; keys may lack quotation marks, strings may stand between marks of their own."""
+    """Parses JSON. Options allow keys without quotes and strings between other delimiters."""
     strings: list[str] = []
     working = text.replace(_OPEN, "").replace(_CLOSE, "")
     for opener, closer in arguments.get("string_delims", ()):
@@ -45,13 +45,13 @@ def _refuse_constant(name: str) -> object:
 
 
 def _extract_strings(text: str, opener: str, closer: str, strings: list[str]) -> str:
-    """The text with the number of each string in its place; they are added to `strings`."""
-    parts, at = [], 0
-    while (start := text.find(opener, at)) >= 0 and (end := text.find(closer, start + len(opener))) >= 0:
-        parts += [text[at:start], f'"{_OPEN}{len(strings)}{_CLOSE}"']
+    """Returns the text with each delimited string replaced by its index in `strings`, where it is appended."""
+    parts, index = [], 0
+    while (start := text.find(opener, index)) >= 0 and (end := text.find(closer, start + len(opener))) >= 0:
+        parts += [text[index:start], f'"{_OPEN}{len(strings)}{_CLOSE}"']
         strings.append(text[start + len(opener) : end])
-        at = end + len(closer)
-    return "".join([*parts, text[at:]])
+        index = end + len(closer)
+    return "".join([*parts, text[index:]])
 
 
 def _restore_strings(value: Any, strings: Sequence[str]) -> Any:
@@ -59,8 +59,8 @@ def _restore_strings(value: Any, strings: Sequence[str]) -> Any:
         return {_restore_strings(key, strings): _restore_strings(inner, strings) for key, inner in value.items()}
     if isinstance(value, list):
         return [_restore_strings(inner, strings) for inner in value]
-    found = re.fullmatch(f"{_OPEN}(\\d+){_CLOSE}", value) if isinstance(value, str) else None
-    return strings[int(found[1])] if found else value
+    match = re.fullmatch(f"{_OPEN}(\\d+){_CLOSE}", value) if isinstance(value, str) else None
+    return strings[int(match[1])] if match else value
 
 
 _LITERAL = r"(?:[^\\()\[\].*+?{}^$|]|\\\W|\\n)"
@@ -71,11 +71,11 @@ _TAG = re.compile(
     r"\(\?P<value>\.\*\?\)"
     rf"(?P<trims>(?:\\s\*)?)(?P<behind>{_LITERAL}+)"
 )
-"""A pattern of a key and a value between texts. Others could take for ever on what a model writes."""
+"""Pattern of a supported `tag_pattern`: texts around a key and a value. Others could backtrack without bound."""
 
 
 class TagPattern(Struct, frozen=True):
-    """The texts before a key, between it and its value (blanks may stand between these), and behind that."""
+    """Texts before a key, between it and its value (with blanks between these), and after the value."""
 
     before: str
     between: tuple[str, ...]
@@ -83,62 +83,65 @@ class TagPattern(Struct, frozen=True):
     trims: bool
 
     def find_pair(self, text: str, at: int) -> tuple[str, str, int] | None:
-        """The next key and value, and where they end. Raises `ValueError` for a key without a value."""
+        """Returns the next key, its value, and the index of their end; None if there is no further key.
+
+        Raises `ValueError` for a key without a value.
+        """
         start = text.find(self.before, at)
         if start < 0:
             return None
         start += len(self.before)
         middle = text.find(self.between[0], start, start + MAX_KEY_CHARS)
-        place = middle + len(self.between[0])
-        for more in self.between[1:]:
-            place += len(text[place : place + MAX_KEY_CHARS]) - len(text[place : place + MAX_KEY_CHARS].lstrip())
-            if not text.startswith(more, place):
-                raise ValueError(more)
-            place += len(more)
-        end = text.find(self.behind, place) if middle >= 0 else -1
+        index = middle + len(self.between[0])
+        for separator in self.between[1:]:
+            index += len(text[index : index + MAX_KEY_CHARS]) - len(text[index : index + MAX_KEY_CHARS].lstrip())
+            if not text.startswith(separator, index):
+                raise ValueError(separator)
+            index += len(separator)
+        end = text.find(self.behind, index) if middle >= 0 else -1
         if end < 0:
             raise ValueError(self.behind)
-        value = text[place:end]
+        value = text[index:end]
         return text[start:middle], value.strip() if self.trims else value, end + len(self.behind)
 
 
 def parse_tag_pattern(pattern: object) -> TagPattern | None:
-    """What a `tag_pattern` says; None where it says more than a :class:`Tag` can."""
+    """Parses a `tag_pattern`. Returns None if a :class:`TagPattern` cannot express it."""
     return _compile_tag_pattern(pattern) if isinstance(pattern, str) else None
 
 
 @lru_cache(maxsize=64)
 def _compile_tag_pattern(pattern: str) -> TagPattern | None:
-    found = _TAG.fullmatch(pattern)
-    if found is None:
+    match = _TAG.fullmatch(pattern)
+    if match is None:
         return None
-    between = tuple(filter(None, map(_unescape, found["between"].split(r"\s*"))))
-    trims = found["trims"] != "" or found["between"].endswith(r"\s*")
-    return TagPattern(_unescape(found["before"]), between, _unescape(found["behind"]), trims) if between else None
+    between = tuple(filter(None, map(_unescape, match["between"].split(r"\s*"))))
+    trims = match["trims"] != "" or match["between"].endswith(r"\s*")
+    return TagPattern(_unescape(match["before"]), between, _unescape(match["behind"]), trims) if between else None
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", lambda one: "\n" if one[1] == "n" else one[1], text)
+    return re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
 def _parse_tags(text: str, arguments: ParserArguments) -> dict[str, Any]:
-    """Keys and values in tags."""
-    tag, found, at = parse_tag_pattern(arguments["tag_pattern"]), dict[str, Any](), 0
-    while tag is not None and (one := tag.find_pair(text, at)) is not None:
-        key, raw, at = one
+    """Parses keys and values in tags."""
+    tag, members, index = parse_tag_pattern(arguments["tag_pattern"]), dict[str, Any](), 0
+    while tag is not None and (pair := tag.find_pair(text, index)) is not None:
+        key, raw, index = pair
         value = _parse_value(raw, arguments)
-        if key in found and arguments.get("merge_duplicates"):
-            found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), value]
+        if key in members and arguments.get("merge_duplicates"):
+            members[key] = [*(members[key] if isinstance(members[key], list) else [members[key]]), value]
         else:
-            found[key] = value
-    return found
+            members[key] = value
+    return members
 
 
 def _parse_lines(text: str, arguments: ParserArguments) -> dict[str, Any]:
-    """Lines of a key and a value."""
-    sign = arguments.get("kv_sep", ":")
+    """Parses lines, each with a key and a value."""
+    separator = arguments.get("kv_sep", ":")
     lines = (line.strip() for line in text.split(arguments.get("line_sep", "\n")))
-    pairs = (line.split(sign, 1) for line in lines if sign in line)
+    pairs = (line.split(separator, 1) for line in lines if separator in line)
     return {key.strip(): _parse_value(value.strip(), arguments) for key, value in pairs}
 
 
@@ -156,4 +159,4 @@ PARSERS: Mapping[str, Callable[[str, ParserArguments], Any]] = {
     "xml-inline": _parse_tags,
     "kv-lines": _parse_lines,
 }
-"""By the names that response templates have for them."""
+"""Parsers by the names that response templates use."""

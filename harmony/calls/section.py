@@ -1,4 +1,4 @@
-"""Calls inside a wrapper: a section with an opener and a closer of its own, and one call after the other in it."""
+"""Call format of a section: an opener, calls in a row, and a closer."""
 
 from collections.abc import Sequence
 
@@ -12,34 +12,34 @@ from antiphon.harmony.tools import ToolCall, ToolSpec
 
 
 class CallSection(Struct, frozen=True, kw_only=True):
-    """`open call* close`. `also`: other openers and closers that models write for it. The closer may be missing."""
+    """`open call* close`. `aliases`: other openers and closers that models write. The closer may be missing."""
 
     open: str
     close: str
     calls: tuple[CallFormat, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     padding: str = ""
-    """What stands around the calls when they are written."""
+    """Text written around the calls."""
 
     @property
     def head_only(self) -> bool:
-        """It counts wherever it stands."""
+        """False: a section counts anywhere in an answer."""
         return False
 
     @property
     def openers(self) -> Sequence[str]:
-        """The markers with which it can begin; a call without its wrapper is one all the same."""
+        """Markers with which a section can begin. Calls are also accepted without the section around them."""
         return (
             self.open,
-            *(pair[0] for pair in self.aliases),
-            *(opener for frame in self.calls for opener in frame.openers),
+            *(alias[0] for alias in self.aliases),
+            *(opener for call_format in self.calls for opener in call_format.openers),
         )
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
+        """Markers of the section and of its calls."""
         return *(marker for pair in self._marker_pairs for marker in pair), *(
-            m for frame in self.calls for m in frame.markers
+            marker for call_format in self.calls for marker in call_format.markers
         )
 
     @property
@@ -47,10 +47,10 @@ class CallSection(Struct, frozen=True, kw_only=True):
         return (self.open, self.close), *self.aliases
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read the calls from the opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.tape_text
+        """Parses the calls, beginning at the opener."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
         for opener, _ in self._marker_pairs:
-            if (yield from tape.skip_literal(spell(opener))):
+            if (yield from tape.skip_literal(tape_text(opener))):
                 break
         yield from tape.skip_whitespace()
         yield from self._read_first(reader)
@@ -66,37 +66,37 @@ class CallSection(Struct, frozen=True, kw_only=True):
         return False
 
     def _read_first(self, reader: TapeReader) -> Parser[None]:
-        """Read the first call, under the mark of whoever reads the section. Raises `Malformed` where there is none."""
-        for frame in self.calls:
-            place = reader.tape.position()
+        """Parses the first call, under the caller's mark. Raises `MalformedText` if there is none."""
+        for call_format in self.calls:
+            start = reader.tape.position()
             try:
-                yield from frame.read_calls(reader)
+                yield from call_format.read_calls(reader)
             except MalformedText:
                 if reader.open_call is not None:
                     raise
-                reader.tape.rewind(place)
+                reader.tape.rewind(start)
             else:
                 return
         raise MalformedText("no call in the section")
 
     def _read_next(self, reader: TapeReader) -> Parser[bool]:
-        """Read another call, if one stands here."""
-        for frame in self.calls:
-            if (yield from reader.try_parse(frame.read_calls(reader))):
+        """Parses another call. Returns False if there is none here."""
+        for call_format in self.calls:
+            if (yield from reader.try_parse(call_format.read_calls(reader))):
                 return True
         return False
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener: one call, and the closer."""
-        for frame in self.calls:
-            if (side := frame.grammar_rule(offer, grammar)) is not None:
-                begin = grammar.marker_symbol(frame.openers[0])
-                return f"BLANKS {begin} {side} BLANKS {grammar.marker_symbol(self.close)}"
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener: one call, and the closer."""
+        for call_format in self.calls:
+            if (rule := call_format.grammar_rule(tool, grammar)) is not None:
+                opener = grammar.marker_symbol(call_format.openers[0])
+                return f"BLANKS {opener} {rule} BLANKS {grammar.marker_symbol(self.close)}"
         return None
 
     def write_calls(self, calls: Sequence[ToolCall]) -> str | None:
-        """A section with these calls in it."""
-        for frame in self.calls:
-            if (written := frame.write_calls(calls)) is not None:
-                return f"{self.open}{self.padding}{written}{self.padding}{self.close}"
+        """Writes a section with these calls."""
+        for call_format in self.calls:
+            if (text := call_format.write_calls(calls)) is not None:
+                return f"{self.open}{self.padding}{text}{self.padding}{self.close}"
         return None

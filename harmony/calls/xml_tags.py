@@ -1,7 +1,7 @@
-"""Frames whose arguments are key and value in tags, put into JSON as they come.
+"""Call format whose arguments are keys and values in tags, converted to JSON as they arrive.
 
-What was said of the arguments is never revised: strings are said as they are read, everything else once its end is
-seen. A value may hold any of the tags: one counts only where what follows it goes on as a call does.
+Emitted text is never revised: strings are emitted as they are read, other values once their end is seen. A value may
+contain any of the tags: a tag counts only if the text after it continues as a call does.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.harmony.calls.base import NumberedCall, list_parameters
-from antiphon.harmony.grammar import GrammarBuilder, one_then
+from antiphon.harmony.grammar import GrammarBuilder, literal_then_any
 from antiphon.harmony.parsing import json_stream, schema_values
 from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape, literals
@@ -32,18 +32,19 @@ _ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*["']?([^"'\s]*)["']?""")
 
 
 def parse_named_tag(text: str) -> tuple[str, dict[str, str]]:
-    """The name in a tag, with quotation marks or without, and the attributes behind it."""
-    found = _NAMED.fullmatch(text)
-    if found is None:
+    """Returns the name in a tag, quoted or not, and the attributes after it."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
         return text, {}
-    name = next(group for group in (found["double"], found["single"], found["bare"]) if group is not None)
-    return name, dict(_ATTRIBUTE.findall(found["rest"]))
+    name = next(group for group in (match["double"], match["single"], match["bare"]) if group is not None)
+    return name, dict(_ATTRIBUTE.findall(match["rest"]))
 
 
 def read_whole_value(reader: TapeReader, each: Callable[[Callable[[int], None]], Parser[None]]) -> Parser[str]:
-    """Read a value that is said when it has ended; of one that does not end, say what there is. Raises `Malformed`.
+    """Reads a value and returns it once it has ended. Raises `MalformedText` if it does not, after emitting it.
 
-    `each` reads to its end and gives the lengths of its pieces. JSON is read as JSON: a string in it may hold any tag.
+    `each` reads the value to its end and passes on the lengths of its pieces. JSON is read as JSON, because a string
+    in it may contain any tag.
     """
     tape, held = reader.tape, list[str]()
 
@@ -68,13 +69,13 @@ def read_whole_value(reader: TapeReader, each: Callable[[Callable[[int], None]],
 
 
 class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
-    """`open head NAME end (key NAME key_end value VALUE value_end)* foot close`; open, close, value_end may be missing.
+    """`open head NAME end (key NAME key_end value VALUE value_end)* foot close`.
 
-    Names may stand in quotation marks; `quote` is the one they are written with. `typed` names an attribute that says
-    whether a value is a string (`true`) or JSON (`false`); `type` says which type of JSON. `counted` names an attribute
-    of the call that counts from 1. `gap` belongs to the tags at either end of a value. Without
-    `end`, the tool's name goes to the end of its line or to the first tag; without `value_end`'s tag, a new line ends a
-    value.
+    `open`, `close` and `value_end` may be missing. Names may be quoted; they are written with `quote`.
+    `type_attribute` names an attribute that states whether a value is a string (`true`) or JSON (`false`); the
+    attribute `type` states the JSON type. `count_attribute` names an attribute of the call that counts from 1. `gap`
+    belongs to the tags at either end of a value. Without `end`, the tool's name extends to the end of its line or to
+    the first tag. If a value's closing tag is missing, the newline before the next tag ends the value.
     """
 
     head: str
@@ -89,82 +90,87 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     count_attribute: str = ""
     gap: str = "\n"
     outer_closers: tuple[str, ...] = ()
-    """What closes the section around it: a call whose own end is missing ends there."""
+    """Closers of the section around the call. They also end a call whose own end is missing."""
 
     @property
     def openers(self) -> Sequence[str]:
-        """The markers with which it can begin."""
+        """Markers with which a call can begin."""
         return tuple(filter(None, (self.open, self.head)))
 
     @property
     def markers(self) -> Sequence[str]:
-        """All markers it is made of."""
+        """Markers of the format, openers included."""
         tags = (self.open, self.close, self.head, self.foot, self.key, self.value_end, self.value)
         return tuple(tag for tag in (*tags, self.end, self.key_end) if len(tag) > 1)
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
-        """Read a call from its opener on."""
-        tape, spell = reader.tape, reader.tape.alphabet.tape_text
-        yield from tape.skip_literal(spell(self.open))
+        """Parses a call, beginning at its opener."""
+        tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
+        yield from tape.skip_literal(tape_text(self.open))
         yield from tape.skip_whitespace()
-        yield from tape.expect(spell(self.head))
-        offer = reader.require_tool(self.parse_tag((yield from self._read_name(tape)))[0])
-        reader.begin_call(offer)
-        values = TagValueReader(reader, self, offer)
+        yield from tape.expect(tape_text(self.head))
+        tool = reader.require_tool(self.parse_tag((yield from self._read_name(tape)))[0])
+        reader.begin_call(tool)
+        values = TagValueReader(reader, self, tool)
         while not (yield from self._skip_foot(tape)):
-            yield from tape.expect(spell(self.key))
-            yield from values.read_value(*self.parse_tag((yield from tape.skip_word(spell(self.key_end)))))
+            yield from tape.expect(tape_text(self.key))
+            yield from values.read_value(*self.parse_tag((yield from tape.skip_word(tape_text(self.key_end)))))
         values.close_object()
         reader.close_item()
         if self.close:
             yield from tape.skip_whitespace()
-            yield from tape.skip_literal(spell(self.close), cut=True)
+            yield from tape.skip_literal(tape_text(self.close), cut=True)
 
     def _read_name(self, tape: Tape) -> Parser[str]:
-        """Skip the tool's name, and what ends it unless that is a tag that follows."""
-        spell = tape.alphabet.tape_text
+        """Skips the tool's name, and its end unless a tag ends it. Returns the name."""
+        tape_text = tape.alphabet.tape_text
         if self.end:
-            return (yield from tape.skip_word(spell(self.end)))
+            return (yield from tape.skip_word(tape_text(self.end)))
         yield from tape.skip_whitespace()
-        name = yield from tape.skip_until(literals("\n", spell(self.key), spell(self.foot), controls=True))
+        name = yield from tape.skip_until(literals("\n", tape_text(self.key), tape_text(self.foot), controls=True))
         return name.strip()
 
     def _skip_foot(self, tape: Tape) -> Parser[bool]:
-        """Skip the foot, or see what may stand in its place: a closer, the next call, the natural end of the answer."""
+        """Skips `foot`, or accepts a closer, the next call or the natural end of the answer in its place."""
         yield from tape.skip_whitespace()
-        spell = tape.alphabet.tape_text
+        tape_text = tape.alphabet.tape_text
         if not (yield from tape.wait_more()):
-            return tape.natural
-        if (yield from tape.skip_literal(spell(self.foot))):
+            return tape.ended_naturally
+        if (yield from tape.skip_literal(tape_text(self.foot))):
             return True
         for text in filter(None, (self.close, self.open, self.head, *self.outer_closers)):
-            if (yield from tape.stands_here(spell(text))):
+            if (yield from tape.matches_here(tape_text(text))):
                 return True
         return False
 
     @property
     def trims_newlines(self) -> bool:
-        """Whether a newline at either end of a value belongs to its tags."""
+        """True if a newline at either end of a value belongs to its tags."""
         return self.gap != "" and not self.value
 
     def parse_tag(self, text: str) -> tuple[str, dict[str, str]]:
-        """The name in a tag, and the attributes behind it where such tags have any."""
+        """Returns the name in a tag, and its attributes if such tags have any."""
         return parse_named_tag(text) if self.quote or self.type_attribute else (text.strip().strip("\"'"), {})
 
-    def grammar_rule(self, offer: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """What may follow the opener: the parameters in the schema's order, the required ones always."""
-        sides = []
-        for name, part, needed in list_parameters(offer):
-            side = self._parameter_rule(name, part, offer, grammar)
-            sides.append(side if needed else f"({side})?")
-        head = [grammar.marker_symbol(self.head)] if self.open else []
-        head += [
-            grammar.literal_text(self._quote_name(offer.model_name)),
+    def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
+        """Returns the rule of what may follow the opener: the parameters in schema order, optional ones included."""
+        parameters = []
+        for name, part, required in list_parameters(tool):
+            rule = self._parameter_rule(name, part, tool, grammar)
+            parameters.append(rule if required else f"({rule})?")
+        header = [grammar.marker_symbol(self.head)] if self.open else []
+        header += [
+            grammar.literal_text(self._quote_name(tool.model_name)),
             *self._count_rule(grammar),
             grammar.marker_symbol(self.end),
         ]
-        head += [grammar.literal_text(self.gap if self.end else _LINE)] if self.gap or not self.end else []
-        parts = [*(["BLANKS"] if self.open else []), *filter(None, head), *sides, grammar.marker_symbol(self.foot)]
+        header += [grammar.literal_text(self.gap if self.end else _LINE)] if self.gap or not self.end else []
+        parts = [
+            *(["BLANKS"] if self.open else []),
+            *filter(None, header),
+            *parameters,
+            grammar.marker_symbol(self.foot),
+        ]
         return " ".join([*parts, *(["BLANKS", grammar.marker_symbol(self.close)] if self.close else [])])
 
     def _count_rule(self, grammar: GrammarBuilder) -> list[str]:
@@ -177,28 +183,30 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     def _quote_name(self, name: str) -> str:
         return f"{self.quote}{name}{self.quote}"
 
-    def _parameter_rule(self, name: str, part: object, offer: ToolSpec, grammar: GrammarBuilder) -> str:
-        """A parameter: its tags, and what may stand between them."""
-        root = offer.parameters or {}
+    def _parameter_rule(self, name: str, part: object, tool: ToolSpec, grammar: GrammarBuilder) -> str:
+        """Returns the rule of a parameter: its tags and its value."""
+        root = tool.parameters or {}
         allowed = schema_values.allowed_types(part, root)
-        if not self.type_attribute or offer.kind == "custom" or allowed == schema_values.STRING_ONLY:
-            return f"{self._opening_rule(name, schema_values.STRING_ONLY, grammar)} {self._value_rule(part, offer, grammar)}"
+        if not self.type_attribute or tool.kind == "custom" or allowed == schema_values.STRING_ONLY:
+            opening = self._opening_rule(name, schema_values.STRING_ONLY, grammar)
+            return f"{opening} {self._value_rule(part, tool, grammar)}"
         value = grammar.json_value(schema_values.self_contained(schema_values.resolve_schema(part, root), root))
-        return f"{self._opening_rule(name, allowed - schema_values.STRING_ONLY, grammar)} {value} {self._closing_rule(grammar)}"
+        opening = self._opening_rule(name, allowed - schema_values.STRING_ONLY, grammar)
+        return f"{opening} {value} {self._closing_rule(grammar)}"
 
     def _write_type(self, kinds: frozenset[str]) -> str:
-        """What is said of a value's type."""
+        """Writes the attribute for a value's type, if there is such an attribute."""
         if self.type_attribute != "type":
             return (
                 f' {self.type_attribute}="{str(kinds == schema_values.STRING_ONLY).lower()}"'
                 if self.type_attribute
                 else ""
             )
-        named = next(iter(sorted(kinds)), "object")
-        return f' type="{"number" if named == "integer" else named}"'
+        type_name = next(iter(sorted(kinds)), "object")
+        return f' type="{"number" if type_name == "integer" else type_name}"'
 
     def _opening_rule(self, name: str, kinds: frozenset[str], grammar: GrammarBuilder) -> str:
-        """What opens a parameter."""
+        """Returns the rule of a parameter's opening tag."""
         key = f"{self._quote_name(name)}{self._write_type(kinds)}"
         if self.value:
             parts = [
@@ -210,7 +218,8 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
             ]
             return " ".join(filter(None, parts)) + " "
         gap = grammar.literal_text(self.gap) if self.gap else ""
-        return f"{grammar.marker_symbol(self.key)} {grammar.literal_text(key)} {grammar.marker_symbol(self.key_end)} {gap} "
+        opener, end = grammar.marker_symbol(self.key), grammar.marker_symbol(self.key_end)
+        return f"{opener} {grammar.literal_text(key)} {end} {gap} "
 
     @property
     def _closing_text(self) -> str:
@@ -218,7 +227,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         return f"{gap}{self.value_end}{self.gap}"
 
     def _closing_rule(self, grammar: GrammarBuilder) -> str:
-        """What closes a parameter."""
+        """Returns the rule of a parameter's closing tag."""
         before = "" if self.value else self.gap
         parts = [
             grammar.literal_text(before) if before else "",
@@ -227,45 +236,49 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
         ]
         return " ".join(filter(None, parts))
 
-    def _value_rule(self, schema: object, offer: ToolSpec, grammar: GrammarBuilder) -> str:
-        """A value of this schema, and its closing tag."""
-        if offer.kind == "custom":
-            return f"{grammar.custom_input(offer, self._text_end, self._false_end_pattern(offer))} {self._gap_rule(grammar)}"
-        root = offer.parameters or {}
-        own, allowed = schema_values.resolve_schema(schema, root), schema_values.allowed_types(schema, root)
-        if isinstance(values := own.get("enum"), list) and values:
-            said = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
-            return f"({' | '.join(map(grammar.literal_text, said))}) {self._closing_rule(grammar)}"
+    def _value_rule(self, schema: object, tool: ToolSpec, grammar: GrammarBuilder) -> str:
+        """Returns the rule of a value of this schema, with its closing tag."""
+        if tool.kind == "custom":
+            text = grammar.custom_input(tool, self._text_end, self._false_end_pattern(tool))
+            return f"{text} {self._gap_rule(grammar)}"
+        root = tool.parameters or {}
+        resolved, allowed = schema_values.resolve_schema(schema, root), schema_values.allowed_types(schema, root)
+        if isinstance(values := resolved.get("enum"), list) and values:
+            alternatives = (
+                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values
+            )
+            return f"({' | '.join(map(grammar.literal_text, alternatives))}) {self._closing_rule(grammar)}"
         if not allowed or "string" in allowed:
             text = grammar.constrained_text(
-                own if allowed == schema_values.STRING_ONLY else {}, self._text_end, self._false_end_pattern(offer)
+                resolved if allowed == schema_values.STRING_ONLY else {}, self._text_end, self._false_end_pattern(tool)
             )
             return f"{text} {self._gap_rule(grammar)}"
-        return f"{grammar.json_value(schema_values.self_contained(own, root))} {self._closing_rule(grammar)}"
+        return f"{grammar.json_value(schema_values.self_contained(resolved, root))} {self._closing_rule(grammar)}"
 
-    def _false_end_pattern(self, offer: ToolSpec) -> str:
-        """What would be read as the end of a value whose closing tag is missing."""
-        ends = one_then(self.foot, filter(None, (self.close, self.open, self.head, *self.outer_closers)))
-        names = [name for name, _, _ in list_parameters(offer)] if offer.kind == "function" else []
-        return f"{ends}|{one_then(self.key, names, _MARKS)}" if names else ends
+    def _false_end_pattern(self, tool: ToolSpec) -> str:
+        """Returns a pattern of text that would be parsed as the end of a value without a closing tag."""
+        ends = literal_then_any(self.foot, filter(None, (self.close, self.open, self.head, *self.outer_closers)))
+        names = [name for name, _, _ in list_parameters(tool)] if tool.kind == "function" else []
+        return f"{ends}|{literal_then_any(self.key, names, _MARKS)}" if names else ends
 
     @property
     def _text_end(self) -> str:
-        """Where free text ends: at its tag, which one token may be, or at the newline before it."""
+        """Text that ends a string: its closing tag, which may be one token, after a newline that belongs to the tag."""
         return self.value_end if self.value or not self.gap else f"{self.gap}{self.value_end}"
 
     def _gap_rule(self, grammar: GrammarBuilder) -> str:
         return grammar.literal_text(self.gap) if self.gap else ""
 
-    def write_call(self, offer: ToolSpec, arguments: str, place: int = 0) -> str | None:
-        """A call as a model would write it; `place`: how many were written before it."""
-        members = {INPUT: arguments} if offer.kind == "custom" else json.loads(arguments or "{}")
-        said = [self._write_parameter(name, value) for name, value in members.items()]
-        number = f' {self.count_attribute}="{place + 1}"' if self.count_attribute else ""
+    def write_call(self, tool: ToolSpec, arguments: str, index: int = 0) -> str | None:
+        """Writes a call as a model would. `place`: number of calls written before it."""
+        members = {INPUT: arguments} if tool.kind == "custom" else json.loads(arguments or "{}")
+        parameters = [self._write_parameter(name, value) for name, value in members.items()]
+        number = f' {self.count_attribute}="{index + 1}"' if self.count_attribute else ""
         end = f"{self.end}{self.gap}" if self.end else _LINE
-        head = f"{self.head}{self._quote_name(offer.model_name)}{number}{end}"
-        around = ("\n", "\n") if self.open and self.gap else ("", "")
-        return f"{self.open}{around[0]}{head}{''.join(said)}{self.foot}{around[1] if self.close else ''}{self.close}"
+        header = f"{self.head}{self._quote_name(tool.model_name)}{number}{end}"
+        padding = "\n" if self.open and self.gap else ""
+        call = f"{header}{''.join(parameters)}{self.foot}"
+        return f"{self.open}{padding}{call}{padding if self.close else ''}{self.close}"
 
     def _write_parameter(self, name: str, value: object) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -275,24 +288,24 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
 
 
 class TagValueReader:
-    """Says the values of one call: as members of an object, or for a custom tool as the one text there is."""
+    """Emits the values of one call: as members of an object or, for a custom tool, as its text."""
 
-    def __init__(self, reader: TapeReader, frame: XmlTagCall, offer: ToolSpec) -> None:
-        self._reader, self._frame, self._offer = reader, frame, offer
-        self._root: Mapping[str, Any] = offer.parameters or {}
+    def __init__(self, reader: TapeReader, frame: XmlTagCall, tool: ToolSpec) -> None:
+        self._reader, self._frame, self._offer = reader, frame, tool
+        self._root: Mapping[str, Any] = tool.parameters or {}
         properties = self._root.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
-        self._said: set[str] = set()
+        self._emitted_names: set[str] = set()
         self._name = ""
-        spell = reader.tape.alphabet.tape_text
-        self._tags = [spell(tag) for tag in (frame.value_end, frame.key, frame.foot)]
-        self._open, self._close, self._head = spell(frame.open), spell(frame.close), spell(frame.head)
+        tape_text = reader.tape.alphabet.tape_text
+        self._tags = [tape_text(tag) for tag in (frame.value_end, frame.key, frame.foot)]
+        self._open, self._close, self._head = tape_text(frame.open), tape_text(frame.close), tape_text(frame.head)
         trimmed = self._tags if frame.trims_newlines else self._tags[1:]
         self._stops = literals(self._tags[0], *("\n" + tag for tag in trimmed), controls=True)
-        self._outer = [spell(text) for text in frame.outer_closers]
+        self._outer = [tape_text(text) for text in frame.outer_closers]
 
     def read_value(self, name: str, attributes: Mapping[str, str]) -> Parser[None]:
-        """Read a value, from behind its opening tag to behind its closing one."""
+        """Reads a value, from after its opening tag to after its closing tag."""
         tape, custom = self._reader.tape, self._offer.kind == "custom"
         self._name = name
         if self._frame.value:
@@ -301,27 +314,27 @@ class TagValueReader:
         if self._frame.trims_newlines:
             yield from tape.skip_literal("\n")
         yield from tape.wait_more()
-        if name in self._said or (custom and self._said):
+        if name in self._emitted_names or (custom and self._emitted_names):
             yield from self._read_pieces(tape.skip)
         elif custom:
             yield from self._read_pieces(self._reader.take_arguments)
-            self._said.add(name)
+            self._emitted_names.add(name)
         elif name == WRAPPER_PARAMETER and self._properties and name not in self._properties:
             yield from self._read_wrapper()
         else:
             yield from self._read_member(name, attributes.get(self._frame.type_attribute, ""))
-            self._said.add(name)
+            self._emitted_names.add(name)
 
     def close_object(self) -> None:
-        """Close the object. One without members is left to the machine."""
-        if self._said and self._offer.kind == "function":
+        """Closes the object. The machine supplies an object without members."""
+        if self._emitted_names and self._offer.kind == "function":
             self._reader.emit_arguments("}")
 
     def _read_member(self, name: str, typed: str) -> Parser[None]:
         reader = self._reader
-        reader.emit_arguments(("{" if not self._said else ", ") + schema_values.encode_string(name) + ": ")
+        reader.emit_arguments(("{" if not self._emitted_names else ", ") + schema_values.encode_string(name) + ": ")
         allowed = schema_values.allowed_types(self._properties.get(name), self._root)
-        if typed in _TYPES_BY_ATTRIBUTE or typed in _NON_STRING_TYPES:  # the model says itself what it means
+        if typed in _TYPES_BY_ATTRIBUTE or typed in _NON_STRING_TYPES:  # the model states the type
             allowed = _TYPES_BY_ATTRIBUTE.get(typed, _NON_STRING_TYPES)
         if schema_values.can_stream_as_string(allowed, reader.tape.peek()):
             reader.emit_arguments('"')
@@ -338,17 +351,17 @@ class TagValueReader:
             )
 
     def _read_wrapper(self) -> Parser[None]:
-        """Read a parameter that no tool has and that holds them all, as some models write it."""
+        """Reads a parameter `arguments` that the tool does not have and that holds all others: some models write it."""
         members = schema_values.parse_members((yield from read_whole_value(self._reader, self._read_pieces)))
         for name, value in members.items():
-            if name not in self._said:
+            if name not in self._emitted_names:
                 self._reader.emit_arguments(
-                    f"{'{' if not self._said else ', '}{schema_values.encode_string(name)}: {value}"
+                    f"{'{' if not self._emitted_names else ', '}{schema_values.encode_string(name)}: {value}"
                 )
-                self._said.add(name)
+                self._emitted_names.add(name)
 
     def _read_pieces(self, take: Callable[[int], None]) -> Parser[None]:
-        """Give `take` the lengths of the value's pieces, up to its end. Raises `Malformed` where there is none."""
+        """Passes the lengths of the value's pieces to `take`, up to its end. Raises `MalformedText` without one."""
         tape = self._reader.tape
         while (yield from tape.wait_more()):
             if count := tape.count_clear(self._stops):
@@ -363,7 +376,10 @@ class TagValueReader:
         raise MalformedText("no end")
 
     def _skip_end(self, tag: str, count: int) -> Parser[bool]:
-        """Whether this tag ends the value; then skip it, or only the newline before it if it says more than that."""
+        """Tells whether this tag ends the value, and if so skips it.
+
+        If the tag also begins or ends something else, only the newline before it is skipped.
+        """
         tape = self._reader.tape
         mark = tape.mark()
         tape.skip(count)
@@ -378,17 +394,17 @@ class TagValueReader:
         return ends
 
     def _call_continues(self, tag: str) -> Parser[bool]:
-        """Whether what follows the tag is what follows the end of a value. Raises `Malformed`."""
+        """Tells whether the text after the tag continues as after the end of a value. Raises `MalformedText`."""
         tape, (value_end, key, foot) = self._reader.tape, self._tags
         if tag == key:
             word = yield from tape.skip_word(tape.alphabet.tape_text(self._frame.key_end))
-            return self._frame.parse_tag(word)[0] in self._properties.keys() - self._said - {self._name}
+            return self._frame.parse_tag(word)[0] in self._properties.keys() - self._emitted_names - {self._name}
         yield from tape.skip_whitespace()
         if not (yield from tape.wait_more()):
-            return tag == value_end or tape.natural
+            return tag == value_end or tape.ended_naturally
         after = (self._close, self._open, self._head, *self._outer)
         follow = (key, foot, *after) if tag == value_end else after
         for literal in filter(None, follow):
-            if (yield from tape.stands_here(literal, cut=tag == value_end)):
+            if (yield from tape.matches_here(literal, cut=tag == value_end)):
                 return True
         return tape.at_control_token()

@@ -1,6 +1,6 @@
-"""The dialects: one declaration each, in the order in which a chat template's signs are looked for.
+"""The dialects: one declaration each, in the order in which a chat template's markers are checked.
 
-A family whose signs another one has too stands before it.
+A dialect whose markers include those of another one precedes it.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ DIALECTS: Mapping[str, Dialect] = {
         LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM, PYTHONIC, PLAIN,
     )
 }  # fmt: skip
-"""By name."""
+"""Dialects by name."""
 
 GPT_OSS = "gpt-oss"
-"""The one that is no declaration: OpenAI's own library reads and writes it."""
+"""Name of the dialect without a declaration: OpenAI's own library, `openai_harmony`, renders and parses it."""
 NAMES = (GPT_OSS, *DIALECTS)

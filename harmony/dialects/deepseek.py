@@ -1,4 +1,4 @@
-"""DeepSeek: V3 and R1 with fenced JSON, V3.1 with bare JSON, V3.2 and V4 with tags whose attribute tells the type."""
+"""DeepSeek: V3 and R1 with fenced JSON, V3.1 with bare JSON, V3.2 and V4 with tags that have a type attribute."""
 
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall

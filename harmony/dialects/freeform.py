@@ -5,13 +5,13 @@ frame, so the prompt teaches it where there are such tools.
 """
 
 
-def write_call(before: str, after: str) -> str:
-    """A call of a custom tool, between what opens and what closes a call in this dialect."""
-    return f"{before}\n<custom={{name}}>\n{{input}}\n</custom>\n{after}".rstrip("\n")
+def write_call(opener: str, closer: str) -> str:
+    """Returns the template of a custom tool call, between the dialect's opening and closing markers of a call."""
+    return f"{opener}\n<custom={{name}}>\n{{input}}\n</custom>\n{closer}".rstrip("\n")
 
 
 def write_instructions(before: str, after: str) -> str:
-    """What a model is told of it."""
+    """Returns the instructions for the prompt that teach this frame."""
     call = write_call(before, after).replace("{name}", "NAME").replace("{input}", "raw text")
     return f"""# Freeform tools
 

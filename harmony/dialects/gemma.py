@@ -1,4 +1,4 @@
-"""FunctionGemma and Gemma 4: an object notation of their own, with marks around strings."""
+"""FunctionGemma and Gemma 4: arguments in a private object notation, with markers around strings."""
 
 from antiphon.harmony.calls.pythonic import BraceCall
 from antiphon.harmony.calls.raw_text import RawTextCall

@@ -1,4 +1,4 @@
-"""GLM 4.5 to 5 and relatives: the name behind the opener, then keys and values, each in tags of its own."""
+"""GLM 4.5 to 5 and relatives: the name directly after the opening tag, then keys and values in separate tags."""
 
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect

@@ -1,4 +1,4 @@
-"""Hermes, Qwen2.5 and Qwen3: one JSON object with name and arguments in `<tool_call>`, reasoning in `<think>`."""
+"""Hermes, Qwen2.5, Qwen3, Granite 4: one JSON object per call in `<tool_call>`, reasoning in `<think>`."""
 
 from antiphon.harmony.calls.json_object import JsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall

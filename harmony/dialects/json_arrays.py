@@ -1,4 +1,4 @@
-"""Families that write all calls of a turn as one JSON array."""
+"""Dialects that write all calls of a turn as one JSON array; GigaChat writes a sequence of objects."""
 
 from antiphon.harmony.calls.citations import CitationFormat
 from antiphon.harmony.calls.json_array import JsonArrayCall, JsonSequenceCall

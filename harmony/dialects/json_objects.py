@@ -1,4 +1,4 @@
-"""Families that write one JSON object for each call, between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
+"""Dialects that write one JSON object per call between markers: InternLM, LongCat, ERNIE; and Step 3's tags."""
 
 from antiphon.harmony.calls.json_object import JsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall

@@ -1,4 +1,4 @@
-"""Kimi: K2's section of calls, whose headers are ids that the model counts up over the conversation; K3's channels."""
+"""Kimi: K2's section of calls, with headers that are ids counted up over the conversation; K3's channels."""
 
 from antiphon.harmony.calls.name_header import NamedJsonCall
 from antiphon.harmony.calls.raw_text import RawTextCall
@@ -39,7 +39,7 @@ KIMI = Dialect(
 
 
 def _channel(name: str) -> tuple[str, str]:
-    """What opens and what closes one of K3's channels."""
+    """Returns the opening and closing markers of one of K3's channels."""
     return f"<|open|>{name}<|sep|>", f"<|close|>{name}<|sep|>"
 
 

@@ -1,4 +1,4 @@
-"""Llama 3 and 4: bare JSON objects, or calls as Python would write them."""
+"""Llama 3 and 4: bare JSON objects, or calls in Python syntax."""
 
 from antiphon.harmony.calls.json_array import JsonSequenceCall
 from antiphon.harmony.calls.pythonic import PythonicCall

@@ -1,4 +1,4 @@
-"""MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3's element trees."""
+"""MiniMax, dots and MiniCPM5: tags with the name in an attribute, typed by the tool's schema; M3: element trees."""
 
 from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_elements import XmlElementCall

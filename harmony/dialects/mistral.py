@@ -1,4 +1,4 @@
-"""Mistral: up to tokenizer version 10 an array of calls, from 11 on one marker for each call."""
+"""Mistral: an array of calls up to tokenizer version 10, one marker per call from version 11 on."""
 
 from antiphon.harmony.calls.json_array import JsonArrayCall
 from antiphon.harmony.calls.name_header import NamedJsonCall

@@ -1,4 +1,4 @@
-"""A model of which nothing is known but that it writes text, perhaps after thinking in `<think>`."""
+"""Dialect for unrecognized models: text, possibly after reasoning in `<think>`, and no tool calls."""
 
 from antiphon.harmony.dialect import Dialect
 

@@ -1,4 +1,4 @@
-"""OLMo 3 and LFM2: calls as Python would write them, in markers of their own."""
+"""OLMo 3 and LFM2: calls in Python syntax between markers. `pythonic`: the same as a bare list."""
 
 from antiphon.harmony.calls.pythonic import PythonicCall
 from antiphon.harmony.calls.raw_text import RawTextCall

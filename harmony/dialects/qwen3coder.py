@@ -1,7 +1,7 @@
-"""Qwen3-Coder, Qwen3.5 and relatives: calls as XML-like tags, whose values are typed by the tool's schema.
+"""Qwen3-Coder, Qwen3.5 and relatives: calls as XML-like tags. The tool's schema gives the types of the values.
 
-A custom tool is a function with the one parameter `input`: values are raw text in this dialect anyway. Some
-checkpoints fall back to the JSON that their ancestors wrote, so that is read too.
+A custom tool is a function with the single parameter `input`, because values are raw text in this dialect anyway. Some
+checkpoints fall back to the JSON calls of their predecessors, so these are parsed too.
 """
 
 from antiphon.harmony.calls.json_object import JsonCall

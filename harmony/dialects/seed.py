@@ -1,4 +1,4 @@
-"""Seed-OSS: Qwen3-Coder's tags in a wrapper of its own."""
+"""Seed-OSS: Qwen3-Coder's tags inside `<seed:tool_call>`."""
 
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect

@@ -1,1 +1,1 @@
-"""gpt-oss: the harmony format's reader, header parser and renderer."""
+"""The format of gpt-oss: its prompts, the reader of its answers, and the header parser."""

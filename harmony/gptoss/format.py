@@ -1,7 +1,8 @@
-"""The format of gpt-oss: its vocabulary and its prompts, both by `openai_harmony`.
+"""The format of gpt-oss: its vocabulary and its prompts, both from `openai_harmony`.
 
-The library renders, because the prompt's every blank was trained on; it does not read, because it gives up where a
-model errs. What follows from an answer is not known here.
+The library renders prompts, because the model was trained on every space in them. It does not parse answers, because it
+stops where a model makes a mistake; `harmony/gptoss/reader.py` does. The environment variable `TIKTOKEN_ENCODINGS_BASE`
+may name a folder from which the library loads the vocabulary.
 """
 
 import os
@@ -11,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import openai_harmony as library  # type: ignore[import-untyped] # it says nothing of its types to mypy
+import openai_harmony as library  # type: ignore[import-untyped] # the library has no type information
 from openai_harmony import Author, HarmonyEncoding, Role
 
 from antiphon.events.inputs import (
@@ -48,30 +49,30 @@ _FREEFORM_NOTE = (
 
 @cache
 def load_encoding() -> HarmonyEncoding:
-    """The library's vocabulary: it takes half a second to set up, so once, and only when it is needed."""
+    """Returns the library's vocabulary. Loading takes half a second, so it happens once, at the first use."""
     base = os.environ.get(_ENCODINGS_VARIABLE)
-    astray = base is not None and not Path(base, "o200k_base.tiktoken").is_file()
-    if astray:
-        # The variable goes before the vocabulary that the library carries, also where it points to nothing.
+    base_missing = base is not None and not Path(base, "o200k_base.tiktoken").is_file()
+    if base_missing:
+        # The library prefers the variable to its bundled vocabulary, even if the file is missing.
         del os.environ[_ENCODINGS_VARIABLE]
     try:
         return library.load_harmony_encoding("HarmonyGptOss")
     finally:
-        if astray and base is not None:
+        if base_missing and base is not None:
             os.environ[_ENCODINGS_VARIABLE] = base
 
 
 class GptOssVocabulary:
-    """See `Vocabulary`. All added tokens are control tokens."""
+    """The `TokenVocabulary` of gpt-oss. All added tokens are control tokens."""
 
     def __init__(self) -> None:
-        self._inner: Any = load_encoding()._inner  # the public face decodes to text only, not to bytes
+        self._inner: Any = load_encoding()._inner  # the public API decodes to text only, not to bytes
         names = sorted(load_encoding().special_tokens_set)
         self.added_tokens: Mapping[str, int] = {name: self._inner.encode(name, [name])[0] for name in names}
         self.special_ids = frozenset(self.added_tokens.values())
 
     def token_bytes(self, token: int) -> bytes | None:
-        """A token's bytes; None for an id that is no token."""
+        """Returns a token's bytes, or None if the id is not a token."""
         try:
             raw: bytes = self._inner.decode_bytes([token])
         except (library.HarmonyError, OverflowError):
@@ -79,21 +80,21 @@ class GptOssVocabulary:
         return raw
 
     def join_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of all tokens together; ids that are no tokens have none."""
+        """Returns the concatenated bytes of the tokens. Ids that are not tokens have no bytes."""
         try:
-            raw: bytes = self._inner.decode_bytes(list(tokens))  # sixteen times as fast as one by one
+            raw: bytes = self._inner.decode_bytes(list(tokens))  # 16 times as fast as one by one
         except (library.HarmonyError, OverflowError):
             return b"".join(self.token_bytes(token) or b"" for token in tokens)
         return raw
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids; added tokens in it become their ids."""
+        """Encodes text to ids. Added tokens in the text become their ids."""
         ids: list[int] = load_encoding().encode(text, allowed_special="all")
         return ids
 
 
 class GptOssFormat:
-    """See `Format`."""
+    """The `ModelFormat` of gpt-oss."""
 
     name = "gpt-oss"
 
@@ -106,49 +107,54 @@ class GptOssFormat:
         self._memory = EncodingCache()
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
-        """Lay the conversation out for the model. Raises `RenderError`."""
+        """Renders the conversation for the model. Raises `RenderError`."""
         try:
-            head = library.Conversation.from_messages(_head_messages(prompt_input, now))
-            tokens = [*self._memory.get_ids(owner, head.to_json(), partial(load_encoding().render_conversation, head))]
+            prefix = library.Conversation.from_messages(_head_messages(prompt_input, now))
+            tokens = [
+                *self._memory.get_ids(owner, prefix.to_json(), partial(load_encoding().render_conversation, prefix))
+            ]
             for message in _HistoryMessages(prompt_input).build_messages():
                 tokens += self._memory.get_ids(owner, message.to_json(), partial(load_encoding().render, message))
             tokens += self._opener
         except (library.HarmonyError, ValueError, RecursionError) as error:
-            raise RenderError(f"The conversation cannot be put to this model: {error}"[:300], "input") from error
+            raise RenderError(f"The conversation cannot be rendered for this model: {error}"[:300], "input") from error
         return RenderedPrompt(tuple(tokens), self.decode(tokens))
 
-    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> GptOssReader:  # noqa: ARG002 - every prompt ends alike
-        """A reader for the answer to this prompt."""
+    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> GptOssReader:  # noqa: ARG002 - every prompt ends the same way
+        """Returns a reader for the answer to this prompt."""
         return GptOssReader(self._alphabet, prompt_input)
 
-    def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:  # noqa: ARG002 - every prompt ends alike
-        """All answers that read well from this prompt on: thoughts and preambles, then an answer or a call."""
+    def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:  # noqa: ARG002 - every prompt ends the same way
+        """Returns the grammar of well-formed answers: reasoning and preambles, then a final message or a call.
+
+        Returns None if no such answer exists: a call is required, and there is no callable tool.
+        """
         rules = grammar.GrammarBuilder(self._vocabulary.added_tokens)
-        start, end, message, channel, constrain, over, _ = map(rules.marker_symbol, MARKERS)
-        text = f"{rules.free_text()}?"  # no text can hold a control token
+        start, end, message, channel, constrain, return_, _ = map(rules.marker_symbol, MARKERS)
+        text = f"{rules.free_text()}?"  # no text can contain a control token
         rules.add_rule(
             "aside", *(f'{channel} "{name}" {message} {text} {end} {start} "assistant"' for name in _ASIDE_CHANNELS)
         )
-        asked = answer_requirements(prompt_input)
-        final = text if asked.text_schema is None else f"GAP {rules.json_value(asked.text_schema)}"
-        sides = [] if asked.call_required else [f'{channel} "final" {message} {final} {over}?']
-        for offer in prompt_input.callable_tools:
-            to = f'" to=functions.{offer.model_name}"'
-            kind, body = _call_body(offer, rules, constrain)
-            header = f'({to} {channel} "commentary" | {channel} "commentary{to[1:]})'
-            sides.append(f"{header} {kind} {message} {body}")
-        return rules.build(*(f"aside* {side}" for side in sides)) if sides else None
+        requirements = answer_requirements(prompt_input)
+        final = text if requirements.text_schema is None else f"GAP {rules.json_value(requirements.text_schema)}"
+        endings = [] if requirements.call_required else [f'{channel} "final" {message} {final} {return_}?']
+        for tool in prompt_input.callable_tools:
+            recipient = f'" to=functions.{tool.model_name}"'
+            kind, body = _call_body(tool, rules, constrain)
+            header = f'({recipient} {channel} "commentary" | {channel} "commentary{recipient[1:]})'
+            endings.append(f"{header} {kind} {message} {body}")
+        return rules.build(*(f"aside* {ending}" for ending in endings)) if endings else None
 
     def encode(self, text: str) -> list[int]:
-        """Text as the model would speak it: markers become their ids."""
+        """Encodes text as the model would generate it: markers become their ids."""
         return self._vocabulary.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """All of the tokens' text, markers and control tokens included."""
+        """Decodes all tokens to text, markers and control tokens included."""
         return self._vocabulary.join_bytes(tokens).decode("utf-8", "replace")
 
     def decode_token(self, token: int) -> tuple[str, bytes]:
-        """A token's text, with replacement characters where it holds part of one only, and its bytes."""
+        """Returns a token's text, with replacement characters for incomplete characters, and its bytes."""
         raw = self._vocabulary.token_bytes(token) or b""
         return raw.decode("utf-8", "replace"), raw
 
@@ -156,13 +162,13 @@ class GptOssFormat:
 _ASIDE_CHANNELS = ("analysis", "commentary")
 
 
-def _call_body(offer: ToolSpec, rules: grammar.GrammarBuilder, constrain: str) -> tuple[str, str]:
-    """A call's content type and body, as a grammar's right-hand sides."""
-    if offer.kind == "custom":
-        return f'(" "? {constrain}? " "? "code")?', rules.custom_input(offer, "<|call|>")
+def _call_body(tool: ToolSpec, rules: grammar.GrammarBuilder, constrain: str) -> tuple[str, str]:
+    """Returns a call's content type and body, as right-hand sides of grammar rules."""
+    if tool.kind == "custom":
+        return f'(" "? {constrain}? " "? "code")?', rules.custom_input(tool, "<|call|>")
     return (
         f'(" "? {constrain}? " "? "json")?',
-        f"{rules.json_value(offer.parameters)} {rules.marker_symbol('<|call|>')}",
+        f"{rules.json_value(tool.parameters)} {rules.marker_symbol('<|call|>')}",
     )
 
 
@@ -171,13 +177,13 @@ def _shown_tools(conversation: PromptInput) -> ToolTable:
 
 
 def _head_messages(conversation: PromptInput, now: datetime) -> list[library.Message]:
-    """What stands before the history. How its first message is laid out depends on the second."""
+    """Returns the messages before the history. The rendering of the first one depends on the second."""
     effort = getattr(library.ReasoningEffort, _EFFORTS.get(conversation.effort or "medium", "MEDIUM"))
     system = library.SystemContent.new().with_reasoning_effort(effort)
     messages = [
         library.Message.from_role_and_content(Role.SYSTEM, system.with_conversation_start_date(f"{now:%Y-%m-%d}"))
     ]
-    instructions, tools = system_text(conversation), [_describe_tool(offer) for offer in _shown_tools(conversation)]
+    instructions, tools = system_text(conversation), [_describe_tool(tool) for tool in _shown_tools(conversation)]
     if instructions or tools:
         developer = library.DeveloperContent.new()
         developer = developer.with_instructions(instructions) if instructions else developer
@@ -186,22 +192,22 @@ def _head_messages(conversation: PromptInput, now: datetime) -> list[library.Mes
     return messages
 
 
-def _describe_tool(offer: ToolSpec) -> library.ToolDescription:
-    description = f"{offer.description}\n{_FREEFORM_NOTE}".strip() if offer.kind == "custom" else offer.description
-    if definition := getattr(offer.format, "definition", ""):
+def _describe_tool(tool: ToolSpec) -> library.ToolDescription:
+    description = f"{tool.description}\n{_FREEFORM_NOTE}".strip() if tool.kind == "custom" else tool.description
+    if definition := getattr(tool.format, "definition", ""):
         description = f"{description}\nIts text must match this grammar:\n{definition}"
-    return library.ToolDescription.new(offer.model_name, description, _clean_schema_keys(offer.parameters))
+    return library.ToolDescription.new(tool.model_name, description, _clean_schema_keys(tool.parameters))
 
 
 def _clean_schema_keys(schema: Any) -> Any:
-    """The schema without line ends in its keys, which the library pastes into the prompt as they are."""
+    """Returns the schema without line breaks in its keys, which the library copies into the prompt unchanged."""
     if isinstance(schema, dict):
         return {" ".join(str(key).split()): _clean_schema_keys(part) for key, part in schema.items()}
     return [_clean_schema_keys(part) for part in schema] if isinstance(schema, list) else schema
 
 
 class _HistoryMessages:
-    """Earlier items as messages of the library."""
+    """Converts earlier items to messages of the library."""
 
     def __init__(self, conversation: PromptInput) -> None:
         self._items = [item for item in conversation.items if not is_instruction(item)]
@@ -212,26 +218,26 @@ class _HistoryMessages:
         }
 
     def build_messages(self) -> list[library.Message]:
-        """All that the model is shown: not the reasoning from before the last final answer, as it was trained."""
-        channels = [self._channel_of(place) for place in range(len(self._items))]
-        last = max((place for place, channel in enumerate(channels) if channel == "final"), default=-1)
-        shown = (
+        """Returns the messages shown to the model, without reasoning before the last final answer, as in training."""
+        channels = [self._channel_of(index) for index in range(len(self._items))]
+        last_final = max((index for index, channel in enumerate(channels) if channel == "final"), default=-1)
+        messages = (
             self._build_message(item, channel)
-            for place, (item, channel) in enumerate(zip(self._items, channels, strict=True))
-            if place > last or channel != "analysis"
+            for index, (item, channel) in enumerate(zip(self._items, channels, strict=True))
+            if index > last_final or channel != "analysis"
         )
-        return [message for message in shown if message is not None]
+        return [message for message in messages if message is not None]
 
-    def _channel_of(self, place: int) -> str:
-        """Where the model wrote an item; text before a call is a preamble, where the client did not keep its phase."""
-        item = self._items[place]
+    def _channel_of(self, index: int) -> str:
+        """Returns an item's channel. Text before a call is a preamble (commentary) if the client sent no phase."""
+        item = self._items[index]
         if isinstance(item, InputReasoning):
             return "analysis"
         if not (isinstance(item, InputMessage) and item.role == "assistant"):
             return "commentary"
-        later = (item for item in self._items[place + 1 :] if not isinstance(item, InputReasoning))
-        called = isinstance(next(later, None), InputFunctionCall | InputCustomCall)
-        return "commentary" if item.phase == "commentary" or (item.phase is None and called) else "final"
+        following = (item for item in self._items[index + 1 :] if not isinstance(item, InputReasoning))
+        precedes_call = isinstance(next(following, None), InputFunctionCall | InputCustomCall)
+        return "commentary" if item.phase == "commentary" or (item.phase is None and precedes_call) else "final"
 
     def _build_message(self, item: AnyInput, channel: str) -> library.Message | None:
         match item:

@@ -1,10 +1,10 @@
-"""gpt-oss: messages between control tokens. Reads what models write, not only what they should.
+"""Reader of gpt-oss answers: messages between control tokens, as models write them, not only as they should.
 
     <|start|>HEADER<|message|>BODY<|end|> or <|call|> or <|return|>
 
 The prompt ends in `<|start|>assistant`, so an answer begins inside a header. Control tokens are boundaries wherever
-they stand, and never text. A call is whole at `<|call|>`; at any other end only if its arguments are one whole JSON
-object by then. How a prompt is made is not known here.
+they occur, and never text. A call is complete at `<|call|>`; at any other end, only if its arguments are one complete
+JSON object by then. This module does not know how a prompt is rendered.
 """
 
 from antiphon.events.items import Phase
@@ -22,18 +22,18 @@ _ANY_CONTROL = literals(controls=True)
 
 
 class GptOssReader(TapeReader):
-    """Reads message after message."""
+    """Reads the messages of one answer."""
 
     def __init__(self, alphabet: MarkerAlphabet, conversation: PromptInput) -> None:
         super().__init__(alphabet, conversation)
-        spell = alphabet.tape_text
+        tape_text = alphabet.tape_text
         self._headers = HeaderParser(alphabet)
-        self._start, self._called = spell("<|start|>"), spell("<|call|>")
-        self._ends = {spell("<|end|>"), spell("<|return|>"), self._called}
-        self._nexts = {self._start, spell("<|channel|>")}
+        self._start, self._called = tape_text("<|start|>"), tape_text("<|call|>")
+        self._ends = {tape_text("<|end|>"), tape_text("<|return|>"), self._called}
+        self._nexts = {self._start, tape_text("<|channel|>")}
 
     def parse_turn(self) -> Parser[None]:
-        """Read the whole answer."""
+        """Reads the whole answer."""
         role: HeaderStart = "given"
         while (yield from self.tape.wait_more()):
             if self.tape.peek() == self._start:
@@ -48,24 +48,24 @@ class GptOssReader(TapeReader):
         mark = tape.mark()
         header = yield from self._read_header(role)
         tape.skip(header.length + header.has_message_marker)
-        offer = self._tool_of(header)
-        if offer is not None:
+        tool = self._tool_of(header)
+        if tool is not None:
             try:
-                yield from self._read_call(offer)
+                yield from self._read_call(tool)
             except MalformedText:
                 yield from self.abandon_call()
             return
-        written = bool(header.recipient and (header.has_message_marker or self._text_ahead()))
-        if written:
-            # A call of what is no tool is text, its header with it: it tells what the model wanted.
+        header_is_text = bool(header.recipient and (header.has_message_marker or self._text_ahead()))
+        if header_is_text:
+            # A call of an unknown tool is text, and so is its header: it shows what the model tried to call.
             tape.rewind(mark)
             tape.skip(header.role_length)
             self._emit_text(header, header.length - header.role_length + header.has_message_marker)
         tape.release()
-        yield from self._read_body(header, spoken=written)
+        yield from self._read_body(header, has_text=header_is_text)
 
     def _read_header(self, role: HeaderStart) -> Parser[MessageHeader]:
-        """Wait until it is settled what of the text here is a header."""
+        """Waits until it is clear which part of the text here is a header, and returns it."""
         tape = self.tape
         while True:
             text = self._headers.header_text(tape.text, tape.index)
@@ -79,7 +79,7 @@ class GptOssReader(TapeReader):
         return self._headers.header_text(self.tape.text, self.tape.index).strip()
 
     def _tool_of(self, header: MessageHeader) -> ToolSpec | None:
-        """The tool to which the message is a call."""
+        """Returns the tool that the message calls, or None if it is not a call."""
         if not header.recipient or not (header.has_message_marker or self._text_ahead().startswith("{")):
             return None
         try:
@@ -93,50 +93,50 @@ class GptOssReader(TapeReader):
         else:
             self.emit_text(count, _PHASES.get(header.channel))
 
-    def _read_body(self, header: MessageHeader, *, spoken: bool) -> Parser[None]:
-        """Read text up to its end, or to the next header where the end is missing."""
+    def _read_body(self, header: MessageHeader, *, has_text: bool) -> Parser[None]:
+        """Reads text up to its end, or to the next header if the end is missing."""
         tape = self.tape
         while (yield from tape.wait_more()):
             if count := tape.count_clear(_ANY_CONTROL):
                 self._emit_text(header, count)
-                spoken = True
+                has_text = True
                 continue
-            here = tape.peek()
-            if spoken:
+            control_mark = tape.peek()
+            if has_text:
                 self.close_item()
-                spoken = False
-            if here in self._nexts:
+                has_text = False
+            if control_mark in self._nexts:
                 return
             tape.skip(1)
-            if here in self._ends:
+            if control_mark in self._ends:
                 return
-            # Any other control token parts the text, and the header holds for what comes after it, too.
+            # Any other control token splits the text; the header applies to the text after it, too.
 
-    def _read_call(self, offer: ToolSpec) -> Parser[None]:
-        """Read a call's body. Raises `Malformed` if it ends before it is whole."""
+    def _read_call(self, tool: ToolSpec) -> Parser[None]:
+        """Reads a call's body. Raises `MalformedText` if it ends before it is complete."""
         tape = self.tape
-        self.begin_call(offer)
-        whole = _JsonCompletion()
-        if offer.kind == "custom":
-            whole.text = not (yield from self._read_json_input())
-            whole.done = not whole.text
+        self.begin_call(tool)
+        completion = _JsonCompletion()
+        if tool.kind == "custom":
+            completion.text = not (yield from self._read_json_input())
+            completion.done = not completion.text
         while (yield from tape.wait_more()):
             if count := tape.count_clear(_ANY_CONTROL):
-                whole.feed(tape.peek(count))
+                completion.feed(tape.peek(count))
                 self.take_arguments(count)
                 continue
-            here = tape.peek()
-            if here != self._called and not whole:
-                raise MalformedText("half a call")
-            tape.skip(here in self._ends)
+            control_mark = tape.peek()
+            if control_mark != self._called and not completion:
+                raise MalformedText("incomplete call")
+            tape.skip(control_mark in self._ends)
             self.close_item()
             return
-        if not whole:
-            raise MalformedText("half a call")
+        if not completion:
+            raise MalformedText("incomplete call")
         self.close_item()
 
     def _read_json_input(self) -> Parser[bool]:
-        """Read a custom tool's text if it is spelled `{"input": "…"}`. Raises `Malformed` if that has no end."""
+        """Reads a custom tool's text if it is written `{"input": "…"}`. Raises `MalformedText` if that does not end."""
         tape = self.tape
         mark = tape.mark()
         if not (yield from self._opens_input()):
@@ -157,29 +157,29 @@ class GptOssReader(TapeReader):
             key = yield from json_stream.skip_key(self.tape)
         except MalformedText:
             return False
-        return key == INPUT and (yield from self.tape.stands_here('"'))
+        return key == INPUT and (yield from self.tape.matches_here('"'))
 
 
 class _JsonCompletion:
-    """Whether arguments are one whole JSON object. A custom tool's raw `text` never says that it is over."""
+    """Tells whether arguments are one complete JSON object. Raw `text` of a custom tool never is."""
 
     def __init__(self) -> None:
         self.text = False
         self.done = False
-        self._begun = False
-        self._good = True
+        self._started = False
+        self._is_object = True
         self._extent = json_stream.Extent()
 
     def __bool__(self) -> bool:
-        return not self.text and self.done and self._good
+        return not self.text and self.done and self._is_object
 
     def feed(self, text: str) -> None:
-        """More arguments."""
-        if not self._begun:
+        """Reads more of the arguments."""
+        if not self._started:
             text = text.lstrip()
-            self._begun = bool(text)
-            self._good = text[:1] in {"{", ""}
+            self._started = bool(text)
+            self._is_object = text[:1] in {"{", ""}
         end = 0 if self.done else self._extent.advance(text, 0)
         self.done = self.done or self._extent.done
         if end < len(text):
-            self._good = self._good and not text[end:].strip()
+            self._is_object = self._is_object and not text[end:].strip()

@@ -1,1 +1,1 @@
-"""Incremental parsing of model output: the tape, the dialect reader, JSON."""
+"""Incremental parsing of model output: the tape, the base class of readers, JSON."""

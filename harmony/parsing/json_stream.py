@@ -1,7 +1,7 @@
-"""JSON read as it comes: where a value ends, and what an escape stands for.
+"""Incremental JSON scanning: finds the end of a value, and decodes escapes.
 
-Values are passed through as they were written, so nothing here parses one; only its extent has to be known. That the
-text inside is good JSON is the model's business, or its grammar's.
+Values are passed through as the model wrote them, so nothing here parses one; only its extent is needed. The model,
+or its grammar, is responsible for valid JSON inside.
 """
 
 import re
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE
 
-# A control token is never text: a string with one in it is ruined, since leaving it out would change what it says.
+# A control token is never text. A string with one in it is malformed, because leaving it out would change the string.
 _INSIDE = re.compile(rf'[^"\\{CONTROL_RANGE}]*')
-# No value can hold a '<' outside its strings, and a mark there is a marker: the model has gone elsewhere.
+# Outside its strings no value contains '<' or a marker character: the model has begun something else.
 _OUTSIDE = re.compile(r'[^"{}\[\]<\ud800-\udfff]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 _HEX = re.compile(r"u[0-9a-fA-F]{4}")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 MAX_KEY_CHARS = 256
 PIECE_CHARS = 1024
-"""Characters that are looked at before they are taken: who takes may have had enough."""
+"""Characters scanned before each call of `take`, which may raise at its limit: scanning more would be wasted."""
 
 
 class Extent:
-    """Finds the end of the value that begins where it is first asked."""
+    """Finds the end of a JSON value, which begins at the index of the first `advance`."""
 
     def __init__(self) -> None:
         self.done = False
@@ -35,7 +35,7 @@ class Extent:
         self._begun = False
 
     def advance(self, text: str, at: int) -> int:
-        """Up to where the text from `at` on belongs to the value; then `done`, `bad`, or there is no more text."""
+        """Returns the index up to which the text belongs to the value. Sets `done` or `bad`, or uses up the text."""
         if not self._begun and at < len(text):
             self._begun = True
             self.scalar = text[at] not in '"{['
@@ -54,31 +54,31 @@ class Extent:
         return at
 
     def _in_string(self, text: str, at: int) -> int:
-        if at == len(text):  # as at the end of most tokens
+        if at == len(text):  # true at the end of most tokens
             return at
-        letter = text[at]
-        self._escaped = letter == "\\"
-        self._string = letter != '"'
-        self.bad = letter not in {'"', "\\"}
-        self.done = letter == '"' and self._depth == 0
+        char = text[at]
+        self._escaped = char == "\\"
+        self._string = char != '"'
+        self.bad = char not in {'"', "\\"}
+        self.done = char == '"' and self._depth == 0
         return at + (not self.bad)
 
     def _in_value(self, text: str, at: int) -> int:
-        letter = text[at : at + 1]
-        self._string = letter == '"'
-        self._depth += (letter in {"{", "["}) - (letter in {"}", "]"})
-        self.bad = letter not in {'"', "{", "[", "}", "]", ""}
-        self.done = letter in {"}", "]"} and self._depth == 0
-        return at + (letter != "" and not self.bad)
+        char = text[at : at + 1]
+        self._string = char == '"'
+        self._depth += (char in {"{", "["}) - (char in {"}", "]"})
+        self.bad = char not in {'"', "{", "[", "}", "]", ""}
+        self.done = char in {"}", "]"} and self._depth == 0
+        return at + (char != "" and not self.bad)
 
 
 def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 def read_value(tape: Tape, take: Callable[[int], object]) -> Parser[None]:
-    """Read one value, giving `take` the lengths of its pieces. Raises `Malformed` at what cannot belong to it."""
+    """Reads a value, passing its pieces' lengths to `take`. Raises `MalformedText` at text that cannot belong to it."""
     extent, empty = Extent(), True
     while (yield from tape.wait_more()):
         if count := extent.advance(tape.peek(PIECE_CHARS), 0):
@@ -93,7 +93,7 @@ def read_value(tape: Tape, take: Callable[[int], object]) -> Parser[None]:
 
 
 def read_string(tape: Tape, take: Callable[[int], object], make: Callable[[str, int], object]) -> Parser[None]:
-    """Read a string and say what it stands for: `take` gets plain runs, `make` each escape. Raises `Malformed`."""
+    """Reads a string: `take` gets the runs without escapes, `make` each decoded escape. Raises `MalformedText`."""
     yield from tape.expect('"')
     while (yield from tape.wait_more()):
         if count := _match_end(_INSIDE, tape.text, tape.index) - tape.index:
@@ -110,18 +110,18 @@ def read_string(tape: Tape, take: Callable[[int], object], make: Callable[[str, 
 
 
 def _read_escape(tape: Tape) -> Parser[tuple[str, int]]:
-    """What the escape here stands for, and its length."""
+    """Returns the text that the escape here stands for, and the length of the escape."""
     if not (yield from tape.wait_count(2)):
         raise MalformedText("escape")
-    letter = tape.peek(2)[1]
-    if letter in _ESCAPES:
-        return _ESCAPES[letter], 2
-    if letter != "u" or not (yield from tape.wait_count(6)) or not _HEX.fullmatch(tape.peek(6)[1:]):
-        return "\\", 1  # no escape at all: a backslash as it stands
+    char = tape.peek(2)[1]
+    if char in _ESCAPES:
+        return _ESCAPES[char], 2
+    if char != "u" or not (yield from tape.wait_count(6)) or not _HEX.fullmatch(tape.peek(6)[1:]):
+        return "\\", 1  # not an escape: a literal backslash
     code = int(tape.peek(6).removeprefix("\\u"), base=16)
     if not 0xD800 <= code < 0xE000:
         return chr(code), 6
-    # Half a character: the other half follows, or it never was one.
+    # A surrogate: the other half of its pair follows, or it is replaced.
     if code < 0xDC00 and (yield from _pair_follows(tape)):
         low = int(tape.peek(12)[8:], base=16)
         return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)), 12
@@ -129,21 +129,21 @@ def _read_escape(tape: Tape) -> Parser[tuple[str, int]]:
 
 
 def _pair_follows(tape: Tape) -> Parser[bool]:
-    for place, letters in enumerate(("\\", "u", "dD", "cdefCDEF")):
-        if not (yield from tape.wait_count(7 + place)) or tape.peek(7 + place)[-1] not in letters:
+    for offset, allowed in enumerate(("\\", "u", "dD", "cdefCDEF")):
+        if not (yield from tape.wait_count(7 + offset)) or tape.peek(7 + offset)[-1] not in allowed:
             return False
     yield from tape.wait_count(12)
     return _HEX.fullmatch(tape.peek(12)[7:]) is not None
 
 
 def skip_name(tape: Tape) -> Parser[str]:
-    """Skip a short string without escapes that matter, and return its text. Raises `Malformed`."""
+    """Skips a short string and returns its text, with escapes not decoded. Raises `MalformedText`."""
     yield from tape.expect('"')
     return (yield from tape.skip_word('"', MAX_KEY_CHARS))
 
 
 def skip_key(tape: Tape) -> Parser[str]:
-    """Skip a member's name, its colon and the blanks around. Raises `Malformed`."""
+    """Skips a member's name, its colon and the blanks around them. Returns the name. Raises `MalformedText`."""
     yield from tape.skip_whitespace()
     text = yield from skip_name(tape)
     yield from tape.skip_whitespace()
@@ -153,8 +153,8 @@ def skip_key(tape: Tape) -> Parser[str]:
 
 
 def skip_comma(tape: Tape) -> Parser[None]:
-    """Skip to the next member, or stay at the end of the object. Raises `Malformed` at anything else."""
+    """Skips to the next member, or stops at the end of the object. Raises `MalformedText` at anything else."""
     yield from tape.skip_whitespace()
-    if not (yield from tape.skip_literal(",")) and not (yield from tape.stands_here("}")):
+    if not (yield from tape.skip_literal(",")) and not (yield from tape.matches_here("}")):
         raise MalformedText("member")
     yield from tape.skip_whitespace()

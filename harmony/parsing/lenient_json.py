@@ -1,7 +1,8 @@
-"""Values in a syntax that is looser than JSON, said as JSON while they are read.
+"""Converts values in a looser syntax than JSON to JSON while they are read.
 
-Python's literals and the object notations of some models differ from JSON in their quotes, in keys without any, and in
-a few words. What was said is never revised: a string is said as it comes, a number or a word when it has ended.
+Python literals and the object notations of some models differ from JSON in their quotes, in unquoted keys and in a
+few keywords: `{a: 'x', b: True}` becomes `{"a": "x", "b": true}`. Emitted text is never revised: a string is emitted
+as it arrives, a number or a keyword once it has ended.
 """
 
 import re
@@ -18,7 +19,7 @@ from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE
 MAX_DEPTH = 64
 NO_TYPES: Mapping[str, frozenset[str]] = MappingProxyType({})
 MAX_WORD_CHARS = 4096
-"""Letters of a number or a name."""
+"""Limit on the characters of a number or a name."""
 _WORD = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
 KEY = re.compile(r"[^\s,:=()\[\]{}\"'<\ud800-\udfff]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -30,18 +31,18 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 
 
 class LenientJson(Struct, frozen=True, kw_only=True):
-    """A syntax. `quotes` begin and end strings; those in `escaping` know backslashes, in others nothing is special."""
+    """Syntax of values. `quotes` delimit strings; backslash escapes work only between those in `escaping`."""
 
     quotes: tuple[str, ...] = ('"""', "'''", '"', "'")
     escaping: tuple[str, ...] = ('"""', "'''", '"', "'")
 
     def read_value(self, reader: TapeReader, depth: int = 0) -> Parser[None]:
-        """Read one value and say it as JSON. Raises `Malformed`."""
+        """Reads a value and emits it as JSON. Raises `MalformedText`."""
         tape = reader.tape
         if depth > MAX_DEPTH or not (yield from tape.wait_more()):
             raise MalformedText("value")
         for quote in self.quotes:
-            if (yield from tape.stands_here(tape.alphabet.tape_text(quote))):
+            if (yield from tape.matches_here(tape.alphabet.tape_text(quote))):
                 yield from self.read_string(reader, quote)
                 return
         if tape.peek() == "{":
@@ -54,7 +55,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
     def read_members(
         self, reader: TapeReader, depth: int = 0, kinds: Mapping[str, frozenset[str]] = NO_TYPES
     ) -> Parser[None]:
-        """Read an object, its braces included; `kinds`: the JSON types of those of its members that are no strings."""
+        """Reads an object with its braces. `kinds`: JSON types of those members that cannot be strings."""
         tape = reader.tape
         yield from tape.expect("{")
         reader.emit_arguments("{")
@@ -70,7 +71,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         reader.emit_arguments("}")
 
     def read_key(self, reader: TapeReader) -> Parser[str]:
-        """Skip a key, with quotes or without, its colon, and the blanks around."""
+        """Skips a key, quoted or not, its colon and the blanks around them. Returns the key."""
         tape = reader.tape
         key = yield from self._read_quoted(reader)
         if key is None:
@@ -81,7 +82,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         return key
 
     def _read_quoted(self, reader: TapeReader) -> Parser[str | None]:
-        """Skip a string, if one stands here, and return what is in it."""
+        """Skips a string, if there is one here, and returns its content; otherwise returns None."""
         tape, parts = reader.tape, list[str]()
 
         def keep(text: str, count: int) -> None:
@@ -89,23 +90,23 @@ class LenientJson(Struct, frozen=True, kw_only=True):
             tape.skip(count)
 
         for quote in self.quotes:
-            if (yield from tape.stands_here(tape.alphabet.tape_text(quote))):
+            if (yield from tape.matches_here(tape.alphabet.tape_text(quote))):
                 yield from self._read_string_body(reader, quote, keep)
                 return "".join(parts)
         return None
 
     def _read_converted(self, reader: TapeReader, allowed: frozenset[str]) -> Parser[bool]:
-        """Read a string that should be none as what it should be: some models put all values in quotation marks."""
+        """Reads a string, if there is one here, and emits it as another type: some models quote all values."""
         text = yield from self._read_quoted(reader)
         if text is not None:
             reader.emit_arguments(schema_values.cast_value(text, allowed))
         return text is not None
 
     def skip_comma(self, reader: TapeReader, closer: str) -> Parser[None]:
-        """Skip to what comes next, or stay at the closer. Raises `Malformed` at anything else."""
+        """Skips to the next element, or stops at the closer. Raises `MalformedText` at anything else."""
         tape = reader.tape
         yield from tape.skip_whitespace()
-        if not (yield from tape.skip_literal(",")) and not (yield from tape.stands_here(closer)):
+        if not (yield from tape.skip_literal(",")) and not (yield from tape.matches_here(closer)):
             raise MalformedText("member")
         yield from tape.skip_whitespace()
 
@@ -125,7 +126,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         reader.emit_arguments("]")
 
     def _read_word(self, reader: TapeReader) -> Parser[None]:
-        """A number or a word: said when it has ended. What is neither is a string."""
+        """Reads a number or a keyword and emits it once it has ended. Any other word is emitted as a string."""
         tape = reader.tape
         text = yield from match_ahead(reader, _WORD)
         if not text:
@@ -136,7 +137,7 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         )
 
     def read_string(self, reader: TapeReader, quote: str) -> Parser[None]:
-        """Read a string and say it as JSON's."""
+        """Reads a string and emits it as a JSON string."""
         reader.emit_arguments('"')
         yield from self._read_string_body(
             reader, quote, lambda text, count: reader.emit_arguments(schema_values.encode_string(text)[1:-1], count)
@@ -144,55 +145,55 @@ class LenientJson(Struct, frozen=True, kw_only=True):
         reader.emit_arguments('"')
 
     def read_text(self, reader: TapeReader, quote: str) -> Parser[None]:
-        """Read a string and say what is in it."""
+        """Reads a string and emits its content."""
         yield from self._read_string_body(reader, quote, reader.emit_arguments)
 
-    def _read_string_body(self, reader: TapeReader, quote: str, say: Callable[[str, int], None]) -> Parser[None]:
+    def _read_string_body(self, reader: TapeReader, quote: str, emit: Callable[[str, int], None]) -> Parser[None]:
         tape = reader.tape
-        spelled = tape.alphabet.tape_text(quote)
-        yield from tape.expect(spelled)
+        tape_quote = tape.alphabet.tape_text(quote)
+        yield from tape.expect(tape_quote)
         escaping = quote in self.escaping
-        stops = literals(spelled, *("\\" if escaping else ""), controls=True)
+        stops = literals(tape_quote, *("\\" if escaping else ""), controls=True)
         while (yield from tape.wait_more()):
             if count := tape.count_clear(stops):
-                say(tape.peek_original(count), count)
+                emit(tape.peek_original(count), count)
                 continue
             stop = yield from tape.match_literal(stops)
             if stop is None:
-                continue  # what began like a stop was none
-            if stop == spelled:
-                tape.skip(len(spelled))
+                continue  # a possible stop turned out to be text
+            if stop == tape_quote:
+                tape.skip(len(tape_quote))
                 return
             if stop != "\\":
                 break
-            yield from self._read_escape(reader, say)
+            yield from self._read_escape(reader, emit)
         raise MalformedText("string")
 
-    def _read_escape(self, reader: TapeReader, say: Callable[[str, int], None]) -> Parser[None]:
+    def _read_escape(self, reader: TapeReader, emit: Callable[[str, int], None]) -> Parser[None]:
         tape = reader.tape
         if not (yield from tape.wait_count(2)):
             raise MalformedText("escape")
-        letter = tape.peek(2)[1]
-        if CONTROL_RANGE[0] <= letter <= CONTROL_RANGE[-1]:
+        char = tape.peek(2)[1]
+        if CONTROL_RANGE[0] <= char <= CONTROL_RANGE[-1]:
             raise MalformedText("escape")
-        if letter in "01234567":
+        if char in "01234567":
             code = yield from match_up_to(reader, _OCTAL, 4)
-            say(chr(int(code[1:], 8)), len(code))
+            emit(chr(int(code[1:], 8)), len(code))
             return
-        if letter == "u" and (pair := (yield from self._read_surrogate_pair(reader))):
-            say(pair, 12)
+        if char == "u" and (pair := (yield from self._read_surrogate_pair(reader))):
+            emit(pair, 12)
             return
-        digits = _HEX.get(letter, 0)
+        digits = _HEX.get(char, 0)
         if digits and (yield from tape.wait_count(2 + digits)):
             code = tape.peek(2 + digits)[2:]
             if (character := _parse_code_point(code)) is not None:
-                say(character, 2 + digits)
+                emit(character, 2 + digits)
                 return
-        known = _ESCAPES.get(letter, letter if letter in "\\'\"/" else f"\\{letter}")
-        say(tape.alphabet.original_text(known), 2)
+        replacement = _ESCAPES.get(char, char if char in "\\'\"/" else f"\\{char}")
+        emit(tape.alphabet.original_text(replacement), 2)
 
     def _read_surrogate_pair(self, reader: TapeReader) -> Parser[str]:
-        """The character of two escapes that are halves of it; empty where these are none."""
+        """Returns the character of two escapes that form a surrogate pair; empty if they do not."""
         tape = reader.tape
         if not (yield from tape.wait_count(6)) or not re.fullmatch(r"\\u[dD][89abAB][0-9a-fA-F]{2}", tape.peek(6)):
             return ""
@@ -205,17 +206,17 @@ class LenientJson(Struct, frozen=True, kw_only=True):
 
 
 def _parse_code_point(code: str) -> str | None:
-    """The character of a hexadecimal number, if it is one's."""
+    """Returns the character with this hexadecimal code point; None if there is none."""
     number = int(code, 16) if re.fullmatch(r"[0-9a-fA-F]+", code) else -1
     return chr(number) if 0 <= number < 0xD800 or 0xE000 <= number < 0x110000 else None
 
 
 def match_ahead(reader: TapeReader, pattern: re.Pattern[str]) -> Parser[str]:
-    """The longest text here that the pattern matches, once it is known to have ended; it is not skipped."""
+    """Returns the longest match here, once the match has certainly ended. Does not skip it."""
     tape = reader.tape
     while True:
-        found = pattern.match(tape.text, tape.index)
-        text = found[0] if found else ""
+        match = pattern.match(tape.text, tape.index)
+        text = match[0] if match else ""
         if tape.ended or tape.index + len(text) < len(tape.text):
             return text
         if len(text) > MAX_WORD_CHARS:
@@ -224,14 +225,14 @@ def match_ahead(reader: TapeReader, pattern: re.Pattern[str]) -> Parser[str]:
 
 
 def match_up_to(reader: TapeReader, pattern: re.Pattern[str], longest: int) -> Parser[str]:
-    """The text here that the pattern matches, of so many characters at most; it is not skipped."""
+    """Returns the match within the next `longest` characters. Does not skip it."""
     yield from reader.tape.wait_count(longest)
-    found = pattern.match(reader.tape.peek(longest))
-    return found[0] if found else ""
+    match = pattern.match(reader.tape.peek(longest))
+    return match[0] if match else ""
 
 
 def read_name(reader: TapeReader) -> Parser[str]:
-    """Skip and return a name. Raises `Malformed`."""
+    """Skips a name and returns it. Raises `MalformedText`."""
     text = yield from match_ahead(reader, KEY)
     if not text or len(text) > 256:
         raise MalformedText("name")

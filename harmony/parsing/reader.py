@@ -1,9 +1,9 @@
-"""Reads one answer: what every dialect's reader shares.
+"""Base class of all output readers.
 
-A reader is a generator over a `Tape` that says segments. Here are the words it says them with, and the promise that
-makes half a call harmless: nothing is said of a call before its tool is known, so until then everything can still be
-text; after that it becomes whole or stays open for ever, and the machine freezes it. Which markers mean what is known
-to the dialects only.
+A reader is a generator over a `Tape` that emits segments. This module holds the methods that emit them, and makes
+incomplete calls harmless: nothing of a call is emitted before its tool is known, so until then everything can still
+be text; after that the call is either completed or stays open for good, and the machine freezes it. Only the dialects
+know what a marker means.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,17 @@ from antiphon.harmony.tools import ToolSpec
 from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
 
 MAX_HOLD_BACK_CHARS = 1 << 17
-"""Characters that may be held back for a call that has not begun: nonsense must not be read again without end."""
+"""Limit on the characters held back for calls that have not begun, so that malformed text is not parsed again without
+bound."""
 MIN_HOLD_BACK_CHARS = 1 << 10
-"""So many where as much as that was held back for nothing."""
+"""Limit for each further attempt once `MAX_HOLD_BACK_CHARS` were held back in vain."""
 
 
 class TapeReader:
-    """The base of all readers. `made` counts characters that were said without being written (converted, unescaped)."""
+    """Base class of all readers.
+
+    `generated_chars` counts emitted characters that the model did not write (converted, unescaped).
+    """
 
     def __init__(self, alphabet: MarkerAlphabet, prompt_input: PromptInput) -> None:
         self.tape = Tape(alphabet)
@@ -39,70 +43,70 @@ class TapeReader:
         self._parser = self.parse_turn()
 
     def parse_turn(self) -> Parser[None]:
-        """Read the whole answer."""
+        """Parses the whole output."""
         raise NotImplementedError
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None] = ()) -> list[Segment]:
-        """Read more tokens. `logprobs` is empty or has one entry per token."""
+        """Parses more tokens. `logprobs` is empty or has one entry per token."""
         text, starts = self._detokenizer.feed(tokens)
         self.tape.feed(text, starts, logprobs)
         return self._take_segments()
 
     def finish(self, *, natural: bool) -> list[Segment]:
-        """The answer is over: say what was held back. `natural`: the model ended it; else it was cut off."""
+        """Ends the output and returns what was held back. `natural`: the model ended it; otherwise it was cut off."""
         self.tape.feed(self._detokenizer.finish())
         self.tape.ended = True
-        self.tape.natural = natural
+        self.tape.ended_naturally = natural
         return self._take_segments()
 
     def _take_segments(self) -> list[Segment]:
         next(self._parser, None)
-        said, self._segments = self._segments, []
-        return said
+        segments, self._segments = self._segments, []
+        return segments
 
-    # What a dialect may say.
+    # Emitting segments.
 
     def emit_text(self, count: int, phase: Phase | None = None) -> None:
-        """The next characters are text for the user."""
+        """Emits the next characters as text for the user."""
         text, logprobs = self.tape.take_with_logprobs(count)
         if text:
             self._segments.append(Say(text, phase, logprobs))
 
     def emit_reasoning(self, count: int) -> None:
-        """The next characters are reasoning."""
+        """Emits the next characters as reasoning."""
         self.reasoning_tokens += self.tape.count_tokens(count)
         if text := self.tape.take(count):
             self._segments.append(Think(text))
 
     def emit_citation(self, annotation: Annotation, length: int) -> None:
-        """The last `length` characters of the text have this source."""
+        """Emits a source for the last `length` characters of the text."""
         self._segments.append(Cite(annotation, length))
 
     def require_tool(self, flat: str) -> ToolSpec:
-        """The tool of that name. Raises `Malformed` if it may not be called: then this is no call but text."""
-        offer = self._tools.find_tool(flat) if self._callable else None
-        if offer is None:
+        """Returns the tool of this name. Raises `MalformedText` if it cannot be called: the text is not a call."""
+        tool = self._tools.find_tool(flat) if self._callable else None
+        if tool is None:
             raise MalformedText(flat)
-        return offer
+        return tool
 
     @property
     def may_call(self) -> bool:
-        """Whether any call can come of what is read."""
+        """True if the output can contain calls."""
         return self._callable and len(self._tools) > 0
 
     def begin_call(self, offer: ToolSpec, call_id: str | None = None) -> None:
-        """A call begins; from now on it is one. `call_id`: the model's own, where it has one."""
+        """Begins a call, which can no longer become text. `call_id`: the id that the model wrote, if any."""
         self.tape.release()
         self.open_call = offer
         self.num_calls += 1
         self._segments.append(Call(offer.name, offer.kind, call_id, offer.namespace))
 
     def take_arguments(self, count: int) -> None:
-        """The next characters are arguments, as they are."""
+        """Emits the next characters as arguments, unchanged."""
         self._append_arguments(self.tape.take(count))
 
     def emit_arguments(self, text: str, count: int = 0) -> None:
-        """Say arguments in other words than those in which the next characters say them."""
+        """Skips the next `count` characters and emits `text` as arguments in their place."""
         self.tape.skip(count)
         self.generated_chars += len(text)
         self._append_arguments(text)
@@ -114,26 +118,26 @@ class TapeReader:
             self._segments.append(Arguments(text))
 
     def close_item(self) -> None:
-        """What is open is whole."""
+        """Emits the end of the open item, which is complete."""
         self.open_call = None
         self._segments.append(Close())
 
     def abandon_call(self) -> Parser[None]:
-        """The call went wrong: it stays open, and nothing more is said, whether or not anybody reads on."""
+        """Leaves the malformed call open and skips the remaining output: it emits nothing more."""
         self.call_failed = True
         self.tape.release()
         while (yield from self.tape.wait_more()):
             self.tape.skip(len(self.tape.text) - self.tape.index)
 
     def try_parse(self, call: Parser[None]) -> Parser[bool]:
-        """Read something as a call. False if it was none: then nothing was read."""
-        patience = max(MAX_HOLD_BACK_CHARS - self._wasted, MIN_HOLD_BACK_CHARS)
-        mark, before = self.tape.mark(patience), self.num_calls
+        """Parses a call. Returns False, with the tape rewound, if the text is not a call."""
+        limit = max(MAX_HOLD_BACK_CHARS - self._wasted, MIN_HOLD_BACK_CHARS)
+        mark, calls_before = self.tape.mark(limit), self.num_calls
         try:
             yield from call
-        except MalformedText as failure:
-            if self.num_calls == before:
-                self._wasted += patience if isinstance(failure, HoldBackExceeded) else self.tape.index - mark[0]
+        except MalformedText as error:
+            if self.num_calls == calls_before:
+                self._wasted += limit if isinstance(error, HoldBackExceeded) else self.tape.index - mark[0]
                 self.tape.rewind(mark)
                 self.tape.release()
                 return False

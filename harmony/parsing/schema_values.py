@@ -1,8 +1,8 @@
-"""Values written as bare text, told apart by a tool's schema and put into JSON.
+"""Converts values written as bare text to JSON, with the types of a tool's schema.
 
-Dialects that write `<parameter=count>3</parameter>` say nothing of types; the schema does. What it leaves open is read
-as text, which is what the models were trained on. Every function here is total: a value that does not fit its type
-becomes a JSON string, since the tool can judge better than we whether it will do.
+Dialects that write `<parameter=count>3</parameter>` do not state types; the schema does. A value whose type the
+schema leaves open is read as text, which is what the models were trained on. A value that does not fit its type
+becomes a JSON string rather than an error, since the tool can judge better whether it is acceptable.
 """
 
 import ast
@@ -15,7 +15,7 @@ from typing import Any
 
 _ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 STRING_ONLY = frozenset({"string"})
-"""The types of what can only be a string."""
+"""Types of a value that can only be a string."""
 _TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -42,23 +42,23 @@ _WORDS = {
     "NULL": "null",
     "Null": "null",
 }
-_HALVES = re.compile("[\ud800-\udfff]")
-"""Halves of a character, which escapes can write and nobody can send."""
+_UNPAIRED_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Unpaired surrogates: JSON escapes can spell them, UTF-8 cannot encode them."""
 _MAX_REF_DEPTH = 16
 _MAX_LITERAL_CHARS = 100_000
 
 
 def allowed_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema allows, as far as it tells; the empty set where it does not."""
+    """Returns the JSON types that a schema allows; the empty set if it leaves them open."""
     if not isinstance(schema, Mapping) or depth > _MAX_REF_DEPTH:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
         return allowed_types(_resolve_reference(reference, root), root, depth + 1)
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset({named}) & _ALL_TYPES
-    if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str)) & _ALL_TYPES
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset({declared}) & _ALL_TYPES
+    if isinstance(declared, list):
+        return frozenset(name for name in declared if isinstance(name, str)) & _ALL_TYPES
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return frozenset(map(type_of, values))
@@ -66,35 +66,36 @@ def allowed_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> fr
 
 
 def resolve_schema(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema behind its references and combinations of one part; a constant as the one value there is."""
-    here = schema if isinstance(schema, Mapping) else {}
+    """Follows references and combinations of one part to the schema itself. `const` becomes `enum`."""
+    resolved = schema if isinstance(schema, Mapping) else {}
     for _ in range(_MAX_REF_DEPTH):
         parts: list[Any] = next(
-            (here[word] for word in ("anyOf", "oneOf", "allOf") if isinstance(here.get(word), list)), []
+            (resolved[keyword] for keyword in ("anyOf", "oneOf", "allOf") if isinstance(resolved.get(keyword), list)),
+            [],
         )
-        inside = (
-            _resolve_reference(here["$ref"], root)
-            if isinstance(here.get("$ref"), str)
+        target = (
+            _resolve_reference(resolved["$ref"], root)
+            if isinstance(resolved.get("$ref"), str)
             else parts[0]
             if len(parts) == 1
             else None
         )
-        if not isinstance(inside, Mapping):
+        if not isinstance(target, Mapping):
             break
-        here = inside
-    return {**here, "enum": [here["const"]]} if "const" in here else here
+        resolved = target
+    return {**resolved, "enum": [resolved["const"]]} if "const" in resolved else resolved
 
 
 def self_contained(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema by itself, with the definitions that it may refer to."""
-    definitions = {word: root[word] for word in ("$defs", "definitions") if word in root}
+    """Returns a part of a schema with the definitions that it may refer to."""
+    definitions = {keyword: root[keyword] for keyword in ("$defs", "definitions") if keyword in root}
     return {**definitions, **schema} if isinstance(schema, Mapping) else {}
 
 
 def _combined_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
     found: frozenset[str] = frozenset()
-    for word in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(word) or () if isinstance(schema.get(word), list) else ():
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(keyword) or () if isinstance(schema.get(keyword), list) else ():
             found |= allowed_types(part, root, depth + 1)
     if not found and "properties" in schema:
         return frozenset({"object"})
@@ -102,33 +103,33 @@ def _combined_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: i
 
 
 def _resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
-    here: object = root
+    node: object = root
     for step in reference.removeprefix("#").strip("/").split("/"):
-        if not isinstance(here, Mapping):
+        if not isinstance(node, Mapping):
             return None
-        here = here.get(step.replace("~1", "/").replace("~0", "~"))
-    return here
+        node = node.get(step.replace("~1", "/").replace("~0", "~"))
+    return node
 
 
 def type_of(value: object) -> str:
-    """The JSON type of a value."""
+    """Returns the JSON type of a value."""
     return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
 
 
 def can_stream_as_string(allowed: frozenset[str], first: str) -> bool:
-    """Whether a value that begins with this character can only be a string, and so may be said as it comes."""
+    """Tells whether a value with this first character must be a string, and so can be emitted as it arrives."""
     if allowed and "string" not in allowed:
         return False
     return not any(first in _FIRST_CHARS[name] for name in allowed - {"string"})
 
 
 def cast_value(text: str, allowed: frozenset[str]) -> str:
-    """The value as JSON, written as the model wrote it where that is JSON already."""
-    written = text.strip()
-    written = _WORDS.get(written, written)
-    value = _parse_json(written)
+    """Returns the value as JSON, unchanged if it already is JSON of an allowed type."""
+    normalized = text.strip()
+    normalized = _WORDS.get(normalized, normalized)
+    value = _parse_json(normalized)
     if value is not None and _fits_types(value[0], allowed):
-        return written
+        return normalized
     if (
         allowed & {"object", "array"}
         and (value := _parse_python_literal(text.strip())) is not None
@@ -139,13 +140,13 @@ def cast_value(text: str, allowed: frozenset[str]) -> str:
 
 
 def as_json(text: str) -> str:
-    """Text that is said to be JSON, as it is where it is; else as a JSON string."""
-    written = text.strip()
-    return written if _parse_json(written) is not None else encode_string(text)
+    """Returns the text itself if it is JSON, otherwise the text as a JSON string."""
+    stripped = text.strip()
+    return stripped if _parse_json(stripped) is not None else encode_string(text)
 
 
 def parse_members(text: str) -> dict[str, str]:
-    """The members of a JSON object, each as JSON; what is no object is a member called `arguments`."""
+    """Returns the members of a JSON object, each as JSON. Any other text is one member called `arguments`."""
     value = _parse_json(text.strip())
     if value is not None and isinstance(value[0], dict):
         with contextlib.suppress(ValueError):
@@ -153,26 +154,26 @@ def parse_members(text: str) -> dict[str, str]:
     return {"arguments": cast_value(text, frozenset())}
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` makes one for each call, and tokens are many
+_ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` creates one per call, that is, per token
 
 
 def encode_json(value: object) -> str:
-    """A value as JSON that everybody can send and read. Raises `ValueError` for numbers that JSON has not."""
-    return _HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
+    """Encodes a value as standard JSON, with unpaired surrogates replaced. Raises `ValueError` for NaN and infinity."""
+    return _UNPAIRED_SURROGATES.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def encode_string(text: str) -> str:
-    """Text as a JSON string."""
+    """Encodes text as a JSON string."""
     return _ENCODER.encode(text)
 
 
 def _fits_types(value: object, allowed: frozenset[str]) -> bool:
     name = type_of(value)
-    whole = name == "integer" or (isinstance(value, float) and value.is_integer())
+    is_integral = name == "integer" or (isinstance(value, float) and value.is_integer())
     return name != "string" and (
         name in allowed
         or (name == "integer" and "number" in allowed)
-        or (name == "number" and whole and "integer" in allowed)
+        or (name == "number" and is_integral and "integer" in allowed)
     )
 
 
@@ -184,16 +185,16 @@ def _parse_json(text: str) -> tuple[object] | None:
 
 
 def _refuse_constant(name: str) -> object:
-    raise ValueError(name)  # NaN and Infinity are Python's JSON, nobody else's
+    raise ValueError(name)  # NaN and Infinity are extensions of Python's parser
 
 
 def _parse_python_literal(text: str) -> tuple[object] | None:
-    """A Python list or dict, which models write now and then."""
+    """Returns a 1-tuple of a Python literal, since models sometimes write lists and dicts as such; or None."""
     if len(text) > _MAX_LITERAL_CHARS:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python will not know some day
+            warnings.simplefilter("ignore")  # deprecation of invalid escapes
             value = ast.literal_eval(text)
         json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):

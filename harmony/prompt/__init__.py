@@ -1,1 +1,1 @@
-"""From a conversation to chat template messages and to prompt text."""
+"""Rendering of a conversation: chat template messages, tool descriptions, and the prompt text."""

@@ -1,8 +1,8 @@
-"""Chat templates: run as transformers runs them, in the sandbox, within bounds.
+"""Chat templates, run in the sandbox as transformers runs them, with bounds on memory and time.
 
-A template comes with a model, so it is somebody else's program. The sandbox keeps it from the house's objects; the
-bounds here keep it from eating memory and time: turns of loops and calls are counted, and every text it makes on the
-way is limited, not only the last one. A deadline is the caller's business, since this module has no clock.
+A template is part of a model, so it is untrusted code. The sandbox keeps it from the server's objects. The bounds keep
+it from exhausting memory and time: loop iterations and calls are counted, and the size of every intermediate text is
+limited, not only that of the prompt. The caller enforces a deadline, since this module has no clock.
 """
 
 import json
@@ -21,9 +21,9 @@ from jinja2.visitor import NodeTransformer
 from antiphon.harmony.format import RenderError
 
 MAX_PROMPT_CHARS = 16_000_000
-"""Characters of a prompt, or of anything made on the way to it."""
+"""Maximum characters of a prompt, or of any intermediate value of its rendering."""
 MAX_LOOP_TURNS = 1_000_000
-"""Turns of loops that one rendering may take; a call of a macro or method counts as several."""
+"""Maximum loop iterations of one rendering. A call of a macro or method counts as `_CALL_COST_TURNS` of them."""
 _CALL_COST_TURNS = 4
 _REFUSED = "The model's chat template refused the conversation: {}"
 _WIDE = re.compile(r"[*]|\d{5}")
@@ -31,7 +31,7 @@ _turns: ContextVar[list[int]] = ContextVar("turns")
 
 
 class RefusedError(RenderError):
-    """The template would not take the conversation in this shape; in another one it may."""
+    """The template refuses the conversation in this shape; it may accept another."""
 
 
 class ChatTemplate:
@@ -52,40 +52,40 @@ class ChatTemplate:
         max_chars: int = MAX_PROMPT_CHARS,
         max_turns: int = MAX_LOOP_TURNS,
     ) -> str:
-        """Run the template. Raises `RenderError`, also where the template itself refuses the conversation."""
-        left = _turns.set([max_turns])
+        """Runs the template. Raises `RenderError` at a limit, `RefusedError` if the template fails or raises itself."""
+        reset_token = _turns.set([max_turns])
         try:
             return _join_pieces(self._template.generate(**context, strftime_now=now.strftime), max_chars)
         except RenderError:
             raise
-        except Exception as error:  # a template is a program: whatever goes wrong in it, it is the template
+        except Exception as error:  # a template is a program: any error in it is the template's
             raise RefusedError(_REFUSED.format((str(error) or type(error).__name__)[:300]), "input") from error
         finally:
-            _turns.reset(left)
+            _turns.reset(reset_token)
 
 
 def _join_pieces(pieces: Iterable[str], longest: int) -> str:
-    kept, length = [], 0
+    parts, length = [], 0
     for piece in pieces:
-        kept.append(piece)
+        parts.append(piece)
         length += len(piece)
         if length > longest:
-            raise RenderError("The prompt is too long.", "input")
-    return "".join(kept)
+            raise RenderError("The prompt is too long. Shorten the conversation.", "input")
+    return "".join(parts)
 
 
 def _spend_turns(turns: int = 1) -> None:
-    left = _turns.get(None)
-    if left is None:
-        return  # while compiling: jinja2 computes constants then
-    left[0] -= turns
-    if left[0] < 0:
-        raise RenderError("The model's chat template runs too long.")
+    budget = _turns.get(None)
+    if budget is None:
+        return  # compiling: jinja2 folds constants then
+    budget[0] -= turns
+    if budget[0] < 0:
+        raise RenderError("The model's chat template exceeds the limit on loop iterations and calls.")
 
 
 def _check_size(value: Any) -> Any:
     if isinstance(value, str | bytes | list | tuple | dict) and len(value) > MAX_PROMPT_CHARS:
-        raise RenderError("The model's chat template makes too much text.")
+        raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
     return value
 
 
@@ -96,7 +96,7 @@ def _count_turns(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class _CountingSandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, with everything counted that can grow or repeat."""
+    """jinja2's sandbox, with a count of all that can repeat and a limit on all that can grow."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -105,9 +105,9 @@ class _CountingSandbox(ImmutableSandboxedEnvironment):
         if operator == "*":
             _check_product(left, right)
         elif operator == "**" and isinstance(right, int | float) and (abs(right) > 64 or abs(left) > 2**64):
-            raise RenderError("The model's chat template makes too large a number.")
+            raise RenderError("The model's chat template computes a power that is too large.")
         elif operator == "%" and isinstance(left, str) and _WIDE.search(left):
-            raise RenderError("The model's chat template makes too much text.")
+            raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
         return _check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -119,14 +119,14 @@ class _CountingSandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        counted: nodes.Template = _CountingTransformer().visit(tree)
-        return counted
+        transformed: nodes.Template = _CountingTransformer().visit(tree)
+        return transformed
 
 
 class _CountingTransformer(NodeTransformer):
-    """Puts a counter on every loop, and a limit on everything that makes text out of texts."""
+    """Wraps every loop in a counter, and every expression that builds text from texts in a size check."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2 finds it by this name
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2 looks the method up by this name
         self.generic_visit(node)
         node.iter = _wrap_in_filter("counted", node.iter)
         return node
@@ -145,17 +145,17 @@ def _wrap_in_filter(name: str, node: Any) -> nodes.Filter:
 
 
 def _check_product(left: object, right: object) -> None:
-    for many, times in ((left, right), (right, left)):
+    for sequence, factor in ((left, right), (right, left)):
         if (
-            isinstance(many, str | bytes | list | tuple)
-            and isinstance(times, int)
-            and len(many) * times > MAX_PROMPT_CHARS
+            isinstance(sequence, str | bytes | list | tuple)
+            and isinstance(factor, int)
+            and len(sequence) * factor > MAX_PROMPT_CHARS
         ):
-            raise RenderError("The model's chat template makes too much text.")
+            raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
 
 
 def _check_method(method: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse the methods of a text that can make a large one out of small ones."""
+    """Rejects calls of string methods that would build a large text from small ones."""
     text = getattr(method, "__self__", None)
     if isinstance(text, str) and isinstance(args, tuple):
         numbers = [abs(number) for number in (*args, *kwargs.values()) if isinstance(number, int)]
@@ -164,7 +164,7 @@ def _check_method(method: object, args: tuple[Any, ...], kwargs: Mapping[str, An
             "split",
             "rsplit",
         }:
-            raise RenderError("The model's chat template makes too much text.")
+            raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
         if getattr(method, "__name__", "") in {"replace", "join"}:
             _check_replaced(text, args)
 
@@ -172,24 +172,24 @@ def _check_method(method: object, args: tuple[Any, ...], kwargs: Mapping[str, An
 def _check_replaced(text: str, args: tuple[Any, ...]) -> None:
     longest = max((len(part) for part in args if isinstance(part, str | list | tuple)), default=0)
     if longest * max(len(text), 1) > 64 * MAX_PROMPT_CHARS:
-        raise RenderError("The model's chat template makes too much text.")
+        raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
 
 
 def _raise_exception(message: str) -> str:
     raise RefusedError(_REFUSED.format(message[:300]), "input")
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """As transformers does it: not jinja2's own, which writes JSON for HTML."""
-    separators, sort_keys = more.get("separators"), bool(more.get("sort_keys"))
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **kwargs: Any) -> str:
+    """Serializes as transformers does; jinja2's own filter writes JSON for HTML."""
+    separators, sort_keys = kwargs.get("separators"), bool(kwargs.get("sort_keys"))
     indent = None if indent is None else min(indent, 16)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, with which some templates mark what is trained on: its body counts, the tag does not."""
+    """The `{% generation %}` tag, which marks the trained text in some templates. Only its body is rendered."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain set
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)
@@ -201,7 +201,7 @@ def _create_sandbox() -> _CountingSandbox:
     sandbox = _CountingSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
     sandbox.filters |= {"tojson": _tojson, "counted": _count_turns, "small": _check_size}
     for name in ("center", "format", "wordwrap", "xmlattr", "urlize"):
-        del sandbox.filters[name]  # these make large texts out of small ones, or HTML
+        del sandbox.filters[name]  # these build large texts from small ones, or HTML
     sandbox.globals["raise_exception"] = _raise_exception
     return sandbox
 

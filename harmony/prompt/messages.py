@@ -1,9 +1,9 @@
-"""From items to the messages that chat templates know.
+"""Converts items to the messages that chat templates accept.
 
-All system and developer messages, also late ones, become one leading system message, and neighbours of the assistant's
-become one message, because many templates refuse anything else. Neighbours of the user's stay apart unless the template
-refuses that, too: agents tell about their surroundings in the user's name, and that is not the request. Everything a
-client wrote goes through the guard. Which template there is, and what it makes of the messages, is not known here.
+All system and developer messages, including late ones, become one leading system message, and adjacent assistant
+messages become one, because many templates refuse anything else. Adjacent user messages stay separate unless the
+template refuses that too: agents describe their environment in user messages, and that is not the request. All client
+text passes through the escaper. This module does not know the template, or what it does with the messages.
 """
 
 import json
@@ -35,7 +35,7 @@ _PARAGRAPH_BREAK = "\n\n"
 
 
 def content_text(content: str | Sequence[InputPart]) -> str:
-    """A message's text. What is no text is named, so that the model knows that something was there."""
+    """Returns a message's text. Parts that are not text become placeholders, so that the model knows of them."""
     return content if isinstance(content, str) else "\n".join(map(_part_text, content))
 
 
@@ -54,36 +54,37 @@ def _part_text(part: InputPart) -> str:
 
 
 def reasoning_text(item: InputReasoning) -> str:
-    """Reasoning that came back in the open. What is sealed has to be opened before."""
+    """Returns reasoning that the client sent back as plain text. Sealed reasoning must be opened before."""
     return "".join(part.text for part in item.content or ())
 
 
 def system_text(conversation: PromptInput) -> str:
-    """The instructions and every system or developer message, in order."""
-    said = (content_text(item.content) for item in conversation.items if is_instruction(item))
-    return _PARAGRAPH_BREAK.join(filter(None, (conversation.instructions, *said)))
+    """Returns the instructions and every system or developer message, in order."""
+    texts = (content_text(item.content) for item in conversation.items if is_instruction(item))
+    return _PARAGRAPH_BREAK.join(filter(None, (conversation.instructions, *texts)))
 
 
 def is_instruction(item: AnyInput) -> TypeGuard[InputMessage]:
-    """Whether an item tells the model how to be, rather than what to answer."""
+    """Tells whether an item sets the model's behavior: a system or developer message."""
     return isinstance(item, InputMessage) and item.role in {"system", "developer"}
 
 
 class _CallRun:
-    """Calls in a row in the text of one message, which began with `before` and ends with them."""
+    """Consecutive calls in the text of one message. `before` is the text in front of them, `said` includes them."""
 
     def __init__(self, message: ChatMessage, before: str) -> None:
-        self.message, self.before, self.said = message, before, before
+        self.message, self.before, self.text = message, before, before
         self.calls: list[ToolCall] = []
 
 
 class MessageBuilder:
     """Builds the messages of one conversation.
 
-    `raw` writes a call of a custom tool into the text of the assistant's message, with `{name}` and `{input}`; without
-    it such a call is written as a function's with one argument; `native` leaves it to the template. `objects`: also
-    arguments that are no object become one. `joined`: neighbours of the user's become one message. `spell`: the
-    template knows nothing of tools, so calls are written into the assistant's text by it, and the user tells outputs.
+    `freeform_call` is the text of a custom tool call in the assistant's message, with `{name}` and `{input}`; if it is
+    empty, such a call is written as a function call with one argument. `native_custom_tools` leaves such calls to the
+    template. `arguments_as_objects` wraps arguments that are not an object in one. `join_user_messages` joins adjacent
+    user messages. `write_calls` is for a template without tool support: it writes calls into the assistant's text, and
+    tool outputs become user messages.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class MessageBuilder:
         self._call_run: _CallRun | None = None
 
     def build_messages(self, conversation: PromptInput, extra_system_text: str = "") -> list[ChatMessage]:
-        """The messages. `lesson` is the dialect's own text and joins the system message as it is."""
+        """Returns the messages. `extra_system_text`, the dialect's own, joins the system message without escaping."""
         texts = [self._escaper.escape_text(system_text(conversation)), extra_system_text]
         if any(texts):
             self._messages.append({"role": "system", "content": _PARAGRAPH_BREAK.join(filter(None, texts))})
@@ -148,14 +149,14 @@ class MessageBuilder:
         return name
 
     def _add_user_text(self, text: str) -> None:
-        self._pending_reasoning = ""  # it led to nothing
+        self._pending_reasoning = ""  # the reasoning led to no output
         if self._join_user_messages and self._messages and (last := self._messages[-1])["role"] == "user":
             last["content"] += _PARAGRAPH_BREAK + text
         else:
             self._messages.append({"role": "user", "content": text})
 
     def _open_assistant(self) -> ChatMessage:
-        """The assistant's message that is being built: the last one, or one that begins with the reasoning held."""
+        """Returns the assistant message to extend, the last one or a new one, and adds the pending reasoning to it."""
         last = self._messages[-1] if self._messages else {"role": ""}
         if last["role"] != "assistant" or (self._pending_reasoning and (last["content"] or "tool_calls" in last)):
             last = {"role": "assistant", "content": ""}
@@ -165,35 +166,36 @@ class MessageBuilder:
             self._pending_reasoning = ""
         return last
 
-    def _add_assistant_text(self, text: str, apart: str = _PARAGRAPH_BREAK) -> None:
+    def _add_assistant_text(self, text: str, separator: str = _PARAGRAPH_BREAK) -> None:
         message = self._open_assistant()
-        if "tool_calls" in message:  # text after a call is another message: templates write text first
+        if "tool_calls" in message:
+            # Templates write a message's text before its calls, so text after a call starts a new message.
             message = {"role": "assistant", "content": ""}
             self._messages.append(message)
-        message["content"] = apart.join(filter(None, (message["content"], text)))
+        message["content"] = separator.join(filter(None, (message["content"], text)))
 
     def _add_call(
         self, item: InputFunctionCall | InputCustomCall, function: ChatMessage, kind: str = "function"
     ) -> None:
         if self._write_calls is not None:
-            custom = isinstance(item, InputCustomCall)
-            offer = ToolSpec(
-                model_name=function["name"], name=function["name"], kind="custom" if custom else "function"
+            is_custom = isinstance(item, InputCustomCall)
+            tool = ToolSpec(
+                model_name=function["name"], name=function["name"], kind="custom" if is_custom else "function"
             )
             text = item.input if isinstance(item, InputCustomCall) else item.arguments
-            self._write_call_run((offer, self._escaper.escape_text(text)), self._write_calls)
+            self._write_call_run((tool, self._escaper.escape_text(text)), self._write_calls)
             return
         call = {"id": self._escaper.escape_text(item.call_id), "type": kind, kind: function}
         self._open_assistant().setdefault("tool_calls", []).append(call)
 
-    def _write_call_run(self, call: ToolCall, spell: WriteCalls) -> None:
-        """Write a call into the text, together with those right before it: many models have one list for all."""
+    def _write_call_run(self, call: ToolCall, write_calls: WriteCalls) -> None:
+        """Writes a call into the text, together with those right before it: many models write one list for all."""
         message = self._open_assistant()
-        if self._call_run is None or self._call_run.message is not message or message["content"] != self._call_run.said:
+        if self._call_run is None or self._call_run.message is not message or message["content"] != self._call_run.text:
             self._call_run = _CallRun(message, message["content"])
         run = self._call_run
         run.calls.append(call)
-        run.said = message["content"] = "\n".join(filter(None, (run.before, spell(run.calls))))
+        run.text = message["content"] = "\n".join(filter(None, (run.before, write_calls(run.calls))))
 
     def _add_custom_call(self, item: InputCustomCall) -> None:
         name, text = self._remember_name(item), self._escaper.escape_text(item.input)
@@ -205,7 +207,7 @@ class MessageBuilder:
             self._add_call(item, {"name": name, "arguments": {INPUT: text}})
 
     def _convert_arguments(self, arguments: str) -> Any:
-        """As an object where they are one: most templates put them into JSON themselves."""
+        """Returns the arguments as an object if they are one, since most templates serialize them themselves."""
         try:
             value = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
@@ -217,8 +219,8 @@ class MessageBuilder:
 
     def _add_output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
         if self._write_calls is not None:
-            said = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
-            self._add_user_text(said + self._escaper.escape_text(content_text(item.output)))
+            label = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
+            self._add_user_text(label + self._escaper.escape_text(content_text(item.output)))
             return
         message = {"role": "tool", "content": self._escaper.escape_text(content_text(item.output))}
         message["tool_call_id"] = self._escaper.escape_text(item.call_id)

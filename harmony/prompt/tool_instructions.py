@@ -1,4 +1,4 @@
-"""Tools as a prompt describes them: JSON Schemas for the template, or instructions in words."""
+"""Descriptions of tools in a prompt: JSON Schemas for the template, or instructions as text."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,58 +10,58 @@ from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 WriteCalls = Callable[[Sequence[ToolCall]], str]
-"""Writes calls as the model would write them."""
+"""Writes calls as the model would generate them."""
 
 
-def tool_instructions(tools: ToolTable, guard: SpecialTokenEscaper, spell: WriteCalls, *, custom: bool) -> str:
-    """What a model is told of its tools where its template has no place for them; empty if there are none.
+def tool_instructions(tools: ToolTable, escaper: SpecialTokenEscaper, write_calls: WriteCalls, *, custom: bool) -> str:
+    """Returns instructions for the tools of a model whose template does not support tools; empty if there are none.
 
-    `custom`: of tools that take raw text, too.
+    `custom` includes tools that take raw text.
     """
-    offered = [schema["function"] for schema in tool_schemas(tools, guard, custom=custom, native=False)]
-    if not offered:
+    functions = [schema["function"] for schema in tool_schemas(tools, escaper, custom=custom, native=False)]
+    if not functions:
         return ""
-    listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in offered)
-    example = spell([(ToolSpec(model_name="NAME", name="NAME"), '{"PARAMETER": "VALUE"}')])
-    told = f"You may call these tools:\n\n{listed}\n\nTo call one, write its name and its arguments so:\n{example}"
-    return f"# Tools\n\n{told}"
+    schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
+    example = write_calls([(ToolSpec(model_name="NAME", name="NAME"), '{"PARAMETER": "VALUE"}')])
+    text = f"You may call these tools:\n\n{schemas}\n\nTo call one, write its name and its arguments so:\n{example}"
+    return f"# Tools\n\n{text}"
 
 
-def function_arguments(offer: ToolSpec, text: str) -> str:
-    """The arguments of a call; a custom tool's text as the one parameter of a function."""
-    return json.dumps({INPUT: text}, ensure_ascii=False) if offer.kind == "custom" else text
+def function_arguments(tool: ToolSpec, text: str) -> str:
+    """Returns the arguments of a call as JSON; a custom tool's text becomes the one argument of a function."""
+    return json.dumps({INPUT: text}, ensure_ascii=False) if tool.kind == "custom" else text
 
 
-def tool_schemas(tools: ToolTable, guard: SpecialTokenEscaper, *, custom: bool, native: bool) -> list[dict[str, Any]]:
-    """The tools as templates know them. `custom`: tools that take raw text, too, as functions unless `native`."""
-    return [_tool_schema(offer, guard, native=native) for offer in tools if custom or offer.kind == "function"]
+def tool_schemas(tools: ToolTable, escaper: SpecialTokenEscaper, *, custom: bool, native: bool) -> list[dict[str, Any]]:
+    """Returns the tools as templates expect them. `custom` includes raw-text tools, as functions unless `native`."""
+    return [_tool_schema(tool, escaper, native=native) for tool in tools if custom or tool.kind == "function"]
 
 
-def _tool_schema(offer: ToolSpec, guard: SpecialTokenEscaper, *, native: bool) -> dict[str, Any]:
-    named = {"name": guard.escape_text(offer.model_name), "description": guard.escape_text(offer.description)}
-    if offer.kind == "custom" and native:
-        return {"type": "custom", "custom": named}
-    if offer.kind == "custom":
+def _tool_schema(tool: ToolSpec, escaper: SpecialTokenEscaper, *, native: bool) -> dict[str, Any]:
+    fields = {"name": escaper.escape_text(tool.model_name), "description": escaper.escape_text(tool.description)}
+    if tool.kind == "custom" and native:
+        return {"type": "custom", "custom": fields}
+    if tool.kind == "custom":
         properties = {INPUT: {"type": "string", "description": "The raw text."}}
         return {
             "type": "function",
-            "function": {**named, "parameters": {"type": "object", "properties": properties, "required": [INPUT]}},
+            "function": {**fields, "parameters": {"type": "object", "properties": properties, "required": [INPUT]}},
         }
-    parameters = NO_PARAMETERS if offer.parameters is None else guard.escape_value(offer.parameters)
-    return {"type": "function", "function": {**named, "parameters": parameters}}
+    parameters = NO_PARAMETERS if tool.parameters is None else escaper.escape_value(tool.parameters)
+    return {"type": "function", "function": {**fields, "parameters": parameters}}
 
 
-def freeform_instructions(text: str, tools: ToolTable, guard: SpecialTokenEscaper) -> str:
-    """How to call the offered custom tools, in the dialect's own words; empty if there are none."""
+def freeform_instructions(text: str, tools: ToolTable, escaper: SpecialTokenEscaper) -> str:
+    """Returns the dialect's instructions `text` with the custom tools filled in; empty if there are none."""
     lines = [
-        f"- {guard.escape_text(offer.model_name)}: {guard.escape_text(_describe_tool(offer))}"
-        for offer in tools
-        if offer.kind == "custom"
+        f"- {escaper.escape_text(tool.model_name)}: {escaper.escape_text(_describe_tool(tool))}"
+        for tool in tools
+        if tool.kind == "custom"
     ]
     return text.replace("{tools}", "\n".join(lines), 1) if lines else ""
 
 
-def _describe_tool(offer: ToolSpec) -> str:
-    definition = getattr(offer.format, "definition", "")
+def _describe_tool(tool: ToolSpec) -> str:
+    definition = getattr(tool.format, "definition", "")
     rules = f"\nIts text must match this grammar:\n{definition}" if definition else ""
-    return f"{offer.description or 'no description'}{rules}"
+    return f"{tool.description or 'no description'}{rules}"

@@ -1,1 +1,1 @@
-"""Vocabulary, detokenizer, encoding cache, and special tokens in user text."""
+"""Vocabularies, the detokenizer, the encoding cache, and the escaping of special tokens in client text."""

@@ -1,6 +1,6 @@
-"""Encoding a prompt that is mostly the one before it: what a conversation says again is not cut into tokens again.
+"""Cached encoding of prompts: the part of a conversation that a request repeats is not tokenized again.
 
-Texts are cut in front of the tokens that end a message, where that is proved to change nothing.
+Texts are cut in front of the tokens that end a message, if trial cuts show that this does not change the ids.
 """
 
 import re
@@ -11,10 +11,10 @@ from functools import partial
 EncodeFunction = Callable[[str], list[int]]
 
 MAX_CACHED_CHARS = 8_000_000
-"""Characters that are remembered of all owners together."""
+"""Characters that the cache holds for all owners together."""
 
 MIN_PIECE_CHARS = 64
-"""Shorter pieces take as long to be found as to be encoded."""
+"""Minimum characters of a cached piece. Looking up a shorter one takes as long as encoding it."""
 
 CUT_PROBES = (
     ("", ""),
@@ -27,39 +27,39 @@ CUT_PROBES = (
     ("<", ">"),
     ("word", "s and more words"),
 )
-"""What may stand before a cut and after it: blanks that are stripped, put in front or merged, marks that combine."""
+"""Texts before and after a trial cut: white space that is stripped, prepended or merged, and combining characters."""
 
 
 class EncodingCache:
-    """The ids of the latest pieces of text, at most `bound` characters of all owners together.
+    """The ids of the latest pieces of text, at most `bound` characters for all owners together.
 
-    Each is remembered for its owner alone, so that nobody can tell by the time it takes what others have said. Any
-    thread may ask: at worst one encodes what another one is encoding.
+    A piece is cached for its owner alone, so that no client can find out by timing what other clients have sent. Any
+    thread may call the cache: at worst, two threads encode the same piece.
     """
 
     def __init__(self, bound: int = MAX_CACHED_CHARS) -> None:
         self._bound, self._size = bound, 0
-        self._known: dict[tuple[str, str], array[int]] = {}
+        self._newer: dict[tuple[str, str], array[int]] = {}
         self._older: dict[tuple[str, str], array[int]] = {}
-        """What was known when half of the bound was reached; what is asked for again is known again."""
+        """The older generation of a two-generation cache, each of half the bound. Hits move to the newer one."""
 
-    def get_ids(self, owner: str, piece: str, encode: Callable[[], list[int]]) -> "array[int]":
-        """As `encode` gives them, the same ones whenever it is this piece."""
-        key = (owner, piece)
-        ids = self._known.get(key)
+    def get_ids(self, owner: str, text: str, encode: Callable[[], list[int]]) -> "array[int]":
+        """Returns the ids of a piece, from the cache if it has them, else from `encode`."""
+        key = (owner, text)
+        ids = self._newer.get(key)
         if ids is None:
             ids = self._older.get(key)
             if ids is None:
                 ids = array("I", encode())
-            self._known[key] = ids
-            self._size += len(piece)
+            self._newer[key] = ids
+            self._size += len(text)
             if self._size > self._bound // 2:
-                self._older, self._known, self._size = self._known, {}, 0
+                self._older, self._newer, self._size = self._newer, {}, 0
         return ids
 
 
 class CachedEncoder:
-    """The ids of texts by `encode`, which finds the `added` tokens before all others."""
+    """Encodes texts with `encode`, which matches the `added` tokens before all others, and caches pieces of them."""
 
     def __init__(
         self, encode: EncodeFunction, ends: Iterable[str], added: Mapping[str, int], bound: int = MAX_CACHED_CHARS
@@ -70,7 +70,7 @@ class CachedEncoder:
         self._memory = EncodingCache(bound)
 
     def encode(self, text: str, owner: str) -> list[int]:
-        """Text to ids, as `encode` would."""
+        """Encodes text to the same ids as without the cache."""
         if self._cut is None:
             return self._encode(text)
         ids: list[int] = []
@@ -81,13 +81,15 @@ class CachedEncoder:
 
 
 def _is_unambiguous(end: str, added: Mapping[str, int]) -> bool:
-    """Whether this token is found wherever its text stands: no other one holds it, or ends as it begins."""
-    others = [other for other in added if other != end]
+    """Tells whether this token matches wherever its text occurs: no other one contains it, or ends as it begins."""
+    other_tokens = [other for other in added if other != end]
     return end in added and not any(
-        end in other or any(other.endswith(end[:length]) for length in range(1, len(end))) for other in others
+        end in other or any(other.endswith(end[:length]) for length in range(1, len(end))) for other in other_tokens
     )
 
 
 def _splits_cleanly(end: str, encode: EncodeFunction) -> bool:
-    """Whether what stands before this token and what follows it have the same ids without each other."""
-    return all(encode(f"{one}{end}{two}") == encode(one) + encode(f"{end}{two}") for one, two in CUT_PROBES)
+    """Tells whether the text before this token and the text from it on have the same ids when encoded apart."""
+    return all(
+        encode(f"{before}{end}{after}") == encode(before) + encode(f"{end}{after}") for before, after in CUT_PROBES
+    )

@@ -1,4 +1,4 @@
-"""Two kinds of vocabulary: a model's own, from its tokenizer file, and one of bytes, for tests and scripts."""
+"""Two vocabularies: a model's own, from its `tokenizer.json`, and one of bytes, for tests and scripts."""
 
 import json
 import re
@@ -10,30 +10,30 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_letters() -> Iterator[tuple[str, int]]:
-    """How byte-level tokenizers write a byte as a letter: printable ones as themselves, the others from 256 on."""
-    spare = 256
+    """Yields the letter by which byte-level tokenizers write each byte: itself if printable, else one from 256 on."""
+    codepoint = 256
     for byte in range(256):
-        plain = 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF
-        yield chr(byte if plain else spare), byte
-        spare += not plain
+        printable = 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF
+        yield chr(byte if printable else codepoint), byte
+        codepoint += not printable
 
 
 _LETTERS = dict(_byte_letters())
 
 
 class TokenizerVocabulary:
-    """The vocabulary of a `tokenizer.json`, byte-level or with sentencepiece's spelling."""
+    """The vocabulary of a `tokenizer.json`, either byte-level or with SentencePiece's spelling."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         tokens = tokenizer.get_added_tokens_decoder()
-        self.added_tokens: Mapping[str, int] = {token.content: number for number, token in tokens.items()}
-        self.special_ids = frozenset(number for number, token in tokens.items() if token.special)
-        self._texts = {number: token.content.encode() for number, token in tokens.items()}
+        self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in tokens.items()}
+        self.special_ids = frozenset(token_id for token_id, token in tokens.items() if token.special)
+        self._texts = {token_id: token.content.encode() for token_id, token in tokens.items()}
         self._bytes = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
 
     def token_bytes(self, token: int) -> bytes | None:
-        """A token's bytes; None for an id that is no token."""
+        """Returns a token's bytes, or None if the id is not a token."""
         if token in self._texts:
             return self._texts[token]
         text: str | None = self._tokenizer.id_to_token(token) if token >= 0 else None
@@ -45,27 +45,27 @@ class TokenizerVocabulary:
         return bytes([int(byte[1], base=16)]) if byte else text.replace("\u2581", " ").encode()
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids; added tokens in it become their ids."""
+        """Encodes text to ids. Added tokens in the text become their ids."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 
 class ByteVocabulary:
-    """The 256 bytes, and after them one token for each of the given texts."""
+    """The 256 bytes, followed by one token for each of the given texts."""
 
     def __init__(self, markers: Iterable[str], special: Iterable[str]) -> None:
         names = list(dict.fromkeys((*markers, *special)))
-        self.added_tokens: Mapping[str, int] = {name: 256 + place for place, name in enumerate(names)}
+        self.added_tokens: Mapping[str, int] = {name: 256 + index for index, name in enumerate(names)}
         self.special_ids = frozenset(self.added_tokens[name] for name in special)
         self._texts = dict(enumerate(name.encode() for name in names))
         self._split = re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})")
 
     def token_bytes(self, token: int) -> bytes | None:
-        """A token's bytes; None for an id that is no token."""
+        """Returns a token's bytes, or None if the id is not a token."""
         return bytes([token]) if 0 <= token < 256 else self._texts.get(token - 256)
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids; added tokens in it become their ids."""
+        """Encodes text to ids. Added tokens in the text become their ids."""
         ids: list[int] = []
         for piece in self._split.split(text):
             ids += [self.added_tokens[piece]] if piece in self.added_tokens else piece.encode()

@@ -1,4 +1,4 @@
-"""What clients keep for the server: sealed, bound to owner and purpose, the same after a restart."""
+"""Content that clients store for the server: sealed, bound to owner and purpose, and readable after a restart."""
 
 import base64
 import os
@@ -8,78 +8,76 @@ import pytest
 
 from antiphon.app.encryption import DecryptionError, KeyFileError, Sealer, open_sealer
 
-TEXT = "They ask for 17·23 — that is 391. ✓"
+PLAINTEXT = "They ask for 17·23 — that is 391. ✓"
 
 
-def test_what_was_sealed_opens_again_and_says_nothing_meanwhile() -> None:
-    seals = Sealer()
-    sealed = seals.seal("ann", "reasoning", TEXT)
-    assert seals.open("ann", "reasoning", sealed) == TEXT
-    assert seals.seal("ann", "reasoning", TEXT) != sealed, "equal texts must not be seen to be equal"
+def test_sealed_text_opens_again_and_reveals_nothing() -> None:
+    sealer = Sealer()
+    sealed = sealer.seal("ann", "reasoning", PLAINTEXT)
+    assert sealer.open("ann", "reasoning", sealed) == PLAINTEXT
+    assert sealer.seal("ann", "reasoning", PLAINTEXT) != sealed, "equal texts have different ciphertexts"
     raw = base64.urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4))
     assert b"391" not in raw and "=" not in sealed
-    assert seals.open("ann", "reasoning", seals.seal("ann", "reasoning", "")) == ""
+    assert sealer.open("ann", "reasoning", sealer.seal("ann", "reasoning", "")) == ""
 
 
 @pytest.mark.parametrize(
     ("owner", "purpose"), [("bob", "reasoning"), ("", "reasoning"), ("ann", "compaction")], ids=str
 )
-def test_nobody_else_and_nothing_else(owner: str, purpose: str) -> None:
-    seals = Sealer()
+def test_other_owner_or_purpose_cannot_open(owner: str, purpose: str) -> None:
+    sealer = Sealer()
     with pytest.raises(DecryptionError):
-        seals.open(owner, purpose, seals.seal("ann", "reasoning", TEXT))  # type: ignore[arg-type]
+        sealer.open(owner, purpose, sealer.seal("ann", "reasoning", PLAINTEXT))  # type: ignore[arg-type]
 
 
-def test_every_flipped_bit_is_noticed() -> None:
-    seals = Sealer()
-    raw = base64.urlsafe_b64decode(seals.seal("ann", "reasoning", "ab") + "==="[:2])
-    for place in range(len(raw) * 8):
+def test_every_flipped_bit_is_detected() -> None:
+    sealer = Sealer()
+    raw = base64.urlsafe_b64decode(sealer.seal("ann", "reasoning", "ab") + "==="[:2])
+    for bit in range(len(raw) * 8):
         changed = bytearray(raw)
-        changed[place // 8] ^= 1 << place % 8
+        changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DecryptionError):
-            seals.open("ann", "reasoning", base64.urlsafe_b64encode(changed).decode())
+            sealer.open("ann", "reasoning", base64.urlsafe_b64encode(changed).decode())
 
 
 @pytest.mark.parametrize("sealed", ["", "gAAAAABo", "é", "=", "a", "\x00", "x" * 100_000, "%%%"], ids=ascii)
-def test_what_never_was_a_seal(sealed: str) -> None:
+def test_invalid_sealed_text_is_rejected(sealed: str) -> None:
     with pytest.raises(DecryptionError):
         Sealer().open("ann", "reasoning", sealed)
 
 
-def test_another_servers_seal_is_not_ours() -> None:
+def test_text_sealed_with_another_key_is_rejected() -> None:
     with pytest.raises(DecryptionError):
-        Sealer().open("ann", "reasoning", Sealer().seal("ann", "reasoning", TEXT))
+        Sealer().open("ann", "reasoning", Sealer().seal("ann", "reasoning", PLAINTEXT))
 
 
-def test_a_secret_outlives_its_server_and_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_key_file_is_reused_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "responses.db.key"
-    sealed = open_sealer(path).seal("ann", "reasoning", TEXT)
-    assert open_sealer(path).open("ann", "reasoning", sealed) == TEXT
+    sealed = open_sealer(path).seal("ann", "reasoning", PLAINTEXT)
+    assert open_sealer(path).open("ann", "reasoning", sealed) == PLAINTEXT
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in path.parent.iterdir()] == [path.name], "no draft is left lying about"
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "the temporary file is removed"
 
 
-def test_of_two_servers_that_begin_at_once_both_have_one_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_that_start_at_once_use_the_same_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
     link = os.link
-    others = []
+    faster = []
 
-    def late(source: Path, target: Path) -> None:
+    def link_late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
-        others.append(open_sealer(path))  # the other one is faster
+        faster.append(open_sealer(path))
         link(source, target)
 
-    monkeypatch.setattr(os, "link", late)
-    mine = open_sealer(path)
-    assert others[0].open("ann", "reasoning", mine.seal("ann", "reasoning", TEXT)) == TEXT
+    monkeypatch.setattr(os, "link", link_late)
+    slower = open_sealer(path)
+    assert faster[0].open("ann", "reasoning", slower.seal("ann", "reasoning", PLAINTEXT)) == PLAINTEXT
 
 
-def test_a_file_that_holds_something_else_is_not_taken_for_a_secret(tmp_path: Path) -> None:
+def test_file_that_is_no_key_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("hunter2")
-    with pytest.raises(KeyFileError, match="does not hold 32 bytes"):
+    with pytest.raises(KeyFileError, match="size is not 32 bytes"):
         open_sealer(path)
     with pytest.raises(KeyFileError, match="cannot be used"):
         open_sealer(tmp_path)

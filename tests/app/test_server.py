@@ -1,4 +1,4 @@
-"""Clients that leave, storms, and the end of the server: slots are freed, streams end legally."""
+"""A whole server: client disconnects, overload, replayed streams, and graceful shutdown on signals."""
 
 import json
 import os
@@ -9,48 +9,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import Serve
+from tests.app.server_helpers import free_port, wait_until
+from tests.conftest import StartServer
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
-STALL = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
-RESPONSES = ("/responses", {"model": "scripted", "input": "hi"})
-CHAT = ("/chat/completions", {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]})
-TIMEOUT = httpx.Timeout(10)
+STALLING_SCRIPT = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
+RESPONSES_REQUEST = ("/responses", {"model": "scripted", "input": "hi"})
+CHAT_REQUEST = ("/chat/completions", {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]})
+CLIENT_TIMEOUT = httpx.Timeout(10)
+
+SERVER = partial(serve, partial(scripted_registry, STALLING_SCRIPT, max_num_seqs=2))
 
 
-@pytest.fixture(scope="module")
-def stalling() -> Iterator[RunningServer]:
-    with serve(scripted_registry(STALL, max_num_seqs=2)) as served:
-        yield served
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether it comes to hold in that time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.01)
-    return holds()
-
-
-def first_line(reply: httpx.Response) -> Iterator[str]:
-    """Reads one line. Whoever lets go of the rest closes the stream, so it is handed back to be held."""
+def read_first_line(reply: httpx.Response) -> Iterator[str]:
+    """Reads one line. Returns the iterator, which the caller must hold: httpx closes the stream when it is collected."""
     lines = reply.iter_lines()
     next(lines)
     return lines
 
 
-def idle(served: RunningServer) -> bool:
-    stats = served.engine.stats()
-    return (stats.running, stats.waiting, stats.running_cache_tokens, served.context.turn_manager.num_running) == (
+def is_idle(server: RunningServer) -> bool:
+    stats = server.engine.stats()
+    return (stats.running, stats.waiting, stats.running_cache_tokens, server.context.turn_manager.num_running) == (
         0,
         0,
         0,
@@ -58,141 +46,143 @@ def idle(served: RunningServer) -> bool:
     )
 
 
-@pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
-def test_a_reader_that_leaves_a_stream_frees_its_slot(stalling: RunningServer, path: str, body: dict[str, Any]) -> None:
-    with httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as reply:
-        _held = first_line(reply)
-        assert within(1, lambda: stalling.engine.stats().running == 1)
-    assert within(1, lambda: idle(stalling))
+@pytest.mark.parametrize(("path", "body"), [RESPONSES_REQUEST, CHAT_REQUEST])
+def test_client_disconnect_frees_the_slot(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as reply:
+        _lines = read_first_line(reply)
+        assert wait_until(1, lambda: server.engine.stats().running == 1)
+    assert wait_until(1, lambda: is_idle(server))
 
 
-@pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
-def test_a_reader_that_leaves_before_an_unstreamed_answer_frees_its_slot(
-    stalling: RunningServer, path: str, body: dict[str, Any]
+@pytest.mark.parametrize(("path", "body"), [RESPONSES_REQUEST, CHAT_REQUEST])
+def test_disconnect_before_an_unstreamed_reply_frees_the_slot(
+    server: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(stalling.url + path, json=body, timeout=httpx.Timeout(10, read=0.3))
-    assert within(1, lambda: idle(stalling))
-    assert within(1, lambda: bool(stalling.access_records) and stalling.access_records[-1].status == 499)
+        httpx.post(server.url + path, json=body, timeout=httpx.Timeout(10, read=0.3))
+    assert wait_until(1, lambda: is_idle(server))
+    assert wait_until(1, lambda: bool(server.access_records) and server.access_records[-1].status == 499)
 
 
-def test_all_choices_of_a_reader_that_leaves_are_given_up(stalling: RunningServer) -> None:
-    path, body = CHAT
-    with httpx.stream("POST", stalling.url + path, json={**body, "stream": True, "n": 2}, timeout=TIMEOUT) as reply:
-        _held = first_line(reply)
-        assert within(1, lambda: stalling.engine.stats().running == 2)
-    assert within(1, lambda: idle(stalling))
+def test_client_disconnect_cancels_every_choice(server: RunningServer) -> None:
+    path, body = CHAT_REQUEST
+    with httpx.stream(
+        "POST", server.url + path, json={**body, "stream": True, "n": 2}, timeout=CLIENT_TIMEOUT
+    ) as reply:
+        _lines = read_first_line(reply)
+        assert wait_until(1, lambda: server.engine.stats().running == 2)
+    assert wait_until(1, lambda: is_idle(server))
 
 
-def test_a_reader_that_leaves_while_it_waits_leaves_the_queue(stalling: RunningServer) -> None:
-    path, body = RESPONSES
+def test_client_disconnect_removes_a_queued_request(server: RunningServer) -> None:
+    path, body = RESPONSES_REQUEST
     with (
-        httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as one,
-        httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as two,
+        httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as first,
+        httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as second,
     ):
-        _held = first_line(one), first_line(two)
+        _lines = read_first_line(first), read_first_line(second)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(stalling.url + path, json=body, timeout=httpx.Timeout(10, read=0.2))
-        assert within(1, lambda: stalling.engine.stats().waiting == 0)
-        assert stalling.engine.stats().running == 2
-    assert within(1, lambda: idle(stalling))
+            httpx.post(server.url + path, json=body, timeout=httpx.Timeout(10, read=0.2))
+        assert wait_until(1, lambda: server.engine.stats().waiting == 0)
+        assert server.engine.stats().running == 2
+    assert wait_until(1, lambda: is_idle(server))
 
 
-def test_a_reader_that_stops_reading_is_cut_off(server: Serve) -> None:
-    flood = [{"name": "flood", "output": ["x" * 2_000_000, {"stall": True}], "tokens_per_chunk": 1000}]
-    served = server(flood, stall_timeout=0.5)
-    body = json.dumps({**RESPONSES[1], "stream": True}).encode()
+def test_client_that_stops_reading_is_disconnected(start_server: StartServer) -> None:
+    script = [{"name": "flood", "output": ["x" * 2_000_000, {"stall": True}], "tokens_per_chunk": 1000}]
+    server = start_server(script, stall_timeout=0.5)
+    body = json.dumps({**RESPONSES_REQUEST[1], "stream": True}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.socket() as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        line.connect(("127.0.0.1", served.port))
-        line.sendall(head.encode() + b"\r\n\r\n" + body)
-        # On a busy machine it may be over before anybody looks.
-        assert within(4, lambda: served.engine.stats().running == 1 or served.access_records)
-        assert within(4, lambda: idle(served))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        # On a busy machine the request may have ended before the first poll.
+        assert wait_until(4, lambda: server.engine.stats().running == 1 or server.access_records)
+        assert wait_until(4, lambda: is_idle(server))
 
 
-def test_a_client_that_leaves_inside_its_body_is_no_fault_of_ours(server: Serve) -> None:
-    served = server(STALL)
-    with socket.create_connection(("127.0.0.1", served.port)) as line:
-        line.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
-        line.sendall(b"Content-Length: 100\r\n\r\n{")
-    assert within(1, lambda: [one.status for one in served.access_records] == [499])
+def test_disconnect_inside_the_request_body_is_logged_as_499(start_server: StartServer) -> None:
+    server = start_server(STALLING_SCRIPT)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        client.sendall(b"Content-Length: 100\r\n\r\n{")
+    assert wait_until(1, lambda: [record.status for record in server.access_records] == [499])
 
 
-def test_a_stored_response_that_was_left_is_cancelled(stalling: RunningServer) -> None:
-    path, body = RESPONSES
-    with httpx.stream("POST", stalling.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as reply:
+def test_stored_response_is_cancelled_after_a_disconnect(server: RunningServer) -> None:
+    path, body = RESPONSES_REQUEST
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as reply:
         lines = reply.iter_lines()
         data = next(line for line in lines if line.startswith("data: "))
-        made = json.loads(data.removeprefix("data: "))["response"]["id"]
-    assert within(1, lambda: idle(stalling))
-    stored = httpx.get(f"{stalling.url}/responses/{made}").json()
+        response_id = json.loads(data.removeprefix("data: "))["response"]["id"]
+    assert wait_until(1, lambda: is_idle(server))
+    stored = httpx.get(f"{server.url}/responses/{response_id}").json()
     assert stored["status"] == "cancelled"
 
 
-def test_a_storm_is_answered_at_once(server: Serve) -> None:
-    served = server(scripted_registry(STALL, max_num_seqs=1, max_waiting=1))
-    path, body = RESPONSES
+def test_overload_is_answered_with_429_within_half_a_second(start_server: StartServer) -> None:
+    server = start_server(scripted_registry(STALLING_SCRIPT, max_num_seqs=1, max_waiting=1))
+    path, body = RESPONSES_REQUEST
     with (
-        httpx.Client(timeout=TIMEOUT) as client,
-        httpx.stream("POST", served.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as first,
+        httpx.Client(timeout=CLIENT_TIMEOUT) as client,
+        httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as running,
     ):
-        _held = first_line(first)
-        waiting = threading.Thread(target=_left_alone, args=(served.url + path, body))
+        _lines = read_first_line(running)
+        waiting = threading.Thread(target=_post_and_time_out, args=(server.url + path, body))
         waiting.start()
-        assert within(1, lambda: served.engine.stats().waiting == 1)
+        assert wait_until(1, lambda: server.engine.stats().waiting == 1)
         for _ in range(20):
-            began = time.monotonic()
-            reply = client.post(served.url + path, json=body)
-            assert time.monotonic() - began < 0.5
+            posted_at = time.monotonic()
+            reply = client.post(server.url + path, json=body)
+            assert time.monotonic() - posted_at < 0.5
             assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
             assert reply.json()["error"]["code"] == "rate_limit_exceeded"
-            assert client.get(served.root + "/health").status_code == 200
+            assert client.get(server.root + "/health").status_code == 200
         waiting.join()
-    assert within(1, lambda: idle(served))
+    assert wait_until(1, lambda: is_idle(server))
 
 
-def _left_alone(url: str, body: dict[str, Any]) -> None:
+def _post_and_time_out(url: str, body: dict[str, Any]) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(url, json=body, timeout=httpx.Timeout(10, read=2))
 
 
-def test_a_stored_stream_can_be_read_again_from_anywhere(server: Serve) -> None:
-    served = server([{"name": "hello", "output": ["Hello ", "world."]}])
-    path, body = RESPONSES
-    whole = httpx.post(served.url + path, json={**body, "stream": True}).text
-    made = json.loads(whole.split("data: ")[1].splitlines()[0])["response"]["id"]
-    again = httpx.get(f"{served.url}/responses/{made}?stream=true").text
-    assert again == whole
-    later = httpx.get(f"{served.url}/responses/{made}?stream=true&starting_after=3").text
-    assert '"sequence_number":4' in later.splitlines()[1]
-    assert whole.endswith(later)
-    for wrong in ("x", "1.5", "-2", ""):
-        reply = httpx.get(f"{served.url}/responses/{made}?stream=true&starting_after={wrong}")
+def test_stored_stream_can_be_replayed_from_any_event(start_server: StartServer) -> None:
+    server = start_server([{"name": "hello", "output": ["Hello ", "world."]}])
+    path, body = RESPONSES_REQUEST
+    stream = httpx.post(server.url + path, json={**body, "stream": True}).text
+    response_id = json.loads(stream.split("data: ")[1].splitlines()[0])["response"]["id"]
+    replay = httpx.get(f"{server.url}/responses/{response_id}?stream=true").text
+    assert replay == stream
+    partial_replay = httpx.get(f"{server.url}/responses/{response_id}?stream=true&starting_after=3").text
+    assert '"sequence_number":4' in partial_replay.splitlines()[1]
+    assert stream.endswith(partial_replay)
+    for start in ("x", "1.5", "-2", ""):
+        reply = httpx.get(f"{server.url}/responses/{response_id}?stream=true&starting_after={start}")
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "starting_after")
 
 
-def test_what_is_not_stored_is_not_found(server: Serve) -> None:
-    served = server([{"name": "hello", "output": ["Hello."]}])
-    path, body = RESPONSES
-    made = httpx.post(served.url + path, json={**body, "store": False}).json()["id"]
-    assert httpx.get(f"{served.url}/responses/{made}").status_code == 404
+def test_unstored_response_is_not_found(start_server: StartServer) -> None:
+    server = start_server([{"name": "hello", "output": ["Hello."]}])
+    path, body = RESPONSES_REQUEST
+    response_id = httpx.post(server.url + path, json={**body, "store": False}).json()["id"]
+    assert httpx.get(f"{server.url}/responses/{response_id}").status_code == 404
 
 
-# The process
+# The server as a process
 
 
-class Process:
-    """`antiphon serve --engine scripted` as a user starts it."""
+class ScriptedServerProcess:
+    """A process `antiphon serve --engine scripted`, as a user starts it."""
 
-    def __init__(self, script: Path, *more: str) -> None:
+    def __init__(self, script: Path, *options: str) -> None:
         self._port = free_port()
         command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
-        command += ["--port", str(self._port), *more]
+        command += ["--port", str(self._port), *options]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.url = f"http://127.0.0.1:{self._port}"
-        assert within(20, self._answers), "the server did not start"
+        assert wait_until(20, self._answers), "the server did not start"
 
     def _answers(self) -> bool:
         try:
@@ -202,121 +192,118 @@ class Process:
             return False
 
     def signal(self, number: int) -> float:
-        """Send a signal; when that was."""
+        """Sends a signal. Returns the time at which it was sent."""
         os.kill(self.process.pid, number)
         return time.monotonic()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+def start_process(tmp_path: Path) -> Iterator[Callable[..., ScriptedServerProcess]]:
     script = tmp_path / "script.toml"
     script.write_text('[[reply]]\nname = "stall"\nspeak = ["Hello ", {stall = true}]\n', encoding="utf-8")
-    running: list[Process] = []
+    servers: list[ScriptedServerProcess] = []
 
-    def started(*more: str) -> Process:
-        running.append(Process(script, *more))
-        return running[-1]
+    def start(*options: str) -> ScriptedServerProcess:
+        servers.append(ScriptedServerProcess(script, *options))
+        return servers[-1]
 
-    yield started
-    for one in running:
-        one.process.kill()
-        one.process.communicate()
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
 
 
-def test_sigterm_ends_open_streams_legally(start: Callable[..., Process]) -> None:
-    one = start("--shutdown-timeout", "0.3")
-    path, body = RESPONSES
-    with httpx.stream("POST", f"{one.url}/v1{path}", json={**body, "stream": True}, timeout=TIMEOUT) as reply:
+def test_sigterm_ends_open_streams_with_a_failed_response(start_process: Callable[..., ScriptedServerProcess]) -> None:
+    server = start_process("--shutdown-timeout", "0.3")
+    path, body = RESPONSES_REQUEST
+    with httpx.stream("POST", f"{server.url}/v1{path}", json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as reply:
         lines = reply.iter_lines()
         next(lines)
-        told = one.signal(signal.SIGTERM)
-        said = [line for line in lines if line]
-    assert time.monotonic() - told < 3
-    assert said[-1] == "data: [DONE]"
-    last = json.loads(said[-2].removeprefix("data: "))
+        signaled_at = server.signal(signal.SIGTERM)
+        remaining = [line for line in lines if line]
+    assert time.monotonic() - signaled_at < 3
+    assert remaining[-1] == "data: [DONE]"
+    last = json.loads(remaining[-2].removeprefix("data: "))
     assert last["type"] == "response.failed"
     assert last["response"]["output"][0]["status"] == "incomplete"
-    assert one.process.wait(5) in (0, -signal.SIGTERM)
+    assert server.process.wait(5) in (0, -signal.SIGTERM)
 
 
-def test_sigterm_answers_what_was_not_streamed(start: Callable[..., Process]) -> None:
-    one = start("--shutdown-timeout", "0.3")
-    path, body = RESPONSES
-    got: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: got.append(httpx.post(f"{one.url}/v1{path}", json=body, timeout=TIMEOUT)))
-    asking.start()
+def test_sigterm_answers_unstreamed_requests_as_failed(start_process: Callable[..., ScriptedServerProcess]) -> None:
+    server = start_process("--shutdown-timeout", "0.3")
+    path, body = RESPONSES_REQUEST
+    replies: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: replies.append(httpx.post(f"{server.url}/v1{path}", json=body, timeout=CLIENT_TIMEOUT))
+    )
+    thread.start()
     time.sleep(0.5)
-    one.signal(signal.SIGTERM)
-    asking.join(5)
-    assert got[0].json()["status"] == "failed"
-    assert one.process.wait(5) in (0, -signal.SIGTERM)
+    server.signal(signal.SIGTERM)
+    thread.join(5)
+    assert replies[0].json()["status"] == "failed"
+    assert server.process.wait(5) in (0, -signal.SIGTERM)
 
 
-def test_a_second_signal_insists(start: Callable[..., Process]) -> None:
-    one = start("--shutdown-timeout", "60")
-    path, body = RESPONSES
-    with httpx.stream("POST", f"{one.url}/v1{path}", json={**body, "stream": True}, timeout=TIMEOUT) as reply:
-        _held = first_line(reply)
-        one.signal(signal.SIGTERM)
+def test_second_sigterm_stops_the_server_at_once(start_process: Callable[..., ScriptedServerProcess]) -> None:
+    server = start_process("--shutdown-timeout", "60")
+    path, body = RESPONSES_REQUEST
+    with httpx.stream("POST", f"{server.url}/v1{path}", json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as reply:
+        _lines = read_first_line(reply)
+        server.signal(signal.SIGTERM)
         time.sleep(0.5)
-        assert one.process.poll() is None
-        one.signal(signal.SIGTERM)
-        assert one.process.wait(5) is not None
+        assert server.process.poll() is None
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(5) is not None
 
 
-def test_an_idle_server_goes_at_once(start: Callable[..., Process]) -> None:
-    one = start("--shutdown-timeout", "60")
-    told = one.signal(signal.SIGTERM)
-    assert one.process.wait(5) in (0, -signal.SIGTERM)
-    assert time.monotonic() - told < 2
+def test_idle_server_exits_within_two_seconds_of_sigterm(start_process: Callable[..., ScriptedServerProcess]) -> None:
+    server = start_process("--shutdown-timeout", "60")
+    signaled_at = server.signal(signal.SIGTERM)
+    assert server.process.wait(5) in (0, -signal.SIGTERM)
+    assert time.monotonic() - signaled_at < 2
 
 
-@pytest.mark.parametrize(("path", "body"), [RESPONSES, CHAT])
-def test_a_turn_too_many_is_refused_before_it_is_read(path: str, body: dict[str, Any]) -> None:
-    with serve(scripted_registry(STALL, max_num_seqs=1, max_waiting=0)) as served:
-        with httpx.stream("POST", served.url + path, json={**body, "stream": True}, timeout=TIMEOUT) as held:
-            _held = first_line(held)
-            for sent in (json.dumps(body), "no JSON at all"):
-                reply = httpx.post(served.url + path, content=sent, headers={"content-type": "application/json"})
+@pytest.mark.parametrize(("path", "body"), [RESPONSES_REQUEST, CHAT_REQUEST])
+def test_full_server_rejects_a_request_before_it_parses_the_body(path: str, body: dict[str, Any]) -> None:
+    with serve(scripted_registry(STALLING_SCRIPT, max_num_seqs=1, max_waiting=0)) as server:
+        with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as running:
+            _lines = read_first_line(running)
+            for content in (json.dumps(body), "no JSON at all"):
+                reply = httpx.post(server.url + path, content=content, headers={"content-type": "application/json"})
                 assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
                 assert reply.json()["error"]["code"] == "rate_limit_exceeded"
-            assert httpx.get(f"{served.url}/models").status_code == 200, "whatever opens no turn is served"
-        assert within(1, lambda: idle(served))
+            assert httpx.get(f"{server.url}/models").status_code == 200, "requests that start no turn are served"
+        assert wait_until(1, lambda: is_idle(server))
         assert (
             httpx.post(
-                served.url + path, content="no JSON at all", headers={"content-type": "application/json"}
+                server.url + path, content="no JSON at all", headers={"content-type": "application/json"}
             ).status_code
             == 400
         )
 
 
-def test_behind_many_who_connect_at_once_nobody_waits_for_as_many_turns_of_the_loop(server: Serve) -> None:
-    served, turns, lines = server([{"name": "x", "output": ["x"]}]), [0], list[socket.socket]()
-    ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+def test_simultaneous_connections_are_accepted_in_batches(start_server: StartServer) -> None:
+    """160 connections need fewer than 80 iterations of a busy event loop."""
+    server, iterations, sockets = start_server([{"name": "x", "output": ["x"]}]), [0], list[socket.socket]()
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-    def busy() -> None:
-        """A turn of the loop as it is while many streams run."""
-        turns[0] += 1
-        time.sleep(0.3 if turns[0] == 1 else 0.002)
-        if turns[0] < 1000:
-            served.loop.call_soon(busy)
+    def occupy_loop() -> None:
+        """Takes as long as an iteration of the loop while many streams run."""
+        iterations[0] += 1
+        time.sleep(0.3 if iterations[0] == 1 else 0.002)
+        if iterations[0] < 1000:
+            server.loop.call_soon(occupy_loop)
 
     try:
-        served.loop.call_soon_threadsafe(busy)
+        server.loop.call_soon_threadsafe(occupy_loop)
         time.sleep(0.1)
         for _ in range(160):
-            lines.append(socket.create_connection(("127.0.0.1", served.port), timeout=10))
-            lines[-1].sendall(ask)
-        for line in lines:
-            assert line.recv(4096).startswith(b"HTTP/1.1 200")
-        assert turns[0] < 80
+            sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            sockets[-1].sendall(request)
+        for client in sockets:
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        assert iterations[0] < 80
     finally:
-        turns[0] = 1000
-        for line in lines:
-            line.close()
+        iterations[0] = 1000
+        for client in sockets:
+            client.close()

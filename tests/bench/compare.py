@@ -1,10 +1,10 @@
-"""Antiphon and its peers on one model, in one run, taking turns: `make bench`.
+"""Measures Antiphon and its peers on one model, in one run, in alternating rounds: `make bench`.
 
     python -m tests.bench.compare --model small --servers antiphon,antiphon-int8,vllm-fp32 --streams 1,4,16 --rounds 3
 
-Every server gets the same prompts. They are started one after the other, answer a few requests that are not counted,
-and then take turns, round by round; whoever cannot be quiet is stopped meanwhile. Each sample is printed and kept in
-the JSON file as it comes, so that a run that is ended early is not lost.
+All servers get the same prompts. They are started one by one and warmed up with requests that are not measured. Then
+they take turns in every round. A server that uses the CPU without requests is paused while others are measured. Each
+sample is printed and written to the JSON file as soon as it is measured, so that an interrupted run is not lost.
 """
 
 import argparse
@@ -24,188 +24,215 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.engine.embedded import MODEL_DIR
-from tests.bench.figures import figure
-from tests.bench.install import HOME
-from tests.bench.models import SHAPES, build
+from tests.bench.install import BENCH_DIR
 from tests.bench.peers import PEERS
-from tests.bench.report import markdown
-from tests.bench.scenarios import TITLES, BenchError, play
-from tests.bench.servers import Fleet, NotStartedError, Server, prompt
+from tests.bench.random_models import SHAPES, create_model
+from tests.bench.report import render_report
+from tests.bench.scenarios import SCENARIO_TITLES, BenchError, run_scenario
+from tests.bench.servers import NotStartedError, PeerServer, ServerPool, make_prompt
+from tests.bench.stats import format_number
 
-PROMPT = 128
-OUTPUT = 128
+PROMPT_TOKENS = 128
+DEFAULT_OUTPUT_TOKENS = 128
+MIN_SAMPLE_TIMEOUT_S = 30.0
+MAX_SAMPLE_TIMEOUT_S = 600.0
 
 
-class Run:
-    """One run: what was asked for, and the record that grows."""
+class BenchmarkRun:
+    """One run: its options, and the record of its results, which is the content of the JSON file."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked = asked
-        self.until = time.monotonic() + asked.limit_minutes * 60
-        self.folder = MODEL_DIR if asked.model == "embedded" else build(asked.model)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.deadline = time.monotonic() + args.limit_minutes * 60
+        self.model_dir = MODEL_DIR if args.model == "embedded" else create_model(args.model)
         self.record: dict[str, Any] = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "machine": machine(),
-            "model": {"name": asked.model, "parameters": parameters(self.folder)},
-            "prompt": PROMPT,
-            "output": asked.tokens,
+            "machine": describe_machine(),
+            "model": {"name": args.model, "parameters": count_parameters(self.model_dir)},
+            "prompt_tokens": PROMPT_TOKENS,
+            "output_tokens": args.tokens,
             "servers": {},
             "samples": [],
             "scenarios": {},
         }
 
-    async def play(self) -> None:
-        """Start, measure, end."""
-        with Fleet(self.asked.model, self.folder) as fleet:
-            servers = [server for name in self.asked.servers if (server := await self.start(fleet, name))]
-            for turn in range(self.asked.rounds):
-                await self.round(turn, servers)
-            for name in self.asked.scenarios:
+    async def run(self) -> None:
+        """Starts the servers, measures all rounds and scenarios, and terminates the servers."""
+        with ServerPool(self.args.model, self.model_dir) as pool:
+            servers = [server for name in self.args.servers if (server := await self.start_server(pool, name))]
+            for round_index in range(self.args.rounds):
+                await self.measure_round(round_index, servers)
+            for name in self.args.scenarios:
                 for server in servers:
-                    if server.peer.ours:
-                        await self.scenario(name, server)
+                    if server.peer.is_antiphon:
+                        await self.measure_scenario(name, server)
 
-    async def start(self, fleet: Fleet, name: str) -> Server | None:
-        """One server, or the reason why not."""
+    async def start_server(self, pool: ServerPool, name: str) -> PeerServer | None:
+        """Starts a server and records its start-up. If it cannot be started, records the reason and returns None."""
         peer = PEERS[name]
-        told: dict[str, Any] = {}
-        self.record["servers"][name] = told
+        entry: dict[str, Any] = {}
+        self.record["servers"][name] = entry
         try:
-            server = await fleet.start(peer, max(self.asked.streams))
+            server = await pool.start(peer, max(self.args.streams))
         except NotStartedError as error:
-            told["absent"] = str(error)
-            say(f"{name}: left out: {error}")
+            entry["skipped"] = str(error)
+            log(f"{name}: skipped: {error}")
             return None
-        told |= {"versions": peer.versions(), "words": server.words, "started": server.started, "idle": server.idle}
-        told |= {"peak": server.process.peak()}
-        if peer.gpu:
-            told |= {"bandwidth": read_rate("cuda")}
-        told |= {"bytes_per_step": self.record["model"]["parameters"] * peer.bytes_per_weight}
-        say(
-            f"{name}: first token after {server.started:.1f} s; {server.idle:.2f} cores while idle; {' '.join(server.words)}"
-        )
+        entry |= {
+            "versions": peer.read_versions(),
+            "command": server.command,
+            "startup_s": server.startup_s,
+            "idle_cores": server.idle_cores,
+            "peak_memory_bytes": server.process.peak_memory(),
+        }
+        if peer.needs_gpu:
+            entry["bandwidth_gb_s"] = measure_bandwidth("cuda")
+        entry["bytes_per_step"] = self.record["model"]["parameters"] * peer.bytes_per_weight
+        startup = f"first token after {server.startup_s:.1f} s; {server.idle_cores:.2f} cores idle"
+        log(f"{name}: {startup}; {' '.join(server.command)}")
         return server
 
-    async def round(self, turn: int, servers: list[Server]) -> None:
-        """Every server under every load, in an order that moves on by one each round."""
-        shift = turn % len(servers) if servers else 0
-        for streams in self.asked.streams:
+    async def measure_round(self, round_index: int, servers: list[PeerServer]) -> None:
+        """Measures every server under every load. The order of the servers is rotated by one in each round."""
+        shift = round_index % len(servers) if servers else 0
+        for streams in self.args.streams:
             for server in [*servers[shift:], *servers[:shift]]:
-                if streams <= server.peer.most and time.monotonic() < self.until:
-                    await self.sample(turn, streams, server)
+                if streams <= server.peer.max_streams and time.monotonic() < self.deadline:
+                    await self.measure_sample(round_index, streams, server)
 
-    async def sample(self, turn: int, streams: int, server: Server) -> None:
-        """One server under one load."""
-        prompts = [prompt(f"{turn} {streams} {place}", PROMPT) for place in range(streams)]
-        left = max(self.until - time.monotonic(), 30.0)
-        with server.alone():
-            before = server.process.cpu()
+    async def measure_sample(self, round_index: int, streams: int, server: PeerServer) -> None:
+        """Measures one server under one load and records the sample."""
+        prompts = [make_prompt(f"{round_index} {streams} {index}", PROMPT_TOKENS) for index in range(streams)]
+        timeout_s = min(max(self.deadline - time.monotonic(), MIN_SAMPLE_TIMEOUT_S), MAX_SAMPLE_TIMEOUT_S)
+        with server.resumed():
+            cpu_before = server.process.cpu_seconds()
             try:
-                found = asdict(await server.run(prompts, self.asked.tokens, min(left, 600.0)))
+                sample = asdict(await server.run_prompts(prompts, self.args.tokens, timeout_s))
             except (OSError, TimeoutError) as error:
-                say(f"round {turn}  {server.peer.name}  {streams} streams: {type(error).__name__} {error}")
+                log(f"round {round_index}  {server.peer.name}  {streams} streams: {type(error).__name__} {error}")
                 return
-            found["cpu"] = (server.process.cpu() - before) / max(found["tokens"], 1)
-        self.record["samples"].append({"server": server.peer.name, "round": turn, **found})
-        self.record["servers"][server.peer.name]["peak"] = server.process.peak()
-        self.keep()
-        told = f"{figure(found['rate'])} tok/s, first {figure(found['first'] * 1e3)} ms, gap {figure(found['gap'] * 1e3)} ms"
-        say(f"round {turn}  {server.peer.name:16} {streams:3} streams: {told}  {'; '.join(found['errors'][:1])}")
+            cpu_s = server.process.cpu_seconds() - cpu_before
+            sample["cpu_s_per_token"] = cpu_s / max(sample["output_tokens"], 1)
+        self.record["samples"].append({"server": server.peer.name, "round": round_index, **sample})
+        self.record["servers"][server.peer.name]["peak_memory_bytes"] = server.process.peak_memory()
+        self.save()
+        ttft, itl = (format_number(sample[key] * 1e3) for key in ("ttft_s", "itl_s"))
+        result = f"{format_number(sample['throughput'])} tok/s, TTFT {ttft} ms, ITL {itl} ms"
+        error_text = "; ".join(sample["errors"][:1])
+        log(f"round {round_index}  {server.peer.name:16} {streams:3} streams: {result}  {error_text}")
 
-    async def scenario(self, name: str, server: Server) -> None:
-        """One scenario on one server."""
-        if time.monotonic() > self.until:
+    async def measure_scenario(self, name: str, server: PeerServer) -> None:
+        """Runs one scenario on one server and records its results."""
+        if time.monotonic() > self.deadline:
             return
         try:
-            with server.alone():
-                records = await play(name, server, self.asked.repeat)
+            with server.resumed():
+                results = await run_scenario(name, server, self.args.repeat)
         except (BenchError, OSError, TimeoutError) as error:
-            say(f"{name}: {server.peer.name}: {type(error).__name__} {error}")
+            log(f"{name}: {server.peer.name}: {type(error).__name__} {error}")
             return
-        for record in records:
-            say(
-                f"{name}: "
-                + ", ".join(
-                    f"{key} {value if isinstance(value, str) else figure(value)}" for key, value in record.items()
-                )
-            )
-        self.record["scenarios"].setdefault(TITLES[name], []).extend(records)
-        self.keep()
+        for result in results:
+            cells = {key: value if isinstance(value, str) else format_number(value) for key, value in result.items()}
+            log(f"{name}: {', '.join(f'{key} {cell}' for key, cell in cells.items())}")
+        self.record["scenarios"].setdefault(SCENARIO_TITLES[name], []).extend(results)
+        self.save()
 
-    def keep(self) -> None:
-        """Write what there is."""
-        if self.asked.json:
-            self.asked.json.parent.mkdir(parents=True, exist_ok=True)
-            self.asked.json.write_text(json.dumps(self.record, indent=1), encoding="utf-8")
+    def save(self) -> None:
+        """Writes the record to the JSON file, if one was given."""
+        if self.args.json:
+            self.args.json.parent.mkdir(parents=True, exist_ok=True)
+            self.args.json.write_text(json.dumps(self.record, indent=1), encoding="utf-8")
 
 
-def say(line: str) -> None:
-    """Told at once, with the time, beside the table that comes last."""
+def log(line: str) -> None:
+    """Prints a line with the time to stderr, since stdout gets only the report."""
     print(f"{datetime.now(UTC):%H:%M:%S} {line}", file=sys.stderr, flush=True)
 
 
-def machine() -> dict[str, Any]:
-    """What it runs on; the rate of its memory is measured now, while nothing else runs."""
+def describe_machine() -> dict[str, Any]:
+    """Returns CPU, cores, memory and memory bandwidth. The bandwidth is measured now, before any server runs."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": name, "cores": os.cpu_count(), "memory": memory, "bandwidth": read_rate("cpu")}
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_bytes": memory,
+        "bandwidth_gb_s": measure_bandwidth("cpu"),
+    }
 
 
-def read_rate(device: str) -> float:
-    """GB/s at which a device's memory is read."""
-    words = [sys.executable, "-m", "tests.bench.memory", device]
-    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+def measure_bandwidth(device: str) -> float:
+    """Returns a device's memory read bandwidth in GB/s."""
+    command = [sys.executable, "-m", "tests.bench.memory_bandwidth", device]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def parameters(folder: Path) -> int:
-    """How many weights the model has, by the head of its file."""
-    with (folder / "model.safetensors").open("rb") as file:
-        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(math.prod(told["shape"]) for name, told in head.items() if name != "__metadata__")
+def count_parameters(model_dir: Path) -> int:
+    """Returns the number of weights, by the header of model.safetensors."""
+    with (model_dir / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
-def _listed(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+def _split_list(text: str) -> list[str]:
+    return [item for item in text.split(",") if item]
 
 
-def arguments() -> argparse.Namespace:
-    """The words of the command line."""
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--model", choices=[*SHAPES, "oss", "embedded"], default="tiny")
-    words.add_argument(
-        "--servers", type=_listed, default=[name for name in PEERS if not PEERS[name].gpu], help=f"of {','.join(PEERS)}"
+def parse_args() -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", choices=[*SHAPES, "oss", "embedded"], default="tiny", help="model to serve, default tiny"
     )
-    words.add_argument("--streams", type=lambda text: [int(word) for word in _listed(text)], default=[1, 4, 16])
-    words.add_argument("--rounds", type=int, default=3)
-    words.add_argument("--tokens", type=int, default=OUTPUT, help="tokens of output")
-    words.add_argument(
-        "--scenarios", type=_listed, default=[], help=f"of {','.join(TITLES)}, after the rounds, on Antiphon"
+    parser.add_argument(
+        "--servers",
+        type=_split_list,
+        default=[name for name in PEERS if not PEERS[name].needs_gpu],
+        help=f"comma-separated, of {','.join(PEERS)}; default: all without a GPU",
     )
-    words.add_argument("--repeat", type=int, default=3, help="times that a scenario is played")
-    words.add_argument("--limit-minutes", type=float, default=60.0, help="nothing new is begun after that")
-    words.add_argument("--json", type=Path, help="where the record is kept")
-    words.add_argument("--out", type=Path, help="where the Markdown goes as well")
-    asked = words.parse_args()
-    if unknown := {*asked.servers} - {*PEERS} | {*asked.scenarios} - {*TITLES}:
-        words.error(f"unknown: {', '.join(sorted(unknown))}")
-    return asked
+    parser.add_argument(
+        "--streams",
+        type=lambda text: [int(item) for item in _split_list(text)],
+        default=[1, 4, 16],
+        help="numbers of concurrent streams, default 1,4,16",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, default 3")
+    parser.add_argument(
+        "--tokens", type=int, default=DEFAULT_OUTPUT_TOKENS, help="output tokens per request, default %(default)s"
+    )
+    parser.add_argument(
+        "--scenarios",
+        type=_split_list,
+        default=[],
+        help=f"comma-separated, of {','.join(SCENARIO_TITLES)}; run after the rounds, on Antiphon only",
+    )
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions of each scenario, default 3")
+    parser.add_argument(
+        "--limit-minutes", type=float, default=60.0, help="start no measurement after this time, default 60"
+    )
+    parser.add_argument("--json", type=Path, help="file for the record")
+    parser.add_argument("--out", type=Path, help="file for the Markdown report, in addition to stdout")
+    args = parser.parse_args()
+    if unknown := {*args.servers} - {*PEERS} | {*args.scenarios} - {*SCENARIO_TITLES}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    return args
 
 
 def main() -> None:
-    """Run, and print the page, however the run ended."""
-    asked = arguments()
-    HOME.mkdir(exist_ok=True)
+    """Runs the benchmark and prints the report, also after an interruption."""
+    args = parse_args()
+    BENCH_DIR.mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    run = Run(asked)
+    run = BenchmarkRun(args)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run.play())
-    run.keep()
-    page = markdown(run.record)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(page, encoding="utf-8")
-    print(page)
+        asyncio.run(run.run())
+    run.save()
+    report = render_report(run.record)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(report, encoding="utf-8")
+    print(report)
 
 
 if __name__ == "__main__":

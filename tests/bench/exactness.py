@@ -1,15 +1,17 @@
-"""What a batch does to a request, on the benchmark's models: `python -m tests.bench.exactness --model tiny`.
+"""Effect of batching on the results of a request, on the benchmark's models: `python -m tests.bench.exactness --model tiny`.
 
-Logits of each position, of a prompt and an answer: fed among random others, the prompt in such pieces as a scheduler
-may cut it into and the answer token by token or in drafts, and of the same alone, the prompt whole and the answer token
-by token; tokens of jobs with a seed at temperature 1, alone and in a crowd; what `--deterministic` costs.
+Three measurements:
+
+- Logits at each position of a prompt and its output: alone, with the prompt in one pass and the output token by token,
+  against in a batch of random sequences, with the prompt cut as a scheduler may cut it and the output partly as drafts.
+- Tokens of jobs with a seed at temperature 1: alone against in a batch.
+- Time of the batch with `--deterministic` against without.
 """
 
 import argparse
 import itertools
 import random
 import time
-from typing import Any
 
 import msgspec
 import torch
@@ -19,174 +21,195 @@ from antiphon.engine.hardware import physical_cores
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.model.varlen import VarlenForward
-from antiphon.engine.optimize.pack_linears import Quantization
-from antiphon.engine.options import EngineOptions
+from antiphon.engine.options import EngineOptions, Quantization
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core
-from tests.bench.figures import NONE, median, table
-from tests.bench.models import build
+from tests.bench.random_models import create_model
+from tests.bench.stats import MISSING, markdown_table, median
 
-LENGTH = 100
-"""Tokens of a text."""
-CROWD = 16
-"""Jobs at once."""
-Piece = tuple[list[int], int]
-"""Tokens that follow, and how many of them the model said."""
+SEQUENCE_TOKENS = 100
+BATCH_SIZE = 16
+VOCAB_SIZE = 90_000
+"""Token ids are drawn below this number."""
+NUM_REFERENCES = 10
+"""Sequences whose logits are compared to those of the fp32 model."""
+TIMED_RUNS = 3
+Pass = tuple[list[int], int]
+"""Token ids of one forward pass, and the number of them that are output tokens."""
 
 
-def forward_of(name: str, quantize: Quantization | None) -> VarlenForward:
-    """The model as it is served."""
-    forward = core_for(name, quantize, deterministic=False)._forward
+def load_forward(model: str, quantization: Quantization | None) -> VarlenForward:
+    """Returns the forward pass that the server would use."""
+    forward = build_core(model, quantization, deterministic=False)._forward
     assert isinstance(forward, VarlenForward)
     return forward
 
 
-def texts_of(count: int, vocabulary: int) -> list[list[int]]:
-    """Texts of random tokens."""
-    chance = random.Random(5)
-    return [[chance.randrange(vocabulary) for _ in range(LENGTH)] for _ in range(count)]
+def random_sequences(count: int) -> list[list[int]]:
+    """Returns `count` sequences of random token ids, the same in every call."""
+    rng = random.Random(5)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(SEQUENCE_TOKENS)] for _ in range(count)]
 
 
-def whole(text: list[int], prompt: int) -> list[Piece]:
-    """The prompt in one piece, the answer token by token."""
-    return [(text[:prompt], 0), *(([token], 1) for token in text[prompt:])]
+def plain_passes(ids: list[int], prompt_length: int) -> list[Pass]:
+    """Returns the passes of a sequence alone: the whole prompt, then the output token by token."""
+    return [(ids[:prompt_length], 0), *(([token], 1) for token in ids[prompt_length:])]
 
 
-def pieces_of(text: list[int], prompt: int, grain: int, chance: random.Random) -> list[Piece]:
-    """The same in such pieces as a scheduler may choose."""
-    pieces: list[Piece] = []
-    fed = 0
-    while fed < prompt:
-        end = min((fed // grain + chance.choice((1, 1, 7, 40))) * grain, prompt)
-        pieces.append((text[fed:end], 0))
-        fed = end
-    while fed < len(text):
-        piece = text[fed : fed + chance.choice((1, 1, 1, 5))]
-        pieces.append((piece, len(piece)))
-        fed += len(piece)
-    return pieces
+def scheduler_passes(ids: list[int], prompt_length: int, alignment: int, rng: random.Random) -> list[Pass]:
+    """Returns passes as a scheduler may choose them: prompt cut at multiples of `alignment`, output partly as drafts."""
+    passes: list[Pass] = []
+    position = 0
+    while position < prompt_length:
+        end = min((position // alignment + rng.choice((1, 1, 7, 40))) * alignment, prompt_length)
+        passes.append((ids[position:end], 0))
+        position = end
+    while position < len(ids):
+        output = ids[position : position + rng.choice((1, 1, 1, 5))]
+        passes.append((output, len(output)))
+        position += len(output)
+    return passes
 
 
-def alone(forward: VarlenForward, pieces: list[Piece]) -> torch.Tensor:
-    """Logits of every position, fed in these pieces."""
-    own = forward.new_cache(0)
-    return torch.cat([forward.run([SequenceInput(own, piece, len(piece), said)]) for piece, said in pieces])
+def run_alone(forward: VarlenForward, passes: list[Pass]) -> torch.Tensor:
+    """Returns the logits of every position, with the sequence alone in each pass."""
+    cache = forward.new_cache(0)
+    return torch.cat([forward.run([SequenceInput(cache, ids, len(ids), generated)]) for ids, generated in passes])
 
 
-def crowded(
-    forward: VarlenForward, pieces: list[Piece], others: list[list[int]], chance: random.Random
+def run_in_batch(
+    forward: VarlenForward, passes: list[Pass], sequences: list[list[int]], rng: random.Random
 ) -> torch.Tensor:
-    """The same, each piece beside pieces of some others."""
-    own, parts = forward.new_cache(0), []
-    for piece, said in pieces:
-        beside = [
-            other[: chance.choice((1, 1, 1, 30))] for other in chance.sample(others, chance.randint(0, CROWD - 1))
-        ]
-        work = [SequenceInput(own, piece, len(piece), said)]
-        work += [SequenceInput(forward.new_cache(0), part, len(part)) for part in beside]
-        chance.shuffle(work)
-        place = sum(item.num_logits for item in itertools.takewhile(lambda item: item.cache is not own, work))
-        parts.append(forward.run(work)[place : place + len(piece)])
-    return torch.cat(parts)
+    """Returns the logits of every position, with beginnings of other sequences in each pass, in random order."""
+    cache, logits = forward.new_cache(0), []
+    for ids, generated in passes:
+        others = rng.sample(sequences, rng.randint(0, min(BATCH_SIZE - 1, len(sequences))))
+        prefixes = [sequence[: rng.choice((1, 1, 1, 30))] for sequence in others]
+        batch = [SequenceInput(cache, ids, len(ids), generated)]
+        batch += [SequenceInput(forward.new_cache(0), prefix, len(prefix)) for prefix in prefixes]
+        rng.shuffle(batch)
+        start = sum(item.num_logits for item in itertools.takewhile(lambda item: item.cache is not cache, batch))
+        logits.append(forward.run(batch)[start : start + len(ids)])
+    return torch.cat(logits)
 
 
 @torch.inference_mode()
-def positions(name: str, quantize: Quantization | None, count: int, truth: VarlenForward | None) -> list[str]:
-    """A line: how far the crowd moves logits and greedy tokens, and how close they are to fp32's."""
-    forward, chance = forward_of(name, quantize), random.Random(7)
-    texts = texts_of(count // LENGTH, 90_000)
-    agree = total = 0
-    worst = typical = near = 0.0
-    for number, text in enumerate(texts):
-        prompt = chance.randint(1, LENGTH)
-        one = alone(forward, whole(text, prompt))
-        pieces = pieces_of(text, prompt, forward.prompt_alignment, chance)
-        two = crowded(forward, pieces, texts[:number] + texts[number + 1 :], chance)
-        apart = (one - two).abs()
-        worst, typical = max(worst, float(apart.max())), typical + float(apart.mean())
-        agree, total = agree + int((one.argmax(-1) == two.argmax(-1)).sum()), total + len(text)
-        if truth is not None and number < 10:
-            right = alone(truth, whole(text, prompt))
-            near += float(torch.cosine_similarity(one, right, dim=-1).mean()) / min(10, len(texts))
-    cells = [quantize or "fp32", str(total), f"{agree / total:.3%}", f"{worst:.2g}", f"{typical / len(texts):.2g}"]
-    return [*cells, NONE if truth is None else f"{near:.5f}"]
+def compare_logits(
+    model: str, quantization: Quantization | None, positions: int, reference: VarlenForward | None
+) -> list[str]:
+    """Returns a table row: effect of the batch on logits and greedy tokens, and cosine similarity to `reference`."""
+    forward, rng = load_forward(model, quantization), random.Random(7)
+    sequences = random_sequences(positions // SEQUENCE_TOKENS)
+    num_equal = num_positions = 0
+    max_difference = sum_of_means = cosine = 0.0
+    for index, ids in enumerate(sequences):
+        prompt_length = rng.randint(1, SEQUENCE_TOKENS)
+        alone = run_alone(forward, plain_passes(ids, prompt_length))
+        passes = scheduler_passes(ids, prompt_length, forward.prompt_alignment, rng)
+        batched = run_in_batch(forward, passes, sequences[:index] + sequences[index + 1 :], rng)
+        difference = (alone - batched).abs()
+        max_difference = max(max_difference, float(difference.max()))
+        sum_of_means += float(difference.mean())
+        num_equal += int((alone.argmax(-1) == batched.argmax(-1)).sum())
+        num_positions += len(ids)
+        if reference is not None and index < NUM_REFERENCES:
+            expected = run_alone(reference, plain_passes(ids, prompt_length))
+            similarity = float(torch.cosine_similarity(alone, expected, dim=-1).mean())
+            cosine += similarity / min(NUM_REFERENCES, len(sequences))
+    return [
+        quantization or "fp32",
+        str(num_positions),
+        f"{num_equal / num_positions:.3%}",
+        f"{max_difference:.2g}",
+        f"{sum_of_means / len(sequences):.2g}",
+        MISSING if reference is None else f"{cosine:.5f}",
+    ]
 
 
-def core_for(name: str, quantize: Quantization | None, *, deterministic: bool) -> Core:
-    """A core of its own on the model."""
-    model, folder = load_model(build(name), device="cpu")
+def build_core(model: str, quantization: Quantization | None, *, deterministic: bool) -> Core:
+    """Returns a new engine core with the model."""
+    loaded, folder = load_model(create_model(model), device="cpu")
     options = EngineOptions(
-        quantization=quantize,
+        quantization=quantization,
         deterministic=deterministic,
-        max_num_seqs=CROWD,
+        max_num_seqs=BATCH_SIZE,
         kv_cache_gib=1.0,
         enable_prefix_caching=False,
     )
-    return build_core_from_model(model, folder, options, optimize=True)
+    return build_core_from_model(loaded, folder, options, optimize=True)
 
 
-def spoken(core: Core, jobs: list[Job]) -> tuple[dict[str, list[int]], float]:
-    """The tokens of each job, all at once; and the seconds it took."""
-    said: dict[str, list[int]] = {job.id: [] for job in jobs}
+def run_jobs(core: Core, jobs: list[Job]) -> tuple[dict[str, list[int]], float]:
+    """Runs jobs concurrently. Returns the tokens by job id, and the seconds."""
+    tokens: dict[str, list[int]] = {job.id: [] for job in jobs}
     for job in jobs:
         core.add(job)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     while core.has_work:
-        for name, chunk in core.step():
-            said[name] += chunk.tokens
-    return said, time.perf_counter() - begun
+        for job_id, chunk in core.step():
+            tokens[job_id] += chunk.tokens
+    return tokens, time.perf_counter() - start
 
 
-def divergence(name: str, quantize: Quantization | None, count: int, length: int) -> list[list[str]]:
-    """Two lines: seeded jobs alone against a crowd, and the crowd's time, without and with `deterministic`."""
-    texts, chance = texts_of(count, 90_000), random.Random(9)
+def compare_jobs(model: str, quantization: Quantization | None, count: int, max_tokens: int) -> list[list[str]]:
+    """Returns two table rows, without and with `deterministic`: jobs alone against a batch, and the batch's time."""
+    rng = random.Random(9)
     jobs = [
         Job(
-            id=str(number),
-            tokens=tuple(text[: chance.randint(3, LENGTH)]),
-            sampling=Sampling(seed=number, max_tokens=length, ignore_eos=True),
+            id=str(index),
+            tokens=tuple(ids[: rng.randint(3, SEQUENCE_TOKENS)]),
+            sampling=Sampling(seed=index, max_tokens=max_tokens, ignore_eos=True),
         )
-        for number, text in enumerate(texts)
+        for index, ids in enumerate(random_sequences(count))
     ]
-    lines, before = [], 0.0
+    rows, baseline_s = [], 0.0
     for deterministic in (False, True):
-        core = core_for(name, quantize, deterministic=deterministic)
-        single = {job.id: spoken(core, [job])[0][job.id] for job in jobs}
-        chance.shuffle(jobs)
-        crowd, _ = spoken(core, jobs)
-        again = [msgspec.structs.replace(job, id=f"again {job.id}") for job in jobs]
-        took = median([spoken(core, again)[1] for _ in range(3)])
-        same = sum(crowd[job.id] == single[job.id] for job in jobs)
-        first = [
-            next(
-                (n for n, pair in enumerate(zip(crowd[j.id], single[j.id], strict=True)) if pair[0] != pair[1]), length
-            )
-            for j in jobs
-        ]
-        kind = f"{quantize or 'fp32'}{', deterministic' if deterministic else ''}"
-        cost = f"{took / before:.2f}" if before else "1"
-        lines.append([kind, f"{same} of {count}", f"{1 - sum(first) / (count * length):.2%}", cost])
-        before = before or took
-    return lines
+        core = build_core(model, quantization, deterministic=deterministic)
+        alone = {job.id: run_jobs(core, [job])[0][job.id] for job in jobs}
+        rng.shuffle(jobs)
+        batched, _ = run_jobs(core, jobs)
+        timed_jobs = [msgspec.structs.replace(job, id=f"again {job.id}") for job in jobs]
+        duration_s = median([run_jobs(core, timed_jobs)[1] for _ in range(TIMED_RUNS)])
+        num_equal = sum(batched[job.id] == alone[job.id] for job in jobs)
+        num_same = sum(_common_prefix_length(batched[job.id], alone[job.id]) for job in jobs)
+        rows.append(
+            [
+                f"{quantization or 'fp32'}{', deterministic' if deterministic else ''}",
+                f"{num_equal} of {count}",
+                f"{1 - num_same / (count * max_tokens):.2%}",
+                f"{duration_s / baseline_s:.2f}" if baseline_s else "1",
+            ]
+        )
+        baseline_s = baseline_s or duration_s
+    return rows
+
+
+def _common_prefix_length(a: list[int], b: list[int]) -> int:
+    """Returns the index of the first difference between two lists of equal length, or their length."""
+    return next((index for index, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), len(a))
 
 
 def main() -> None:
-    """Measure and print."""
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--model", choices=["tiny", "small"], default="tiny")
-    words.add_argument("--positions", type=int, default=10_000)
-    words.add_argument("--jobs", type=int, default=32)
-    words.add_argument("--tokens", type=int, default=64)
-    asked: Any = words.parse_args()
+    """Measures and prints two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["tiny", "small"], default="tiny", help="model to run, default tiny")
+    parser.add_argument("--positions", type=int, default=10_000, help="positions to compare, default 10000")
+    parser.add_argument("--jobs", type=int, default=32, help="jobs with a seed, default 32")
+    parser.add_argument("--tokens", type=int, default=64, help="output tokens per job, default 64")
+    args = parser.parse_args()
     torch.set_num_threads(physical_cores())
-    kinds: tuple[Quantization | None, ...] = (None, "int8")
-    plain = forward_of(asked.model, None)
-    rows = [positions(asked.model, kind, asked.positions, plain if kind else None) for kind in kinds]
-    print(
-        table(["layers", "positions", "greedy token the same", "largest difference", "mean", "cosine with fp32"], rows)
-    )
-    lines = [line for kind in kinds for line in divergence(asked.model, kind, asked.jobs, asked.tokens)]
-    print(table(["layers", "jobs alone as in a crowd", "tokens after the first other one", "time"], lines))
+    quantizations: tuple[Quantization | None, ...] = (None, "int8")
+    reference = load_forward(args.model, None)
+    rows = [
+        compare_logits(args.model, quantization, args.positions, reference if quantization else None)
+        for quantization in quantizations
+    ]
+    header = ["weights", "positions", "same greedy token", "max difference", "mean difference", "cosine to fp32"]
+    print(markdown_table(header, rows))
+    rows = [
+        row for quantization in quantizations for row in compare_jobs(args.model, quantization, args.jobs, args.tokens)
+    ]
+    print(markdown_table(["weights", "same tokens alone and batched", "tokens after a difference", "time ratio"], rows))
 
 
 if __name__ == "__main__":

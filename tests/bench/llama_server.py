@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server out of the ready wheel; used where `llama-server` could not be compiled.
+"""llama.cpp's own HTTP server from the prebuilt wheel, for machines where `llama-server` could not be compiled.
 
 .bench/envs/llama/bin/python tests/bench/llama_server.py FILE.gguf PORT STREAMS CONTEXT
 """
@@ -11,7 +11,7 @@ import xllamacpp
 
 
 def main(file: str, port: str, streams: str, context: str) -> None:
-    """Serve until told to stop."""
+    """Serves until SIGTERM or SIGINT."""
     params: Any = xllamacpp.CommonParams()
     params.model.path = file
     params.hostnames, params.port = ["127.0.0.1"], int(port)

@@ -1,4 +1,4 @@
-"""The servers that are compared: where each lives, how it is started, what it is called."""
+"""The servers of the comparison: command line, environment and limits of each. Nothing is started here."""
 
 import os
 import subprocess
@@ -7,183 +7,201 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.install import COMPILED, DONE, ENVS, HOME, ROOT
+from tests.bench.install import BENCH_DIR, BUILD_INFO, DONE_MARKER, ENVS_DIR, ROOT
 from tests.bench.load_client import Api
-from tests.bench.models import MODELS, build
+from tests.bench.random_models import MODELS_DIR, create_model
 
-CROWD = 128
-"""Streams that a GPU is asked for at once."""
+BuildCommand = Callable[[Path, int], list[str]]
+"""Returns the command line for a model folder and a port."""
 
-SLOT = 512
-"""Tokens of context for each stream, where a server has to be told."""
+GPU_MAX_STREAMS = 128
+"""Most concurrent streams that are sent to a server on a GPU."""
+
+CONTEXT_PER_SLOT = 512
+"""Tokens of context per stream, for servers that reserve them at start."""
 
 
-def slots(model: str) -> int:
-    """Streams that a server is told to expect where it has to know; memory for more of the large model is not there."""
+def slot_count(model: str) -> int:
+    """Returns the number of streams to reserve at start. Memory does not suffice for more slots of the large model."""
     return 16 if model == "small" else 64
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One server, not started."""
+    """A server of the comparison, not started."""
 
     name: str
-    words: Callable[[Path, int], list[str]]
-    """Model folder and port to command line."""
+    build_command: BuildCommand
     packages: tuple[str, ...]
-    """Whose versions name it."""
-    env: str | None = None
-    """Its environment under `ENVS`; None: Antiphon's."""
+    """Packages whose versions the report shows."""
+    env_name: str | None = None
+    """Name of its environment in `ENVS_DIR`, or None for Antiphon's own."""
     api: Api = "responses"
-    most: int = 64
-    """More streams than this are not asked of it."""
+    max_streams: int = 64
+    """Most concurrent streams that are sent to it."""
     bytes_per_weight: float = 4.0
-    """What a step reads at least, for the roofline."""
-    environ: Mapping[str, str] = field(default_factory=dict)
+    """Bytes that a step reads at least per weight, for the roofline."""
+    env_vars: Mapping[str, str] = field(default_factory=dict)
     models: tuple[str, ...] = ("small", "tiny")
-    by_path: bool = False
-    """Whether requests name the model by its folder's path."""
-    gpu: bool = False
-    """Whether it runs on a GPU."""
+    model_by_path: bool = False
+    """True if requests name the model by the path of its folder."""
+    needs_gpu: bool = False
 
     @property
-    def ours(self) -> bool:
-        """Whether this is Antiphon."""
+    def is_antiphon(self) -> bool:
+        """True if this is Antiphon."""
         return self.name.startswith("antiphon")
 
     @property
     def python(self) -> Path:
-        """The interpreter of its environment."""
-        return Path(sys.executable) if self.env is None else ENVS / self.env / "bin" / "python"
+        """Python interpreter of its environment."""
+        return Path(sys.executable) if self.env_name is None else ENVS_DIR / self.env_name / "bin" / "python"
 
-    def absent(self, model: str) -> str | None:
-        """Why it cannot take part, or None."""
+    def unavailable_reason(self, model: str) -> str | None:
+        """Returns the reason why it cannot serve this model here, or None if it can."""
         if model not in self.models:
-            return f"is not run on {model}"
-        if self.env is not None and not (ENVS / self.env / DONE).exists():
-            return f"{ENVS / self.env} is not there; make bench-peers installs it"
-        if self.gpu and not self._sees_gpu():
-            return "its torch sees no GPU"
+            return f"does not run the model {model}"
+        if self.env_name is not None and not (ENVS_DIR / self.env_name / DONE_MARKER).exists():
+            return f"{ENVS_DIR / self.env_name} is missing; install it with `make bench-peers`"
+        if self.needs_gpu and not self._finds_gpu():
+            return "its torch finds no GPU"
         return None
 
-    def _sees_gpu(self) -> bool:
+    def _finds_gpu(self) -> bool:
         code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
         return subprocess.run([self.python, "-c", code], capture_output=True, check=False).returncode == 0
 
-    def versions(self) -> str:
-        """What was compiled, or its packages and their versions."""
-        if self.env is not None and (compiled := ENVS / self.env / COMPILED).exists():
-            return compiled.read_text()
+    def read_versions(self) -> str:
+        """Returns the description of a compiled server, otherwise its packages and their versions."""
+        if self.env_name is not None and (build_info := ENVS_DIR / self.env_name / BUILD_INFO).exists():
+            return build_info.read_text()
         code = "import importlib.metadata as m, sys\nfor n in sys.argv[1:]:\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
-        done = subprocess.run([self.python, "-c", code, *self.packages], capture_output=True, text=True, check=True)
-        return ", ".join(done.stdout.splitlines())
+        process = subprocess.run([self.python, "-c", code, *self.packages], capture_output=True, text=True, check=True)
+        return ", ".join(process.stdout.splitlines())
 
 
-def _antiphon(*more: str) -> Callable[[Path, int], list[str]]:
+def _antiphon_command(*options: str) -> BuildCommand:
     return lambda model, port: [
         *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model)),
-        *("--served-model-name", model.name, "--port", str(port), *more),
+        *("--served-model-name", model.name, "--port", str(port), *options),
     ]
 
 
-def _vllm(dtype: str) -> Callable[[Path, int], list[str]]:
+def _vllm_command(dtype: str) -> BuildCommand:
     return lambda model, port: [
-        *(str(ENVS / "vllm" / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
+        *(str(ENVS_DIR / "vllm" / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-model-len", "4096"),
     ]
 
 
-def _transformers(*more: str, on: tuple[str, str] = ("cpu", "float32")) -> Callable[[Path, int], list[str]]:
+def _transformers_command(*options: str, device: str = "cpu", dtype: str = "float32") -> BuildCommand:
     return lambda model, port: [
-        *(str(ENVS / "transformers" / "bin" / "transformers"), "serve", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port), "--device", on[0], "--dtype", on[1], *more),
+        *(str(ENVS_DIR / "transformers" / "bin" / "transformers"), "serve", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port), "--device", device, "--dtype", dtype, *options),
     ]
 
 
-def _batching(model: Path, port: int) -> list[str]:
-    """With a bound on its cache, in blocks of 256 tokens: left alone it takes most of the memory there is."""
-    blocks = str(2 * slots(model.name))
-    return _transformers("--continuous-batching", "--cb-num-blocks", blocks, "--cb-max-batch-tokens", "2048")(
-        model, port
-    )
+def _continuous_batching_command(model: Path, port: int) -> list[str]:
+    """Limits the cache, in blocks of 256 tokens. By default it takes most of the memory of the machine."""
+    blocks = str(2 * slot_count(model.name))
+    options = ("--continuous-batching", "--cb-num-blocks", blocks, "--cb-max-batch-tokens", "2048")
+    return _transformers_command(*options)(model, port)
 
 
-def _llama(model: Path, port: int) -> list[str]:
-    """q8_0 where weights are what is read, f16 where they are next to nothing. Every server draws from all tokens."""
-    kind = "f16" if model.name == "tiny" else "q8_0"
-    file = MODELS / f"{model.name}-{kind}.gguf"
-    home = ENVS / "llama" / "bin"
-    expect = slots(model.name)
+def _llama_command(model: Path, port: int) -> list[str]:
+    """Converts the model first if there is no GGUF file of it.
+
+    The format is f16 for `tiny`, whose layers are small, and q8_0 for others, since reading weights limits their speed.
+    As with every server, sampling is from the whole vocabulary.
+    """
+    format_name = "f16" if model.name == "tiny" else "q8_0"
+    file = MODELS_DIR / f"{model.name}-{format_name}.gguf"
+    bin_dir = ENVS_DIR / "llama" / "bin"
+    slots = slot_count(model.name)
+    context = str(slots * CONTEXT_PER_SLOT)
     if not file.exists():
-        maker = ROOT / "tests" / "bench" / "gguf_file.py"
-        subprocess.run([home / "python", maker, build(model.name), file, kind], check=True)
-    if not (home / "llama-server").exists():
+        script = ROOT / "tests" / "bench" / "gguf_file.py"
+        subprocess.run([bin_dir / "python", script, create_model(model.name), file, format_name], check=True)
+    if not (bin_dir / "llama-server").exists():
         script = ROOT / "tests" / "bench" / "llama_server.py"
-        return [str(home / "python"), str(script), str(file), str(port), str(expect), str(expect * SLOT)]
+        return [str(bin_dir / "python"), str(script), str(file), str(port), str(slots), context]
     return [
-        *(str(home / "llama-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
-        *("--alias", model.name, "--parallel", str(expect), "--ctx-size", str(expect * SLOT)),
+        *(str(bin_dir / "llama-server"), "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "--jinja"),
+        *("--alias", model.name, "--parallel", str(slots), "--ctx-size", context),
         *("--samplers", "temperature", "--temp", "1"),
     ]
 
 
-KEPT = ("--kv-cache-gib", os.environ.get("KV_GIB", "1"))
-"""Memory for keys and values, no more than vLLM gets: what is kept for later turns would fill the machine otherwise."""
+KV_CACHE_OPTIONS = ("--kv-cache-gib", os.environ.get("KV_GIB", "1"))
+"""Limit of Antiphon's KV cache, below vLLM's. Without it, the prefix cache would fill the memory of the machine."""
 
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hub"), "TOKENIZERS_PARALLELISM": "false"}
-VLLM = OFFLINE | {
+HF_ENV = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(BENCH_DIR / "hub"), "TOKENIZERS_PARALLELISM": "false"}
+VLLM_ENV = HF_ENV | {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CACHE_ROOT": str(HOME / "vllm"),
-    "PATH": f"{ENVS / 'vllm' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+    "VLLM_CACHE_ROOT": str(BENCH_DIR / "vllm"),
+    "PATH": f"{ENVS_DIR / 'vllm' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
 }
-_ALL = ("small", "tiny", "oss", "embedded")
-_OURS = ("antiphon", "torch", "transformers")
+ALL_MODELS = ("small", "tiny", "oss", "embedded")
+ANTIPHON_PACKAGES = ("antiphon", "torch", "transformers")
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer("antiphon", _antiphon(*KEPT), _OURS, models=_ALL),
-        Peer("antiphon-int8", _antiphon("--quantization", "int8", *KEPT), _OURS, bytes_per_weight=1.0, models=_ALL),
-        Peer("vllm-fp32", _vllm("float32"), ("vllm", "torch"), "vllm", environ=VLLM),
-        Peer("vllm-bf16", _vllm("bfloat16"), ("vllm", "torch"), "vllm", bytes_per_weight=2.0, environ=VLLM),
-        Peer("llama.cpp", _llama, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
+        Peer("antiphon", _antiphon_command(*KV_CACHE_OPTIONS), ANTIPHON_PACKAGES, models=ALL_MODELS),
+        Peer(
+            "antiphon-int8",
+            _antiphon_command("--quantization", "int8", *KV_CACHE_OPTIONS),
+            ANTIPHON_PACKAGES,
+            bytes_per_weight=1.0,
+            models=ALL_MODELS,
+        ),
+        Peer("vllm-fp32", _vllm_command("float32"), ("vllm", "torch"), "vllm", env_vars=VLLM_ENV),
+        Peer(
+            "vllm-bf16",
+            _vllm_command("bfloat16"),
+            ("vllm", "torch"),
+            "vllm",
+            bytes_per_weight=2.0,
+            env_vars=VLLM_ENV,
+        ),
+        Peer("llama.cpp", _llama_command, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
         Peer(
             "transformers",
-            _transformers(),
+            _transformers_command(),
             ("transformers", "torch"),
             "transformers",
-            most=4,
-            environ=OFFLINE,
-            by_path=True,
+            max_streams=4,
+            env_vars=HF_ENV,
+            model_by_path=True,
         ),
         Peer(
             "transformers-cb",
-            _batching,
+            _continuous_batching_command,
             ("transformers", "torch"),
             "transformers",
-            environ=OFFLINE,
-            by_path=True,
+            env_vars=HF_ENV,
+            model_by_path=True,
         ),
         Peer(
             "antiphon-gpu",
-            _antiphon("--device", "cuda", "--max-num-seqs", str(CROWD)),
-            _OURS,
-            most=CROWD,
+            _antiphon_command("--device", "cuda", "--max-num-seqs", str(GPU_MAX_STREAMS)),
+            ANTIPHON_PACKAGES,
+            max_streams=GPU_MAX_STREAMS,
             bytes_per_weight=2.0,
-            models=_ALL,
-            gpu=True,
+            models=ALL_MODELS,
+            needs_gpu=True,
         ),
         Peer(
             "transformers-gpu",
-            _transformers("--continuous-batching", on=("cuda", "bfloat16")),
+            _transformers_command("--continuous-batching", device="cuda", dtype="bfloat16"),
             ("transformers", "torch"),
             "transformers",
-            most=CROWD,
+            max_streams=GPU_MAX_STREAMS,
             bytes_per_weight=2.0,
-            environ=OFFLINE,
-            by_path=True,
-            gpu=True,
+            env_vars=HF_ENV,
+            model_by_path=True,
+            needs_gpu=True,
         ),
     )
 }

@@ -1,44 +1,47 @@
-"""What a token costs between the engine and the socket, stage by stage: `python -m tests.bench.protocol`.
+"""CPU time of a token between the engine and the socket, by stage: `python -m tests.bench.protocol`.
 
-All figures are microseconds of CPU time per token, taken in one run, in rounds that alternate over all cases, and told
-as medians over the rounds. The whole way is the CPU time of a server process whose engine plays a script, read over
-loopback by clients in another process, which look every millisecond; with `--waits` they sleep until something comes,
-and what it takes to wake them counts as the server's. `rest` is what of it no stage accounts for: the event loop, ASGI
-and HTTP.
-Figures are for comparing stages and versions on one machine.
+All results are microseconds of CPU time per token, measured in one run, in rounds that alternate over all cases;
+printed are the medians over the rounds. The total is the CPU time of a server process with a scripted engine. Clients in
+another process read it over loopback and poll every millisecond. With `--blocking-clients` they sleep until data
+arrives, and waking them counts as CPU time of the server. The remainder is the part of the total that no stage accounts
+for: event loop, ASGI and HTTP. The results are for comparing stages and versions on one machine.
 """
 
 import argparse
 import asyncio
+import itertools
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
-import msgspec
 import uvloop
 
 from antiphon.app.event_log import EventLog
-from antiphon.app.requests import responses as request
+from antiphon.app.requests import responses
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Job
 from antiphon.events import sse
 from antiphon.harmony.detect import bytes_format
 from tests.bench import scripted_server
-from tests.engine.chunk_stream import listen
+from tests.engine.chunk_stream import stream_chunks
 from tests.serving import scripted_registry
-from tests.state.machine_helpers import Counted
 
-LENGTH = 1024
-STEPS = (1, 4, 16)
-LENGTHS = (256, 1024, 4096)
-STREAMS = (1, 16, 64)
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-READ_LENGTHS = (1000, 4000, 16_000)
-READ = {
+OUTPUT_TOKENS = 1024
+CHUNK_SIZES = (1, 4, 16)
+"""Tokens per engine chunk, and so per write to the socket."""
+OUTPUT_LENGTHS = (256, 1024, 4096)
+STREAM_COUNTS = (1, 16, 64)
+MAX_STREAMS = 64
+REPLIES_PER_SAMPLE = 8
+"""Replies over which the costs of the engine and of socket writes are averaged."""
+PROMPT_TIME = datetime(2026, 1, 1, tzinfo=UTC)
+READER_LENGTHS = (1000, 4000, 16_000)
+READER_PREFIXES = {
     "gpt-oss": (
         "<|channel|>final<|message|>",
         '<|channel|>commentary to=functions.write <|constrain|>json<|message|>{"text": "',
@@ -46,207 +49,248 @@ READ = {
     "hermes": ("", '<tool_call>\n{"name": "write", "arguments": {"text": "'),
     "qwen3-coder": ("", "<tool_call>\n<function=write>\n<parameter=text>\n"),
 }
-"""How a text begins in each dialect, and how a call of a tool with a long text."""
+"""Start of a text message, and of a call with a long text argument, by dialect."""
+READ_STAGE = "detokenize, parse the dialect"
+PROCESS_STAGE = "stop strings, limits, state machine"
 Samples = dict[Any, list[float]]
+"""CPU microseconds per token of every round, by case."""
+Rows = dict[str, Sequence[float | None]]
 
 
-class Stages:
-    """One answer of `LENGTH` tokens, `step` of them a chunk, and what each stage makes of it."""
+class StageTimer:
+    """The stages of one reply of `OUTPUT_TOKENS` tokens, `chunk_size` tokens per chunk.
 
-    def __init__(self, step: int) -> None:
-        catalogue = scripted_server.catalogue([(LENGTH, step)])
-        body = {"model": "scripted", "input": f"say {LENGTH} by {step}."}
-        asked = request.read_responses_request(body, catalogue)
-        self.engine, self.form, self.spec = asked.model.engine, asked.model.format, asked.spec
-        self.prompt = self.form.render_prompt(self.spec.prompt_input, now=NOW)
-        self.chunks = asyncio.run(self._chunks())
-        scribe = self._scribe()
-        self.steps = [scribe.collect_events(), *self._told(scribe)]
-        self.log = self._write()
-        self.pieces = [
+    The constructor runs all stages once and keeps their results, so that each stage can be timed alone.
+    """
+
+    def __init__(self, chunk_size: int) -> None:
+        registry = scripted_server.build_registry([(OUTPUT_TOKENS, chunk_size)])
+        body = {"model": "scripted", "input": scripted_server.case_prompt(OUTPUT_TOKENS, chunk_size)}
+        request = responses.read_responses_request(body, registry)
+        self.engine, self.model_format, self.spec = request.model.engine, request.model.format, request.spec
+        self.prompt = self.model_format.render_prompt(self.spec.prompt_input, now=PROMPT_TIME)
+        self.chunks = asyncio.run(self._generate_chunks())
+        processor = self._create_processor()
+        self.steps = [processor.collect_events(), *self._process_chunks(processor)]
+        self.log = self._build_log()
+        self.writes = [
             b"".join([sse.frame_event(event, sse.encode_event(event)) for event in step]) for step in self.steps if step
         ]
 
-    async def _chunks(self) -> list[Chunk]:
-        return [chunk async for chunk in listen(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
+    async def _generate_chunks(self) -> list[Chunk]:
+        return [chunk async for chunk in stream_chunks(self.engine, Job(id="x", tokens=self.prompt.tokens))][1:]
 
-    def _scribe(self) -> OutputProcessor:
-        scribe = OutputProcessor(self.spec, self.prompt, self.form, ids=Counted(), clock=lambda: 0)
-        scribe.on_admitted(Chunk())
-        return scribe
+    def _create_processor(self) -> OutputProcessor:
+        processor = OutputProcessor(self.spec, self.prompt, self.model_format, ids=numbered_ids(), clock=lambda: 0)
+        processor.on_admitted(Chunk())
+        return processor
 
-    def _told(self, scribe: OutputProcessor) -> Iterator[list[Any]]:
+    def _process_chunks(self, processor: OutputProcessor) -> Iterator[list[Any]]:
         for chunk in self.chunks:
-            scribe.process_chunk(chunk)
-            yield scribe.collect_events()
+            processor.process_chunk(chunk)
+            yield processor.collect_events()
 
-    def _write(self) -> EventLog:
+    def _build_log(self) -> EventLog:
         log = EventLog(self.spec.base_response, "")
         for step in self.steps:
             log.append_step(step)
         return log
 
-    def play(self) -> None:
-        """The engine's side: its chunks, and the loop's turn between them."""
+    def run_engine(self) -> None:
+        """Plays the script in `REPLIES_PER_SAMPLE` concurrent jobs, including the event loop between the chunks."""
 
-        async def one(number: int) -> None:
-            async for _ in listen(self.engine, Job(id=str(number), tokens=self.prompt.tokens)):
+        async def read_job(number: int) -> None:
+            async for _ in stream_chunks(self.engine, Job(id=str(number), tokens=self.prompt.tokens)):
                 pass
 
-        async def all_at_once() -> None:
-            await asyncio.gather(*map(one, range(8)))
+        async def read_jobs() -> None:
+            await asyncio.gather(*map(read_job, range(REPLIES_PER_SAMPLE)))
 
-        uvloop.run(all_at_once())
+        uvloop.run(read_jobs())
 
-    def read(self) -> None:
-        """Detokenise, read the dialect: token ids to segments."""
-        reader = self.form.create_reader(self.prompt, self.spec.prompt_input)
+    def read_chunks(self) -> None:
+        """Converts token ids to segments."""
+        reader = self.model_format.create_reader(self.prompt, self.spec.prompt_input)
         for chunk in self.chunks:
             reader.feed(chunk.tokens)
 
-    def scribe(self) -> None:
-        """The same, and stop strings, limits and the machine: to events."""
-        for _ in self._told(self._scribe()):
+    def process_chunks(self) -> None:
+        """Converts token ids to events. This includes :meth:`read_chunks`."""
+        for _ in self._process_chunks(self._create_processor()):
             pass
 
-    def write(self) -> None:
-        """Events to the log, encoded."""
-        self._write()
+    def build_log(self) -> None:
+        """Encodes the events and appends them to an event log."""
+        self._build_log()
 
-    def frame(self) -> None:
-        """Log to framed bytes."""
-        for frame in self.log.entries:
-            sse.frame_event(frame.event, frame.data)
+    def frame_events(self) -> None:
+        """Frames the encoded events of the log as server-sent events."""
+        for entry in self.log.entries:
+            sse.frame_event(entry.event, entry.data)
 
-    def send(self, port: int) -> None:
-        """Bytes to the kernel: as the event loop writes them, with nothing around."""
-        size = sum(map(len, self.pieces)) // len(self.pieces)
-        uvloop.run(scripted_server.write(port, 64, b"x" * size, len(self.pieces) // 8))
+    def write_sockets(self, port: int) -> None:
+        """Writes as many bytes to sockets as the server does, and nothing else."""
+        size = sum(map(len, self.writes)) // len(self.writes)
+        count = len(self.writes) * REPLIES_PER_SAMPLE // MAX_STREAMS
+        uvloop.run(scripted_server.time_socket_writes(port, MAX_STREAMS, b"x" * size, count))
 
-    def costs(self, port: int) -> dict[str, float]:
-        """Each stage once."""
-        timed = {
-            "engine: plays the script": spent(self.play) / 8,
-            "detokenise, read the dialect": spent(self.read),
-            "stop strings, limits, machine": spent(self.scribe),
-            "log: encode and keep": spent(self.write),
-            "frame": spent(self.frame),
-            "write to the socket": spent(partial(self.send, port)) / 8,
+    def measure_stages(self, port: int) -> dict[str, float]:
+        """Runs each stage once. Returns CPU microseconds per token by stage."""
+        cpu_s = {
+            "engine: play the script": measure_cpu(self.run_engine) / REPLIES_PER_SAMPLE,
+            READ_STAGE: measure_cpu(self.read_chunks),
+            PROCESS_STAGE: measure_cpu(self.process_chunks),
+            "event log: encode and append": measure_cpu(self.build_log),
+            "frame": measure_cpu(self.frame_events),
+            "write to the socket": measure_cpu(partial(self.write_sockets, port)) / REPLIES_PER_SAMPLE,
         }
-        timed["stop strings, limits, machine"] -= timed["detokenise, read the dialect"]
-        return {name: seconds / LENGTH * 1e6 for name, seconds in timed.items()}
+        cpu_s[PROCESS_STAGE] -= cpu_s[READ_STAGE]
+        return {name: seconds / OUTPUT_TOKENS * 1e6 for name, seconds in cpu_s.items()}
 
 
-def spent(work: Callable[[], None]) -> float:
-    """CPU seconds of this process."""
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+def numbered_ids() -> Callable[[str], str]:
+    """Returns a function that makes ids with consecutive numbers from a prefix."""
+    numbers = itertools.count()
+    return lambda prefix: f"{prefix}_{next(numbers)}"
 
 
-def dialects() -> dict[tuple[str, int], float]:
-    """Reading one token at a time, by dialect, what is written, and length."""
+def measure_cpu(function: Callable[[], None]) -> float:
+    """Returns the CPU seconds that a call takes in this process."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def measure_dialects() -> dict[tuple[str, int], float]:
+    """Returns CPU microseconds per token to parse output token by token, by (dialect and kind of output, length)."""
     costs = {}
-    catalogue = scripted_registry([{"name": "x", "output": ["x"]}])
+    registry = scripted_registry([{"name": "x", "output": ["x"]}])
     tools = [{"type": "function", "name": "write", "parameters": {"properties": {"text": {"type": "string"}}}}]
-    asked = request.read_responses_request({"model": "scripted", "input": "Hi", "tools": tools}, catalogue)
-    for name, (text, call) in READ.items():
-        form = bytes_format(name)
-        prompt = form.render_prompt(asked.spec.prompt_input, now=NOW)
-        for kind, head in (("text", text), ("a call", call)):
-            for length in READ_LENGTHS:
-                tokens = form.encode(head + "".join(scripted_server.WORDS) * length)[:length]
-                reader = form.create_reader(prompt, asked.spec.prompt_input)
+    request = responses.read_responses_request({"model": "scripted", "input": "Hi", "tools": tools}, registry)
+    for dialect, prefixes in READER_PREFIXES.items():
+        model_format = bytes_format(dialect)
+        prompt = model_format.render_prompt(request.spec.prompt_input, now=PROMPT_TIME)
+        for kind, prefix in zip(("text", "tool call"), prefixes, strict=True):
+            for length in READER_LENGTHS:
+                tokens = model_format.encode(prefix + "".join(scripted_server.WORDS) * length)[:length]
+                reader = model_format.create_reader(prompt, request.spec.prompt_input)
 
-                def read(reader: Any = reader, tokens: list[int] = tokens) -> None:
+                def feed_tokens(reader: Any = reader, tokens: Sequence[int] = tokens) -> None:
                     for token in tokens:
                         reader.feed((token,))
 
-                costs[f"{name}, {kind}", length] = spent(read) / length * 1e6
+                costs[f"{dialect}, {kind}", length] = measure_cpu(feed_tokens) / length * 1e6
     return costs
 
 
-def measure(rounds: int, *, http: bool, waits: bool) -> tuple[Samples, Samples, Samples]:
-    """All samples: of the stages by (step, stage), of the dialects, of the whole way by (streams, step, length)."""
-    ways = [(streams, step, LENGTH) for streams in STREAMS for step in STEPS]
-    ways += [(64, step, length) for length in LENGTHS if length != LENGTH for step in STEPS[:2]]
-    ways += [(streams, 1, 1) for streams in STREAMS]
-    stages = {step: Stages(step) for step in STEPS}
-    parts, read, whole = Samples(), Samples(), Samples()
-    cases = sorted({(length, step) for _, step, length in ways})
-    with scripted_server.sink() as sink, scripted_server.server(cases) as (pid, port):
-        for number in range(-1, rounds):  # the first is for warming up
-            for step in STEPS:
-                keep(parts, number, {(step, name): cost for name, cost in stages[step].costs(sink).items()})
-            keep(read, number, dialects())
-            for streams, step, length in ways if http else ():
-                begun = scripted_server.cpu(pid)
-                scripted_server.load(port, streams, length, step, waits=waits)
-                cost = (scripted_server.cpu(pid) - begun) / streams / length * 1e6
-                keep(whole, number, {(streams, step, length): cost})
+def run_rounds(rounds: int, *, http: bool, blocking: bool) -> tuple[Samples, Samples, Samples]:
+    """Returns the samples of the stages by (chunk size, stage), of the dialects, and of the server.
+
+    Keys of the server's samples are (streams, chunk size, output length).
+    """
+    server_cases = [(streams, chunk_size, OUTPUT_TOKENS) for streams in STREAM_COUNTS for chunk_size in CHUNK_SIZES]
+    other_lengths = [length for length in OUTPUT_LENGTHS if length != OUTPUT_TOKENS]
+    server_cases += [(MAX_STREAMS, chunk_size, length) for length in other_lengths for chunk_size in CHUNK_SIZES[:2]]
+    server_cases += [(streams, 1, 1) for streams in STREAM_COUNTS]
+    timers = {chunk_size: StageTimer(chunk_size) for chunk_size in CHUNK_SIZES}
+    stages, dialects, totals = Samples(), Samples(), Samples()
+    replies = sorted({(length, chunk_size) for _, chunk_size, length in server_cases})
+    with (
+        scripted_server.start_sink() as sink_port,
+        scripted_server.start_scripted_server(replies) as (pid, port),
+    ):
+        for round_index in range(-1, rounds):  # the first round is the warm-up
+            for chunk_size in CHUNK_SIZES:
+                costs = timers[chunk_size].measure_stages(sink_port)
+                add_samples(stages, round_index, {(chunk_size, name): cost for name, cost in costs.items()})
+            add_samples(dialects, round_index, measure_dialects())
+            for streams, chunk_size, length in server_cases if http else ():
+                cpu_before = scripted_server.process_cpu_seconds(pid)
+                scripted_server.read_streams(port, streams, length, chunk_size, blocking=blocking)
+                cpu_s = scripted_server.process_cpu_seconds(pid) - cpu_before
+                add_samples(totals, round_index, {(streams, chunk_size, length): cpu_s / streams / length * 1e6})
         if http:
-            check_writes(port)
-    return parts, read, whole
+            check_write_count(port)
+    return stages, dialects, totals
 
 
-def keep(samples: Samples, number: int, costs: dict[Any, float]) -> None:
-    """Add what one round found, unless it was for warming up."""
-    if number >= 0:
+def add_samples(samples: Samples, round_index: int, costs: dict[Any, float]) -> None:
+    """Adds the results of a round, except those of the warm-up."""
+    if round_index >= 0:
         for key, cost in costs.items():
             samples.setdefault(key, []).append(cost)
 
 
-def check_writes(port: int) -> None:
-    """A token a write is what is claimed: so many chunks must have come."""
-    for step in STEPS:
-        answer = scripted_server.load(port, 1, LENGTH, step, whole=True)[0]
-        count, steps = len(scripted_server.chunks(answer)), LENGTH // step
-        assert abs(count - steps) <= 4, f"{count} writes for {steps} steps"
+def check_write_count(port: int) -> None:
+    """Asserts that the server writes once per engine chunk, since the tables count tokens per write."""
+    for chunk_size in CHUNK_SIZES:
+        reply = scripted_server.read_streams(port, 1, OUTPUT_TOKENS, chunk_size, keep_all=True)[0]
+        writes, expected = len(scripted_server.split_chunks(reply)), OUTPUT_TOKENS // chunk_size
+        assert abs(writes - expected) <= 4, f"{writes} writes for {expected} engine chunks"
 
 
-def table(head: str, columns: Any, rows: dict[str, list[float | None]]) -> None:
-    """Print a Markdown table."""
-    print(f"\n| {head} | {' | '.join(map(str, columns))} |\n|---|{'---|' * len(columns)}")
+def print_table(title: str, columns: Sequence[int], rows: Rows) -> None:
+    """Prints a Markdown table."""
+    print(f"\n| {title} | {' | '.join(map(str, columns))} |\n|---|{'---|' * len(columns)}")
     for name, cells in rows.items():
         print(f"| {name} | {' | '.join('' if cell is None else f'{cell:.2f}' for cell in cells)} |")
 
 
-def report(parts: Samples, read: Samples, whole: Samples) -> None:
-    """Print all tables."""
-    middle = {key: statistics.median(costs) for samples in (parts, read, whole) for key, costs in samples.items()}
-    names = list(dict.fromkeys(name for _, name in parts))
-    rows: dict[str, list[float | None]] = {name: [middle[step, name] for step in STEPS] for name in names}
-    if whole:
-        total = [middle[64, step, LENGTH] for step in STEPS]
-        rest = [cost - sum(middle[step, name] for name in names) for cost, step in zip(total, STEPS, strict=True)]
-        rows |= {"rest: event loop, ASGI, HTTP, the request": list(rest), "**the whole way, 64 streams**": list(total)}
-    table("tokens a write", STEPS, rows)
-    kinds = list(dict.fromkeys(name for name, _ in read))
-    by_dialect: dict[str, list[float | None]] = {kind: [middle[kind, n] for n in READ_LENGTHS] for kind in kinds}
-    table("detokenise, read the dialect; a token at a time, by length", READ_LENGTHS, by_dialect)
-    if whole:
-        by_streams = {f"{n} streams": [middle[n, step, LENGTH] for step in STEPS] for n in STREAMS}
-        table(f"the whole way, {LENGTH} tokens; tokens a write", STEPS, by_streams)
-        by_length = {f"{step} a write": [middle[64, step, length] for length in LENGTHS] for step in STEPS[:2]}
-        alone = middle[64, 1, 1]
-        by_length |= {
-            f"{step} a write, without the request": [middle[64, step, length] - alone / length for length in LENGTHS]
-            for step in STEPS[:2]
-        }
-        table("the whole way, 64 streams; tokens of the answer", LENGTHS, by_length)
-        print(f"\nA request with an answer of one token: {alone:.0f} µs at 64 streams.")
+def print_tables(stages: Samples, dialects: Samples, totals: Samples) -> None:
+    """Prints all tables."""
+    medians = {
+        key: statistics.median(costs) for samples in (stages, dialects, totals) for key, costs in samples.items()
+    }
+    names = list(dict.fromkeys(name for _, name in stages))
+    rows: Rows = {name: [medians[chunk_size, name] for chunk_size in CHUNK_SIZES] for name in names}
+    if totals:
+        total = [medians[MAX_STREAMS, chunk_size, OUTPUT_TOKENS] for chunk_size in CHUNK_SIZES]
+        remainder = [
+            cost - sum(medians[chunk_size, name] for name in names)
+            for cost, chunk_size in zip(total, CHUNK_SIZES, strict=True)
+        ]
+        rows |= {"remainder: event loop, ASGI, HTTP, request": remainder, f"**total, {MAX_STREAMS} streams**": total}
+    print_table("tokens per write", CHUNK_SIZES, rows)
+    kinds = list(dict.fromkeys(kind for kind, _ in dialects))
+    print_table(
+        f"{READ_STAGE}, token by token; output length",
+        READER_LENGTHS,
+        {kind: [medians[kind, length] for length in READER_LENGTHS] for kind in kinds},
+    )
+    if totals:
+        print_server_tables(medians)
+
+
+def print_server_tables(medians: dict[Any, float]) -> None:
+    """Prints the totals by number of streams and by output length, and the cost of a request."""
+    by_streams: Rows = {
+        f"{streams} {'stream' if streams == 1 else 'streams'}": [
+            medians[streams, chunk_size, OUTPUT_TOKENS] for chunk_size in CHUNK_SIZES
+        ]
+        for streams in STREAM_COUNTS
+    }
+    print_table(f"total, {OUTPUT_TOKENS} tokens; tokens per write", CHUNK_SIZES, by_streams)
+    request_us = medians[MAX_STREAMS, 1, 1]
+    by_length: Rows = {}
+    for label, us in (("", 0.0), (", without the request", request_us)):
+        for size in CHUNK_SIZES[:2]:
+            by_length[f"{size} per write{label}"] = [
+                medians[MAX_STREAMS, size, length] - us / length for length in OUTPUT_LENGTHS
+            ]
+    print_table(f"total, {MAX_STREAMS} streams; output length", OUTPUT_LENGTHS, by_length)
+    print(f"\nA request with one output token: {request_us:.0f} µs at {MAX_STREAMS} streams.")
 
 
 def main() -> None:
-    """Measure and print."""
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--rounds", type=int, default=3)
-    words.add_argument("--no-http", action="store_true", help="leave out what starts a server")
-    words.add_argument("--waits", action="store_true", help="let the readers sleep until something comes")
-    asked = words.parse_args()
-    print(f"CPU µs per token, medians of {asked.rounds} alternating rounds; msgspec {msgspec.__version__}, ", end="")
-    print(f"uvloop {uvloop.__version__}")
-    report(*measure(asked.rounds, http=not asked.no_http, waits=asked.waits))
+    """Measures and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, default 3")
+    parser.add_argument("--no-http", action="store_true", help="measure only the stages, without a server")
+    parser.add_argument("--blocking-clients", action="store_true", help="let the clients sleep until data arrives")
+    args = parser.parse_args()
+    print(f"CPU µs per token, medians of {args.rounds} alternating rounds; ", end="")
+    print(f"msgspec {version('msgspec')}, uvloop {version('uvloop')}")
+    print_tables(*run_rounds(args.rounds, http=not args.no_http, blocking=args.blocking_clients))
     print(f"\nPeak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")
 
 

@@ -1,4 +1,4 @@
-"""What a run found, as Markdown. It reads the content of the JSON file and nothing else, so an old run can be told again:
+"""Renders the record of a run as Markdown. It reads only the JSON file, so that the report of any record can be printed:
 
 .venv/bin/python -m tests.bench.report FILE.json
 """
@@ -10,151 +10,164 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.bench.figures import NONE, TIMES, figure, median, paired, table
+from tests.bench.stats import MISSING, TIMES, format_number, markdown_table, median, median_ratio
 
-Run = dict[str, Any]
-HOW = (
-    "Streaming over HTTP, temperature 1; medians over rounds in which the servers take turns; a ratio is the median of "
+Record = dict[str, Any]
+METHOD = (
+    "Streaming over HTTP, temperature 1. Medians over rounds in which the servers take turns; a ratio is the median of "
     "the ratios of each round."
 )
 
 
-def rounds(run: Run, server: str, streams: int, name: str) -> dict[int, float]:
-    """Round to one figure of the samples without an error."""
+def values_by_round(record: Record, server: str, streams: int, key: str) -> dict[int, float]:
+    """Returns one measurement by round, from samples without errors."""
     return {
-        sample["round"]: sample[name]
-        for sample in run["samples"]
+        sample["round"]: sample[key]
+        for sample in record["samples"]
         if sample["server"] == server and sample["streams"] == streams and not sample["errors"]
     }
 
 
-def typical(run: Run, server: str, streams: int, name: str) -> float:
-    """The median over the rounds."""
-    return median(list(rounds(run, server, streams, name).values()))
+def median_value(record: Record, server: str, streams: int, key: str) -> float:
+    """Returns the median of one measurement over the rounds."""
+    return median(list(values_by_round(record, server, streams, key).values()))
 
 
-def measured(run: Run) -> tuple[list[str], list[int]]:
-    """The servers and numbers of streams that have samples, as they were asked for."""
-    seen = {(sample["server"], sample["streams"]) for sample in run["samples"]}
-    return [name for name in run["servers"] if any(name == server for server, _ in seen)], sorted({n for _, n in seen})
+def measured_loads(record: Record) -> tuple[list[str], list[int]]:
+    """Returns the servers that have samples, in the order of the record, and the numbers of streams, ascending."""
+    pairs = {(sample["server"], sample["streams"]) for sample in record["samples"]}
+    servers = [name for name in record["servers"] if any(name == server for server, _ in pairs)]
+    return servers, sorted({streams for _, streams in pairs})
 
 
-def speeds(run: Run) -> str:
-    """Tokens per second, gap and first token for each server and number of streams."""
-    servers, loads = measured(run)
+def render_speed_table(record: Record) -> str:
+    """Returns a table of throughput, ITL and TTFT by server and number of streams."""
+    servers, loads = measured_loads(record)
 
-    def cell(server: str, streams: int) -> str:
-        rate, gap, first = (typical(run, server, streams, name) for name in ("rate", "gap", "first"))
-        return NONE if math.isnan(rate) else f"{figure(rate)}, {figure(gap * 1e3)}, {figure(first * 1e3)}"
+    def format_cell(server: str, streams: int) -> str:
+        throughput, itl, ttft = (
+            median_value(record, server, streams, key) for key in ("throughput", "itl_s", "ttft_s")
+        )
+        if math.isnan(throughput):
+            return MISSING
+        return f"{format_number(throughput)}, {format_number(itl * 1e3)}, {format_number(ttft * 1e3)}"
 
-    head = [
-        "server",
-        *(f"{n} streams: tok/s, gap ms, first ms" if n > 1 else "1 stream: tok/s, gap ms, first ms" for n in loads),
-    ]
-    return table(head, [[server, *(cell(server, n) for n in loads)] for server in servers])
+    labels = [f"{streams} streams" if streams > 1 else "1 stream" for streams in loads]
+    header = ["server", *(f"{label}: tok/s, ITL ms, TTFT ms" for label in labels)]
+    return markdown_table(
+        header, [[server, *(format_cell(server, streams) for streams in loads)] for server in servers]
+    )
 
 
-def ratios(run: Run, ours: str) -> str:
-    """How many times as many tokens per second we bring, and what part of the time to the first token we need."""
-    servers, loads = measured(run)
+def render_ratio_table(record: Record, baseline: str) -> str:
+    """Returns a table of the baseline's throughput and TTFT relative to each peer and to the best peer."""
+    servers, loads = measured_loads(record)
     peers = [server for server in servers if not server.startswith("antiphon")]
 
-    def cell(peer: str, streams: int) -> str:
-        rate, first = (
-            paired(rounds(run, ours, streams, name), rounds(run, peer, streams, name)) for name in ("rate", "first")
+    def format_cell(peer: str, streams: int) -> str:
+        throughput, ttft = (
+            median_ratio(values_by_round(record, baseline, streams, key), values_by_round(record, peer, streams, key))
+            for key in ("throughput", "ttft_s")
         )
-        return NONE if math.isnan(rate) else f"{rate:.2f}{TIMES} ({first:.2f})"
+        return MISSING if math.isnan(throughput) else f"{throughput:.2f}{TIMES} ({ttft:.2f})"
 
-    rows = [[peer, *(cell(peer, n) for n in loads)] for peer in peers]
-    rows.append(["**best peer**", *(_against_best(run, ours, peers, n) for n in loads)])
-    return table([f"{ours} against", *(f"{n}: tok/s (first token)" for n in loads)], rows)
-
-
-def _against_best(run: Run, ours: str, peers: list[str], streams: int) -> str:
-    """Against whichever peer is best at this load, for each of the two figures."""
-
-    def best(name: str, choose: Callable[[Iterable[str]], str]) -> float:
-        there = [peer for peer in peers if rounds(run, peer, streams, name)]
-        return (
-            paired(rounds(run, ours, streams, name), rounds(run, choose(there), streams, name)) if there else math.nan
-        )
-
-    rate = best("rate", lambda there: max(there, key=lambda peer: typical(run, peer, streams, "rate")))
-    first = best("first", lambda there: min(there, key=lambda peer: typical(run, peer, streams, "first")))
-    return NONE if math.isnan(rate) else f"**{rate:.2f}{TIMES}** (**{first:.2f}**)"
+    rows = [[peer, *(format_cell(peer, streams) for streams in loads)] for peer in peers]
+    rows.append(["**best peer**", *(_format_best_peer(record, baseline, peers, streams) for streams in loads)])
+    return markdown_table([f"{baseline} against", *(f"{streams}: tok/s (TTFT)" for streams in loads)], rows)
 
 
-def costs(run: Run) -> str:
-    """Start-up, memory, CPU and how close a single stream comes to what the memory allows."""
-    servers, loads = measured(run)
-    most = loads[-1]
+def _format_best_peer(record: Record, baseline: str, peers: list[str], streams: int) -> str:
+    """Returns the ratios to the peer with the highest throughput and to the peer with the lowest TTFT at this load."""
+
+    def ratio_to_best(key: str, select: Callable[[Iterable[str]], str]) -> float:
+        candidates = [peer for peer in peers if values_by_round(record, peer, streams, key)]
+        if not candidates:
+            return math.nan
+        best_values = values_by_round(record, select(candidates), streams, key)
+        return median_ratio(values_by_round(record, baseline, streams, key), best_values)
+
+    throughput = ratio_to_best(
+        "throughput", lambda names: max(names, key=lambda peer: median_value(record, peer, streams, "throughput"))
+    )
+    ttft = ratio_to_best(
+        "ttft_s", lambda names: min(names, key=lambda peer: median_value(record, peer, streams, "ttft_s"))
+    )
+    return MISSING if math.isnan(throughput) else f"**{throughput:.2f}{TIMES}** (**{ttft:.2f}**)"
+
+
+def render_cost_table(record: Record) -> str:
+    """Returns a table of start-up time, memory, CPU time, p99 ITL and roofline by server."""
+    servers, loads = measured_loads(record)
+    lowest, highest = loads[0], loads[-1]
     rows = []
     for name in servers:
-        told = run["servers"][name]
-        shortest = told["bytes_per_step"] / (told.get("bandwidth", run["machine"]["bandwidth"]) * 1e9)
+        entry = record["servers"][name]
+        bandwidth = entry.get("bandwidth_gb_s", record["machine"]["bandwidth_gb_s"])
+        read_s = entry["bytes_per_step"] / (bandwidth * 1e9)
         rows.append(
             [
                 name,
-                f"{told['started']:.1f}",
-                figure(told["peak"] / 2**20),
-                figure(typical(run, name, loads[0], "cpu") * 1e3),
-                figure(typical(run, name, most, "cpu") * 1e3),
-                figure(typical(run, name, most, "gap99") * 1e3),
-                *(_share(shortest, typical(run, name, streams, "gap")) for streams in (loads[0], most)),
-                f"{told['idle']:.2f}",
+                f"{entry['startup_s']:.1f}",
+                format_number(entry["peak_memory_bytes"] / 2**20),
+                format_number(median_value(record, name, lowest, "cpu_s_per_token") * 1e3),
+                format_number(median_value(record, name, highest, "cpu_s_per_token") * 1e3),
+                format_number(median_value(record, name, highest, "itl_p99_s") * 1e3),
+                *(_format_roofline(read_s, median_value(record, name, load, "itl_s")) for load in (lowest, highest)),
+                f"{entry['idle_cores']:.2f}",
             ]
         )
-    head = ["server", "start to first token, s", "peak memory, MiB", f"CPU ms per token at {loads[0]}", f"at {most}"]
-    head += [f"99 % of gaps at {most} under, ms", f"roofline at {loads[0]}", f"at {most}"]
-    return table([*head, "cores used idle"], rows)
+    header = ["server", "start to first token, s", "peak memory, MiB", f"CPU ms per token at {lowest}", f"at {highest}"]
+    header += [f"p99 ITL at {highest}, ms", f"roofline at {lowest}", f"at {highest}", "idle CPU cores"]
+    return markdown_table(header, rows)
 
 
-def _share(shortest: float, gap: float) -> str:
-    """What part of a gap the weights alone take to be read."""
-    return f"{shortest / gap:.0%}" if gap and not math.isnan(gap) else NONE
+def _format_roofline(read_s: float, itl_s: float) -> str:
+    """Returns the time to read the weights once as a percentage of the ITL."""
+    return f"{read_s / itl_s:.0%}" if itl_s and not math.isnan(itl_s) else MISSING
 
 
-def scenario(found: list[dict[str, Any]]) -> str:
-    """Any list of records with the same names."""
-    names = list(found[0])
-    rows = [[value if isinstance(value, str) else figure(value) for value in record.values()] for record in found]
-    return table(names, rows)
+def render_scenario_table(results: list[dict[str, Any]]) -> str:
+    """Returns a table of the results of a scenario, which all have the same keys."""
+    rows = [[value if isinstance(value, str) else format_number(value) for value in row.values()] for row in results]
+    return markdown_table(list(results[0]), rows)
 
 
-def markdown(run: Run) -> str:
-    """The whole page."""
-    machine, model = run["machine"], run["model"]
+def render_report(record: Record) -> str:
+    """Returns the complete report of a run."""
+    machine, model = record["machine"], record["model"]
     title = f"## {model['name']}: {model['parameters'] / 1e6:.0f} M parameters, "
-    title += f"prompts of {run['prompt']} tokens, {run['output']} tokens out"
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / 2**30:.0f} GiB; memory is read at "
-    where += f"{machine['bandwidth']:.1f} GB/s. {_gpus(run)}{run['date']}. {HOW}"
-    parts = [title, where]
-    if run["samples"]:
-        parts.append(speeds(run))
-        ours = [name for name in measured(run)[0] if name.startswith("antiphon")]
-        if len(ours) < len(measured(run)[0]):
-            parts += [ratios(run, name) for name in ours]
-        parts.append(costs(run))
-    parts += [f"### {title}\n\n{scenario(found)}" for title, found in run["scenarios"].items() if found]
-    lines = [f"- {name}: {told['versions']}" for name, told in run["servers"].items() if "started" in told]
-    lines += [f"- {name}: left out: {told['absent']}" for name, told in run["servers"].items() if "absent" in told]
-    lines += [f"- {text}" for text in _errors(run)]
+    title += f"prompts of {record['prompt_tokens']} tokens, outputs of {record['output_tokens']} tokens"
+    setup = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB; memory bandwidth "
+    setup += f"{machine['bandwidth_gb_s']:.1f} GB/s. {_format_gpu_bandwidth(record)}{record['date']}. {METHOD}"
+    parts = [title, setup]
+    if record["samples"]:
+        parts.append(render_speed_table(record))
+        servers, _ = measured_loads(record)
+        baselines = [name for name in servers if name.startswith("antiphon")]
+        if len(baselines) < len(servers):
+            parts += [render_ratio_table(record, name) for name in baselines]
+        parts.append(render_cost_table(record))
+    parts += [f"### {name}\n\n{render_scenario_table(rows)}" for name, rows in record["scenarios"].items() if rows]
+    entries = record["servers"]
+    lines = [f"- {name}: {entry['versions']}" for name, entry in entries.items() if "startup_s" in entry]
+    lines += [f"- {name}: skipped: {entry['skipped']}" for name, entry in entries.items() if "skipped" in entry]
+    lines += [f"- {line}" for line in _format_errors(record)]
     return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
 
 
-def _gpus(run: Run) -> str:
-    rate = max((told.get("bandwidth", 0.0) for told in run["servers"].values()), default=0.0)
-    return f"The GPU's is read at {rate:.0f} GB/s. " if rate else ""
+def _format_gpu_bandwidth(record: Record) -> str:
+    bandwidth = max((entry.get("bandwidth_gb_s", 0.0) for entry in record["servers"].values()), default=0.0)
+    return f"GPU memory bandwidth {bandwidth:.0f} GB/s. " if bandwidth else ""
 
 
-def _errors(run: Run) -> list[str]:
+def _format_errors(record: Record) -> list[str]:
     return [
         f"{sample['server']}, {sample['streams']} streams, round {sample['round']}: "
-        f"{len(sample['errors'])} failed: {sample['errors'][0]}"
-        for sample in run["samples"]
+        f"{len(sample['errors'])} requests failed: {sample['errors'][0]}"
+        for sample in record["samples"]
         if sample["errors"]
     ]
 
 
 if __name__ == "__main__":
-    print(markdown(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    print(render_report(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

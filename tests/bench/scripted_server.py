@@ -1,6 +1,7 @@
-"""A scripted server in a process of its own, and many clients that read it over loopback as cheaply as they can.
+"""A scripted server in a process of its own, and clients that read it over loopback at the lowest possible cost.
 
-The server says words of a small vocabulary, with the blank before each word in its token, as real vocabularies have it.
+The server generates words of a small vocabulary. Each word's token includes the space before it, as in real
+vocabularies.
 """
 
 import asyncio
@@ -35,169 +36,188 @@ from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 
 WORDS = (" The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog.")
-ENDED = b"0\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+"""Last chunk of a chunked response body."""
+POLL_INTERVAL_S = 0.001
+KEPT_BYTES = 4096
+"""Bytes of the end of a reply that a client keeps."""
+
+Case = tuple[int, int]
+"""Output tokens of a reply, the end token included, and tokens per engine chunk."""
 
 
-def words_format() -> TemplateFormat:
-    """Hermes over bytes, markers and the words above."""
+def build_format() -> TemplateFormat:
+    """Returns the Hermes format over bytes, markers and `WORDS`."""
     template = ChatTemplate(_CHATML.read_text(encoding="utf-8"))
     return TemplateFormat(HERMES, ByteVocabulary((*_ADDED_TOKENS, *WORDS), _SPECIAL_TOKENS), template)
 
 
-def reply(form: TemplateFormat, length: int, step: int) -> ScriptedReply:
-    """An answer of `length` tokens, the end marker among them, `step` tokens a chunk; asked for by its name."""
-    name = f"say {length} by {step}."
-    text = "".join(islice(cycle(WORDS), length - 1))
-    ids = tuple(form.encode(text))
+def case_prompt(length: int, chunk_size: int) -> str:
+    """Returns the prompt that selects the reply of a case."""
+    return f"say {length} by {chunk_size}."
+
+
+def build_reply(model_format: TemplateFormat, length: int, chunk_size: int) -> ScriptedReply:
+    """Returns the reply of a case."""
+    prompt = case_prompt(length, chunk_size)
+    ids = tuple(model_format.encode("".join(islice(cycle(WORDS), length - 1))))
     assert len(ids) == length - 1
-    return ScriptedReply(name=name, when=(name,), output=(ScriptStep(ids=ids),), tokens_per_chunk=step)
+    return ScriptedReply(name=prompt, when=(prompt,), output=(ScriptStep(ids=ids),), tokens_per_chunk=chunk_size)
 
 
-def catalogue(cases: Sequence[tuple[int, int]], **places: int) -> ModelRegistry:
-    """One model that answers each (length, step); `places` may say other `slots` and another `queue`."""
-    form = words_format()
-    info = EngineInfo(max_model_len=1 << 20, vocab_size=1 << 18, device="none", eos_ids=form.stop_ids[:1])
-    replies = [reply(form, length, step) for length, step in cases]
-    many: dict[str, int] = {"slots": 1024, **places}
-    engine = ScriptedEngine(replies, encode=form.encode, decode=form.decode, info=info, **many)
-    return ModelRegistry([ServedModel(names=("scripted",), engine=engine, format=form, created=0)])
+def build_registry(cases: Sequence[Case], *, max_num_seqs: int = 1024, max_waiting: int = 1024) -> ModelRegistry:
+    """Returns a registry with one model that replies to each case. The limits are those of `ScriptedEngine`."""
+    model_format = build_format()
+    eos_ids = model_format.stop_ids[:1]
+    engine = ScriptedEngine(
+        [build_reply(model_format, length, chunk_size) for length, chunk_size in cases],
+        encode=model_format.encode,
+        decode=model_format.decode,
+        info=EngineInfo(max_model_len=1 << 20, vocab_size=1 << 18, device="none", eos_ids=eos_ids),
+        max_num_seqs=max_num_seqs,
+        max_waiting=max_waiting,
+    )
+    return ModelRegistry([ServedModel(names=("scripted",), engine=engine, format=model_format, created=0)])
 
 
-def server(cases: Sequence[tuple[int, int]], **places: int) -> AbstractContextManager[tuple[int, int]]:
-    """Process id and port of a server that answers these cases."""
-    return child("tests.bench.scripted_server", json.dumps(cases), json.dumps(places))
+def start_scripted_server(cases: Sequence[Case], **limits: int) -> AbstractContextManager[tuple[int, int]]:
+    """Starts a server that replies to these cases and yields its pid and port."""
+    return start_server_module("tests.bench.scripted_server", json.dumps(cases), json.dumps(limits))
 
 
 @contextmanager
-def child(module: str, *words: str) -> Iterator[tuple[int, int]]:
-    """Process id and port of a module that prints the latter when it serves."""
-    child = subprocess.Popen([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True)
+def start_server_module(module: str, *args: str) -> Iterator[tuple[int, int]]:
+    """Runs a module that prints its port when it is ready, and yields its pid and port. Terminates it at the end."""
+    process = subprocess.Popen([sys.executable, "-m", module, *args], stdout=subprocess.PIPE, text=True)
     try:
-        assert child.stdout
-        yield child.pid, int(child.stdout.readline())
+        assert process.stdout
+        yield process.pid, int(process.stdout.readline())
     finally:
-        child.terminate()
-        child.wait(30)
+        process.terminate()
+        process.wait(30)
 
 
-def cpu(pid: int) -> float:
-    """CPU seconds of a process so far, to the nanosecond (the clock id is Linux's, see `clock_getcpuclockid`)."""
+def process_cpu_seconds(pid: int) -> float:
+    """Returns the CPU seconds of a process, to the nanosecond. The clock id is Linux's, see `clock_getcpuclockid`."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
-class _Reader:
-    """One answer, read as it comes; keeps what came last, or all of it."""
+class _StreamClient:
+    """A client of one streaming request. It keeps the end of the reply, or with `keep_all` the whole."""
 
-    def __init__(self, port: int, request: bytes, *, whole: bool) -> None:
-        self.said, self._whole = b"", whole
-        self.line = socket.create_connection(("127.0.0.1", port))
-        self.line.sendall(request)
-        self.line.setblocking(False)
+    def __init__(self, port: int, request: bytes, *, keep_all: bool) -> None:
+        self.reply, self._keep_all = b"", keep_all
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.sendall(request)
+        self.socket.setblocking(False)
 
-    def read(self) -> bool:
-        """Take what is there; whether that was all there will be."""
+    def read_available(self) -> bool:
+        """Reads the available data. Returns True at the end of the reply."""
         with suppress(BlockingIOError):
-            while data := self.line.recv(1 << 18):
-                self.said = self.said + data if self._whole else (self.said + data)[-4096:]
-                if self.said.endswith(ENDED):
-                    self.line.close()
+            while data := self.socket.recv(1 << 18):
+                self.reply = self.reply + data if self._keep_all else (self.reply + data)[-KEPT_BYTES:]
+                if self.reply.endswith(LAST_CHUNK):
+                    self.socket.close()
                     return True
-            raise ConnectionError(self.said[-300:])
+            raise ConnectionError(self.reply[-300:])
         return False
 
 
-def load(port: int, streams: int, length: int, step: int, *, whole: bool = False, waits: bool = False) -> list[bytes]:
-    """Read one case by so many streams at once; the ends of the answers, or the whole of them.
+def read_streams(
+    port: int, streams: int, length: int, chunk_size: int, *, keep_all: bool = False, blocking: bool = False
+) -> list[bytes]:
+    """Reads `streams` concurrent replies of one case. Returns their ends, or with `keep_all` the whole replies.
 
-    Readers look every millisecond. With `waits` they sleep until something comes: then each write of the server wakes a
-    process of this machine, and the system counts that as the server's time.
+    The clients poll every millisecond. If `blocking`, they sleep until data arrives: each write of the server then
+    wakes a process on this machine, and the kernel counts that as CPU time of the server.
     """
-    body = json.dumps({"model": "scripted", "input": f"say {length} by {step}.", "stream": True}).encode()
+    body = json.dumps({"model": "scripted", "input": case_prompt(length, chunk_size), "stream": True}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    readers = [_Reader(port, head.encode() + body, whole=whole) for _ in range(streams)]
-    left = {reader.line.fileno(): reader for reader in readers}
+    clients = [_StreamClient(port, head.encode() + body, keep_all=keep_all) for _ in range(streams)]
+    running = {client.socket.fileno(): client for client in clients}
     with select.epoll() as poll:
-        for number in left if waits else ():
-            poll.register(number, select.EPOLLIN)
-        while left:
-            ready = [number for number, _ in poll.poll(None if waits else 0.001)]
-            for number in ready or list(left):
-                if left[number].read():
-                    del left[number]
-    for reader in readers:
-        assert b'"output_tokens":%d,' % length in reader.said, reader.said[-500:]
-    return [reader.said for reader in readers]
+        for fd in running if blocking else ():
+            poll.register(fd, select.EPOLLIN)
+        while running:
+            ready = [fd for fd, _ in poll.poll(None if blocking else POLL_INTERVAL_S)]
+            for fd in ready or list(running):
+                if running[fd].read_available():
+                    del running[fd]
+    for client in clients:
+        assert b'"output_tokens":%d,' % length in client.reply, client.reply[-500:]
+    return [client.reply for client in clients]
 
 
-def chunks(answer: bytes) -> list[bytes]:
-    """The chunks of the transfer encoding: one for each write of the server."""
-    found, rest = [], answer.partition(b"\r\n\r\n")[2]
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        found.append(rest[: int(size, 16)])
-        rest = rest[int(size, 16) + 2 :]
-    return found[:-1]
+def split_chunks(reply: bytes) -> list[bytes]:
+    """Returns the chunks of a chunked response, one per write of the server."""
+    chunks, remaining = [], reply.partition(b"\r\n\r\n")[2]
+    while remaining:
+        size, _, remaining = remaining.partition(b"\r\n")
+        chunks.append(remaining[: int(size, 16)])
+        remaining = remaining[int(size, 16) + 2 :]
+    return chunks[:-1]
 
 
 @contextmanager
-def sink() -> Iterator[int]:
-    """The port of a process that reads everything and says nothing."""
-    child = subprocess.Popen([sys.executable, "-m", "tests.bench.scripted_server"], stdout=subprocess.PIPE, text=True)
+def start_sink() -> Iterator[int]:
+    """Starts a process that accepts connections, reads all data and replies nothing. Yields its port."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.bench.scripted_server"], stdout=subprocess.PIPE, text=True)
     try:
-        assert child.stdout
-        yield int(child.stdout.readline())
+        assert process.stdout
+        yield int(process.stdout.readline())
     finally:
-        child.kill()
-        child.wait(30)
+        process.kill()
+        process.wait(30)
 
 
-def _swallow() -> None:
+def _run_sink() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     print(listener.getsockname()[1], flush=True)
     poll, sockets = select.epoll(), {listener.fileno(): listener}
     poll.register(listener, select.EPOLLIN)
     while True:
-        for number, _ in poll.poll():
-            if number == listener.fileno():
-                line = listener.accept()[0]
-                sockets[line.fileno()] = line
-                poll.register(line, select.EPOLLIN)
-            elif not sockets[number].recv(1 << 16):
-                sockets.pop(number).close()
+        for fd, _ in poll.poll():
+            if fd == listener.fileno():
+                connection = listener.accept()[0]
+                sockets[connection.fileno()] = connection
+                poll.register(connection, select.EPOLLIN)
+            elif not sockets[fd].recv(1 << 16):
+                sockets.pop(fd).close()
 
 
-async def write(port: int, streams: int, piece: bytes, count: int) -> float:
-    """CPU seconds of this process to write a piece `count` times on so many connections: the least that is possible."""
+async def time_socket_writes(port: int, connections: int, data: bytes, count: int) -> float:
+    """Returns this process's CPU seconds to write `data` `count` times to each connection: the lower bound."""
     loop = asyncio.get_running_loop()
-    lines = [(await loop.create_connection(asyncio.Protocol, "127.0.0.1", port))[0] for _ in range(streams)]
-    begun = time.process_time()
+    transports = [(await loop.create_connection(asyncio.Protocol, "127.0.0.1", port))[0] for _ in range(connections)]
+    start = time.process_time()
     for _ in range(count):
-        for line in lines:
-            line.write(piece)
+        for transport in transports:
+            transport.write(data)
         await asyncio.sleep(0)
-    spent = time.process_time() - begun
-    for line in lines:
-        line.close()
-    return spent
+    cpu_s = time.process_time() - start
+    for transport in transports:
+        transport.close()
+    return cpu_s
 
 
-def _listening(port: int) -> None:
+def _report_ready(port: int) -> None:
     tune_gc()
     print(port, flush=True)
 
 
-async def _serve(cases: Any, places: Any) -> None:
+async def _serve(cases: Any, limits: Any) -> None:
     settings = Settings(port=0, shutdown_timeout=0.1)
     with bind_socket(settings) as listener:
-        home = create_context(settings, catalogue([(length, step) for length, step in cases], **places))
-        # What is said of requests is a part of what they cost; nobody reads it.
-        journal = AccessLog(console_format(Console(file=io.StringIO())), len)
-        await run_server(home, listener, on_ready=_listening, on_request_done=journal.add_record)
-        journal.flush_lines()
+        registry = build_registry([(length, chunk_size) for length, chunk_size in cases], **limits)
+        context = create_context(settings, registry)
+        # The access log is a part of a request's cost, so its lines are formatted, but not printed.
+        access_log = AccessLog(console_format(Console(file=io.StringIO())), len)
+        await run_server(context, listener, on_ready=_report_ready, on_request_done=access_log.add_record)
+        access_log.flush_lines()
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         uvloop.run(_serve(*map(json.loads, sys.argv[1:])))
     else:
-        _swallow()
+        _run_sink()

@@ -1,4 +1,4 @@
-"""A server as a process: started in a session of its own, watched through /proc, and ended for sure."""
+"""A server process with all its descendants: started in a session of its own, observed through /proc, and terminated."""
 
 import contextlib
 import os
@@ -8,84 +8,89 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-TICK = os.sysconf("SC_CLK_TCK")
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Process:
-    """One server and everything it starts. Its output goes to `log`."""
+class ServerProcess:
+    """A server and every process that it starts. The output is written to `log`."""
 
-    def __init__(self, words: list[str], log: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], log: Path, env_vars: Mapping[str, str]) -> None:
         self.log = log
-        self.begun = time.perf_counter()
+        self.started_at = time.perf_counter()
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as out:
-            self._child = subprocess.Popen(
-                words,
+        with log.open("wb") as output:
+            self._popen = subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | environ,
+                env=os.environ | env_vars,
                 start_new_session=True,
             )
-        self.pid = self._child.pid
-        self._seen: dict[int, str] = {}
-        # Process to the time it began, so that a number that is given out again is not taken for ours.
+        self.pid = self._popen.pid
+        self._start_times: dict[int, str] = {}
+        # Start time of each process by pid, so that a reused pid is not mistaken for one of the server's processes.
 
     @property
-    def over(self) -> bool:
-        """Whether the first process has ended."""
-        return self._child.poll() is not None
+    def has_exited(self) -> bool:
+        """True if the first process has exited."""
+        return self._popen.poll() is not None
 
-    def cpu(self) -> float:
-        """CPU seconds so far, those of ended children that were waited for included."""
-        return sum(sum(map(int, fields[11:15])) for _, fields in self._stats()) / TICK
+    def cpu_seconds(self) -> float:
+        """Returns the CPU seconds used so far, including exited children that were waited for."""
+        return sum(sum(map(int, fields[11:15])) for _, fields in self._process_stats()) / CLOCK_TICKS_PER_S
 
-    def peak(self) -> int:
-        """Bytes: the sum of the most that each process has had in memory at once."""
-        return sum(_status(pid, "VmHWM") for pid, _ in self._stats())
+    def peak_memory(self) -> int:
+        """Returns the sum of the peak resident memory of each process, in bytes."""
+        return sum(_status_bytes(pid, "VmHWM") for pid, _ in self._process_stats())
 
     def pause(self) -> None:
-        """Stop every process of the session until :meth:`resume`."""
-        self._signal(signal.SIGSTOP)
+        """Stops every process with SIGSTOP, until :meth:`resume`."""
+        self._send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
-        self._signal(signal.SIGCONT)
+        """Continues every process with SIGCONT."""
+        self._send_signal(signal.SIGCONT)
 
-    def end(self, patience: float = 10.0) -> None:
-        """SIGTERM, and after `patience` seconds SIGKILL; nothing of the session is left."""
+    def terminate(self, timeout_s: float = 10.0) -> None:
+        """Sends SIGTERM, and after `timeout_s` seconds SIGKILL, to every process."""
         self.resume()
-        self._signal(signal.SIGTERM)
-        until = time.monotonic() + patience
-        while time.monotonic() < until and (not self.over or self._stats()):
+        self._send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and (not self.has_exited or self._process_stats()):
             time.sleep(0.1)
-        self._signal(signal.SIGKILL)
-        self._child.wait(patience)
+        self._send_signal(signal.SIGKILL)
+        self._popen.wait(timeout_s)
 
-    def tail(self, lines: int = 5) -> str:
-        """The end of what it printed."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def tail(self, count: int = 5) -> str:
+        """Returns the last `count` lines of the output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
 
-    def _signal(self, number: signal.Signals) -> None:
-        for pid, _ in self._stats():
+    def _send_signal(self, number: signal.Signals) -> None:
+        for pid, _ in self._process_stats():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _stats(self) -> list[tuple[int, list[str]]]:
-        """(pid, fields of /proc/PID/stat from the state on) of every living process of the session, and of every
-        descendant that has a session of its own, once it was seen.
+    def _process_stats(self) -> list[tuple[int, list[str]]]:
+        """Returns (pid, fields of /proc/PID/stat from the state on) of the server's running processes.
+
+        These are the processes of the session and all descendants. A descendant with a session of its own is still
+        recognized after its parent has exited, if an earlier call found it.
         """
-        living = dict(_living())
-        ours = {
-            pid for pid, fields in living.items() if int(fields[3]) == self.pid or self._seen.get(pid) == fields[19]
+        running = dict(_running_processes())
+        pids = {
+            pid
+            for pid, fields in running.items()
+            if int(fields[3]) == self.pid or self._start_times.get(pid) == fields[19]
         }
-        while more := {pid for pid, fields in living.items() if int(fields[1]) in ours} - ours:
-            ours |= more
-        self._seen |= {pid: living[pid][19] for pid in ours}
-        return [(pid, living[pid]) for pid in sorted(ours)]
+        while children := {pid for pid, fields in running.items() if int(fields[1]) in pids} - pids:
+            pids |= children
+        self._start_times |= {pid: running[pid][19] for pid in pids}
+        return [(pid, running[pid]) for pid in sorted(pids)]
 
 
-def _living() -> Iterator[tuple[int, list[str]]]:
+def _running_processes() -> Iterator[tuple[int, list[str]]]:
+    """Yields (pid, fields of /proc/PID/stat from the state on) of all processes of the machine except zombies."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -97,8 +102,8 @@ def _living() -> Iterator[tuple[int, list[str]]]:
             yield int(folder.name), fields
 
 
-def _status(pid: int, name: str) -> int:
-    """A size of /proc/PID/status in bytes; 0 when the process is gone."""
+def _status_bytes(pid: int, name: str) -> int:
+    """Returns a size from /proc/PID/status in bytes, or 0 if the process has exited."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

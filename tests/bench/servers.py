@@ -1,4 +1,4 @@
-"""The servers of one run: started one after the other, kept quiet while another is measured, ended for sure."""
+"""The running servers of a benchmark run: started one by one, paused while another is measured, terminated at the end."""
 
 import asyncio
 import contextlib
@@ -12,152 +12,159 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.bench.install import HOME
-from tests.bench.load_client import Sample, Stream, ask, body, load
-from tests.bench.models import words
+from tests.bench.install import BENCH_DIR
+from tests.bench.load_client import Sample, Stream, request_body, run_load, send_request
 from tests.bench.peers import Peer
-from tests.bench.server_process import Process
+from tests.bench.random_models import single_token_words
+from tests.bench.server_process import ServerProcess
 
-FRAME = 16
+TEMPLATE_TOKENS = 16
 """Tokens that the chat template adds to a prompt."""
-BUSY = 0.02
-"""A server that uses more of a core than this while nobody asks it is stopped while others are measured."""
-NEEDED = {"small": 6 * 2**30}
-"""Bytes of memory that must be free before another server is started."""
+MAX_IDLE_CORES = 0.02
+"""A server that uses more of a core than this without requests is paused while others are measured."""
+MIN_FREE_MEMORY = {"small": 6 * 2**30}
+"""Bytes of memory that must be free to start another server, by model."""
+IDLE_PERIOD_S = 2
 
 
 class NotStartedError(Exception):
-    """A server that could not be started; the message says why."""
+    """Raised if a server could not be started; the message is the reason."""
 
 
 @cache
 def _words() -> list[str]:
-    return words()
+    return single_token_words()
 
 
-def prompt(seed: str, tokens: int) -> str:
-    """A text of about so many tokens with the template's, another one for every seed."""
-    chance = random.Random(seed)
-    return "".join(f" {chance.choice(_words())}" for _ in range(max(tokens - FRAME, 1)))
+def make_prompt(seed: str, tokens: int) -> str:
+    """Returns random words, different for every seed, that make about `tokens` tokens with the chat template's."""
+    rng = random.Random(seed)
+    return "".join(f" {rng.choice(_words())}" for _ in range(max(tokens - TEMPLATE_TOKENS, 1)))
 
 
-class Server:
-    """One peer, running."""
+class PeerServer:
+    """A running peer."""
 
     def __init__(self, peer: Peer, model: Path) -> None:
-        self.peer, self.model = peer, str(model) if peer.by_path else model.name
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self.words = peer.words(model, self.port)
-        self.process = Process(self.words, HOME / "logs" / f"{model.name}-{peer.name}.log", peer.environ)
-        self.started = 0.0
+        self.peer, self.model = peer, str(model) if peer.model_by_path else model.name
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.port: int = unused.getsockname()[1]
+        self.command = peer.build_command(model, self.port)
+        log = BENCH_DIR / "logs" / f"{model.name}-{peer.name}.log"
+        self.process = ServerProcess(self.command, log, peer.env_vars)
+        self.startup_s = 0.0
         """Seconds from the start of the process to the first token."""
-        self.idle = 0.0
-        """Cores used while nobody asks."""
+        self.idle_cores = 0.0
+        """CPU cores used without requests."""
 
-    async def ready(self, limit: float) -> None:
-        """Wait for the first token. Raises :class:`NotStartedError`."""
-        until = self.process.begun + limit
-        while time.perf_counter() < until and not self.process.over:
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        """Waits for the first token. Raises :class:`NotStartedError`."""
+        deadline = self.process.started_at + timeout_s
+        while time.perf_counter() < deadline and not self.process.has_exited:
             with contextlib.suppress(OSError, IndexError):  # a TimeoutError is an OSError
-                hello = ask(self.port, self.peer.api, body(self.peer.api, self.model, "Hello", 4))
-                seen = await asyncio.wait_for(hello, until - time.perf_counter())
-                if seen.error is None:
-                    self.started = seen.begun + seen.first - self.process.begun
+                request = send_request(self.port, self.peer.api, self.build_body("Hello", 4))
+                stream = await asyncio.wait_for(request, deadline - time.perf_counter())
+                if stream.error is None:
+                    self.startup_s = stream.started_at + stream.ttft_s - self.process.started_at
                     return
-                if seen.status not in (404, 503):
-                    raise NotStartedError(seen.error)
+                if stream.status not in (404, 503):
+                    raise NotStartedError(stream.error)
             await asyncio.sleep(0.1)
-        why = "it ended" if self.process.over else f"no answer after {limit:.0f} s"
-        raise NotStartedError(f"{why}: {self.process.tail(3)}")
+        reason = "the process exited" if self.process.has_exited else f"no reply within {timeout_s:.0f} s"
+        raise NotStartedError(f"{reason}: {self.process.tail(3)}")
 
-    async def warm(self, streams: int) -> None:
-        """Requests that are not counted, alone and together; then a look at what it does in silence.
+    async def warm_up(self, streams: int) -> None:
+        """Sends requests that are not measured, alone and concurrently. Then measures the CPU use without requests.
 
-        Most are as long as those that count: memory that a server takes only when it needs it is there then.
+        Most of the requests are as long as the measured ones, so that memory which a server allocates on demand is
+        allocated before the measurement.
         """
-        for turn, (count, tokens) in enumerate(((1, 16), (streams, 16), *3 * [(streams, 128)])):
-            await self.run([prompt(f"warm {turn} {place}", 128) for place in range(count)], tokens)
-        before = self.process.cpu()
-        await asyncio.sleep(2)
-        self.idle = (self.process.cpu() - before) / 2
+        for index, (count, tokens) in enumerate(((1, 16), (streams, 16), *3 * [(streams, 128)])):
+            await self.run_prompts([make_prompt(f"warm {index} {number}", 128) for number in range(count)], tokens)
+        cpu_before = self.process.cpu_seconds()
+        await asyncio.sleep(IDLE_PERIOD_S)
+        self.idle_cores = (self.process.cpu_seconds() - cpu_before) / IDLE_PERIOD_S
 
-    async def run(self, prompts: list[str], tokens: int, limit: float = 600.0) -> Sample:
-        """All prompts at once."""
-        return await load(self.port, self.peer.api, [self.body(text, tokens) for text in prompts], limit)
+    async def run_prompts(self, prompts: list[str], max_tokens: int, timeout_s: float = 600.0) -> Sample:
+        """Sends all prompts concurrently and returns the measurements."""
+        bodies = [self.build_body(prompt, max_tokens) for prompt in prompts]
+        return await run_load(self.port, self.peer.api, bodies, timeout_s)
 
-    def body(self, text: str, tokens: int) -> dict[str, object]:
-        """A request for this server."""
-        return body(self.peer.api, self.model, text, tokens)
+    def build_body(self, prompt: str, max_tokens: int) -> dict[str, object]:
+        """Returns the body of a request for this server."""
+        return request_body(self.peer.api, self.model, prompt, max_tokens)
 
-    async def ask(self, content: dict[str, object], into: Stream | None = None) -> Stream:
-        """One request of any content."""
-        return await ask(self.port, self.peer.api, content, into)
+    async def send(self, body: dict[str, object], stream: Stream | None = None) -> Stream:
+        """Sends one request with any body and reads its reply to the end."""
+        return await send_request(self.port, self.peer.api, body, stream)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Awake, and stopped again afterwards if it cannot be quiet."""
+    def resumed(self) -> Iterator[None]:
+        """Resumes the server for the block. Afterwards pauses it again if it uses the CPU without requests."""
         self.process.resume()
         try:
             yield
         finally:
-            if self.idle > BUSY:
-                self.process.pause()
+            self.pause_if_busy()
+
+    def pause_if_busy(self) -> None:
+        """Pauses the server if it uses the CPU without requests."""
+        if self.idle_cores > MAX_IDLE_CORES:
+            self.process.pause()
 
 
-class Fleet:
-    """All servers of a run. Leaving it ends every one of them."""
+class ServerPool:
+    """All servers of a run. Leaving the context terminates every one of them."""
 
-    def __init__(self, name: str, model: Path) -> None:
-        self.name, self.model = name, model
-        self.servers: list[Server] = []
+    def __init__(self, model_name: str, model: Path) -> None:
+        self.model_name, self.model = model_name, model
+        self.servers: list[PeerServer] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with _undisturbed():
+        with _ignore_signals():
             for server in self.servers:
-                server.process.end()
+                server.process.terminate()
 
-    async def start(self, peer: Peer, streams: int, limit: float = 600.0) -> Server:
-        """Start one and warm it. Raises :class:`NotStartedError`; what was started of it has then ended."""
-        if reason := peer.absent(self.name):
+    async def start(self, peer: Peer, streams: int, timeout_s: float = 600.0) -> PeerServer:
+        """Starts a server and warms it up. If that fails, terminates it and raises :class:`NotStartedError`."""
+        if reason := peer.unavailable_reason(self.model_name):
             raise NotStartedError(reason)
-        free = available()
-        if free < NEEDED.get(self.name, 2**30):
+        free = available_memory()
+        if free < MIN_FREE_MEMORY.get(self.model_name, 2**30):
             raise NotStartedError(f"only {free / 2**30:.1f} GiB of memory are free")
-        server = Server(peer, self.model)
+        server = PeerServer(peer, self.model)
         self.servers.append(server)
         try:
-            await server.ready(limit)
-            await server.warm(min(streams, peer.most))
+            await server.wait_until_ready(timeout_s)
+            await server.warm_up(min(streams, peer.max_streams))
         except (NotStartedError, OSError, TimeoutError) as error:
             self.stop(server)
             raise NotStartedError(str(error)) from error
-        if server.idle > BUSY:
-            server.process.pause()
+        server.pause_if_busy()
         return server
 
-    def stop(self, server: Server) -> None:
-        """End one."""
+    def stop(self, server: PeerServer) -> None:
+        """Terminates one server."""
         self.servers.remove(server)
-        server.process.end()
+        server.process.terminate()
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C, or a SIGTERM, while servers are being ended would leave some of them behind."""
-    kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+def _ignore_signals() -> Iterator[None]:
+    """Ignores SIGINT and SIGTERM for the block. A second Ctrl-C during the shutdown would leave servers running."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def available() -> int:
-    """Bytes of memory that can still be had."""
+def available_memory() -> int:
+    """Returns MemAvailable of /proc/meminfo in bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

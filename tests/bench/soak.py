@@ -1,11 +1,12 @@
-"""A server under mixed traffic with some abuse in it, for a while: what it holds at the end is what it held before.
+"""Soak test: mixed traffic with abusive requests for a while, to find leaks of memory, file descriptors and tasks.
 
     python -m tests.bench.soak --minutes 10
 
-Streams, whole replies, background turns that are resumed and cancelled, chats, conversations and WebSockets, and one in
-twenty requests an abuse: broken JSON, a client that leaves, a bomb, half a header, a binary frame. Memory, open files
-and tasks are read when nothing runs: every half a minute from the moment on at which what a server keeps of its latest
-turns, within bounds, is full; `--warm` says how long that takes.
+The traffic is streams, complete replies, background responses that are resumed and cancelled, chat completions,
+conversations and WebSockets. One request in twenty is abusive: invalid JSON, a client that disconnects, a compression
+bomb, an incomplete header, a binary frame. Every 30 seconds the traffic pauses, and memory, open files and tasks are
+read while no request runs. The readings of the warm-up do not count, since the caches of recent responses grow to their
+limits first. `--warm` sets its duration.
 """
 
 import argparse
@@ -38,215 +39,229 @@ name = "any"
 output = ["<think>\\nA thought.\\n</think>\\n\\n", "Word by word, this is what is said to everybody. "]
 tokens_per_chunk = 2
 """
-CROWD = 12
-PAUSE = 3.0
-"""Seconds without traffic before anything is read."""
+NUM_CLIENTS = 12
+ABUSE_SHARE = 0.05
+TRAFFIC_S = 27.0
+"""Seconds of traffic between two readings."""
+PAUSE_S = 3.0
+"""Seconds without traffic before a reading."""
+BOMB_BYTES = 40 * 2**20
 
 
-class Held(Struct, frozen=True):
-    """What the server holds when nothing runs. `rss` in MiB."""
+class Reading(Struct, frozen=True):
+    """Resources of the server while no request runs."""
 
-    at: float
-    rss: float
-    files: int
+    at_s: float
+    """Seconds since the start of the test."""
+    rss_mib: float
+    open_files: int
     tasks: int
-    done: int
+    requests: int
+    """Requests completed since the start of the test."""
 
 
-class Soak:
-    """The crowd, and what came of it."""
+class SoakTest:
+    """The clients, and the counts of their outcomes."""
 
     def __init__(self, url: str, pid: int, seed: int) -> None:
         self.url, self.pid = url, pid
-        self.random = random.Random(seed)
-        self.seen: Counter[str] = Counter()
+        self.rng = random.Random(seed)
+        self.outcomes: Counter[str] = Counter()
         self.client = httpx.AsyncClient(timeout=30, verify=False)
-        self.began = time.monotonic()
-        self.going = asyncio.Event()
+        self.started_at = time.monotonic()
+        self.traffic_enabled = asyncio.Event()
 
-    async def run(self, warm: float, seconds: float) -> list[Held]:
-        """Traffic for so long, both in seconds; what was held in the second part."""
-        crowd = [asyncio.create_task(self._one_of_many()) for _ in range(CROWD)]
-        held: list[Held] = []
-        while not held or time.monotonic() - self.began < warm + seconds:
-            self.going.set()
-            await asyncio.sleep(27)
-            self.going.clear()
-            now = await self._look()
-            counts = now.at >= warm
-            held += [now] if counts else []
-            print(now, "" if counts else "(warming up)", flush=True)
-        for one in crowd:
-            one.cancel()
-        await asyncio.gather(*crowd, return_exceptions=True)
+    async def run(self, warmup_s: float, duration_s: float) -> list[Reading]:
+        """Runs the warm-up and the test. Returns the readings after the warm-up, at least one."""
+        clients = [asyncio.create_task(self._run_client()) for _ in range(NUM_CLIENTS)]
+        readings: list[Reading] = []
+        while not readings or time.monotonic() - self.started_at < warmup_s + duration_s:
+            self.traffic_enabled.set()
+            await asyncio.sleep(TRAFFIC_S)
+            self.traffic_enabled.clear()
+            reading = await self._read_resources()
+            is_warm = reading.at_s >= warmup_s
+            readings += [reading] if is_warm else []
+            print(reading, "" if is_warm else "(warm-up)", flush=True)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
         await self.client.aclose()
-        return held
+        return readings
 
-    async def _one_of_many(self) -> None:
-        uses: list[Callable[[], Awaitable[str]]] = [
-            self.whole, self.stream, self.stream, self.chat, self.background, self.cancelled, self.talk, self.socket,
+    async def _run_client(self) -> None:
+        """Makes random requests while the traffic is enabled."""
+        valid: list[Callable[[], Awaitable[str]]] = [
+            self.create_response, self.stream_response, self.stream_response, self.stream_chat, self.resume_background,
+            self.cancel_background, self.use_conversation, self.use_websocket,
         ]  # fmt: skip
-        abuses = [self.broken, self.leaver, self.bomb, self.half, self.binary]
+        abusive = [
+            self.send_invalid_json, self.disconnect, self.send_bomb, self.send_incomplete_header, self.send_binary,
+        ]  # fmt: skip
         while True:
-            await self.going.wait()
-            use = self.random.choice(abuses if self.random.random() < 0.05 else uses)
+            await self.traffic_enabled.wait()
+            action = self.rng.choice(abusive if self.rng.random() < ABUSE_SHARE else valid)
             try:
-                self.seen[await use()] += 1
+                self.outcomes[await action()] += 1
             except (httpx.HTTPError, OSError, TimeoutError) as error:
-                self.seen[f"{use.__name__}: {type(error).__name__}"] += 1
+                self.outcomes[f"{action.__name__}: {type(error).__name__}"] += 1
 
-    async def _look(self) -> Held:
-        await asyncio.sleep(PAUSE)
-        page = (await self.client.get(f"{self.url.removesuffix('/v1')}/metrics")).text
-        assert _number(page, "num_requests_running") == 0, "something runs on for nobody"
-        now = round(time.monotonic() - self.began, 1)
-        return Held(now, *_memory_and_files(self.pid), int(_number(page, "tasks")), self.seen.total())
+    async def _read_resources(self) -> Reading:
+        await asyncio.sleep(PAUSE_S)
+        metrics = (await self.client.get(f"{self.url.removesuffix('/v1')}/metrics")).text
+        assert _read_metric(metrics, "num_requests_running") == 0, (
+            "a request still runs although no client waits for it"
+        )
+        at_s = round(time.monotonic() - self.started_at, 1)
+        tasks = int(_read_metric(metrics, "event_loop_tasks"))
+        return Reading(at_s, *_memory_and_files(self.pid), tasks, self.outcomes.total())
 
     async def _post(self, path: str, **body: object) -> httpx.Response:
         return await self.client.post(self.url + path, json={"model": "scripted", **body})
 
-    # What clients do
+    # Valid requests. Each returns its outcome.
 
-    async def whole(self) -> str:
-        return f"whole {(await self._post('/responses', input='Hi')).status_code}"
+    async def create_response(self) -> str:
+        return f"response {(await self._post('/responses', input='Hi')).status_code}"
 
-    async def stream(self) -> str:
-        reply = await self._post("/responses", input="Hi " * self.random.randint(1, 400), stream=True)
-        return f"stream {reply.status_code} {'whole' if reply.text.endswith('[DONE]' + chr(10) * 2) else 'torn'}"
+    async def stream_response(self) -> str:
+        reply = await self._post("/responses", input="Hi " * self.rng.randint(1, 400), stream=True)
+        return (
+            f"stream {reply.status_code} {'complete' if reply.text.endswith('[DONE]' + chr(10) * 2) else 'TRUNCATED'}"
+        )
 
-    async def chat(self) -> str:
-        said = [{"role": "user", "content": "Hi"}]
-        return f"chat {(await self._post('/chat/completions', messages=said, stream=True)).status_code}"
+    async def stream_chat(self) -> str:
+        messages = [{"role": "user", "content": "Hi"}]
+        return f"chat {(await self._post('/chat/completions', messages=messages, stream=True)).status_code}"
 
-    async def background(self) -> str:
-        made = (await self._post("/responses", input="Hi", background=True)).json()
-        address = f"{self.url}/responses/{made['id']}"
-        first = (await self.client.get(f"{address}?stream=true")).text.split("\n\n")
-        number = self.random.randrange(len(first) - 2)
-        rest = (await self.client.get(f"{address}?stream=true&starting_after={number}")).text.split("\n\n")
-        await self.client.delete(address)
-        return "background same" if rest == first[number + 1 :] else "background DIFFERENT"
+    async def resume_background(self) -> str:
+        """Reads a background response twice: from the start, and from a random event. Then deletes it."""
+        response = (await self._post("/responses", input="Hi", background=True)).json()
+        url = f"{self.url}/responses/{response['id']}"
+        events = (await self.client.get(f"{url}?stream=true")).text.split("\n\n")
+        number = self.rng.randrange(len(events) - 2)
+        resumed = (await self.client.get(f"{url}?stream=true&starting_after={number}")).text.split("\n\n")
+        await self.client.delete(url)
+        return "background same" if resumed == events[number + 1 :] else "background DIFFERENT"
 
-    async def cancelled(self) -> str:
-        made = (await self._post("/responses", input="Forever", background=True)).json()
-        reply = await self.client.post(f"{self.url}/responses/{made['id']}/cancel")
+    async def cancel_background(self) -> str:
+        response = (await self._post("/responses", input="Forever", background=True)).json()
+        reply = await self.client.post(f"{self.url}/responses/{response['id']}/cancel")
         return f"cancel {reply.json()['status']}"
 
-    async def talk(self) -> str:
-        talk = (await self.client.post(f"{self.url}/conversations", json={})).json()["id"]
+    async def use_conversation(self) -> str:
+        conversation = (await self.client.post(f"{self.url}/conversations", json={})).json()["id"]
         for _ in range(3):
-            reply = await self._post("/responses", input="Go on", conversation=talk)
-        await self.client.delete(f"{self.url}/conversations/{talk}")
+            reply = await self._post("/responses", input="Go on", conversation=conversation)
+        await self.client.delete(f"{self.url}/conversations/{conversation}")
         return f"conversation {reply.status_code}"
 
-    async def socket(self) -> str:
-        async with connect(self.url.replace("http", "ws") + "/responses") as line:
+    async def use_websocket(self) -> str:
+        async with connect(self.url.replace("http", "ws") + "/responses") as websocket:
             for _ in range(3):
-                await line.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi"}))
-                while (kind := json.loads(await line.recv())["type"]) != "response.completed":
-                    assert kind != "error"
-        return "socket 200"
+                await websocket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi"}))
+                while (event_type := json.loads(await websocket.recv())["type"]) != "response.completed":
+                    assert event_type != "error"
+        return "websocket 200"
 
-    # What nobody should do
+    # Abusive requests
 
-    async def broken(self) -> str:
+    async def send_invalid_json(self) -> str:
         reply = await self.client.post(
             f"{self.url}/responses", content=b"{", headers={"content-type": "application/json"}
         )
-        return f"broken {reply.status_code}"
+        return f"invalid JSON {reply.status_code}"
 
-    async def leaver(self) -> str:
+    async def disconnect(self) -> str:
         body = {"model": "scripted", "input": "Forever", "stream": True}
         async with self.client.stream("POST", f"{self.url}/responses", json=body) as reply:
             async for _ in reply.aiter_bytes():
                 break
-        return "left"
+        return "disconnected"
 
-    async def bomb(self) -> str:
+    async def send_bomb(self) -> str:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         reply = await self.client.post(
-            f"{self.url}/responses", content=gzip.compress(bytes(40 * 2**20)), headers=headers
+            f"{self.url}/responses", content=gzip.compress(bytes(BOMB_BYTES)), headers=headers
         )
         return f"bomb {reply.status_code}"
 
-    async def half(self) -> str:
+    async def send_incomplete_header(self) -> str:
         _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(self.url).port)
         writer.write(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nX: ")
         await asyncio.sleep(0.5)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-        return "half a header"
+        return "incomplete header"
 
-    async def binary(self) -> str:
-        async with connect(self.url.replace("http", "ws") + "/responses") as line:
-            await line.send(b"\x00")
-            return f"binary {json.loads(await line.recv())['status']}"
+    async def send_binary(self) -> str:
+        async with connect(self.url.replace("http", "ws") + "/responses") as websocket:
+            await websocket.send(b"\x00")
+            return f"binary frame {json.loads(await websocket.recv())['status']}"
 
 
-def _number(page: str, name: str) -> float:
-    found = re.search(rf"^antiphon:{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)
-    assert found, f"{name} is not on the page"
-    return float(found[1])
+def _read_metric(metrics: str, name: str) -> float:
+    match = re.search(rf"^antiphon:{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)
+    assert match, f"/metrics has no {name}"
+    return float(match[1])
 
 
 def _memory_and_files(pid: int) -> tuple[float, int]:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
-    assert found, "the server is gone"
-    return round(int(found[1]) / 1024, 1), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    """Returns the resident memory in MiB and the number of open files."""
+    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    assert match, "the server has exited"
+    return round(int(match[1]) / 1024, 1), len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def slope(held: list[Held]) -> float:
-    """MiB of memory a minute, by least squares."""
-    xs, ys = [one.at / 60 for one in held], [one.rss for one in held]
+def memory_slope(readings: list[Reading]) -> float:
+    """Returns the growth of memory in MiB per minute, by least squares."""
+    xs, ys = [reading.at_s / 60 for reading in readings], [reading.rss_mib for reading in readings]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+    variance = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / variance if variance else 0.0
+
+
+def print_summary(outcomes: Counter[str], readings: list[Reading], exit_code: int) -> None:
+    """Prints the counts of outcomes and the change of each resource."""
+    print("\n".join(f"{count:8d}  {outcome}" for outcome, count in sorted(outcomes.items())))
+    first, last = readings[0], readings[-1]
+    print(
+        f"memory {first.rss_mib} -> {last.rss_mib} MiB, slope {memory_slope(readings):+.3f} MiB per minute, "
+        f"second half {memory_slope(readings[len(readings) // 2 :]):+.3f}"
+    )
+    print(f"files {first.open_files} -> {last.open_files}, tasks {first.tasks} -> {last.tasks}, exit code {exit_code}")
 
 
 def main() -> None:
-    """Run it and print what was held."""
-    parser = argparse.ArgumentParser(description="Mixed traffic with some abuse, for a while.")
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--warm", type=float, default=6, help="minutes before anything is read")
-    parser.add_argument("--seed", type=int, default=7)
-    options = parser.parse_args()
+    """Runs the soak test and prints the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10, help="duration after the warm-up, default 10")
+    parser.add_argument("--warm", type=float, default=6, help="minutes of warm-up, default 6")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the traffic, default 7")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "soak.toml"
         script.write_text(SCRIPT, encoding="utf-8")
-        words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
-        words += [
-            "--port",
-            "0",
-            "--store",
-            str(Path(folder) / "r.db"),
-            "--log-format",
-            "json",
-            "--store-max-gib",
-            "0.01",
-        ]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ) as server:
+        command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+        command += ["--port", "0", "--log-format", "json", "--store", str(Path(folder) / "r.db")]
+        command += ["--store-max-gib", "0.01"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as server:
             assert server.stderr is not None
             while "base URL" not in (line := server.stderr.readline()):
                 assert line, "the server did not start"
             url = line.split()[3]
-            drain = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
-            soak = Soak(url, server.pid, options.seed)
-            held = asyncio.run(_within(soak, options.warm * 60, options.minutes * 60))
+            stderr_reader = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
+            soak, readings = asyncio.run(_run_soak(url, server.pid, args))
             server.terminate()
-            code = server.wait(20)
-            drain.kill()
-    print("\n".join(f"{count:8d}  {what}" for what, count in sorted(soak.seen.items())))
-    first, last = held[0], held[-1]
-    print(
-        f"memory {first.rss} -> {last.rss} MiB, slope {slope(held):+.3f} MiB a minute, "
-        f"of the later half {slope(held[len(held) // 2 :]):+.3f}"
-    )
-    print(f"files {first.files} -> {last.files}, tasks {first.tasks} -> {last.tasks}, exit code {code}")
+            exit_code = server.wait(20)
+            stderr_reader.kill()
+    print_summary(soak.outcomes, readings, exit_code)
 
 
-async def _within(soak: Soak, warm: float, seconds: float) -> list[Held]:
-    return await soak.run(warm, seconds)
+async def _run_soak(url: str, pid: int, args: argparse.Namespace) -> tuple[SoakTest, list[Reading]]:
+    soak = SoakTest(url, pid, args.seed)
+    return soak, await soak.run(args.warm * 60, args.minutes * 60)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The client counts text wherever the reads cut it, and drives a real server."""
+"""Tests of the load client: text counted at any read boundary, and a load on the scripted server."""
 
 import asyncio
 
 import pytest
 
-from tests.bench.load_client import Api, Stream, body, load, sample
+from tests.bench.load_client import Api, Stream, request_body, run_load, summarize
 from tests.serving import scripted_registry, serve
 
 RESPONSES = (
@@ -26,23 +26,23 @@ CHAT = (
 
 @pytest.mark.parametrize(("api", "reply"), [("responses", RESPONSES), ("chat", CHAT)])
 @pytest.mark.parametrize("step", [1, 7, 64, 10_000])
-def test_text_is_counted_wherever_it_is_cut(api: Api, reply: bytes, step: int) -> None:
+def test_text_is_counted_at_any_read_boundary(api: Api, reply: bytes, step: int) -> None:
     stream = Stream(api, 0.0, status=200)
-    for place in range(0, len(reply), step):
-        stream.feed(reply[place : place + step], place)
+    for start in range(0, len(reply), step):
+        stream.feed(reply[start : start + step], start)
     assert sum(count for _, count in stream.arrivals) == 2
-    assert (stream.given, stream.tokens, stream.error) == (7, 3, None)
-    assert stream.cached == (5 if api == "responses" else 0)
+    assert (stream.prompt_tokens, stream.output_tokens, stream.error) == (7, 3, None)
+    assert stream.cached_tokens == (5 if api == "responses" else 0)
 
 
-def test_without_a_usage_the_pieces_are_counted() -> None:
+def test_output_tokens_without_usage_are_pieces_of_text() -> None:
     stream = Stream("chat", 0.0, status=200)
     stream.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * 4, 1.0)
-    assert stream.tokens == 4
+    assert stream.output_tokens == 4
 
 
 @pytest.mark.parametrize(
-    ("status", "reply", "says"),
+    ("status", "reply", "message"),
     [
         (503, b'{"error":{"message":"loading"}}', "HTTP 503"),
         (200, b'data: {"type":"error","code":"server_error"}\n\n', "server_error"),
@@ -51,32 +51,30 @@ def test_without_a_usage_the_pieces_are_counted() -> None:
         (200, b"data: [DONE]\n\n", "no text"),
     ],
 )
-def test_a_stream_that_failed_is_not_counted(status: int, reply: bytes, says: str) -> None:
-    stream = Stream("responses", 0.0, status=status, ended=1.0)
+def test_failed_stream_is_reported_but_not_counted(status: int, reply: bytes, message: str) -> None:
+    stream = Stream("responses", 0.0, status=status, ended_at=1.0)
     stream.feed(reply, 0.5)
-    assert says in str(stream.error)
-    seen = sample([stream])
-    assert (seen.tokens, seen.rate, len(seen.errors)) == (0, 0.0, 1)
+    assert message in str(stream.error)
+    sample = summarize([stream])
+    assert (sample.output_tokens, sample.throughput, len(sample.errors)) == (0, 0.0, 1)
 
 
-def test_a_sample_of_two_streams() -> None:
-    one, two = (Stream("responses", begun, status=200, ended=ended) for begun, ended in ((0.0, 4.0), (1.0, 5.0)))
-    one.arrivals, two.arrivals = [(1.0, 1), (2.0, 1), (4.0, 1)], [(3.0, 2), (5.0, 1)]
-    seen = sample([one, two])
-    assert (seen.tokens, seen.wall, seen.rate) == (6, 5.0, 1.2)
-    assert (seen.first, seen.gap, seen.gap99) == (1.5, 1.5, 2.0)
+def test_sample_summarizes_two_streams() -> None:
+    a, b = (Stream("responses", start, status=200, ended_at=end) for start, end in ((0.0, 4.0), (1.0, 5.0)))
+    a.arrivals, b.arrivals = [(1.0, 1), (2.0, 1), (4.0, 1)], [(3.0, 2), (5.0, 1)]
+    sample = summarize([a, b])
+    assert (sample.output_tokens, sample.duration_s, sample.throughput) == (6, 5.0, 1.2)
+    assert (sample.ttft_s, sample.itl_s, sample.itl_p99_s) == (1.5, 1.5, 2.0)
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
-def test_two_streams_of_the_scripted_server(api: Api) -> None:
+def test_load_on_scripted_server_counts_every_token(api: Api) -> None:
     with serve(
         scripted_registry([{"name": "x", "output": ["one ", "two ", "three"], "tokens_per_chunk": 1}])
-    ) as served:
-        bodies = [body(api, "scripted", f"Hi {place}", 64) for place in range(2)]
-        seen = asyncio.run(load(served.port, api, bodies, limit=20))
-    assert seen.errors == ()
-    assert (seen.streams, seen.tokens) == (
-        2,
-        2 * len("one two three") + 2,
-    )  # a byte is a token; each ends with one more
-    assert 0 < seen.first < seen.wall
+    ) as server:
+        bodies = [request_body(api, "scripted", f"Hi {number}", 64) for number in range(2)]
+        sample = asyncio.run(run_load(server.port, api, bodies, timeout_s=20))
+    assert sample.errors == ()
+    # Each byte is a token, and each reply ends with an end token.
+    assert (sample.streams, sample.output_tokens) == (2, 2 * len("one two three") + 2)
+    assert 0 < sample.ttft_s < sample.duration_s

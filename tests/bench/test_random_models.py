@@ -1,38 +1,46 @@
-"""The made-up vocabulary is whole, and its words are one token each."""
+"""Tests of the made-up vocabulary and the sizes of the models."""
 
 import json
 
 import pytest
 from tokenizers import Tokenizer
 
-from tests.bench.models import ADDED, SHAPES, SPECIAL, VOCAB, tensors, tokenizer, words
+from tests.bench.random_models import (
+    ADDED_TOKENS,
+    SHAPES,
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    build_tokenizer,
+    single_token_words,
+    weight_shapes,
+)
 
 
 @pytest.fixture(scope="module")
-def made() -> Tokenizer:
-    return Tokenizer.from_str(json.dumps(tokenizer()))
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_str(json.dumps(build_tokenizer()))
 
 
-def test_every_id_is_there_once(made: Tokenizer) -> None:
-    assert made.get_vocab_size() == VOCAB
-    assert sorted(made.get_vocab().values()) == list(range(VOCAB))
+def test_vocabulary_has_every_id_once(tokenizer: Tokenizer) -> None:
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
 
 
-def test_a_word_is_one_token(made: Tokenizer) -> None:
-    asked = words()[::97]
-    assert [len(made.encode(f" {word}").ids) for word in asked] == [1] * len(asked)
+def test_word_is_one_token(tokenizer: Tokenizer) -> None:
+    words = single_token_words()[::97]
+    assert [len(tokenizer.encode(f" {word}").ids) for word in words] == [1] * len(words)
 
 
-def test_any_text_comes_back_as_it_was(made: Tokenizer) -> None:
+def test_decoding_restores_any_text(tokenizer: Tokenizer) -> None:
     text = "Hello, wörld!\n\t{ }"
-    assert made.decode(made.encode(text).ids) == text
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_markers_are_single_tokens(made: Tokenizer) -> None:
-    assert made.encode("".join((*SPECIAL, *ADDED))).tokens == [*SPECIAL, *ADDED]
+def test_markers_are_single_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("".join((*SPECIAL_TOKENS, *ADDED_TOKENS))).tokens == [*SPECIAL_TOKENS, *ADDED_TOKENS]
 
 
 @pytest.mark.parametrize(("name", "millions"), [("small", 596), ("tiny", 42)])
-def test_the_models_have_their_size(name: str, millions: int) -> None:
-    sizes = [size for _, size in tensors(SHAPES[name])]
+def test_models_have_documented_number_of_weights(name: str, millions: int) -> None:
+    sizes = [size for _, size in weight_shapes(SHAPES[name])]
     assert sum(size[0] * (size[1] if len(size) > 1 else 1) for size in sizes) // 10**6 == millions

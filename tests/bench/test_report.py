@@ -1,64 +1,88 @@
-"""The page says what the record holds: medians, ratios round by round, and who was left out."""
+"""Tests of the report: medians, ratios by round, failed samples and skipped servers."""
 
 from typing import Any
 
 import pytest
 
-from tests.bench.figures import TIMES
-from tests.bench.report import markdown, ratios
+from tests.bench.report import render_ratio_table, render_report
+from tests.bench.stats import TIMES
 
 
-def one(server: str, turn: int, rate: float, first: float, streams: int = 1, errors: tuple[str, ...] = ()) -> Any:
-    told = {"server": server, "round": turn, "streams": streams, "rate": rate, "first": first, "errors": list(errors)}
-    return told | {"gap": 1 / rate, "gap99": 2 / rate, "cpu": 0.001, "tokens": 128, "wall": 1.0, "given": 128}
+def build_sample(
+    server: str, round_index: int, throughput: float, ttft_s: float, streams: int = 1, errors: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    return {
+        "server": server,
+        "round": round_index,
+        "streams": streams,
+        "throughput": throughput,
+        "ttft_s": ttft_s,
+        "itl_s": 1 / throughput,
+        "itl_p99_s": 2 / throughput,
+        "cpu_s_per_token": 0.001,
+        "output_tokens": 128,
+        "duration_s": 1.0,
+        "prompt_tokens": 128,
+        "errors": list(errors),
+    }
 
 
 @pytest.fixture
-def run() -> dict[str, Any]:
-    told = {"versions": "x 1", "words": ["x"], "started": 1.0, "idle": 0.0, "peak": 2**30, "bytes_per_step": 1e8}
-    rates = {"antiphon": [20.0, 40.0, 30.0], "slow": [10.0, 10.0, 10.0], "fast": [20.0, 10.0, 20.0]}
-    firsts = {"antiphon": 0.2, "slow": 0.4, "fast": 0.8}
+def record() -> dict[str, Any]:
+    entry = {
+        "versions": "x 1",
+        "command": ["x"],
+        "startup_s": 1.0,
+        "idle_cores": 0.0,
+        "peak_memory_bytes": 2**30,
+        "bytes_per_step": 1e8,
+    }
+    throughputs = {"antiphon": [20.0, 40.0, 30.0], "slow": [10.0, 10.0, 10.0], "fast": [20.0, 10.0, 20.0]}
+    ttfts = {"antiphon": 0.2, "slow": 0.4, "fast": 0.8}
     return {
         "date": "2026-01-01",
-        "machine": {"cpu": "a CPU", "cores": 2, "memory": 2**34, "bandwidth": 10.0},
+        "machine": {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**34, "bandwidth_gb_s": 10.0},
         "model": {"name": "tiny", "parameters": 43_000_000},
-        "prompt": 128,
-        "output": 128,
-        "servers": dict.fromkeys(rates, told) | {"gone": {"absent": "not installed"}},
-        "samples": [one(name, turn, rate, firsts[name]) for name in rates for turn, rate in enumerate(rates[name])],
+        "prompt_tokens": 128,
+        "output_tokens": 128,
+        "servers": dict.fromkeys(throughputs, entry) | {"missing": {"skipped": "not installed"}},
+        "samples": [
+            build_sample(name, index, throughput, ttfts[name])
+            for name, values in throughputs.items()
+            for index, throughput in enumerate(values)
+        ],
         "scenarios": {"A scenario": [{"server": "antiphon", "ratio": 1.5}]},
     }
 
 
-def test_ratios_are_paired_and_name_the_best_peer_of_each_figure(run: dict[str, Any]) -> None:
-    rows = ratios(run, "antiphon").splitlines()[2:]
+def test_ratios_are_medians_over_rounds_and_each_column_has_its_own_best_peer(record: dict[str, Any]) -> None:
+    rows = render_ratio_table(record, "antiphon").splitlines()[2:]
     assert rows[0] == f"| slow | 3.00{TIMES} (0.50) |"
-    assert rows[1] == f"| fast | 1.50{TIMES} (0.25) |"  # of 1, 4 and 1.5
-    assert (
-        rows[2] == f"| **best peer** | **1.50{TIMES}** (**0.50**) |"
-    )  # the fast one's tokens, the slow one's first token
+    assert rows[1] == f"| fast | 1.50{TIMES} (0.25) |"  # median of 1, 4 and 1.5
+    # Throughput relative to the fast peer, TTFT relative to the slow one.
+    assert rows[2] == f"| **best peer** | **1.50{TIMES}** (**0.50**) |"
 
 
-def test_a_round_with_an_error_is_no_figure_but_is_told(run: dict[str, Any]) -> None:
-    run["samples"].append(one("fast", 3, 1000.0, 0.001, errors=("HTTP 500",)))
-    assert ratios(run, "antiphon").splitlines()[3] == f"| fast | 1.50{TIMES} (0.25) |"
-    assert "- fast, 1 streams, round 3: 1 failed: HTTP 500" in markdown(run)
+def test_sample_with_error_is_reported_but_not_counted(record: dict[str, Any]) -> None:
+    record["samples"].append(build_sample("fast", 3, 1000.0, 0.001, errors=("HTTP 500",)))
+    assert render_ratio_table(record, "antiphon").splitlines()[3] == f"| fast | 1.50{TIMES} (0.25) |"
+    assert "- fast, 1 streams, round 3: 1 requests failed: HTTP 500" in render_report(record)
 
 
-def test_the_page_tells_everything(run: dict[str, Any]) -> None:
-    page = markdown(run)
-    assert "| antiphon | 30.0, 33.3, 200 |" in page
-    assert "- gone: left out: not installed" in page
-    assert "### A scenario\n\n| server | ratio |" in page
-    assert "30% | 30% |" in page  # 1e8 bytes at 10 GB/s are 10 ms of a gap of 33 ms
+def test_report_contains_speed_scenarios_roofline_and_skipped_servers(record: dict[str, Any]) -> None:
+    report = render_report(record)
+    assert "| antiphon | 30.0, 33.3, 200 |" in report
+    assert "- missing: skipped: not installed" in report
+    assert "### A scenario\n\n| server | ratio |" in report
+    assert "30% | 30% |" in report  # 1e8 bytes at 10 GB/s take 10 ms, of an ITL of 33 ms
 
 
-def test_what_a_gpu_reads_is_told_beside_what_its_memory_allows(run: dict[str, Any]) -> None:
-    run["servers"] = run["servers"] | {"antiphon": run["servers"]["antiphon"] | {"bandwidth": 100.0}}
-    page = markdown(run)
-    assert "3% | 3% |" in page and "30% | 30% |" not in page.split("| slow |")[0]
-    assert "The GPU's is read at 100 GB/s." in page
+def test_roofline_of_gpu_server_uses_gpu_bandwidth(record: dict[str, Any]) -> None:
+    record["servers"] = record["servers"] | {"antiphon": record["servers"]["antiphon"] | {"bandwidth_gb_s": 100.0}}
+    report = render_report(record)
+    assert "3% | 3% |" in report and "30% | 30% |" not in report.split("| slow |")[0]
+    assert "GPU memory bandwidth 100 GB/s." in report
 
 
-def test_a_run_without_samples_has_a_page(run: dict[str, Any]) -> None:
-    assert "a CPU" in markdown(run | {"samples": [], "scenarios": {}})
+def test_report_of_record_without_samples_describes_machine(record: dict[str, Any]) -> None:
+    assert "a CPU" in render_report(record | {"samples": [], "scenarios": {}})

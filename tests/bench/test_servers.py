@@ -1,4 +1,4 @@
-"""A server is started, asked, put through the scenarios and ended; the scripted one stands for all."""
+"""Tests of servers and scenarios, with the scripted server as the peer."""
 
 import sys
 from pathlib import Path
@@ -6,65 +6,67 @@ from pathlib import Path
 import pytest
 
 from tests.bench.peers import PEERS, Peer
-from tests.bench.scenarios import growth, long_prompt, next_turn
-from tests.bench.servers import Fleet, NotStartedError, prompt
+from tests.bench.scenarios import run_growing_context, run_long_prompt, run_next_turn
+from tests.bench.servers import NotStartedError, ServerPool, make_prompt
 
-WORDS = ", ".join(['"x", {pause = 0.01}'] * 100)
+OUTPUT = ", ".join(['"x", {pause = 0.01}'] * 100)
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Peer:
+def scripted_peer(tmp_path: Path) -> Peer:
     script = tmp_path / "script.toml"
-    script.write_text(f"[[reply]]\nname = 'x'\nspeak = [{WORDS}]\n", encoding="utf-8")
-    words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    script.write_text(f"[[reply]]\nname = 'x'\noutput = [{OUTPUT}]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
     return Peer(
-        "antiphon", lambda model, port: [*words, "--served-model-name", model.name, "--port", str(port)], ("antiphon",)
+        "antiphon",
+        lambda model, port: [*command, "--served-model-name", model.name, "--port", str(port)],
+        ("antiphon",),
     )
 
 
-async def test_a_server_from_its_start_to_its_end(peer: Peer, tmp_path: Path) -> None:
-    with Fleet("tiny", tmp_path) as fleet:
-        server = await fleet.start(peer, 2)
-        with server.alone():
-            seen = await server.run([prompt(f"{place}", 64) for place in range(2)], 32)
-            turn = await next_turn(server, 1)
-            contexts = await growth(server, 1)
-        assert server.process.peak() > 0
-    assert server.process.over
-    assert (seen.errors, seen.tokens) == ((), 2 * 32)
-    assert server.started > 0
-    assert turn["cached share of the resent tokens"] == 0
+async def test_server_is_measured_and_terminated(scripted_peer: Peer, tmp_path: Path) -> None:
+    with ServerPool("tiny", tmp_path) as pool:
+        server = await pool.start(scripted_peer, 2)
+        with server.resumed():
+            sample = await server.run_prompts([make_prompt(f"{index}", 64) for index in range(2)], 32)
+            next_turn = await run_next_turn(server, 1)
+            contexts = await run_growing_context(server, 1)
+        assert server.process.peak_memory() > 0
+    assert server.process.has_exited
+    assert (sample.errors, sample.output_tokens) == ((), 2 * 32)
+    assert server.startup_s > 0
+    assert next_turn["cached share of the resent tokens"] == 0
     assert [record["context"] for record in contexts] == sorted(record["context"] for record in contexts)
 
 
-async def test_a_long_prompt_among_running_streams(peer: Peer, tmp_path: Path) -> None:
-    with Fleet("tiny", tmp_path) as fleet:
-        server = await fleet.start(peer, 1)
-        for turn in range(5):
-            told = await long_prompt(server, turn)
-            if told["longest during, ms"]:  # on a busy machine nothing may come in between
+async def test_long_prompt_measures_itl_of_running_streams(scripted_peer: Peer, tmp_path: Path) -> None:
+    with ServerPool("tiny", tmp_path) as pool:
+        server = await pool.start(scripted_peer, 1)
+        for seed in range(5):
+            record = await run_long_prompt(server, seed)
+            if record["max ITL during, ms"]:  # on a busy machine no text may arrive during the prompt
                 break
-    assert told["median gap before, ms"] >= 9
-    assert told["ratio"] == pytest.approx(told["during, ms"] / told["median gap before, ms"])
-    assert told["longest during, ms"] >= told["during, ms"]
+    assert record["ITL before, ms"] >= 9
+    assert record["ratio"] == pytest.approx(record["ITL during, ms"] / record["ITL before, ms"])
+    assert record["max ITL during, ms"] >= record["ITL during, ms"]
 
 
-async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+async def test_error_of_failed_start_contains_server_output(tmp_path: Path) -> None:
     broken = Peer("broken", lambda model, port: [sys.executable, "-c", "raise SystemExit('no such model')"], ())
-    with Fleet("tiny", tmp_path) as fleet:
+    with ServerPool("tiny", tmp_path) as pool:
         with pytest.raises(NotStartedError, match="no such model"):
-            await fleet.start(broken, 1)
-        assert fleet.servers == []
+            await pool.start(broken, 1)
+        assert pool.servers == []
 
 
-async def test_a_peer_that_needs_a_gpu_is_left_out_without_one(tmp_path: Path) -> None:
+async def test_gpu_peer_is_not_started_without_gpu(tmp_path: Path) -> None:
     if pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("there is a GPU")
-    with Fleet("small", tmp_path) as fleet, pytest.raises(NotStartedError, match="sees no GPU"):
-        await fleet.start(PEERS["antiphon-gpu"], 1)
+        pytest.skip("needs a machine without a GPU")
+    with ServerPool("small", tmp_path) as pool, pytest.raises(NotStartedError, match="finds no GPU"):
+        await pool.start(PEERS["antiphon-gpu"], 1)
 
 
-async def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path) -> None:
-    gone = Peer("gone", lambda model, port: [], (), env="nowhere")
-    with Fleet("tiny", tmp_path) as fleet, pytest.raises(NotStartedError, match="make bench-peers"):
-        await fleet.start(gone, 1)
+async def test_peer_that_is_not_installed_is_not_started(tmp_path: Path) -> None:
+    missing = Peer("missing", lambda model, port: [], (), env_name="missing")
+    with ServerPool("tiny", tmp_path) as pool, pytest.raises(NotStartedError, match="make bench-peers"):
+        await pool.start(missing, 1)

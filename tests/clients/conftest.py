@@ -1,15 +1,23 @@
-"""Fixtures of the client tests: one server that plays every case, and clients of it."""
+"""Fixtures of the client tests: a server that plays every case, and Node with the openai SDK."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.clients.sdk_helpers import all_cases
+from tests.clients.node_install import install_node_sdk
+from tests.clients.sdk_helpers import make_case_registry
 from tests.serving import RunningServer, serve
 
 
 @pytest.fixture(scope="session")
-def house() -> Iterator[RunningServer]:
-    """A server with a model for each dialect, which plays any case when asked by name."""
-    with serve(all_cases()) as served:
-        yield served
+def case_server() -> Iterator[RunningServer]:
+    """A server with a model for each dialect. A model plays the case that the prompt names."""
+    with serve(make_case_registry()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def node() -> Path:
+    """A Node program with the openai SDK. Skips the test where npm cannot install them."""
+    return install_node_sdk()

@@ -1,5 +1,5 @@
 // Uses every method of `client.responses` and `client.conversations`. Arguments: base URL, API key.
-// Prints {methods, worked: name -> true or what came instead, raised: "Kind what" -> {kind, status}}.
+// Prints {methods, worked: name -> true or a failure, raised: "ErrorClass name" -> {kind, status}}.
 import OpenAI from "openai";
 
 const [url, apiKey] = process.argv.slice(2);
@@ -14,9 +14,9 @@ function methodsOf(resource) {
     .sort();
 }
 
-async function works(name, holds) {
+async function works(name, check) {
   try {
-    worked[name] = (await holds()) === true ? true : "it does not hold";
+    worked[name] = (await check()) === true ? true : "check failed";
   } catch (error) {
     worked[name] = `${error.constructor.name}: ${error.message}`;
   }
@@ -32,17 +32,17 @@ async function raises(name, attempt) {
 }
 
 const model = "scripted";
-const made = await responses.create({ model, input: "Hi" });
-await works("create", () => made.output_text === "Hello.");
+const response = await responses.create({ model, input: "Hi" });
+await works("create", () => response.output_text === "Hello.");
 await works("create stream", async () => {
   const kinds = [];
   for await (const event of await responses.create({ model, input: "Hi", stream: true })) kinds.push(event.type);
   return kinds.at(-1) === "response.completed";
 });
-await works("retrieve", async () => (await responses.retrieve(made.id)).id === made.id);
+await works("retrieve", async () => (await responses.retrieve(response.id)).id === response.id);
 await works("retrieve stream", async () => {
   const numbers = [];
-  for await (const event of await responses.retrieve(made.id, { stream: true, starting_after: 2 })) {
+  for await (const event of await responses.retrieve(response.id, { stream: true, starting_after: 2 })) {
     numbers.push(event.sequence_number);
   }
   return numbers[0] === 3;
@@ -53,10 +53,10 @@ await works("parse", async () => {
   return JSON.parse(parsed.output_text).city === "Oslo";
 });
 await works("stream", async () => (await responses.stream({ model, input: "Hi" }).finalResponse()).output_text === "Hello.");
-await works("inputItems.list", async () => (await responses.inputItems.list(made.id)).data.length === 1);
+await works("inputItems.list", async () => (await responses.inputItems.list(response.id)).data.length === 1);
 await works("inputTokens.count", async () => {
   const counted = await responses.inputTokens.count({ model, input: "Hi" });
-  return counted.input_tokens === made.usage.input_tokens;
+  return counted.input_tokens === response.usage.input_tokens;
 });
 await works("compact", async () => (await responses.compact({ model, input: "Hi" })).output.at(-1).type === "compaction");
 const running = await responses.create({ model, input: "Forever", background: true });
@@ -64,41 +64,41 @@ await works("background", () => running.status === "queued");
 await works("cancel", async () => (await responses.cancel(running.id)).status === "cancelled");
 await works("delete", async () => (await responses.delete(running.id), true));
 
-const talk = await conversations.create({ items: [{ role: "user", content: "Hi" }], metadata: { a: "b" } });
-await works("conversations.create", () => talk.metadata.a === "b");
-await works("conversations.retrieve", async () => (await conversations.retrieve(talk.id)).id === talk.id);
-await works("conversations.update", async () => (await conversations.update(talk.id, { metadata: { c: "d" } })).metadata.c === "d");
-const added = await conversations.items.create(talk.id, { items: [{ role: "user", content: "More" }] });
+const conversation = await conversations.create({ items: [{ role: "user", content: "Hi" }], metadata: { a: "b" } });
+await works("conversations.create", () => conversation.metadata.a === "b");
+await works("conversations.retrieve", async () => (await conversations.retrieve(conversation.id)).id === conversation.id);
+await works("conversations.update", async () => (await conversations.update(conversation.id, { metadata: { c: "d" } })).metadata.c === "d");
+const added = await conversations.items.create(conversation.id, { items: [{ role: "user", content: "More" }] });
 const item = added.data[0].id;
 await works("items.create", () => added.data.length === 1);
-await works("items.list", async () => (await conversations.items.list(talk.id)).data.length === 2);
-await works("items.retrieve", async () => (await conversations.items.retrieve(item, { conversation_id: talk.id })).id === item);
-await works("a turn in it", async () => (await responses.create({ model, input: "On", conversation: talk.id })).conversation.id === talk.id);
-await works("items.delete", async () => (await conversations.items.delete(item, { conversation_id: talk.id })).id === talk.id);
-await works("conversations.delete", async () => (await conversations.delete(talk.id)).deleted);
+await works("items.list", async () => (await conversations.items.list(conversation.id)).data.length === 2);
+await works("items.retrieve", async () => (await conversations.items.retrieve(item, { conversation_id: conversation.id })).id === item);
+await works("a turn in it", async () => (await responses.create({ model, input: "On", conversation: conversation.id })).conversation.id === conversation.id);
+await works("items.delete", async () => (await conversations.items.delete(item, { conversation_id: conversation.id })).id === conversation.id);
+await works("conversations.delete", async () => (await conversations.delete(conversation.id)).deleted);
 
-const nobody = "resp_0000000000000000";
-await raises("NotFoundError retrieve", () => responses.retrieve(nobody));
-await raises("NotFoundError retrieve stream", () => responses.retrieve(nobody, { stream: true }));
-await raises("NotFoundError delete", () => responses.delete(nobody));
-await raises("NotFoundError cancel", () => responses.cancel(nobody));
-await raises("NotFoundError inputItems", () => responses.inputItems.list(nobody));
+const unknownId = "resp_0000000000000000";
+await raises("NotFoundError retrieve", () => responses.retrieve(unknownId));
+await raises("NotFoundError retrieve stream", () => responses.retrieve(unknownId, { stream: true }));
+await raises("NotFoundError delete", () => responses.delete(unknownId));
+await raises("NotFoundError cancel", () => responses.cancel(unknownId));
+await raises("NotFoundError inputItems", () => responses.inputItems.list(unknownId));
 await raises("NotFoundError model", () => responses.create({ model: "nobody", input: "x" }));
 await raises("NotFoundError compact", () => responses.compact({ model: "nobody", input: "x" }));
 await raises("BadRequestError create", () => responses.create({ model, input: "x", temperature: 9 }));
 await raises("BadRequestError stream", () => responses.stream({ model, input: "x", temperature: 9 }).finalResponse());
 await raises("BadRequestError parse", () => responses.parse({ model, input: "x", temperature: 9 }));
-await raises("BadRequestError previous", () => responses.create({ model, previous_response_id: nobody }));
+await raises("BadRequestError previous", () => responses.create({ model, previous_response_id: unknownId }));
 await raises("BadRequestError inputTokens", () => responses.inputTokens.count({ model, input: [] }));
-await raises("BadRequestError cancel", () => responses.cancel(made.id));
-await raises("NotFoundError conversations.retrieve", () => conversations.retrieve(talk.id));
-await raises("NotFoundError conversations.update", () => conversations.update(talk.id, { metadata: {} }));
-await raises("NotFoundError conversations.delete", () => conversations.delete(talk.id));
-await raises("NotFoundError items.list", () => conversations.items.list(talk.id));
-await raises("NotFoundError items.create", () => conversations.items.create(talk.id, { items: [{ role: "user", content: "x" }] }));
-await raises("NotFoundError items.retrieve", () => conversations.items.retrieve(item, { conversation_id: talk.id }));
-await raises("NotFoundError items.delete", () => conversations.items.delete(item, { conversation_id: talk.id }));
-await raises("AuthenticationError", () => new OpenAI({ baseURL: url, apiKey: "x", maxRetries: 0 }).responses.retrieve(made.id));
+await raises("BadRequestError cancel", () => responses.cancel(response.id));
+await raises("NotFoundError conversations.retrieve", () => conversations.retrieve(conversation.id));
+await raises("NotFoundError conversations.update", () => conversations.update(conversation.id, { metadata: {} }));
+await raises("NotFoundError conversations.delete", () => conversations.delete(conversation.id));
+await raises("NotFoundError items.list", () => conversations.items.list(conversation.id));
+await raises("NotFoundError items.create", () => conversations.items.create(conversation.id, { items: [{ role: "user", content: "x" }] }));
+await raises("NotFoundError items.retrieve", () => conversations.items.retrieve(item, { conversation_id: conversation.id }));
+await raises("NotFoundError items.delete", () => conversations.items.delete(item, { conversation_id: conversation.id }));
+await raises("AuthenticationError", () => new OpenAI({ baseURL: url, apiKey: "x", maxRetries: 0 }).responses.retrieve(response.id));
 
 const methods = {
   responses: methodsOf(responses),

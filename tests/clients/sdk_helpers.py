@@ -1,4 +1,4 @@
-"""One server for all the cases, and the openai SDK with a tape recorder on its wire."""
+"""A server that plays every case, and openai SDK clients that record the bytes on the wire."""
 
 import asyncio
 import json
@@ -11,26 +11,25 @@ from typing import Any
 
 import httpx
 import httpx2
-import msgspec
 from openai import AsyncOpenAI, OpenAI
 
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.protocol import EngineInfo
-from antiphon.engine.scripted.script import ScriptStep
 from tests.serving import RunningServer, scripted_registry
+from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, TOOLS, Case
 
 Json = dict[str, Any]
 
-PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Never used on loopback; handed to every client because making a fresh one costs more than a request."""
-get, post = partial(httpx.get, verify=PLAIN), partial(httpx.post, verify=PLAIN)
+SHARED_TLS_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""TLS context of every client. Loopback does not use it, but creating one for each client costs more than a request."""
+get, post = partial(httpx.get, verify=SHARED_TLS_CONTEXT), partial(httpx.post, verify=SHARED_TLS_CONTEXT)
 
 DIALECTS = ("hermes", "qwen3-coder", "gpt-oss")
-"""Each is the name of the model that speaks it."""
+"""Dialects of the served models. Each model has the name of its dialect."""
 
-AFTER = "[after]"
-"""What a user says to be answered with a word, whatever came before."""
+FOLLOW_UP_TEXT = "[after]"
+"""User text that selects the short reply `Done.` for any history."""
 
 CHAT_TOOLS = [
     {"type": tool["type"], tool["type"]: {key: value for key, value in tool.items() if key != "type"}}
@@ -39,19 +38,19 @@ CHAT_TOOLS = [
 ]
 
 
-def prompt(case: Case) -> str:
-    """What the user says to be answered with this case."""
+def case_prompt(case: Case) -> str:
+    """Returns the user text that selects the case's reply."""
     return f"Play [{case.name}]."
 
 
-def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: Any) -> ModelRegistry:
-    """A model for each dialect, which plays any of its cases when asked by name."""
+def make_case_registry(cases: list[Case] = CASES, *, step: int | None = None, **engine: Any) -> ModelRegistry:
+    """Returns a registry with one model for each dialect. A model plays the case that the prompt names."""
     models = []
     for dialect in DIALECTS:
         replies = [
             {
                 "name": case.name,
-                "output": case.speak,
+                "output": case.output,
                 "finish": case.finish,
                 "tokens_per_chunk": case.step if step is None else step,
                 "when": [f"[{case.name}]"],
@@ -60,8 +59,9 @@ def all_cases(cases: list[Case] = CASES, *, step: int | None = None, **engine: A
             if case.dialect == dialect
         ]
         info = EngineInfo(max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=_stop_ids(dialect))
-        after = {"name": "after", "output": ["Done."], "when": [AFTER]}
-        models += scripted_registry([after, *replies], dialect=dialect, names=(dialect,), info=info, **engine).served
+        follow_up = {"name": "after", "output": ["Done."], "when": [FOLLOW_UP_TEXT]}
+        registry = scripted_registry([follow_up, *replies], dialect=dialect, names=(dialect,), info=info, **engine)
+        models += registry.served
     return ModelRegistry(models)
 
 
@@ -70,81 +70,81 @@ def _stop_ids(dialect: str) -> tuple[int, ...]:
 
 
 def responses_body(case: Case) -> Json:
-    """The case as a request to `/v1/responses`."""
-    return {"model": case.dialect, "input": prompt(case), "tools": TOOLS} | case.request | case.responses
+    """Returns the case's request to `/v1/responses`."""
+    return {"model": case.dialect, "input": case_prompt(case), "tools": TOOLS} | case.request | case.responses
 
 
 def chat_body(case: Case) -> Json:
-    """The case as a request to `/v1/chat/completions`."""
-    messages = [{"role": "user", "content": prompt(case)}]
+    """Returns the case's request to `/v1/chat/completions`."""
+    messages = [{"role": "user", "content": case_prompt(case)}]
     return {"model": case.dialect, "messages": messages, "tools": CHAT_TOOLS} | case.request | case.chat
 
 
-def for_sdk(body: Json) -> Json:
-    """The body as keyword arguments: what the SDK has no parameter for goes into `extra_body`."""
+def sdk_arguments(body: Json) -> Json:
+    """Returns the body as keyword arguments. Fields without an SDK parameter are moved to `extra_body`."""
     extra = {key: body[key] for key in ("stop",) if key in body}
     return {key: value for key, value in body.items() if key not in extra} | ({"extra_body": extra} if extra else {})
 
 
-# The tape
+# Recording the wire
 
 
-class Tape(list[bytes]):
-    """The bodies of the answers, as they came over the wire: one entry an answer."""
+class RecordedReplies(list[bytes]):
+    """Reply bodies as received from the wire, one entry a reply."""
 
-    def answer(self) -> bytes:
-        """The last one."""
+    def last(self) -> bytes:
+        """Returns the body of the latest reply."""
         return self[-1]
 
 
-class _Recorder(httpx2.BaseTransport):
-    def __init__(self, tape: Tape) -> None:
-        self._inner, self._tape = httpx2.HTTPTransport(verify=PLAIN), tape
+class _RecordingTransport(httpx2.BaseTransport):
+    def __init__(self, replies: RecordedReplies) -> None:
+        self._inner, self._replies = httpx2.HTTPTransport(verify=SHARED_TLS_CONTEXT), replies
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         reply = self._inner.handle_request(request)
-        self._tape.append(b"")
-        reply.stream = _Recorded(reply.stream, self._tape, len(self._tape) - 1)
+        self._replies.append(b"")
+        reply.stream = _RecordingStream(reply.stream, self._replies, len(self._replies) - 1)
         return reply
 
     def close(self) -> None:
         self._inner.close()
 
 
-class _Recorded(httpx2.SyncByteStream):
-    def __init__(self, inner: Any, tape: Tape, place: int) -> None:
-        self._inner, self._tape, self._place = inner, tape, place
+class _RecordingStream(httpx2.SyncByteStream):
+    def __init__(self, inner: Any, replies: RecordedReplies, index: int) -> None:
+        self._inner, self._replies, self._index = inner, replies, index
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._inner:
-            self._tape[self._place] += piece
+            self._replies[self._index] += piece
             yield piece
 
     def close(self) -> None:
         self._inner.close()
 
 
-class _AsyncRecorder(httpx2.AsyncBaseTransport):
-    def __init__(self, tape: Tape) -> None:
-        self._inner, self._tape = httpx2.AsyncHTTPTransport(verify=PLAIN), tape
+class _AsyncRecordingTransport(httpx2.AsyncBaseTransport):
+    def __init__(self, replies: RecordedReplies) -> None:
+        self._inner, self._replies = httpx2.AsyncHTTPTransport(verify=SHARED_TLS_CONTEXT), replies
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         reply = await self._inner.handle_async_request(request)
-        self._tape.append(b"")
-        reply.stream = _AsyncRecorded(reply.stream, self._tape, len(self._tape) - 1)
+        self._replies.append(b"")
+        reply.stream = _AsyncRecordingStream(reply.stream, self._replies, len(self._replies) - 1)
         return reply
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _AsyncRecorded(httpx2.AsyncByteStream):
-    def __init__(self, inner: Any, tape: Tape, place: int) -> None:
-        self._inner, self._tape, self._place = inner, tape, place
+class _AsyncRecordingStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: Any, replies: RecordedReplies, index: int) -> None:
+        self._inner, self._replies, self._index = inner, replies, index
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._inner:
-            self._tape[self._place] += piece
+            self._replies[self._index] += piece
             yield piece
 
     async def aclose(self) -> None:
@@ -152,87 +152,101 @@ class _AsyncRecorded(httpx2.AsyncByteStream):
 
 
 @contextmanager
-def sdk(served: RunningServer, key: str = "none") -> Iterator[tuple[OpenAI, Tape]]:
-    """The openai client as users make it, except that nothing is retried and its wire is on tape."""
-    tape = Tape()
+def open_sdk(server: RunningServer, key: str = "none") -> Iterator[tuple[OpenAI, RecordedReplies]]:
+    """Opens an `OpenAI` client that never retries, and records its replies."""
+    replies = RecordedReplies()
     with (
-        httpx2.Client(transport=_Recorder(tape), timeout=30) as wire,
-        OpenAI(base_url=served.url, api_key=key, http_client=wire, max_retries=0) as client,
+        httpx2.Client(transport=_RecordingTransport(replies), timeout=30) as wire,
+        OpenAI(base_url=server.url, api_key=key, http_client=wire, max_retries=0) as client,
     ):
-        yield client, tape
+        yield client, replies
 
 
 @asynccontextmanager
-async def async_sdk(served: RunningServer, key: str = "none") -> AsyncIterator[tuple[AsyncOpenAI, Tape]]:
-    """The same for `AsyncOpenAI`."""
-    tape = Tape()
+async def open_async_sdk(
+    server: RunningServer, key: str = "none"
+) -> AsyncIterator[tuple[AsyncOpenAI, RecordedReplies]]:
+    """Opens an `AsyncOpenAI` client that never retries, and records its replies."""
+    replies = RecordedReplies()
     async with (
-        httpx2.AsyncClient(transport=_AsyncRecorder(tape), timeout=30) as wire,
-        AsyncOpenAI(base_url=served.url, api_key=key, http_client=wire, max_retries=0) as client,
+        httpx2.AsyncClient(transport=_AsyncRecordingTransport(replies), timeout=30) as wire,
+        AsyncOpenAI(base_url=server.url, api_key=key, http_client=wire, max_retries=0) as client,
     ):
-        yield client, tape
+        yield client, replies
 
 
-def events(raw: bytes) -> list[Json]:
-    """The data of every frame of a stream that ended properly, the end mark left out."""
+def parse_events(raw: bytes) -> list[Json]:
+    """Returns the data of every SSE frame, without the end mark. Fails if the stream did not end with it."""
     lines = [line.removeprefix("data: ") for line in raw.decode().split("\n") if line.startswith("data: ")]
     assert lines.pop() == "[DONE]" and raw.endswith(b"\n\n"), raw[-200:]
     return [json.loads(line) for line in lines]
 
 
-def plain(model: Any) -> Any:
-    """An SDK object as JSON, without what its helpers add to what the wire said."""
-    # The SDK's own generic types do not fit each other, and pydantic warns of it.
-    return _without(model.to_dict(mode="json", warnings=False), {"parsed", "parsed_arguments"})
+def dump_sdk_object(model: Any) -> Any:
+    """Returns an SDK object as JSON, without the keys that the SDK's helpers add."""
+    # The SDK's own generic types do not match each other, and pydantic warns about it.
+    return _drop_keys(model.to_dict(mode="json", warnings=False), {"parsed", "parsed_arguments"})
 
 
-def _without(value: Any, keys: set[str]) -> Any:
+def _drop_keys(value: Any, keys: set[str]) -> Any:
     if isinstance(value, dict):
-        return {key: _without(inside, keys) for key, inside in value.items() if key not in keys}
-    return [_without(inside, keys) for inside in value] if isinstance(value, list) else value
+        return {key: _drop_keys(inside, keys) for key, inside in value.items() if key not in keys}
+    return [_drop_keys(inside, keys) for inside in value] if isinstance(value, list) else value
+
+
+def normalize_completion(completion: Json) -> Json:
+    """Returns a completion for comparison: ids numbered by appearance, no empty values, no keys that only deltas have."""
+    normalized = _drop_empty(json.loads(event_lines.IdNumbers().replace_ids(json.dumps(completion))))
+    for choice in normalized["choices"]:
+        for call in choice["message"].get("tool_calls", []):
+            call.pop("index", None)
+    return {key: normalized[key] for key in ("id", "object", "model", "choices", "usage")}
+
+
+def _drop_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _drop_empty(inside) for key, inside in value.items() if inside not in (None, "", [])}
+    return [_drop_empty(inside) for inside in value] if isinstance(value, list) else value
 
 
 # The server's side
 
 
-def engine(served: RunningServer, case: Case) -> Any:
-    """The engine that plays the case."""
-    return served.context.models.find_model(case.dialect).engine
+def find_engine(server: RunningServer, case: Case) -> Any:
+    """Returns the engine that plays the case."""
+    return server.context.models.find_model(case.dialect).engine
 
 
-def cancel(served: RunningServer, case: Case, response_id: str, already: int) -> None:
-    """Have the engine cancel a stalled turn once it has said all it will. `already`: its tokens before the turn."""
-    form = served.context.models.find_model(case.dialect).format
-    said = sum(len(form.encode(piece)) for piece in case.speak if isinstance(piece, str))
-    assert within(5, lambda: engine(served, case).stats().generated_tokens - already >= said)
-    asyncio.run_coroutine_threadsafe(engine(served, case).cancel(response_id), served.loop).result(5)
+def cancel_stalled_turn(server: RunningServer, case: Case, response_id: str, tokens_before: int) -> None:
+    """Cancels a stalled turn in the engine, after the engine has sent all its output.
+
+    `already` is the engine's count of generated tokens before the turn.
+    """
+    model_format = server.context.models.find_model(case.dialect).format
+    expected = sum(len(model_format.encode(piece)) for piece in case.output if isinstance(piece, str))
+    assert wait_until(5, lambda: find_engine(server, case).stats().generated_tokens - tokens_before >= expected)
+    asyncio.run_coroutine_threadsafe(find_engine(server, case).cancel(response_id), server.loop).result(5)
 
 
-def within(seconds: float, holds: Any) -> bool:
-    """Whether it comes to hold in that time."""
+def wait_until(seconds: float, condition: Any) -> bool:
+    """Tells whether the condition becomes true within the time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if holds():
+        if condition():
             return True
         time.sleep(0.01)
-    return bool(holds())
+    return bool(condition())
 
 
-def stalls(case: Case) -> bool:
-    """Whether the case ends only by being cancelled."""
-    pieces = [msgspec.convert(piece, ScriptStep) for piece in case.speak if isinstance(piece, dict)]
-    return any(piece.stall for piece in pieces)
-
-
-def overhear(served: RunningServer) -> list[str]:
-    """The prompts of the first model from now on, in the order they come, as text with all their markers."""
+def record_prompts(server: RunningServer) -> list[str]:
+    """Returns a list that receives each later prompt of the first model, as text with all markers."""
     prompts: list[str] = []
-    player, decode = served.engine, served.context.models.served[0].format.decode
-    generate = player.generate
+    engine, decode = server.engine, server.context.models.served[0].format.decode
+    generate = engine.generate
 
-    def recorded(job: Any, hear: Any) -> Any:
+    def generate_recorded(job: Any, on_chunk: Any) -> Any:
         prompts.append(decode(job.tokens))
-        return generate(job, hear)
+        return generate(job, on_chunk)
 
-    player.generate = recorded
+    engine.generate = generate_recorded
     return prompts

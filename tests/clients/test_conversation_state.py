@@ -1,4 +1,4 @@
-"""Turns that lean on earlier ones, and turns in the background, through the openai SDK over a real socket."""
+"""Stored state through the openai SDK: previous responses, conversations, input items, background responses, deletion."""
 
 import json
 import time
@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.invariants import check
+from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -37,120 +37,120 @@ KEYS = ("sk-one", "sk-two")
 
 
 @pytest.fixture(scope="module", params=["memory", "file"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp("store") / "responses.db" if request.param == "file" else None
     with serve(scripted_registry(SCRIPT), api_keys=KEYS, store_file=store) as running:
         yield running
 
 
-def sdk(served: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.url, api_key=key, max_retries=0, timeout=20)
+def make_client(server: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=20)
 
 
 @pytest.fixture
-def client(served: RunningServer) -> Iterator[openai.OpenAI]:
-    with sdk(served) as opened:
-        yield opened
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with make_client(server) as client:
+        yield client
 
 
 @pytest.fixture
-def other(served: RunningServer) -> Iterator[openai.OpenAI]:
-    """Somebody else's client."""
-    with sdk(served, KEYS[1]) as opened:
-        yield opened
+def other_client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    """A client with another API key."""
+    with make_client(server, KEYS[1]) as client:
+        yield client
 
 
-def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
-    return client.responses.create(model="scripted", input=text, **more)
+def create_response(client: openai.OpenAI, text: str, **fields: Any) -> Any:
+    return client.responses.create(model="scripted", input=text, **fields)
 
 
-def settled(client: openai.OpenAI, response_id: str) -> Any:
+def wait_for_end(client: openai.OpenAI, response_id: str) -> Any:
     for _ in range(500):
-        found = client.responses.retrieve(response_id)
-        if found.status not in ("queued", "in_progress"):
-            return found
+        response = client.responses.retrieve(response_id)
+        if response.status not in ("queued", "in_progress"):
+            return response
         time.sleep(0.01)
-    raise AssertionError("it does not end")
+    raise AssertionError("the response did not end")
 
 
-# The chain
+# Previous responses
 
 
-def test_a_conversation_of_three_turns_by_previous_response_id(client: openai.OpenAI) -> None:
-    first = ask(client, "What is the weather in Oslo?", tools=[TOOL], instructions="Be brief.")
+def test_three_turns_by_previous_response_id(client: openai.OpenAI) -> None:
+    first = create_response(client, "What is the weather in Oslo?", tools=[TOOL], instructions="Be brief.")
     call = first.output[-1]
-    told: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}]
-    second = ask(client, told, previous_response_id=first.id, tools=[TOOL])
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}]
+    second = create_response(client, output, previous_response_id=first.id, tools=[TOOL])
     assert second.output_text == "It is sunny." and second.previous_response_id == first.id
     assert second.instructions is None
-    third = ask(client, "Where was that?", previous_response_id=second.id)
+    third = create_response(client, "Where was that?", previous_response_id=second.id)
     assert third.output_text == "In Oslo."
-    both = [ask(client, "Where was that?", previous_response_id=second.id).output_text for _ in range(2)]
-    assert both == ["In Oslo."] * 2, "one response may have several that follow it"
+    texts = [create_response(client, "Where was that?", previous_response_id=second.id).output_text for _ in range(2)]
+    assert texts == ["In Oslo."] * 2, "several responses may follow one"
 
 
-def test_the_chain_is_the_same_prompt_as_the_whole_history_sent_again(client: openai.OpenAI) -> None:
-    first = ask(client, "What is the weather in Oslo?", tools=[TOOL])
+def test_previous_response_id_gives_the_same_prompt_as_the_full_history(client: openai.OpenAI) -> None:
+    first = create_response(client, "What is the weather in Oslo?", tools=[TOOL])
     call = first.output[-1]
-    told: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}
-    chained = ask(client, [told], previous_response_id=first.id, tools=[TOOL])
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}
+    chained = create_response(client, [output], previous_response_id=first.id, tools=[TOOL])
     history = [{"role": "user", "content": "What is the weather in Oslo?"}]
     history += [item.model_dump(exclude_none=True) for item in first.output]
-    resent = ask(client, [*history, told], tools=[TOOL])
+    resent = create_response(client, [*history, output], tools=[TOOL])
     references = [{"type": "item_reference", "id": item.id} for item in first.output]
-    referred = ask(client, [history[0], *references, told], tools=[TOOL])
-    counts = {one.usage.input_tokens for one in (chained, resent, referred)}
+    referred = create_response(client, [history[0], *references, output], tools=[TOOL])
+    counts = {response.usage.input_tokens for response in (chained, resent, referred)}
     assert len(counts) == 1, counts
 
 
-def test_an_input_item_can_be_referred_to(client: openai.OpenAI) -> None:
-    first = ask(client, "What is the weather in Oslo?", tools=[TOOL])
-    (given,) = client.responses.input_items.list(first.id).data
-    again = ask(client, [{"type": "item_reference", "id": given.id}], tools=[TOOL])
-    assert again.output[-1].name == "weather"
+def test_input_item_can_be_referenced_by_id(client: openai.OpenAI) -> None:
+    first = create_response(client, "What is the weather in Oslo?", tools=[TOOL])
+    (input_item,) = client.responses.input_items.list(first.id).data
+    second = create_response(client, [{"type": "item_reference", "id": input_item.id}], tools=[TOOL])
+    assert second.output[-1].name == "weather"
 
 
 @pytest.mark.parametrize(
-    ("text", "status"), [("Break", "incomplete"), ("Fail", "failed")], ids=["a call cut in two", "a fault"]
+    ("text", "status"), [("Break", "incomplete"), ("Fail", "failed")], ids=["call cut off", "engine error"]
 )
-def test_a_turn_that_broke_off_can_be_followed(client: openai.OpenAI, text: str, status: str) -> None:
-    broken = ask(client, text, tools=[TOOL])
+def test_incomplete_or_failed_response_can_be_continued(client: openai.OpenAI, text: str, status: str) -> None:
+    broken = create_response(client, text, tools=[TOOL])
     assert broken.status == status
-    assert ask(client, "Go on.", previous_response_id=broken.id).output_text == "Yes."
+    assert create_response(client, "Go on.", previous_response_id=broken.id).output_text == "Yes."
 
 
-def test_a_call_without_its_output_cannot_be_passed_over(client: openai.OpenAI) -> None:
-    first = ask(client, "What is the weather in Oslo?", tools=[TOOL])
+def test_call_without_output_is_rejected(client: openai.OpenAI) -> None:
+    first = create_response(client, "What is the weather in Oslo?", tools=[TOOL])
     with pytest.raises(openai.BadRequestError, match="No tool output found for function call"):
-        ask(client, "Never mind.", previous_response_id=first.id)
+        create_response(client, "Never mind.", previous_response_id=first.id)
 
 
-def test_what_is_gone_was_never_stored_or_still_runs_cannot_be_followed(client: openai.OpenAI) -> None:
-    unstored = ask(client, "Hello", store=False)
-    deleted = ask(client, "Hello")
+def test_unstored_deleted_or_running_response_cannot_be_continued(client: openai.OpenAI) -> None:
+    unstored = create_response(client, "Hello", store=False)
+    deleted = create_response(client, "Hello")
     client.responses.delete(deleted.id)
-    running = ask(client, "Forever", background=True)
-    child = ask(client, "Hello", previous_response_id=ask(client, "Hello").id)
+    running = create_response(client, "Forever", background=True)
+    child = create_response(client, "Hello", previous_response_id=create_response(client, "Hello").id)
     client.responses.delete(child.previous_response_id)
-    for past, code in (
+    for previous, code in (
         (unstored, "previous_response_not_found"),
         (deleted, "previous_response_not_found"),
         (child, "previous_response_not_found"),
         (running, "previous_response_in_progress"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
-            ask(client, "And?", previous_response_id=past.id)
+            create_response(client, "And?", previous_response_id=previous.id)
         assert (caught.value.code, caught.value.param) == (code, "previous_response_id")
     client.responses.cancel(running.id)
 
 
-def test_input_tokens_are_those_that_the_turn_would_read(client: openai.OpenAI) -> None:
-    first = ask(client, "What is the weather in Oslo?", tools=[TOOL], instructions="Be brief.")
-    told: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
-    more: Any = {"previous_response_id": first.id, "tools": [TOOL], "instructions": "Be long."}
-    counted = client.responses.input_tokens.count(model="scripted", input=[told], **more)
+def test_counted_input_tokens_equal_those_of_the_turn(client: openai.OpenAI) -> None:
+    first = create_response(client, "What is the weather in Oslo?", tools=[TOOL], instructions="Be brief.")
+    output: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
+    fields: Any = {"previous_response_id": first.id, "tools": [TOOL], "instructions": "Be long."}
+    counted = client.responses.input_tokens.count(model="scripted", input=[output], **fields)
     assert counted.object == "response.input_tokens"
-    assert counted.input_tokens == ask(client, [told], **more).usage.input_tokens
+    assert counted.input_tokens == create_response(client, [output], **fields).usage.input_tokens
     with pytest.raises(openai.NotFoundError):
         client.responses.input_tokens.count(model="other", input="x")
 
@@ -158,76 +158,82 @@ def test_input_tokens_are_those_that_the_turn_would_read(client: openai.OpenAI) 
 # Conversations
 
 
-def test_a_conversation_remembers_its_turns(client: openai.OpenAI) -> None:
-    talk = client.conversations.create(metadata={"about": "weather"})
-    assert (talk.object, talk.metadata) == ("conversation", {"about": "weather"}) and talk.created_at > 1_700_000_000
-    first = ask(client, "What is the weather in Oslo?", conversation=talk.id, tools=[TOOL])
-    assert first.conversation.id == talk.id and first.previous_response_id is None
-    told: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
-    second = ask(client, [told], conversation={"id": talk.id}, tools=[TOOL])
-    third = ask(client, "Where was that?", conversation=talk.id, stream=True)
+def test_conversation_stores_the_items_of_its_turns(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create(metadata={"about": "weather"})
+    assert conversation.object == "conversation" and conversation.metadata == {"about": "weather"}
+    assert conversation.created_at > 1_700_000_000
+    first = create_response(client, "What is the weather in Oslo?", conversation=conversation.id, tools=[TOOL])
+    assert first.conversation.id == conversation.id and first.previous_response_id is None
+    output: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
+    second = create_response(client, [output], conversation={"id": conversation.id}, tools=[TOOL])
+    third = create_response(client, "Where was that?", conversation=conversation.id, stream=True)
     assert [event.type for event in third][-1] == "response.completed"
-    items = list(client.conversations.items.list(talk.id, order="asc", limit=2))
+    items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
     kinds = ["message", "reasoning", "function_call", "function_call_output", "message", "message", "message"]
     assert [item.type for item in items] == kinds
     assert [item.id for item in items[1:3]] == [item.id for item in first.output]
-    chained = ask(client, "Where was that?", previous_response_id=second.id)
-    again = ask(client, "Where was that?", conversation=fork(client, items[:5]))
-    assert again.usage.input_tokens == chained.usage.input_tokens, "the same prompt, however it is pointed to"
+    chained = create_response(client, "Where was that?", previous_response_id=second.id)
+    again = create_response(client, "Where was that?", conversation=copy_to_conversation(client, items[:5]))
+    assert again.usage.input_tokens == chained.usage.input_tokens, "both refer to the same prompt"
 
 
-def fork(client: openai.OpenAI, items: list[Any]) -> str:
-    """A new conversation with these items."""
+def copy_to_conversation(client: openai.OpenAI, items: list[Any]) -> str:
+    """Creates a conversation with these items and returns its id."""
     return client.conversations.create(items=[item.model_dump(exclude_none=True) for item in items]).id
 
 
-def test_items_of_a_conversation_are_added_read_and_removed(client: openai.OpenAI) -> None:
-    talk = client.conversations.create(items=[{"role": "user", "content": "One"}]).id
-    more: Any = [{"role": "user", "content": f"More {n}"} for n in range(20)]
-    added = client.conversations.items.create(talk, items=more)
+def test_conversation_items_are_added_retrieved_and_deleted(client: openai.OpenAI) -> None:
+    conversation_id = client.conversations.create(items=[{"role": "user", "content": "One"}]).id
+    new_items: Any = [{"role": "user", "content": f"More {n}"} for n in range(20)]
+    added = client.conversations.items.create(conversation_id, items=new_items)
     assert len(added.data) == 20 and not added.has_more and added.first_id == added.data[0].id
-    items = list(client.conversations.items.list(talk, order="asc"))
+    items = list(client.conversations.items.list(conversation_id, order="asc"))
     assert len({item.id for item in items}) == 21
-    one = client.conversations.items.retrieve(items[3].id or "", conversation_id=talk)
-    assert one.to_dict() == items[3].to_dict()
-    assert client.conversations.items.delete(items[3].id or "", conversation_id=talk).id == talk
+    retrieved = client.conversations.items.retrieve(items[3].id or "", conversation_id=conversation_id)
+    assert retrieved.to_dict() == items[3].to_dict()
+    assert client.conversations.items.delete(items[3].id or "", conversation_id=conversation_id).id == conversation_id
     with pytest.raises(openai.NotFoundError):
-        client.conversations.items.retrieve(items[3].id or "", conversation_id=talk)
-    referred = ask(client, [{"type": "item_reference", "id": items[0].id}])
+        client.conversations.items.retrieve(items[3].id or "", conversation_id=conversation_id)
+    referred = create_response(client, [{"type": "item_reference", "id": items[0].id}])
     assert [item.content[0].text for item in client.responses.input_items.list(referred.id).data] == ["One"]
 
 
-def test_a_conversation_is_changed_and_forgotten(client: openai.OpenAI) -> None:
-    talk = client.conversations.create()
-    assert client.conversations.update(talk.id, metadata={"a": "b"}).metadata == {"a": "b"}
-    assert client.conversations.retrieve(talk.id).to_dict() == {**talk.to_dict(), "metadata": {"a": "b"}}
-    made = ask(client, "Hello", conversation=talk.id)
-    gone = client.conversations.delete(talk.id)
-    assert (gone.id, gone.object, gone.deleted) == (talk.id, "conversation.deleted", True)
-    for use in (client.conversations.retrieve, client.conversations.delete, client.conversations.items.list):
+def test_conversation_is_updated_and_deleted(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create()
+    assert client.conversations.update(conversation.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert client.conversations.retrieve(conversation.id).to_dict() == {
+        **conversation.to_dict(),
+        "metadata": {"a": "b"},
+    }
+    response = create_response(client, "Hello", conversation=conversation.id)
+    deletion = client.conversations.delete(conversation.id)
+    assert (deletion.id, deletion.object, deletion.deleted) == (conversation.id, "conversation.deleted", True)
+    for call in (client.conversations.retrieve, client.conversations.delete, client.conversations.items.list):
         with pytest.raises(openai.NotFoundError):
-            use(talk.id)
+            call(conversation.id)
     with pytest.raises(openai.NotFoundError) as caught:
-        ask(client, "Hello", conversation=talk.id)
+        create_response(client, "Hello", conversation=conversation.id)
     assert caught.value.param == "conversation"
-    assert client.responses.retrieve(made.id).id == made.id
+    assert client.responses.retrieve(response.id).id == response.id
 
 
-def test_what_went_wrong_or_was_not_to_be_stored_is_not_added(client: openai.OpenAI) -> None:
-    talk = client.conversations.create().id
-    assert ask(client, "Fail", conversation=talk).status == "failed"
-    assert ask(client, "Hello", conversation=talk, store=False).status == "completed"
-    running = ask(client, "Forever", conversation=talk, background=True)
+def test_failed_cancelled_and_unstored_turns_are_not_added_to_a_conversation(client: openai.OpenAI) -> None:
+    conversation_id = client.conversations.create().id
+    assert create_response(client, "Fail", conversation=conversation_id).status == "failed"
+    assert create_response(client, "Hello", conversation=conversation_id, store=False).status == "completed"
+    running = create_response(client, "Forever", conversation=conversation_id, background=True)
     client.responses.cancel(running.id)
-    assert list(client.conversations.items.list(talk)) == []
-    assert ask(client, "Break", conversation=talk, tools=[TOOL]).status == "incomplete"
-    assert [item.type for item in client.conversations.items.list(talk)] == ["message"], "half a call is no item"
+    assert list(client.conversations.items.list(conversation_id)) == []
+    assert create_response(client, "Break", conversation=conversation_id, tools=[TOOL]).status == "incomplete"
+    assert [item.type for item in client.conversations.items.list(conversation_id)] == ["message"], (
+        "an incomplete call is not stored"
+    )
 
 
-def test_a_turn_has_one_past(client: openai.OpenAI) -> None:
-    talk, past = client.conversations.create().id, ask(client, "Hello").id
+def test_conversation_and_previous_response_id_exclude_each_other(client: openai.OpenAI) -> None:
+    conversation_id, response_id = client.conversations.create().id, create_response(client, "Hello").id
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, "Hello", conversation=talk, previous_response_id=past)
+        create_response(client, "Hello", conversation=conversation_id, previous_response_id=response_id)
     assert caught.value.code == "mutually_exclusive_parameters"
 
 
@@ -241,32 +247,32 @@ def test_a_turn_has_one_past(client: openai.OpenAI) -> None:
         ({"wisdom": 1}, "unknown_parameter", "wisdom"),
     ],
 )
-def test_a_wrong_conversation_is_named(client: openai.OpenAI, body: Any, code: str, param: str) -> None:
+def test_invalid_conversation_error_names_its_field(client: openai.OpenAI, body: Any, code: str, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/conversations", body=body, cast_to=object)
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
-# What was put in
+# Input items
 
 
 def test_input_items_are_listed_and_paged(client: openai.OpenAI) -> None:
-    given: Any = [{"role": "user", "content": f"Number {n}"} for n in range(45)]
-    given[3] = {"id": "msg_mine", "type": "message", "role": "user", "content": "Mine"}
-    made = ask(client, given)
-    rising = [item.id for item in client.responses.input_items.list(made.id, order="asc", limit=7)]
-    falling = [item.id for item in client.responses.input_items.list(made.id)]
-    assert rising == falling[::-1] and len(set(rising)) == 45 and rising[3] == "msg_mine"
-    first = client.responses.input_items.list(made.id, order="asc", limit=1).data[0].model_dump(exclude_none=True)
+    items: Any = [{"role": "user", "content": f"Number {n}"} for n in range(45)]
+    items[3] = {"id": "msg_mine", "type": "message", "role": "user", "content": "Mine"}
+    response = create_response(client, items)
+    ascending = [item.id for item in client.responses.input_items.list(response.id, order="asc", limit=7)]
+    descending = [item.id for item in client.responses.input_items.list(response.id)]
+    assert ascending == descending[::-1] and len(set(ascending)) == 45 and ascending[3] == "msg_mine"
+    first = client.responses.input_items.list(response.id, order="asc", limit=1).data[0].model_dump(exclude_none=True)
     assert first == {
-        "id": rising[0],
+        "id": ascending[0],
         "type": "message",
         "role": "user",
         "status": "completed",
         "content": [{"type": "input_text", "text": "Number 0"}],
     }
-    page = client.responses.input_items.list(made.id, after=rising[1])
-    assert [item.id for item in page.data] == [rising[0]] and not page.has_more
+    page = client.responses.input_items.list(response.id, after=ascending[1])
+    assert [item.id for item in page.data] == [ascending[0]] and not page.has_more
 
 
 @pytest.mark.parametrize(
@@ -279,104 +285,115 @@ def test_input_items_are_listed_and_paged(client: openai.OpenAI) -> None:
         ("after=msg_no", "invalid_value", "after"),
     ],
 )
-def test_a_wrong_page_is_named(served: RunningServer, client: openai.OpenAI, query: str, code: str, param: str) -> None:
-    made = ask(client, "Hello")
-    url = f"{served.url}/responses/{made.id}/input_items?{query}"
+def test_invalid_page_error_names_its_parameter(
+    server: RunningServer, client: openai.OpenAI, query: str, code: str, param: str
+) -> None:
+    response = create_response(client, "Hello")
+    url = f"{server.url}/responses/{response.id}/input_items?{query}"
     error = httpx.get(url, headers={"authorization": f"Bearer {KEYS[0]}"}).json()["error"]
     assert (error["code"], error["param"]) == (code, param)
 
 
-# In the background
+# Background responses
 
 
-def test_a_background_turn_is_there_at_once_and_goes_on_by_itself(client: openai.OpenAI) -> None:
-    began = time.monotonic()
-    made = ask(client, "Slowly", background=True)
-    assert (made.status, made.background, made.output) == ("queued", True, []) and time.monotonic() - began < 0.5
-    done = settled(client, made.id)
+def test_background_response_is_returned_queued_and_completes_later(client: openai.OpenAI) -> None:
+    start = time.monotonic()
+    response = create_response(client, "Slowly", background=True)
+    assert time.monotonic() - start < 0.5
+    assert (response.status, response.background, response.output) == ("queued", True, [])
+    done = wait_for_end(client, response.id)
     assert done.status == "completed" and done.output_text == "One two three."
 
 
-def test_a_background_stream_goes_on_without_its_reader_and_is_read_on_from_any_number(
-    served: RunningServer, client: openai.OpenAI
-) -> None:
-    seen = []
+def test_background_stream_resumes_after_its_reader_disconnected(server: RunningServer, client: openai.OpenAI) -> None:
+    first_events = []
     with client.responses.create(model="scripted", input="Slowly", background=True, stream=True) as stream:
         for event in stream:
-            seen.append(event)
+            first_events.append(event)
             if event.type == "response.output_text.delta":
                 break
-    made = seen[0].response.id  # type: ignore[union-attr]
-    rest = list(client.responses.retrieve(made, stream=True, starting_after=seen[-1].sequence_number))
-    whole = [event.to_dict() for event in (*seen, *rest)]
-    check(json.loads(json.dumps(whole)))
-    assert [event["type"] for event in whole[:3]] == ["response.created", "response.queued", "response.in_progress"]
-    assert whole == [event.to_dict() for event in client.responses.retrieve(made, stream=True)]
+    response_id = first_events[0].response.id  # type: ignore[union-attr]
+    later_events = list(
+        client.responses.retrieve(response_id, stream=True, starting_after=first_events[-1].sequence_number)
+    )
+    events = [event.to_dict() for event in (*first_events, *later_events)]
+    check_stream(json.loads(json.dumps(events)))
+    assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert events == [event.to_dict() for event in client.responses.retrieve(response_id, stream=True)]
 
 
-def test_a_background_turn_is_cancelled_on_demand_only(served: RunningServer, client: openai.OpenAI) -> None:
-    made = ask(client, "Forever", background=True)
-    ended = client.responses.cancel(made.id)
-    assert ended.status == "cancelled" and client.responses.retrieve(made.id).status == "cancelled"
-    assert client.responses.cancel(made.id).to_dict() == ended.to_dict(), "once more is no fault"
-    foreground = ask(client, "Hello")
+def test_background_response_can_be_cancelled_and_a_foreground_one_cannot(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
+    response = create_response(client, "Forever", background=True)
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled" and client.responses.retrieve(response.id).status == "cancelled"
+    assert client.responses.cancel(response.id).to_dict() == cancelled.to_dict(), "cancelling again is no error"
+    foreground = create_response(client, "Hello")
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
         client.responses.cancel(foreground.id)
 
 
-def test_a_fault_in_the_background_is_a_failed_response(client: openai.OpenAI) -> None:
-    made = settled(client, ask(client, "Fail", background=True).id)
-    assert made.status == "failed" and made.error.code == "server_error" and made.output_text == "Oh"
+def test_engine_error_in_background_fails_the_response(client: openai.OpenAI) -> None:
+    response = wait_for_end(client, create_response(client, "Fail", background=True).id)
+    assert response.status == "failed" and response.error.code == "server_error" and response.output_text == "Oh"
 
 
-# Deleting, and other people
+# Deletion and access by other API keys
 
 
-def test_what_was_deleted_is_gone_and_a_running_turn_with_it(served: RunningServer, client: openai.OpenAI) -> None:
-    for made in (ask(client, "Hello"), ask(client, "Forever", background=True)):
-        reply = httpx.delete(f"{served.url}/responses/{made.id}", headers={"authorization": f"Bearer {KEYS[0]}"})
+def test_deletion_removes_the_response_and_stops_its_turn(server: RunningServer, client: openai.OpenAI) -> None:
+    for response in (create_response(client, "Hello"), create_response(client, "Forever", background=True)):
+        reply = httpx.delete(f"{server.url}/responses/{response.id}", headers={"authorization": f"Bearer {KEYS[0]}"})
         assert reply.status_code == 200
-        assert reply.json() == {"id": made.id, "object": "response", "deleted": True}
-        for use in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        assert reply.json() == {"id": response.id, "object": "response", "deleted": True}
+        for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
             with pytest.raises(openai.NotFoundError):
-                use(made.id)
+                call(response.id)
     for _ in range(100):
-        if served.context.turn_manager.num_running == 0:
+        if server.context.turn_manager.num_running == 0:
             break
         time.sleep(0.02)
-    assert served.context.turn_manager.num_running == served.engine.stats().running == 0
+    assert server.context.turn_manager.num_running == server.engine.stats().running == 0
 
 
-def test_another_key_sees_none_of_it(client: openai.OpenAI, other: openai.OpenAI) -> None:
-    made = ask(client, "Forever", background=True)
-    (item,) = client.responses.input_items.list(made.id).data
-    for use in (
-        other.responses.retrieve,
-        other.responses.cancel,
-        other.responses.delete,
-        other.responses.input_items.list,
-        lambda name: list(other.responses.retrieve(name, stream=True)),
+def test_another_api_key_has_no_access_to_responses_or_conversations(
+    client: openai.OpenAI, other_client: openai.OpenAI
+) -> None:
+    response = create_response(client, "Forever", background=True)
+    (item,) = client.responses.input_items.list(response.id).data
+    for call in (
+        other_client.responses.retrieve,
+        other_client.responses.cancel,
+        other_client.responses.delete,
+        other_client.responses.input_items.list,
+        lambda name: list(other_client.responses.retrieve(name, stream=True)),
     ):
         with pytest.raises(openai.NotFoundError):
-            use(made.id)
+            call(response.id)
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(other, "And?", previous_response_id=made.id)
+        create_response(other_client, "And?", previous_response_id=response.id)
     assert caught.value.code == "previous_response_not_found"
     with pytest.raises(openai.NotFoundError):
-        ask(other, [{"type": "item_reference", "id": item.id}])  # type: ignore[arg-type]
-    talk = client.conversations.create(items=[{"role": "user", "content": "Secret"}])
-    (secret,) = client.conversations.items.list(talk.id).data
-    for use in (other.conversations.retrieve, other.conversations.delete, other.conversations.items.list):
+        create_response(other_client, [{"type": "item_reference", "id": item.id}])  # type: ignore[arg-type]
+    conversation = client.conversations.create(items=[{"role": "user", "content": "Secret"}])
+    (secret,) = client.conversations.items.list(conversation.id).data
+    for call in (
+        other_client.conversations.retrieve,
+        other_client.conversations.delete,
+        other_client.conversations.items.list,
+    ):
         with pytest.raises(openai.NotFoundError):
-            use(talk.id)
+            call(conversation.id)
     for attempt in (
-        lambda: other.conversations.update(talk.id, metadata={}),
-        lambda: other.conversations.items.create(talk.id, items=[{"role": "user", "content": "Mine"}]),
-        lambda: other.conversations.items.retrieve(secret.id or "", conversation_id=talk.id),
-        lambda: other.conversations.items.delete(secret.id or "", conversation_id=talk.id),
-        lambda: ask(other, "And?", conversation=talk.id),
-        lambda: ask(other, [{"type": "item_reference", "id": secret.id}]),  # type: ignore[arg-type]
+        lambda: other_client.conversations.update(conversation.id, metadata={}),
+        lambda: other_client.conversations.items.create(conversation.id, items=[{"role": "user", "content": "Mine"}]),
+        lambda: other_client.conversations.items.retrieve(secret.id or "", conversation_id=conversation.id),
+        lambda: other_client.conversations.items.delete(secret.id or "", conversation_id=conversation.id),
+        lambda: create_response(other_client, "And?", conversation=conversation.id),
+        lambda: create_response(other_client, [{"type": "item_reference", "id": secret.id}]),  # type: ignore[arg-type]
     ):
         with pytest.raises(openai.NotFoundError):
             attempt()
-    assert client.responses.cancel(made.id).status == "cancelled"
+    assert client.responses.cancel(response.id).status == "cancelled"

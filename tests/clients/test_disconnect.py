@@ -1,7 +1,7 @@
-"""Clients that leave, and many at once, with the openai SDK."""
+"""Clients of the openai SDK that disconnect during a turn, and many concurrent streams."""
 
 import asyncio
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -9,122 +9,121 @@ import pytest
 
 from tests.clients.sdk_helpers import (
     CASES,
-    all_cases,
-    async_sdk,
     chat_body,
-    events,
-    for_sdk,
-    plain,
+    dump_sdk_object,
+    make_case_registry,
+    normalize_completion,
+    open_async_sdk,
+    open_sdk,
+    parse_events,
     responses_body,
-    sdk,
-    within,
+    sdk_arguments,
+    wait_until,
 )
-from tests.clients.test_chat_stream import as_whole
-from tests.invariants import check
+from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
-STALL = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
+STALLING_SCRIPT = [{"name": "stall", "output": ["Hello ", {"stall": True}]}]
 
 
-@pytest.fixture(scope="module")
-def stalling() -> Iterator[RunningServer]:
-    with serve(scripted_registry(STALL, max_num_seqs=4)) as served:
-        yield served
+SERVER = partial(serve, partial(scripted_registry, STALLING_SCRIPT, max_num_seqs=4))
 
 
-def idle(served: RunningServer) -> bool:
-    stats = served.engine.stats()
+def is_idle(server: RunningServer) -> bool:
+    stats = server.engine.stats()
     return (stats.running, stats.waiting, stats.running_cache_tokens) == (0, 0, 0)
 
 
-def test_leaving_the_middle_of_a_stream_frees_the_slot_within_a_second(stalling: RunningServer) -> None:
-    with sdk(stalling) as (client, _):
+def test_response_stream_disconnect_frees_the_slot_within_a_second(server: RunningServer) -> None:
+    with open_sdk(server) as (client, _):
         with client.responses.stream(model="scripted", input="hi") as stream:
             for event in stream:
                 if event.type == "response.output_text.delta":
                     break
-            assert stalling.engine.stats().running == 1
-        assert within(1, lambda: idle(stalling))
+            assert server.engine.stats().running == 1
+        assert wait_until(1, lambda: is_idle(server))
 
 
-def test_leaving_the_middle_of_a_chat_stream_frees_the_slot_within_a_second(stalling: RunningServer) -> None:
-    with sdk(stalling) as (client, _):
+def test_chat_stream_disconnect_frees_the_slot_within_a_second(server: RunningServer) -> None:
+    with open_sdk(server) as (client, _):
         with client.chat.completions.stream(model="scripted", messages=[{"role": "user", "content": "hi"}]) as stream:
             for event in stream:
                 if event.type == "content.delta" and event.delta:
                     break
-            assert stalling.engine.stats().running == 1
-        assert within(1, lambda: idle(stalling))
+            assert server.engine.stats().running == 1
+        assert wait_until(1, lambda: is_idle(server))
 
 
-@pytest.mark.parametrize("face", ["responses", "chat"])
-async def test_leaving_a_request_that_is_not_streamed_frees_the_slot_within_a_second(
-    stalling: RunningServer, face: str
+@pytest.mark.parametrize("endpoint", ["responses", "chat"])
+async def test_unstreamed_request_disconnect_frees_the_slot_within_a_second(
+    server: RunningServer, endpoint: str
 ) -> None:
-    async with async_sdk(stalling) as (client, _):
-        asked: Any = (
+    async with open_async_sdk(server) as (client, _):
+        request: Any = (
             client.responses.create(model="scripted", input="hi")
-            if face == "responses"
+            if endpoint == "responses"
             else client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}])
         )
-        task = asyncio.ensure_future(asked)
-        assert await asyncio.to_thread(within, 5, lambda: stalling.engine.stats().running == 1)
+        task = asyncio.ensure_future(request)
+        assert await asyncio.to_thread(wait_until, 5, lambda: server.engine.stats().running == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await asyncio.to_thread(within, 1, lambda: idle(stalling))
+    assert await asyncio.to_thread(wait_until, 1, lambda: is_idle(server))
 
 
-def test_a_client_that_loses_patience_frees_the_slot(stalling: RunningServer) -> None:
-    with sdk(stalling) as (client, _), pytest.raises(openai.APITimeoutError):
+def test_client_timeout_frees_the_slot(server: RunningServer) -> None:
+    with open_sdk(server) as (client, _), pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).responses.create(model="scripted", input="hi")
-    assert within(1, lambda: idle(stalling))
+    assert wait_until(1, lambda: is_idle(server))
 
 
-def test_a_left_response_is_kept_as_cancelled_and_its_stream_is_legal(stalling: RunningServer) -> None:
-    with sdk(stalling) as (client, tape):
+def test_disconnected_response_is_stored_as_cancelled_with_a_legal_stream(server: RunningServer) -> None:
+    with open_sdk(server) as (client, replies):
         with client.responses.stream(model="scripted", input="hi") as stream:
-            made = next(iter(stream)).response.id
-        assert within(1, lambda: client.responses.retrieve(made).status == "cancelled")
-        list(client.responses.retrieve(made, stream=True))
-        assert check(events(tape.answer()))["status"] == "cancelled"
+            response_id = next(iter(stream)).response.id
+        assert wait_until(1, lambda: client.responses.retrieve(response_id).status == "cancelled")
+        list(client.responses.retrieve(response_id, stream=True))
+        assert check_stream(parse_events(replies.last()))["status"] == "cancelled"
 
 
-def test_a_turn_goes_on_while_anybody_reads_it(stalling: RunningServer) -> None:
-    """Only when the last reader of a foreground turn has left is there nobody to speak to."""
-    with sdk(stalling) as (client, _):
+def test_turn_runs_until_its_last_reader_leaves(server: RunningServer) -> None:
+    """A foreground turn is cancelled only when its last reader has left."""
+    with open_sdk(server) as (client, _):
         with client.responses.stream(model="scripted", input="hi") as first:
-            made = next(iter(first)).response.id
-            second = client.responses.retrieve(made, stream=True)
+            response_id = next(iter(first)).response.id
+            second = client.responses.retrieve(response_id, stream=True)
             assert next(iter(second)).type == "response.created"
-        still_running = not within(0.5, lambda: idle(stalling))
+        still_running = not wait_until(0.5, lambda: is_idle(server))
         second.close()
-        assert within(1, lambda: idle(stalling))
+        assert wait_until(1, lambda: is_idle(server))
     assert still_running
 
 
-async def test_thirty_two_streams_at_once_do_not_mix() -> None:
-    cases = [case for case in CASES if not (case.refused or case.cancel or "fault" in str(case.speak))]
+async def test_thirty_two_concurrent_streams_do_not_mix() -> None:
+    cases = [case for case in CASES if not (case.refused or case.cancel or "fault" in str(case.output))]
     cases = [case for case in cases if case.finish == "stop" and case.name != "end_of_turn_inside_arguments"]
     chosen = (cases * 3)[:32]
-    with serve(all_cases(step=1, delay=0.001)) as served:
-        async with async_sdk(served) as (client, _):
+    with serve(make_case_registry(step=1, delay=0.001)) as server:
+        async with open_async_sdk(server) as (client, _):
 
-            async def one(number: int) -> tuple[Any, Any]:
+            async def read_both_ways(number: int) -> tuple[Any, Any]:
                 case = chosen[number]
                 if number % 2:
-                    async with client.chat.completions.stream(**for_sdk(chat_body(case))) as stream:
+                    async with client.chat.completions.stream(**sdk_arguments(chat_body(case))) as stream:
                         async for _ in stream:
                             pass
-                        summed = plain(stream.current_completion_snapshot)
-                    whole = plain(await client.chat.completions.create(**for_sdk(chat_body(case))))
-                    return as_whole(summed | {"usage": 0}), as_whole(whole | {"usage": 0})
-                async with client.responses.stream(**for_sdk(responses_body(case))) as stream:
+                        snapshot = dump_sdk_object(stream.current_completion_snapshot)
+                    unstreamed = dump_sdk_object(await client.chat.completions.create(**sdk_arguments(chat_body(case))))
+                    return normalize_completion(snapshot | {"usage": 0}), normalize_completion(
+                        unstreamed | {"usage": 0}
+                    )
+                async with client.responses.stream(**sdk_arguments(responses_body(case))) as stream:
                     final = await stream.get_final_response()
-                return plain(final), plain(await client.responses.retrieve(final.id))
+                return dump_sdk_object(final), dump_sdk_object(await client.responses.retrieve(final.id))
 
-            pairs = await asyncio.gather(*(one(number) for number in range(32)))
-        models = served.context.models.served
+            pairs = await asyncio.gather(*(read_both_ways(number) for number in range(32)))
+        models = server.context.models.served
         assert all(model.engine.stats().running == 0 for model in models)
-    for streamed, whole in pairs:
-        assert streamed == whole
+    for streamed, unstreamed in pairs:
+        assert streamed == unstreamed

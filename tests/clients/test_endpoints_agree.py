@@ -1,7 +1,6 @@
-"""One conversation, told in four ways, is one prompt, token for token. And a long stream, resumed everywhere."""
+"""One conversation sent in four ways gives one prompt, and a stream of 300 events resumes after each of them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +8,9 @@ from websockets.sync.client import connect
 
 from antiphon.engine.protocol import Job
 from tests.clients.sdk_helpers import get, post
-from tests.invariants import check
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.conftest import StartServer
+from tests.invariants import check_stream
+from tests.serving import RunningServer
 
 TOOL: Any = {
     "type": "function",
@@ -41,95 +41,101 @@ SCRIPT: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def served() -> Iterator[RunningServer]:
-    with serve(scripted_registry(SCRIPT)) as running:
-        yield running
+def server(start_server: StartServer) -> RunningServer:
+    return start_server(SCRIPT)
 
 
-class Told:
-    """What was asked in one of the ways; `prompts` are the tokens that the engine was given, turn by turn."""
+class PromptRecorder:
+    """Runs a conversation, and records the prompt tokens of each turn in `prompts`."""
 
-    def __init__(self, served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.served, self.prompts = served, list[tuple[int, ...]]()
-        generate = served.engine.generate
+    def __init__(self, server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.prompts = server, list[tuple[int, ...]]()
+        generate = server.engine.generate
 
-        async def heard(job: Job, hear: Any) -> None:
+        async def generate_recorded(job: Job, on_chunk: Any) -> None:
             self.prompts.append(job.tokens)
-            await generate(job, hear)
+            await generate(job, on_chunk)
 
-        monkeypatch.setattr(served.engine, "generate", heard)
+        monkeypatch.setattr(server.engine, "generate", generate_recorded)
 
-    def talk(self, turn: Any) -> list[tuple[int, ...]]:
-        """Four turns; `turn` makes one of its new items."""
+    def run_conversation(self, turn: Any) -> list[tuple[int, ...]]:
+        """Runs four turns and returns their prompts. `turn` sends new items and returns the response's output."""
         output = turn([{"role": "user", "content": "What is the weather in Oslo?"}])
-        output = turn([_answer(call, "Sunny") for call in output if call["type"] == "function_call"])
-        output = turn([_answer(call, "Success") for call in output if call["type"] == "custom_tool_call"])
+        output = turn([_make_output_item(call, "Sunny") for call in output if call["type"] == "function_call"])
+        output = turn([_make_output_item(call, "Success") for call in output if call["type"] == "custom_tool_call"])
         assert output[-1]["content"][0]["text"] == "It is sunny, and noted."
         turn([{"role": "user", "content": "Thank you."}])
-        told, self.prompts = self.prompts, []
-        return told
+        prompts, self.prompts = self.prompts, []
+        return prompts
 
     def post(self, **body: Any) -> dict[str, Any]:
-        reply = post(f"{self.served.url}/responses", json={**BODY, **body})
+        reply = post(f"{self.server.url}/responses", json={**BODY, **body})
         assert reply.status_code == 200, reply.text
-        made: dict[str, Any] = reply.json()
-        assert made["status"] == "completed"
-        return made
+        response: dict[str, Any] = reply.json()
+        assert response["status"] == "completed"
+        return response
 
 
-def _answer(call: Any, output: str) -> dict[str, Any]:
+def _make_output_item(call: Any, output: str) -> dict[str, Any]:
     return {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": output}
 
 
-def test_four_ways_are_one_prompt(served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(served, monkeypatch)
-    last: list[str | None] = [None]
+def test_four_ways_to_send_a_history_give_one_prompt(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = PromptRecorder(server, monkeypatch)
+    last_id: list[str | None] = [None]
 
-    def chained(new: list[Any]) -> Any:
-        made = told.post(input=new, previous_response_id=last[0])
-        last[0] = made["id"]
-        return made["output"]
+    def send_by_previous_id(items: list[Any]) -> Any:
+        response = recorder.post(input=items, previous_response_id=last_id[0])
+        last_id[0] = response["id"]
+        return response["output"]
 
     history: list[Any] = []
 
-    def resent(new: list[Any]) -> Any:
-        history.extend(new)
-        made = told.post(input=history, store=False)
-        history.extend(made["output"])
-        return made["output"]
+    def send_full_history(items: list[Any]) -> Any:
+        history.extend(items)
+        response = recorder.post(input=history, store=False)
+        history.extend(response["output"])
+        return response["output"]
 
-    talk = post(f"{served.url}/conversations", json={}).json()["id"]
+    conversation_id = post(f"{server.url}/conversations", json={}).json()["id"]
 
-    def conversed(new: list[Any]) -> Any:
-        return told.post(input=new, conversation=talk)["output"]
+    def send_in_conversation(items: list[Any]) -> Any:
+        return recorder.post(input=items, conversation=conversation_id)["output"]
 
-    ways = {name: told.talk(way) for name, way in (("chain", chained), ("resent", resent), ("conversation", conversed))}
-    with connect(served.url.replace("http", "ws") + "/responses", max_size=None) as line:
-        last[0] = None
+    prompts_by_way = {
+        name: recorder.run_conversation(send)
+        for name, send in (
+            ("chain", send_by_previous_id),
+            ("resent", send_full_history),
+            ("conversation", send_in_conversation),
+        )
+    }
+    with connect(server.url.replace("http", "ws") + "/responses", max_size=None) as websocket:
+        last_id[0] = None
 
-        def wired(new: list[Any]) -> Any:
-            more = {"previous_response_id": last[0]} if last[0] else {}
-            line.send(json.dumps({"type": "response.create", **BODY, "input": new, "store": False, **more}))
+        def send_over_websocket(items: list[Any]) -> Any:
+            previous = {"previous_response_id": last_id[0]} if last_id[0] else {}
+            websocket.send(json.dumps({"type": "response.create", **BODY, "input": items, "store": False, **previous}))
             event: dict[str, Any] = {"type": ""}
             while event["type"] != "response.completed":
-                event = json.loads(line.recv(timeout=10))
+                event = json.loads(websocket.recv(timeout=10))
                 assert event["type"] != "error", event
-            last[0] = event["response"]["id"]
+            last_id[0] = event["response"]["id"]
             return event["response"]["output"]
 
-        ways["socket"] = told.talk(wired)
-    assert [len(prompts) for prompts in ways.values()] == [4] * 4
+        prompts_by_way["socket"] = recorder.run_conversation(send_over_websocket)
+    assert [len(prompts) for prompts in prompts_by_way.values()] == [4] * 4
     for turn in range(4):
-        prompts = {name: prompts[turn] for name, prompts in ways.items()}
+        prompts = {name: prompts[turn] for name, prompts in prompts_by_way.items()}
         assert len(set(prompts.values())) == 1, {name: len(prompt) for name, prompt in prompts.items()}
 
 
-def test_a_stream_of_three_hundred_events_is_resumed_at_every_one(served: RunningServer) -> None:
-    made = post(f"{served.url}/responses", json={"model": "scripted", "input": "At length", "stream": True}).content
-    frames = made.split(b"\n\n")[:-2]
+def test_stream_of_300_events_resumes_after_every_event(server: RunningServer) -> None:
+    body = post(f"{server.url}/responses", json={"model": "scripted", "input": "At length", "stream": True}).content
+    frames = body.split(b"\n\n")[:-2]
     assert len(frames) >= 300
-    check([json.loads(frame.partition(b"data: ")[2]) for frame in frames])
+    check_stream([json.loads(frame.partition(b"data: ")[2]) for frame in frames])
     response_id = json.loads(frames[0].partition(b"data: ")[2])["response"]["id"]
-    address = f"{served.url}/responses/{response_id}?stream=true&starting_after="
+    url = f"{server.url}/responses/{response_id}?stream=true&starting_after="
     for number in range(-1, len(frames)):
-        assert get(f"{address}{number}").content == b"\n\n".join([*frames[number + 1 :], b"data: [DONE]\n\n"])
+        assert get(f"{url}{number}").content == b"\n\n".join([*frames[number + 1 :], b"data: [DONE]\n\n"])

@@ -1,19 +1,19 @@
-"""What the SDK raises, with what in it, when a request is wrong, and that no stream has begun by then."""
+"""Errors that the SDK raises for invalid requests, before any stream has begun."""
 
 from typing import Any
 
 import openai
 import pytest
 
-from tests.clients.sdk_helpers import post, sdk
-from tests.conftest import Serve
+from tests.clients.sdk_helpers import open_sdk, post
+from tests.conftest import StartServer
 from tests.serving import RunningServer
 
-HELLO = [{"name": "hello", "output": ["Hello."]}]
-ASK: dict[str, Any] = {"model": "hermes", "input": "hi"}
-CHAT: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "hi"}]}
+HELLO_SCRIPT = [{"name": "hello", "output": ["Hello."]}]
+RESPONSES_BODY: dict[str, Any] = {"model": "hermes", "input": "hi"}
+CHAT_BODY: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "hi"}]}
 
-WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None, str | None]] = [
+INVALID_REQUESTS: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None, str | None]] = [
     ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found", "model"),
     ({"temperature": 3}, openai.BadRequestError, "decimal_above_max_value", "temperature"),
     ({"max_output_tokens": 0}, openai.BadRequestError, "integer_below_min_value", "max_output_tokens"),
@@ -32,25 +32,27 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None, str |
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("wrong", "kind", "code", "param"), WRONG, ids=[str(sorted(row[0])) for row in WRONG])
-def test_a_wrong_request_raises_with_code_and_param_before_any_event(
-    house: RunningServer,
-    wrong: Any,
-    kind: type[openai.APIStatusError],
+@pytest.mark.parametrize(
+    ("fields", "error_type", "code", "param"), INVALID_REQUESTS, ids=[str(sorted(row[0])) for row in INVALID_REQUESTS]
+)
+def test_invalid_request_raises_code_and_param_before_any_event(
+    case_server: RunningServer,
+    fields: Any,
+    error_type: type[openai.APIStatusError],
     code: str | None,
     param: str | None,
     stream: bool,
 ) -> None:
-    with sdk(house) as (client, tape), pytest.raises(kind) as caught:
-        client.responses.create(**ASK | wrong, stream=stream)
+    with open_sdk(case_server) as (client, replies), pytest.raises(error_type) as caught:
+        client.responses.create(**RESPONSES_BODY | fields, stream=stream)
     assert (caught.value.code, caught.value.param) == (code, param)
     assert caught.value.type == "invalid_request_error"
     assert set(caught.value.body) == {"message", "type", "param", "code"}  # type: ignore[call-overload]
-    assert tape.answer().startswith(b'{"error":')
+    assert replies.last().startswith(b'{"error":')
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "code", "param"),
+    ("fields", "error_type", "code", "param"),
     [
         ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found", "model"),
         ({"temperature": -1}, openai.BadRequestError, "decimal_below_min_value", "temperature"),
@@ -59,53 +61,53 @@ def test_a_wrong_request_raises_with_code_and_param_before_any_event(
         ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "missing_required_parameter", "response_format.json_schema"),
     ],
 )  # fmt: skip
-def test_a_wrong_chat_request_raises_alike(
-    house: RunningServer, wrong: Any, kind: type[openai.APIStatusError], code: str, param: str
+def test_invalid_chat_request_raises_code_and_param(
+    case_server: RunningServer, fields: Any, error_type: type[openai.APIStatusError], code: str, param: str
 ) -> None:
     for stream in (False, True):
-        with sdk(house) as (client, _), pytest.raises(kind) as caught:
-            client.chat.completions.create(**CHAT | wrong, stream=stream)
+        with open_sdk(case_server) as (client, _), pytest.raises(error_type) as caught:
+            client.chat.completions.create(**CHAT_BODY | fields, stream=stream)
         assert (caught.value.code, caught.value.param) == (code, param)
 
 
-def test_a_key_is_asked_for_where_one_is_set(server: Serve) -> None:
-    served = server(HELLO, api_keys=("secret",))
-    with sdk(served, "wrong") as (client, _):
+def test_api_key_is_required_if_one_is_set(start_server: StartServer) -> None:
+    server = start_server(HELLO_SCRIPT, api_keys=("secret",))
+    with open_sdk(server, "wrong") as (client, _):
         for call in (
             lambda: client.responses.create(model="scripted", input="hi"),
-            lambda: client.chat.completions.create(**CHAT | {"model": "scripted"}),
+            lambda: client.chat.completions.create(**CHAT_BODY | {"model": "scripted"}),
             client.models.list,
         ):
             with pytest.raises(openai.AuthenticationError) as caught:
                 call()
             assert (caught.value.status_code, caught.value.code) == (401, "invalid_api_key")
-    with sdk(served, "secret") as (client, _):
+    with open_sdk(server, "secret") as (client, _):
         assert client.responses.create(model="scripted", input="hi").output_text == "Hello."
 
 
-def test_a_body_over_the_cap_is_413(server: Serve) -> None:
-    served = server(HELLO, max_body_bytes=2_000)
-    with sdk(served) as (client, _):
+def test_body_above_the_size_limit_is_413(start_server: StartServer) -> None:
+    server = start_server(HELLO_SCRIPT, max_body_bytes=2_000)
+    with open_sdk(server) as (client, _):
         with pytest.raises(openai.APIStatusError) as caught:
             client.responses.create(model="scripted", input="x" * 3_000)
         assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
         assert client.responses.create(model="scripted", input="hi").status == "completed"
 
 
-def test_a_prompt_over_the_context_is_400_whether_streamed_or_not(server: Serve) -> None:
+def test_prompt_above_the_context_length_is_400_streamed_or_not(start_server: StartServer) -> None:
     from antiphon.engine.protocol import EngineInfo
     from tests.serving import scripted_registry
 
-    served = server(scripted_registry(HELLO, info=EngineInfo(max_model_len=50, vocab_size=262_144)))
+    server = start_server(scripted_registry(HELLO_SCRIPT, info=EngineInfo(max_model_len=50, vocab_size=262_144)))
     for stream in (False, True):
-        with sdk(served) as (client, tape), pytest.raises(openai.BadRequestError) as caught:
+        with open_sdk(server) as (client, replies), pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="scripted", input="x" * 100, stream=stream)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
-        assert tape.answer().startswith(b'{"error":')
+        assert replies.last().startswith(b'{"error":')
 
 
-def test_a_response_that_nobody_made_is_404(house: RunningServer) -> None:
-    with sdk(house) as (client, _):
+def test_unknown_response_is_404(case_server: RunningServer) -> None:
+    with open_sdk(case_server) as (client, _):
         for name in ("resp_nobody", "nonsense", "resp_" + "0" * 48):
             with pytest.raises(openai.NotFoundError):
                 client.responses.retrieve(name)
@@ -113,23 +115,23 @@ def test_a_response_that_nobody_made_is_404(house: RunningServer) -> None:
                 client.responses.retrieve(name, stream=True)
 
 
-def test_a_response_that_was_not_to_be_stored_is_404(house: RunningServer) -> None:
-    with sdk(house) as (client, _):
-        made = client.responses.create(**ASK | {"input": "Play [text]."}, store=False)
-        assert made.status == "completed"
+def test_unstored_response_is_404(case_server: RunningServer) -> None:
+    with open_sdk(case_server) as (client, _):
+        response = client.responses.create(**RESPONSES_BODY | {"input": "Play [text]."}, store=False)
+        assert response.status == "completed"
         with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(made.id)
+            client.responses.retrieve(response.id)
 
 
-def test_any_stored_stream_can_be_read_again_not_only_background_ones(house: RunningServer) -> None:
-    with sdk(house) as (client, tape):
-        made = client.responses.create(**ASK | {"input": "Play [text]."})
-        assert [event.type for event in client.responses.retrieve(made.id, stream=True)][-1] == "response.completed"
-        assert tape.answer().endswith(b"data: [DONE]\n\n")
+def test_every_stored_stream_can_be_replayed_not_only_background_ones(case_server: RunningServer) -> None:
+    with open_sdk(case_server) as (client, replies):
+        response = client.responses.create(**RESPONSES_BODY | {"input": "Play [text]."})
+        assert [event.type for event in client.responses.retrieve(response.id, stream=True)][-1] == "response.completed"
+        assert replies.last().endswith(b"data: [DONE]\n\n")
 
 
-def test_models_are_listed_and_found_by_every_name(house: RunningServer) -> None:
-    with sdk(house) as (client, _):
+def test_models_are_listed_and_retrieved_by_every_name(case_server: RunningServer) -> None:
+    with open_sdk(case_server) as (client, _):
         names = [model.id for model in client.models.list()]
         assert names == ["hermes", "qwen3-coder", "gpt-oss"]
         for name in names:
@@ -141,27 +143,31 @@ def test_models_are_listed_and_found_by_every_name(house: RunningServer) -> None
 
 
 @pytest.mark.parametrize("path", ["/embeddings", "/messages", "/completions"])
-def test_what_is_not_served_yet_is_an_error_in_the_usual_shape(house: RunningServer, path: str) -> None:
-    reply = post(house.url + path, json={"model": "hermes", "input": "x"})
+def test_unserved_endpoint_returns_an_openai_error(case_server: RunningServer, path: str) -> None:
+    reply = post(case_server.url + path, json={"model": "hermes", "input": "x"})
     assert reply.status_code in (404, 405)
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_images_and_files_are_never_echoed_in_an_error(house: RunningServer) -> None:
-    picture = "data:image/png;base64," + "QUJD" * 2_000
+def test_errors_never_echo_images_or_files(case_server: RunningServer) -> None:
+    data_url = "data:image/png;base64," + "QUJD" * 2_000
     for content in (
-        [{"type": "input_image", "image_url": picture}, {"type": "smell"}],
-        [{"type": "input_image", "image_url": [picture]}],
-        [{"type": "input_image", "image_url": picture, "detail": [picture]}],
-        [{"type": picture}],
-        [{"type": "input_file", "file_data": {"x": picture}}],
+        [{"type": "input_image", "image_url": data_url}, {"type": "smell"}],
+        [{"type": "input_image", "image_url": [data_url]}],
+        [{"type": "input_image", "image_url": data_url, "detail": [data_url]}],
+        [{"type": data_url}],
+        [{"type": "input_file", "file_data": {"x": data_url}}],
     ):
-        reply = post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": content}]})
+        reply = post(
+            f"{case_server.url}/responses", json=RESPONSES_BODY | {"input": [{"role": "user", "content": content}]}
+        )
         assert reply.status_code == 400
         assert len(reply.content) < 1_000 and "QUJD" * 40 not in reply.text
 
 
-def test_one_fault_is_told_in_one_line(house: RunningServer) -> None:
-    reply = post(f"{house.url}/responses", json=ASK | {"input": [{"role": "user", "content": {"a": 1}}]})
+def test_error_message_is_one_short_line(case_server: RunningServer) -> None:
+    reply = post(
+        f"{case_server.url}/responses", json=RESPONSES_BODY | {"input": [{"role": "user", "content": {"a": 1}}]}
+    )
     message = reply.json()["error"]["message"]
     assert "\n" not in message and len(message) < 300

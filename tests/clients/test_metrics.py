@@ -1,4 +1,4 @@
-"""The numbers for Prometheus: they count what happened, and name nobody. And the log, as lines for a machine."""
+"""Prometheus metrics and JSON access log lines, neither of which contains prompts, outputs or user names."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.sdk_helpers import get, post
+from tests.conftest import StartServer
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
@@ -24,83 +24,81 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "any", "output": ["Yes, indeed."], "tokens_per_chunk": 1},
 ]
 SECRET = "a-word-nobody-may-log"
+"""Text that neither the metrics nor the log may contain."""
 
 
 @pytest.fixture
-def served() -> Iterator[RunningServer]:
-    with serve(scripted_registry(SCRIPT)) as running:
-        yield running
+def server(start_server: StartServer) -> RunningServer:
+    return start_server(SCRIPT)
 
 
-def numbers(served: RunningServer) -> dict[str, float]:
-    page = get(f"{served.root}/metrics")
+def read_metrics(server: RunningServer) -> dict[str, float]:
+    """Returns the samples of `/metrics` by name and labels, without the prefix and the model name."""
+    page = get(f"{server.root}/metrics")
     assert page.headers["content-type"].startswith("text/plain")
-    found = {}
+    metrics = {}
     for family in text_string_to_metric_families(page.text):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()) if key != "model_name")
-            found[
-                f"{sample.name.removeprefix('antiphon:')}{{{labels}}}"
-                if labels
-                else sample.name.removeprefix("antiphon:")
-            ] = sample.value
-    return found
+            name = sample.name.removeprefix("antiphon:")
+            metrics[f"{name}{{{labels}}}" if labels else name] = sample.value
+    return metrics
 
 
-def ask(served: RunningServer, text: str, **more: Any) -> httpx.Response:
-    return post(f"{served.url}/responses", json={"model": "scripted", "input": text, **more})
+def post_response(server: RunningServer, text: str, **fields: Any) -> httpx.Response:
+    return post(f"{server.url}/responses", json={"model": "scripted", "input": text, **fields})
 
 
-def test_what_happened_is_counted(served: RunningServer) -> None:
-    said = ask(served, f"Hi {SECRET}", user=SECRET).json()
-    ask(served, "Cut")
-    ask(served, "Fail")
-    ask(served, "x", temperature=9)
-    after = numbers(served)
-    assert after["requests_finished_total{finished_reason=completed}"] == 1
-    assert after["requests_finished_total{finished_reason=incomplete}"] == 1
-    assert after["requests_finished_total{finished_reason=failed}"] == 1
-    assert after["http_requests_total{method=POST,status=200}"] == 3
-    assert after["http_requests_total{method=POST,status=400}"] == 1
-    assert after["time_to_first_token_seconds_count"] == after["e2e_request_latency_seconds_count"] == 3
-    assert after["num_requests_running"] == after["num_requests_waiting"] == after["kv_cache_tokens"] == 0
-    assert after["generation_tokens_total"] >= said["usage"]["output_tokens"] > 0
-    assert after["prompt_tokens_total"] == after["request_prompt_tokens_sum"]
-    assert after["engine_request_failures_total"] == 1
-    assert SECRET not in get(f"{served.root}/metrics").text
+def test_metrics_count_requests_tokens_and_errors(server: RunningServer) -> None:
+    response = post_response(server, f"Hi {SECRET}", user=SECRET).json()
+    post_response(server, "Cut")
+    post_response(server, "Fail")
+    post_response(server, "x", temperature=9)
+    metrics = read_metrics(server)
+    assert metrics["requests_finished_total{finished_reason=completed}"] == 1
+    assert metrics["requests_finished_total{finished_reason=incomplete}"] == 1
+    assert metrics["requests_finished_total{finished_reason=failed}"] == 1
+    assert metrics["http_requests_total{method=POST,status=200}"] == 3
+    assert metrics["http_requests_total{method=POST,status=400}"] == 1
+    assert metrics["time_to_first_token_seconds_count"] == metrics["e2e_request_latency_seconds_count"] == 3
+    assert metrics["num_requests_running"] == metrics["num_requests_waiting"] == metrics["kv_cache_tokens"] == 0
+    assert metrics["generation_tokens_total"] >= response["usage"]["output_tokens"] > 0
+    assert metrics["prompt_tokens_total"] == metrics["request_prompt_tokens_sum"]
+    assert metrics["engine_request_failures_total"] == 1
+    assert SECRET not in get(f"{server.root}/metrics").text
 
 
-def test_methods_that_somebody_made_up_are_no_labels(served: RunningServer) -> None:
-    for name in ("BREW", "STEEP"):
-        httpx.request(name, f"{served.url}/models", verify=False)
-    assert numbers(served)["http_requests_total{method=other,status=405}"] == 2
+def test_unknown_http_methods_share_one_label(server: RunningServer) -> None:
+    for method in ("BREW", "STEEP"):
+        httpx.request(method, f"{server.url}/models", verify=False)
+    assert read_metrics(server)["http_requests_total{method=other,status=405}"] == 2
 
 
-def test_the_numbers_are_for_those_with_a_key() -> None:
-    with serve(scripted_registry(SCRIPT), api_keys=("sk-one",)) as locked:
-        assert get(f"{locked.root}/metrics").status_code == 401
-        assert get(f"{locked.root}/metrics", headers={"authorization": "Bearer sk-one"}).status_code == 200
+def test_metrics_require_the_api_key() -> None:
+    with serve(scripted_registry(SCRIPT), api_keys=("sk-one",)) as server:
+        assert get(f"{server.root}/metrics").status_code == 401
+        assert get(f"{server.root}/metrics", headers={"authorization": "Bearer sk-one"}).status_code == 200
 
 
-def test_the_log_is_one_object_a_line_and_says_nothing_of_what_was_said(tmp_path: Path) -> None:
+def test_json_log_has_one_object_a_line_and_no_request_content(tmp_path: Path) -> None:
     script = tmp_path / "hello.toml"
-    script.write_text('[[reply]]\nname = "any"\nspeak = ["Yes."]\n', encoding="utf-8")
-    words = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
-    words += ["--port", "0", "--store", "memory", "--log-format", "json", "--api-key", SECRET]
-    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+    script.write_text('[[reply]]\nname = "any"\noutput = ["Yes."]\n', encoding="utf-8")
+    args = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
+    args += ["--port", "0", "--store", "memory", "--log-format", "json", "--api-key", SECRET]
+    with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stderr is not None
         lines: list[str] = []
         while not any("base URL" in line for line in lines):
             lines.append(process.stderr.readline())
         url = next(line for line in lines if "base URL" in line).split()[3]
-        key = {"authorization": f"Bearer {SECRET}", "x-request-id": "mine-7"}
+        headers = {"authorization": f"Bearer {SECRET}", "x-request-id": "mine-7"}
         body = {"model": "scripted", "input": f"Tell {SECRET}"}
-        assert post(f"{url}/responses", json=body, headers=key).status_code == 200
+        assert post(f"{url}/responses", json=body, headers=headers).status_code == 200
         time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        told = process.stderr.read()
-    assert SECRET not in told
-    (line,) = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+        log = process.stderr.read()
+    assert SECRET not in log
+    (line,) = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert {key: line[key] for key in ("event", "method", "path", "status", "request_id", "level")} == {
         "event": "request", "method": "POST", "path": "/v1/responses", "status": 200, "request_id": "mine-7", "level": "info",
     }  # fmt: skip

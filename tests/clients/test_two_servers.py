@@ -1,4 +1,4 @@
-"""Two servers on one store: what one writes the other reads, resumes, cancels and deletes."""
+"""Two servers with one store: each reads, resumes, cancels and deletes the responses of the other."""
 
 import json
 import time
@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.sdk_helpers import PLAIN, get, post
-from tests.invariants import check
+from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT, get, post
+from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
@@ -24,65 +24,71 @@ SCRIPT: list[dict[str, Any]] = [
     },
     {"name": "any", "output": ["Yes."]},
 ]
-Pair = tuple[RunningServer, RunningServer]
+ServerPair = tuple[RunningServer, RunningServer]
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path) -> Iterator[ServerPair]:
     store = tmp_path / "responses.db"
     with (
-        serve(scripted_registry(SCRIPT), store_file=store) as one,
-        serve(scripted_registry(SCRIPT), store_file=store) as two,
+        serve(scripted_registry(SCRIPT), store_file=store) as first,
+        serve(scripted_registry(SCRIPT), store_file=store) as second,
     ):
-        yield one, two
+        yield first, second
 
 
-def begin(served: RunningServer, text: str) -> str:
-    made = post(f"{served.url}/responses", json={"model": "scripted", "input": text, "background": True}).json()
-    assert made["status"] == "queued"
-    return str(made["id"])
+def start_background(server: RunningServer, text: str) -> str:
+    response = post(f"{server.url}/responses", json={"model": "scripted", "input": text, "background": True}).json()
+    assert response["status"] == "queued"
+    return str(response["id"])
 
 
-def stream(served: RunningServer, response_id: str, after: int = -1) -> list[dict[str, Any]]:
-    reply = get(f"{served.url}/responses/{response_id}?stream=true&starting_after={after}", timeout=30)
+def read_stream(server: RunningServer, response_id: str, after: int = -1) -> list[dict[str, Any]]:
+    reply = get(f"{server.url}/responses/{response_id}?stream=true&starting_after={after}", timeout=30)
     assert reply.text.endswith("data: [DONE]\n\n")
     return [json.loads(row[6:]) for row in reply.text.splitlines() if row.startswith("data: {")]
 
 
-def test_a_stream_is_read_on_from_any_number_at_the_other_one(pair: Pair) -> None:
-    one, two = pair
-    made = begin(one, "Slowly")
-    told = stream(two, made)
-    check(told)
-    assert told == stream(one, made)
-    for number in range(len(told)):
-        assert stream(two, made, number) == told[number + 1 :]
-    on = {"model": "scripted", "input": "And?", "previous_response_id": made}
-    assert post(f"{two.url}/responses", json=on).json()["output"][0]["content"][0]["text"] == "Four."
+def test_stream_resumes_on_another_server_after_any_event(pair: ServerPair) -> None:
+    first, second = pair
+    response_id = start_background(first, "Slowly")
+    events = read_stream(second, response_id)
+    check_stream(events)
+    assert events == read_stream(first, response_id)
+    for number in range(len(events)):
+        assert read_stream(second, response_id, number) == events[number + 1 :]
+    follow_up = {"model": "scripted", "input": "And?", "previous_response_id": response_id}
+    assert post(f"{second.url}/responses", json=follow_up).json()["output"][0]["content"][0]["text"] == "Four."
 
 
-def test_the_other_one_may_cancel(pair: Pair) -> None:
-    one, two = pair
-    made = begin(one, "Forever")
+def test_another_server_cancels_a_running_response(pair: ServerPair) -> None:
+    first, second = pair
+    response_id = start_background(first, "Forever")
     time.sleep(0.3)
-    reply = post(f"{two.url}/responses/{made}/cancel", timeout=20)
+    reply = post(f"{second.url}/responses/{response_id}/cancel", timeout=20)
     assert reply.status_code == 200, reply.text
     cancelled = reply.json()
     assert cancelled["status"] == "cancelled"
-    assert get(f"{one.url}/responses/{made}").json() == cancelled == get(f"{two.url}/responses/{made}").json()
-    assert not one.engine.stats().running
-    check(stream(two, made))
-    assert post(f"{two.url}/responses/{made}/cancel").json() == cancelled, "twice is once"
+    assert (
+        get(f"{first.url}/responses/{response_id}").json()
+        == cancelled
+        == get(f"{second.url}/responses/{response_id}").json()
+    )
+    assert not first.engine.stats().running
+    check_stream(read_stream(second, response_id))
+    assert post(f"{second.url}/responses/{response_id}/cancel").json() == cancelled, (
+        "a second cancellation changes nothing"
+    )
 
 
-def test_what_the_other_one_deletes_is_gone_here_and_runs_no_more(pair: Pair) -> None:
-    one, two = pair
-    made = begin(one, "Forever")
+def test_deletion_by_another_server_stops_and_removes_the_response(pair: ServerPair) -> None:
+    first, second = pair
+    response_id = start_background(first, "Forever")
     time.sleep(0.3)
-    assert httpx.delete(f"{two.url}/responses/{made}", verify=PLAIN).json()["deleted"]
-    assert get(f"{two.url}/responses/{made}").status_code == 404
+    assert httpx.delete(f"{second.url}/responses/{response_id}", verify=SHARED_TLS_CONTEXT).json()["deleted"]
+    assert get(f"{second.url}/responses/{response_id}").status_code == 404
     for _ in range(100):
-        if not one.engine.stats().running and get(f"{one.url}/responses/{made}").status_code == 404:
+        if not first.engine.stats().running and get(f"{first.url}/responses/{response_id}").status_code == 404:
             return
         time.sleep(0.05)
-    raise AssertionError("it goes on")
+    raise AssertionError("the deleted response still runs or is still stored")

@@ -1,10 +1,11 @@
-"""Turns over a WebSocket: through the openai SDK's own connection, and frame by frame. Hard inputs, row 42."""
+"""Turns over a WebSocket, with the openai SDK's connection and frame by frame. Covers row 42 of the hard inputs."""
 
 import json
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import openai
@@ -13,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.clients import sdk_helpers
-from tests.invariants import check
+from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
 KEYS = ("sk-one", "sk-two")
@@ -21,7 +22,7 @@ TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "obje
 SCRIPT: list[dict[str, Any]] = [
     {"name": "fault", "when": ["Fail"], "output": ["Oh", {"fault": "broken", "code": "server_error"}]},
     {"name": "on", "when": ["Where was that"], "output": ["In Oslo."]},
-    {"name": "told", "when": ["Sunny"], "output": ["It is sunny."]},
+    {"name": "answer", "when": ["Sunny"], "output": ["It is sunny."]},
     {
         "name": "call",
         "when": ["weather in Oslo"],
@@ -35,29 +36,26 @@ SCRIPT: list[dict[str, Any]] = [
 USER: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[RunningServer]:
-    with serve(scripted_registry(SCRIPT), api_keys=KEYS, max_body_bytes=200_000) as running:
-        yield running
+SERVER = partial(serve, SCRIPT, api_keys=KEYS, max_body_bytes=200_000)
 
 
 @contextmanager
-def line(served: RunningServer, key: str = KEYS[0], **more: Any) -> Iterator[ClientConnection]:
+def open_websocket(server: RunningServer, key: str = KEYS[0], **options: Any) -> Iterator[ClientConnection]:
     headers = {"authorization": f"Bearer {key}", "openai-beta": "responses_websockets=2026-02-06"}
-    address = served.url.replace("http", "ws") + "/responses"
-    with connect(address, additional_headers=headers, max_size=None, **more) as opened:
-        yield opened
+    url = server.url.replace("http", "ws") + "/responses"
+    with connect(url, additional_headers=headers, max_size=None, **options) as websocket:
+        yield websocket
 
 
-def say(line: ClientConnection, text: Any = "Hi", **more: Any) -> None:
-    line.send(json.dumps({"type": "response.create", "model": "scripted", "input": text, **more}))
+def send_create(websocket: ClientConnection, text: Any = "Hi", **fields: Any) -> None:
+    websocket.send(json.dumps({"type": "response.create", "model": "scripted", "input": text, **fields}))
 
 
-def hear(line: ClientConnection) -> list[dict[str, Any]]:
-    """The events up to a terminal one, or to an error that comes alone."""
+def receive_events(websocket: ClientConnection) -> list[dict[str, Any]]:
+    """Returns the events up to a terminal event or a request error."""
     events: list[dict[str, Any]] = []
     while True:
-        events.append(json.loads(line.recv(timeout=10)))
+        events.append(json.loads(websocket.recv(timeout=10)))
         kind = events[-1]["type"]
         if kind in ("response.completed", "response.incomplete", "response.failed") or (
             kind == "error" and "status" in events[-1]
@@ -65,24 +63,24 @@ def hear(line: ClientConnection) -> list[dict[str, Any]]:
             return events
 
 
-def ask(line: ClientConnection, text: Any = "Hi", **more: Any) -> list[dict[str, Any]]:
-    say(line, text, **more)
-    return hear(line)
+def run_turn(websocket: ClientConnection, text: Any = "Hi", **fields: Any) -> list[dict[str, Any]]:
+    send_create(websocket, text, **fields)
+    return receive_events(websocket)
 
 
-def refused(events: list[dict[str, Any]]) -> tuple[int, str | None, str | None]:
+def read_error(events: list[dict[str, Any]]) -> tuple[int, str | None, str | None]:
     (event,) = events
     return event["status"], event["error"]["code"], event["error"]["param"]
 
 
-def test_the_events_are_those_of_a_stream_without_an_end_mark(served: RunningServer) -> None:
-    with line(served) as opened:
-        events = ask(opened, [USER], tools=[TOOL])
-        again = ask(opened, "Hi")
-    check(events)
+def test_websocket_events_equal_those_of_a_stream(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        events = run_turn(websocket, [USER], tools=[TOOL])
+        again = run_turn(websocket, "Hi")
+    check_stream(events)
     headers = {"authorization": f"Bearer {KEYS[0]}"}
     body = {"model": "scripted", "input": [USER], "tools": [TOOL], "stream": True}
-    streamed = sdk_helpers.post(f"{served.url}/responses", json=body, headers=headers).text
+    streamed = sdk_helpers.post(f"{server.url}/responses", json=body, headers=headers).text
     assert [event["type"] for event in events] == [
         row[7:] for row in streamed.splitlines() if row.startswith("event: ")
     ]
@@ -90,76 +88,80 @@ def test_the_events_are_those_of_a_stream_without_an_end_mark(served: RunningSer
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")  # the SDK's own
-def test_the_openai_sdk_talks_over_one_connection(served: RunningServer) -> None:
-    with openai.OpenAI(base_url=served.url, api_key=KEYS[0]) as client, client.responses.connect() as connection:
+def test_openai_sdk_runs_two_turns_over_one_connection(server: RunningServer) -> None:
+    with openai.OpenAI(base_url=server.url, api_key=KEYS[0]) as client, client.responses.connect() as connection:
         connection.send({"type": "response.create", "model": "scripted", "input": [USER], "tools": [TOOL]})
-        first = _last(connection)
+        first = _receive_response(connection)
         assert first.output[-1].type == "function_call"
         output: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sunny"}
-        told: Any = {
+        second_request: Any = {
             "type": "response.create",
             "model": "scripted",
             "input": [output],
             "previous_response_id": first.id,
         }
-        connection.send(told)
-        assert _last(connection).output_text == "It is sunny."
+        connection.send(second_request)
+        assert _receive_response(connection).output_text == "It is sunny."
 
 
-def _last(connection: Any) -> Any:
+def _receive_response(connection: Any) -> Any:
     for event in connection:
         if event.type in ("response.completed", "response.failed", "error"):
             return event.response
-    raise AssertionError("it ended without a word")
+    raise AssertionError("the connection ended without a terminal event")
 
 
-def test_what_is_not_stored_lives_on_the_connection(served: RunningServer) -> None:
-    with line(served) as opened:
-        first = ask(opened, [USER], tools=[TOOL], store=False)[-1]["response"]
+def test_unstored_response_can_be_continued_on_its_connection_only(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        first = run_turn(websocket, [USER], tools=[TOOL], store=False)[-1]["response"]
         call = first["output"][-1]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Sunny"}
-        second = ask(opened, [output], previous_response_id=first["id"], store=False)[-1]["response"]
+        second = run_turn(websocket, [output], previous_response_id=first["id"], store=False)[-1]["response"]
         assert second["output"][0]["content"][0]["text"] == "It is sunny."
-        third = ask(opened, "Where was that?", previous_response_id=second["id"], store=False)[-1]["response"]
+        third = run_turn(websocket, "Where was that?", previous_response_id=second["id"], store=False)[-1]["response"]
         assert third["output"][0]["content"][0]["text"] == "In Oslo."
-        whole = [USER, *first["output"], output, *second["output"], {"role": "user", "content": "Where was that?"}]
-        resent = ask(opened, whole, store=False)[-1]["response"]
-        assert resent["usage"]["input_tokens"] == third["usage"]["input_tokens"], "the same prompt, however it came"
-        assert refused(ask(opened, "On", previous_response_id=second["id"])) == (400, "previous_response_not_found", "previous_response_id")  # fmt: skip
-    with line(served) as another:
-        assert refused(ask(another, "On", previous_response_id=third["id"]))[1] == "previous_response_not_found"
+        history = [USER, *first["output"], output, *second["output"], {"role": "user", "content": "Where was that?"}]
+        resent = run_turn(websocket, history, store=False)[-1]["response"]
+        assert resent["usage"]["input_tokens"] == third["usage"]["input_tokens"], "both give the same prompt"
+        assert read_error(run_turn(websocket, "On", previous_response_id=second["id"])) == (400, "previous_response_not_found", "previous_response_id")  # fmt: skip
+    with open_websocket(server) as other_websocket:
+        _, code, _ = read_error(run_turn(other_websocket, "On", previous_response_id=third["id"]))
+        assert code == "previous_response_not_found"
 
 
-def test_what_is_stored_outlives_the_connection(served: RunningServer) -> None:
-    with line(served) as opened:
-        first = ask(opened, [USER])[-1]["response"]
-    with line(served) as opened:
-        assert ask(opened, "Where was that?", previous_response_id=first["id"])[-1]["type"] == "response.completed"
-    with line(served, KEYS[1]) as others:
-        assert refused(ask(others, "Hi", previous_response_id=first["id"]))[1] == "previous_response_not_found"
+def test_stored_response_can_be_continued_on_another_connection(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        first = run_turn(websocket, [USER])[-1]["response"]
+    with open_websocket(server) as websocket:
+        events = run_turn(websocket, "Where was that?", previous_response_id=first["id"])
+        assert events[-1]["type"] == "response.completed"
+    with open_websocket(server, KEYS[1]) as other_websocket:
+        _, code, _ = read_error(run_turn(other_websocket, "Hi", previous_response_id=first["id"]))
+        assert code == "previous_response_not_found"
 
 
-def test_warming_up_says_nothing_and_can_be_gone_on_from(served: RunningServer) -> None:
+def test_generate_false_returns_an_empty_response_that_can_be_continued(server: RunningServer) -> None:
     system = {"role": "developer", "content": "Be brief."}
-    with line(served) as opened:
-        events = ask(opened, [system], tools=[TOOL], store=False, generate=False)
-        check(events)
+    with open_websocket(server) as websocket:
+        events = run_turn(websocket, [system], tools=[TOOL], store=False, generate=False)
+        check_stream(events)
         assert [event["type"].removeprefix("response.") for event in events] == ["created", "in_progress", "completed"]
-        warm = events[-1]["response"]
-        assert warm["output"] == [] and warm["usage"]["output_tokens"] == 0
-        first = ask(opened, [USER], tools=[TOOL], store=False, previous_response_id=warm["id"])[-1]["response"]
-        whole = ask(opened, [system, USER], tools=[TOOL], store=False)[-1]["response"]
-        assert first["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        warm_up = events[-1]["response"]
+        assert warm_up["output"] == [] and warm_up["usage"]["output_tokens"] == 0
+        first_events = run_turn(websocket, [USER], tools=[TOOL], store=False, previous_response_id=warm_up["id"])
+        first = first_events[-1]["response"]
+        full_response = run_turn(websocket, [system, USER], tools=[TOOL], store=False)[-1]["response"]
+        assert first["usage"]["input_tokens"] == full_response["usage"]["input_tokens"]
         assert first["output"][-1]["type"] == "function_call"
 
 
-def test_a_turn_that_failed_leaves_the_one_before_it(served: RunningServer) -> None:
-    with line(served) as opened:
-        first = ask(opened, [USER], tools=[TOOL], store=False)[-1]["response"]
+def test_failed_turn_keeps_the_previous_response(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        first = run_turn(websocket, [USER], tools=[TOOL], store=False)[-1]["response"]
         output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Fail"}
-        failed = ask(opened, [output], previous_response_id=first["id"], store=False)
+        failed = run_turn(websocket, [output], previous_response_id=first["id"], store=False)
         assert [event["type"] for event in failed[-2:]] == ["error", "response.failed"]
-        again = ask(opened, [{**output, "output": "Sunny"}], previous_response_id=first["id"], store=False)
+        again = run_turn(websocket, [{**output, "output": "Sunny"}], previous_response_id=first["id"], store=False)
         assert again[-1]["type"] == "response.completed"
 
 
@@ -181,197 +183,203 @@ def test_a_turn_that_failed_leaves_the_one_before_it(served: RunningServer) -> N
     ],
     ids=str,
 )
-def test_a_bad_request_is_an_error_and_the_connection_stays(
-    served: RunningServer, frame: Any, status: int, code: str, param: str | None
+def test_invalid_request_returns_an_error_and_keeps_the_connection(
+    server: RunningServer, frame: Any, status: int, code: str, param: str | None
 ) -> None:
     base = {"type": "response.create", "model": "scripted", "input": "Hi"} if frame else {}
-    with line(served) as opened:
-        opened.send(frame if isinstance(frame, str) else json.dumps({**base, **frame}))
-        assert refused(hear(opened)) == (status, code, param)
-        assert ask(opened)[-1]["type"] == "response.completed"
+    with open_websocket(server) as websocket:
+        websocket.send(frame if isinstance(frame, str) else json.dumps({**base, **frame}))
+        assert read_error(receive_events(websocket)) == (status, code, param)
+        assert run_turn(websocket)[-1]["type"] == "response.completed"
 
 
-def test_codex_sends_stream_and_is_understood(served: RunningServer) -> None:
-    with line(served) as opened:
-        assert ask(opened, stream=True, client_metadata={"session_id": "x"})[-1]["type"] == "response.completed"
+def test_stream_and_client_metadata_of_codex_are_accepted(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        assert run_turn(websocket, stream=True, client_metadata={"session_id": "x"})[-1]["type"] == "response.completed"
 
 
-def test_one_response_at_a_time(served: RunningServer) -> None:
-    with line(served) as opened:
-        say(opened, "Slowly")
-        say(opened, "Hi")
+def test_second_concurrent_request_is_rejected(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        send_create(websocket, "Slowly")
+        send_create(websocket, "Hi")
         events = []
         while not events or events[-1]["type"] != "response.completed":
-            events.append(json.loads(opened.recv(timeout=10)))
+            events.append(json.loads(websocket.recv(timeout=10)))
         (error,) = [event for event in events if event["type"] == "error"]
         assert (error["status"], error["error"]["code"]) == (409, "response_in_progress")
-        check([event for event in events if event is not error])
-        assert ask(opened)[-1]["type"] == "response.completed"
+        check_stream([event for event in events if event is not error])
+        assert run_turn(websocket)[-1]["type"] == "response.completed"
 
 
-def test_a_hundred_at_once_end_the_connection_and_the_turn(served: RunningServer) -> None:
-    with line(served) as opened:
+def test_hundred_concurrent_requests_close_the_connection(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
         for _ in range(100):
             try:
-                say(opened, "Forever")
+                send_create(websocket, "Forever")
             except ConnectionClosed:
                 break
         codes: list[str] = []
         with pytest.raises(ConnectionClosed):
-            _errors(opened, codes)
-    assert opened.close_code == 1008
+            _collect_error_codes(websocket, codes)
+    assert websocket.close_code == 1008
     assert set(codes) == {"response_in_progress"} and len(codes) == 16
-    _idle(served)
+    _wait_until_idle(server)
 
 
-def _errors(line: ClientConnection, codes: list[str]) -> None:
+def _collect_error_codes(websocket: ClientConnection, codes: list[str]) -> None:
     while True:
-        event = json.loads(line.recv(timeout=10))
+        event = json.loads(websocket.recv(timeout=10))
         codes += [event["error"]["code"]] if event["type"] == "error" else []
 
 
-def _idle(served: RunningServer) -> None:
+def _wait_until_idle(server: RunningServer) -> None:
     for _ in range(200):
-        if not served.engine.stats().running and not served.context.turn_manager.num_running:
+        if not server.engine.stats().running and not server.context.turn_manager.num_running:
             return
         time.sleep(0.01)
-    raise AssertionError("a turn goes on for nobody")
+    raise AssertionError("a turn is still running")
 
 
-def test_whoever_leaves_takes_the_turn_along(served: RunningServer) -> None:
-    with line(served) as opened:
-        say(opened, "Forever")
-        while json.loads(opened.recv(timeout=10))["type"] != "response.output_text.delta":
+def test_disconnect_cancels_the_turn(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        send_create(websocket, "Forever")
+        while json.loads(websocket.recv(timeout=10))["type"] != "response.output_text.delta":
             pass
-        assert served.engine.stats().running == 1
-        opened.socket.shutdown(socket.SHUT_RDWR)
-        _idle(served)
+        assert server.engine.stats().running == 1
+        websocket.socket.shutdown(socket.SHUT_RDWR)
+        _wait_until_idle(server)
 
 
-def test_a_binary_frame_is_refused(served: RunningServer) -> None:
-    with line(served) as opened:
-        opened.send(b'{"type": "response.create"}')
-        assert refused(hear(opened)) == (400, "invalid_frame", None)
+def test_binary_frame_is_rejected(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        websocket.send(b'{"type": "response.create"}')
+        assert read_error(receive_events(websocket)) == (400, "invalid_frame", None)
         with pytest.raises(ConnectionClosed) as closed:
-            opened.recv(timeout=10)
+            websocket.recv(timeout=10)
         assert closed.value.rcvd and closed.value.rcvd.code == 1003
 
 
-def test_a_giant_frame_is_refused(served: RunningServer) -> None:
-    with line(served) as opened:
-        say(opened, "x" * 300_000)
+def test_oversized_frame_is_rejected(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        send_create(websocket, "x" * 300_000)
         with pytest.raises(ConnectionClosed) as closed:
-            opened.recv(timeout=10)
+            websocket.recv(timeout=10)
         assert closed.value.rcvd and closed.value.rcvd.code == 1009
-    with line(served) as opened:
-        assert ask(opened)[-1]["type"] == "response.completed"
+    with open_websocket(server) as websocket:
+        assert run_turn(websocket)[-1]["type"] == "response.completed"
 
 
-def test_text_that_is_no_text_is_refused(served: RunningServer) -> None:
-    with line(served) as opened:
-        opened.send(b"\xff\xfe{", text=True)
+def test_text_frame_with_invalid_utf8_is_rejected(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        websocket.send(b"\xff\xfe{", text=True)
         with pytest.raises(ConnectionClosed) as closed:
-            opened.recv(timeout=10)
+            websocket.recv(timeout=10)
         assert closed.value.rcvd and closed.value.rcvd.code == 1007
 
 
-def test_who_answers_no_ping_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_without_pong_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from antiphon.app.http.websocket_protocol import WebSocketProtocol
 
-    begin = WebSocketProtocol.start_keepalive
+    start_keepalive = WebSocketProtocol.start_keepalive
 
-    def soon(self: WebSocketProtocol) -> None:
+    def start_keepalive_early(self: WebSocketProtocol) -> None:
         self.ping_interval, self.ping_timeout = 0.1, 0.2
-        begin(self)
+        start_keepalive(self)
 
-    monkeypatch.setattr(WebSocketProtocol, "start_keepalive", soon)
+    monkeypatch.setattr(WebSocketProtocol, "start_keepalive", start_keepalive_early)
     with (
-        serve(scripted_registry(SCRIPT)) as quick,
-        socket.create_connection(("127.0.0.1", quick.port), timeout=10) as bare,
+        serve(scripted_registry(SCRIPT)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
     ):
-        bare.sendall(_handshake())
-        answer = b""
-        while piece := bare.recv(4096):
-            answer += piece
-    assert answer.startswith(b"HTTP/1.1 101")
-    assert answer.endswith(b"\x88\x09\x03\xf0no pong"), "close 1008"
+        connection.sendall(_make_handshake())
+        received = b""
+        while data := connection.recv(4096):
+            received += data
+    assert received.startswith(b"HTTP/1.1 101")
+    assert received.endswith(b"\x88\x09\x03\xf0no pong"), "close 1008"
 
 
-def _handshake(*more: str) -> bytes:
-    lines = ("GET /v1/responses HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket", *more)
+def _make_handshake(*headers: str) -> bytes:
+    lines = ("GET /v1/responses HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket", *headers)
     return "\r\n".join(
         (*lines, "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "", "")
     ).encode()
 
 
-def test_who_does_not_read_is_cut_off_and_the_turn_ends() -> None:
-    with serve(scripted_registry(SCRIPT), stall_timeout=0.3) as strict, socket.socket() as bare:
-        bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        bare.connect(("127.0.0.1", strict.port))
-        text = json.dumps({"type": "response.create", "model": "scripted", "input": "At length"}).encode()
+def test_client_that_stops_reading_is_disconnected_and_its_turn_ends() -> None:
+    with serve(scripted_registry(SCRIPT), stall_timeout=0.3) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        frame = json.dumps({"type": "response.create", "model": "scripted", "input": "At length"}).encode()
         mask = bytes(4)
-        bare.sendall(_handshake() + bytes([0x81, 0x80 | len(text)]) + mask + text)
+        connection.sendall(_make_handshake() + bytes([0x81, 0x80 | len(frame)]) + mask + frame)
         time.sleep(0.5)
-        _idle(strict)
+        _wait_until_idle(server)
 
 
-def test_a_connection_outlives_the_deadlines_of_requests() -> None:
+def test_request_timeouts_do_not_apply_to_an_open_connection() -> None:
     with (
-        serve(scripted_registry(SCRIPT), header_timeout=0.2, body_timeout=0.2, idle_timeout=1) as strict,
-        line(strict) as opened,
+        serve(scripted_registry(SCRIPT), header_timeout=0.2, body_timeout=0.2, idle_timeout=1) as server,
+        open_websocket(server) as websocket,
     ):
         time.sleep(0.6)
-        assert ask(opened)[-1]["type"] == "response.completed"
+        assert run_turn(websocket)[-1]["type"] == "response.completed"
 
 
-def test_a_connection_has_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_lifetime_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.app.server.CONNECTION_LIFETIME_S", 0.3)
-    with serve(scripted_registry(SCRIPT)) as brief, line(brief) as idle, line(brief) as busy:
-        say(busy, "Slowly")
-        assert refused(hear(idle))[1] == "websocket_connection_limit_reached"
-        assert hear(busy)[-1]["type"] == "response.completed", "what runs is not cut"
-        assert refused(hear(busy))[1] == "websocket_connection_limit_reached"
+    with (
+        serve(scripted_registry(SCRIPT)) as server,
+        open_websocket(server) as idle_websocket,
+        open_websocket(server) as busy_websocket,
+    ):
+        send_create(busy_websocket, "Slowly")
+        assert read_error(receive_events(idle_websocket))[1] == "websocket_connection_limit_reached"
+        assert receive_events(busy_websocket)[-1]["type"] == "response.completed", "a running turn completes"
+        assert read_error(receive_events(busy_websocket))[1] == "websocket_connection_limit_reached"
         with pytest.raises(ConnectionClosed):
-            busy.recv(timeout=5)
+            busy_websocket.recv(timeout=5)
 
 
-def test_a_handshake_that_is_none_is_answered_like_everything_else(served: RunningServer) -> None:
+def test_invalid_handshake_returns_an_openai_error(server: RunningServer) -> None:
     headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
-    reply = sdk_helpers.get(f"{served.url}/responses", headers=headers)
+    reply = sdk_helpers.get(f"{server.url}/responses", headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_handshake")
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_what_is_open_to_all_opens_no_socket(path: str) -> None:
-    with serve(scripted_registry(SCRIPT), api_keys=KEYS) as locked:
-        with pytest.raises(InvalidStatus) as raised, connect(locked.root.replace("http", "ws") + path):
+def test_public_endpoints_accept_no_websocket(path: str) -> None:
+    with serve(scripted_registry(SCRIPT), api_keys=KEYS) as server:
+        with pytest.raises(InvalidStatus) as raised, connect(server.root.replace("http", "ws") + path):
             pass
         assert raised.value.response.status_code == 404
-        assert sdk_helpers.get(locked.root + path).status_code == 200
+        assert sdk_helpers.get(server.root + path).status_code == 200
 
 
-def test_a_page_of_another_site_opens_no_socket_even_where_any_name_will_do() -> None:
-    with serve(scripted_registry(SCRIPT), host="0.0.0.0") as wide:
-        address = f"ws://127.0.0.1:{wide.port}/v1/responses"
-        with pytest.raises(InvalidStatus) as raised, connect(address, origin="https://evil.example"):  # type: ignore[arg-type]
+def test_foreign_origin_is_rejected_on_a_wildcard_host() -> None:
+    with serve(scripted_registry(SCRIPT), host="0.0.0.0") as server:
+        url = f"ws://127.0.0.1:{server.port}/v1/responses"
+        with pytest.raises(InvalidStatus) as raised, connect(url, origin="https://evil.example"):  # type: ignore[arg-type]
             pass
         assert raised.value.response.status_code == 403
-        with connect(address, origin=f"http://127.0.0.1:{wide.port}") as opened:  # type: ignore[arg-type]
-            assert ask(opened)[-1]["type"] == "response.completed"
+        with connect(url, origin=f"http://127.0.0.1:{server.port}") as websocket:  # type: ignore[arg-type]
+            assert run_turn(websocket)[-1]["type"] == "response.completed"
 
 
-def test_what_is_stored_does_not_lean_on_what_is_not(served: RunningServer) -> None:
-    with line(served) as opened:
-        first = ask(opened, store=False)[-1]["response"]
-        assert refused(ask(opened, "On", previous_response_id=first["id"])) == (400, "invalid_value", "store")
-        assert ask(opened, "On", previous_response_id=first["id"], store=False)[-1]["type"] == "response.completed"
+def test_stored_response_cannot_continue_an_unstored_one(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        first = run_turn(websocket, store=False)[-1]["response"]
+        error = read_error(run_turn(websocket, "On", previous_response_id=first["id"]))
+        assert error == (400, "invalid_value", "store")
+        events = run_turn(websocket, "On", previous_response_id=first["id"], store=False)
+        assert events[-1]["type"] == "response.completed"
 
 
-def test_nothing_new_is_something_where_something_was_said(served: RunningServer) -> None:
-    with line(served) as opened:
-        warm = ask(opened, [USER], tools=[TOOL], store=False, generate=False)[-1]["response"]
-        said = ask(opened, [], tools=[TOOL], store=False, previous_response_id=warm["id"])[-1]["response"]
-        assert said["output"][-1]["type"] == "function_call"
+def test_empty_input_is_accepted_after_a_previous_response(server: RunningServer) -> None:
+    with open_websocket(server) as websocket:
+        warm_up = run_turn(websocket, [USER], tools=[TOOL], store=False, generate=False)[-1]["response"]
+        events = run_turn(websocket, [], tools=[TOOL], store=False, previous_response_id=warm_up["id"])
+        assert events[-1]["response"]["output"][-1]["type"] == "function_call"
 
 
 @pytest.mark.parametrize(
@@ -391,26 +399,26 @@ def test_nothing_new_is_something_where_something_was_said(served: RunningServer
     ],
     ids=str,
 )
-def test_who_is_not_let_in_hears_why(settings: Any, path: str, headers: Any, status: int, code: str) -> None:
-    with serve(scripted_registry(SCRIPT), api_keys=KEYS, **settings) as strict:
+def test_rejected_handshake_returns_the_reason(settings: Any, path: str, headers: Any, status: int, code: str) -> None:
+    with serve(scripted_registry(SCRIPT), api_keys=KEYS, **settings) as server:
         with (
             pytest.raises(InvalidStatus) as raised,
-            connect(strict.url.replace("http", "ws") + path, additional_headers=headers),
+            connect(server.url.replace("http", "ws") + path, additional_headers=headers),
         ):
             pass
         reply = raised.value.response
         assert reply.status_code == status and json.loads(reply.body)["error"]["code"] == code
         assert reply.headers["x-request-id"]
-        assert strict.access_records[-1].status == status
+        assert server.access_records[-1].status == status
 
 
-def test_a_server_that_goes_ends_the_turn_properly() -> None:
-    with serve(scripted_registry(SCRIPT), shutdown_timeout=0.1) as going, line(going) as opened:
-        say(opened, "Forever")
-        while json.loads(opened.recv(timeout=10))["type"] != "response.output_text.delta":
+def test_server_shutdown_fails_the_turn_and_closes_the_connection() -> None:
+    with serve(scripted_registry(SCRIPT), shutdown_timeout=0.1) as server, open_websocket(server) as websocket:
+        send_create(websocket, "Forever")
+        while json.loads(websocket.recv(timeout=10))["type"] != "response.output_text.delta":
             pass
-        going.stop()
-        assert hear(opened)[-1]["type"] == "response.failed"
+        server.stop()
+        assert receive_events(websocket)[-1]["type"] == "response.failed"
         with pytest.raises(ConnectionClosed) as closed:
-            opened.recv(timeout=10)
+            websocket.recv(timeout=10)
         assert closed.value.rcvd and closed.value.rcvd.code == 1012

@@ -1,4 +1,4 @@
-"""The real Codex CLI: installed once, run on a server of ours in a home of its own."""
+"""Installs the Codex CLI with npm, and runs it against a test server with its own home folder."""
 
 import json
 import os
@@ -11,138 +11,151 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.app.observability.startup import CODEX_CONFIG, CODEX_ENV_KEY
-from tests.install_lock import alone
+from tests.install_lock import hold_lock
 from tests.serving import RunningServer
 from tests.syntax import ROOT
 
-VERSION = "0.169.0"
-KEY = "sk-codex-test"
-FOLDER = ROOT / ".codex"
-"""Git ignores it; it survives from run to run."""
-PROGRAM = FOLDER / "node_modules" / ".bin" / "codex"
-INSTALL_WITHIN = 100.0
-RUN_WITHIN = 40.0
-QUIET = """
+CODEX_VERSION = "0.169.0"
+API_KEY = "sk-codex-test"
+INSTALL_FOLDER = ROOT / ".codex"
+"""Ignored by git and kept between test runs."""
+CODEX_PROGRAM = INSTALL_FOLDER / "node_modules" / ".bin" / "codex"
+INSTALL_TIMEOUT_S = 100.0
+RUN_TIMEOUT_S = 40.0
+OFFLINE_CONFIG = """
 check_for_update_on_startup = false
 analytics.enabled = false
 feedback.enabled = false
 history.persistence = "none"
 otel.metrics_exporter = "none"
 """
-"""Nothing but the server is to be talked to."""
+"""Settings that keep Codex from connecting to any other server."""
 
 
-class Missing(Exception):  # noqa: N818 - no error of ours
-    """Codex cannot be had here; the message says why."""
+class CodexUnavailableError(Exception):
+    """Raised when Codex cannot be installed. The message gives the reason."""
 
 
-class Ran(Struct):
-    """How a run ended, and the events that it told."""
+class CodexRun(Struct):
+    """Exit code and output of one `codex exec`."""
 
-    code: int
+    exit_code: int
     events: list[dict[str, Any]]
-    told: str
-    """What it wrote to standard error."""
+    stderr: str
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of one type."""
+    def events_of_type(self, kind: str) -> list[dict[str, Any]]:
+        """Returns the events of one type."""
         return [event for event in self.events if event["type"] == kind]
 
-    def items(self, kind: str) -> list[dict[str, Any]]:
-        """The completed items of one type."""
-        return [event["item"] for event in self.of("item.completed") if event["item"]["type"] == kind]
+    def items_of_type(self, kind: str) -> list[dict[str, Any]]:
+        """Returns the completed items of one type."""
+        return [event["item"] for event in self.events_of_type("item.completed") if event["item"]["type"] == kind]
 
     @property
-    def final(self) -> str:
-        """What the user reads last."""
-        return str(self.items("agent_message")[-1]["text"])
+    def final_message(self) -> str:
+        """Text of the last agent message."""
+        return str(self.items_of_type("agent_message")[-1]["text"])
 
 
-def install() -> Path:
-    """The program, fetched if it is not there yet. Raises `Missing`."""
-    with alone(FOLDER):
-        return _ready()
+def install_codex() -> Path:
+    """Installs Codex if it is missing, and returns the program. Raises `CodexUnavailableError`."""
+    with hold_lock(INSTALL_FOLDER):
+        return _ensure_installed()
 
 
-def _ready() -> Path:
-    if _version() == VERSION:
-        return PROGRAM
+def _ensure_installed() -> Path:
+    if _installed_version() == CODEX_VERSION:
+        return CODEX_PROGRAM
     if not shutil.which("npm"):
-        raise Missing("npm is not installed, and it is npm that brings Codex")
-    words = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", f"@openai/codex@{VERSION}"]
+        raise CodexUnavailableError("npm, which installs Codex, is not installed")
+    args = [
+        "npm",
+        "install",
+        "--prefix",
+        str(INSTALL_FOLDER),
+        "--no-audit",
+        "--no-fund",
+        f"@openai/codex@{CODEX_VERSION}",
+    ]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_WITHIN, check=False)
+        done = subprocess.run(args, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise Missing(f"npm did not bring @openai/codex within {INSTALL_WITHIN:g} s") from None
-    found = _version()
-    if found != VERSION:
-        said = (done.stderr.strip() or "nothing").splitlines()[-1]
-        raise Missing(f"npm did not bring @openai/codex {VERSION} (it brought {found}; it said: {said})")
-    return PROGRAM
+        raise CodexUnavailableError(f"npm did not install @openai/codex within {INSTALL_TIMEOUT_S:g} s") from None
+    installed = _installed_version()
+    if installed != CODEX_VERSION:
+        reason = (done.stderr.strip() or "no output").splitlines()[-1]
+        raise CodexUnavailableError(
+            f"npm did not install @openai/codex {CODEX_VERSION} (found {installed}; npm: {reason})"
+        )
+    return CODEX_PROGRAM
 
 
-def _version() -> str | None:
+def _installed_version() -> str | None:
     try:
-        done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([CODEX_PROGRAM, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip().removeprefix("codex-cli ") or None
 
 
-class Codex(Struct):
-    """Codex in a home of its own, with a folder to work in. `config` are the lines that `antiphon serve` prints."""
+class CodexCli(Struct):
+    """Codex with its own home and work folders. Its config has the lines that `antiphon serve` prints."""
 
     program: Path
     home: Path
 
     @property
-    def work(self) -> Path:
+    def work_folder(self) -> Path:
         return self.home / "work"
 
     def exec(
         self,
-        served: RunningServer,
+        server: RunningServer,
         prompt: str,
         *options: str,
         resume: bool = False,
         flags: tuple[str, ...] = (),
-        within: float = RUN_WITHIN,
-    ) -> Ran:
-        """`codex exec --json`, to its end; `resume` goes on with the latest session.
+        timeout_s: float = RUN_TIMEOUT_S,
+    ) -> CodexRun:
+        """Runs `codex exec --json` to its end. `resume` continues the latest session.
 
-        `options` are `key=value` as in `config.toml`, `flags` are words for the command line as they are.
+        `options` are `key=value` pairs as in `config.toml`; `flags` are command line arguments.
         """
-        self.work.mkdir(parents=True, exist_ok=True)
-        self._configure(served)
-        words = [str(self.program), "exec", "--json", "--strict-config", "--skip-git-repo-check"]
-        words.append("--dangerously-bypass-approvals-and-sandbox")
+        self.work_folder.mkdir(parents=True, exist_ok=True)
+        self._write_config(server)
+        args = [str(self.program), "exec", "--json", "--strict-config", "--skip-git-repo-check"]
+        args.append("--dangerously-bypass-approvals-and-sandbox")
         for option in options:
-            words += ["-c", option]
-        words += [*flags, "-C", str(self.work), *(["resume", "--last"] if resume else []), prompt]
-        oss = {"CODEX_OSS_BASE_URL": served.url} if "--oss" in flags else {}
-        return _run(words, self._environment() | oss, within)
+            args += ["-c", option]
+        args += [*flags, "-C", str(self.work_folder), *(["resume", "--last"] if resume else []), prompt]
+        oss = {"CODEX_OSS_BASE_URL": server.url} if "--oss" in flags else {}
+        return _run_process(args, self._make_environment() | oss, timeout_s)
 
-    def _configure(self, served: RunningServer) -> None:
-        """What a user pastes, and nothing that talks to anyone else."""
-        model = served.context.models.served[0].names[0]
-        pasted = CODEX_CONFIG.format(model=model, url=served.url) + (
-            CODEX_ENV_KEY if served.context.settings.api_key_digests else ""
+    def _write_config(self, server: RunningServer) -> None:
+        """Writes the config that a user would paste, and the settings that keep Codex offline."""
+        model = server.context.models.served[0].names[0]
+        config = CODEX_CONFIG.format(model=model, url=server.url) + (
+            CODEX_ENV_KEY if server.context.settings.api_key_digests else ""
         )
-        (self.home / "config.toml").write_text(f"{QUIET}\n{pasted}\n", encoding="utf-8")
+        (self.home / "config.toml").write_text(f"{OFFLINE_CONFIG}\n{config}\n", encoding="utf-8")
 
-    def _environment(self) -> dict[str, str]:
+    def _make_environment(self) -> dict[str, str]:
         home = str(self.home)
-        return {"PATH": os.environ["PATH"], "HOME": home, "CODEX_HOME": home, "ANTIPHON_API_KEY": KEY}
+        return {"PATH": os.environ["PATH"], "HOME": home, "CODEX_HOME": home, "ANTIPHON_API_KEY": API_KEY}
 
 
-def _run(words: list[str], environment: dict[str, str], within: float) -> Ran:
-    """Run to the end, or to ours: the program starts others, so the whole group goes."""
+def _run_process(args: list[str], environment: dict[str, str], timeout_s: float) -> CodexRun:
+    """Runs a command to its end. After the timeout, kills its process group, since Codex starts child processes."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, env=environment, text=True, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(args, env=environment, text=True, start_new_session=True, **pipes) as process:
         try:
-            said, told = process.communicate(timeout=within)
+            stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said, told = process.communicate()
-            raise AssertionError(f"codex did not end within {within:g} s:\n{said[-3000:]}\n{told[-1000:]}") from None
-    return Ran(code=process.returncode, events=[json.loads(line) for line in said.splitlines()], told=told)
+            stdout, stderr = process.communicate()
+            raise AssertionError(
+                f"codex did not end within {timeout_s:g} s:\n{stdout[-3000:]}\n{stderr[-1000:]}"
+            ) from None
+    return CodexRun(
+        exit_code=process.returncode, events=[json.loads(line) for line in stdout.splitlines()], stderr=stderr
+    )

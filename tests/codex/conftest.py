@@ -1,4 +1,4 @@
-"""Codex as a fixture, and a tape of what it and the server said. Without Codex its tests are skipped, with the reason."""
+"""Fixtures of the Codex tests: the program and a recorder. Tests are skipped where npm cannot install Codex."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,26 +6,26 @@ from pathlib import Path
 import pytest
 
 from tests.codex import codex_process
-from tests.codex.recorder import Tape
+from tests.codex.recorder import TrafficRecorder
 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
     try:
-        return codex_process.install()
-    except codex_process.Missing as why:
-        pytest.skip(str(why))
+        return codex_process.install_codex()
+    except codex_process.CodexUnavailableError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
-def codex(program: Path, tmp_path: Path) -> codex_process.Codex:
-    """In a home that nobody else has."""
-    return codex_process.Codex(program=program, home=tmp_path)
+def codex(program: Path, tmp_path: Path) -> codex_process.CodexCli:
+    """A Codex with an empty home folder."""
+    return codex_process.CodexCli(program=program, home=tmp_path)
 
 
 @pytest.fixture
-def tape() -> Iterator[Tape]:
-    """Put it `around` a server; when the test ends, every stream on it must have been legal."""
-    recorded = Tape()
-    yield recorded
-    recorded.check()
+def recorder() -> Iterator[TrafficRecorder]:
+    """A recorder for `serve(wrap_app=recorder.wrap_app)`. At the end of the test it checks every recorded stream."""
+    recorder = TrafficRecorder()
+    yield recorder
+    recorder.check_streams()

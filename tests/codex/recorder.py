@@ -1,4 +1,4 @@
-"""What passed between an agent and the server: request bodies as they came, events as they left."""
+"""Records the traffic between an agent and the server: request bodies, reply bodies, WebSocket messages."""
 
 import json
 from typing import Any
@@ -13,107 +13,109 @@ from tests import invariants
 Item = dict[str, Any]
 
 
-class Exchange(Struct):
-    """One request and its answer. `status` is 0 until the answer began."""
+class HttpExchange(Struct):
+    """An HTTP request and its reply. `status` is 0 until the reply begins."""
 
     method: str
     path: str
     headers: dict[str, str]
-    sent: bytes = b""
+    raw_body: bytes = b""
     status: int = 0
-    answer: bytes = b""
+    raw_reply: bytes = b""
 
     @property
     def body(self) -> dict[str, Any]:
-        """What was sent, unpacked."""
-        packed = self.headers.get("content-encoding") == "zstd"
-        found: dict[str, Any] = json.loads(decompress(self.sent, "zstd", 10**8) if packed else self.sent)
-        return found
+        """The request body, decompressed and decoded."""
+        compressed = self.headers.get("content-encoding") == "zstd"
+        body: dict[str, Any] = json.loads(decompress(self.raw_body, "zstd", 10**8) if compressed else self.raw_body)
+        return body
 
     @property
     def input(self) -> list[Item]:
-        """The items that the request carried."""
-        found: list[Item] = self.body["input"]
-        return found
+        """The input items of the request."""
+        items: list[Item] = self.body["input"]
+        return items
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events of a streamed answer; comments and the trailer are none."""
-        lines = self.answer.decode().split("\n")
+        """The events of a streamed reply, without comments and the end mark."""
+        lines = self.raw_reply.decode().split("\n")
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [json.loads(text) for text in data if text != "[DONE]"]
 
-    def items(self, kind: str) -> list[Item]:
-        """The items of one type that the request carried, in order."""
+    def items_of_type(self, kind: str) -> list[Item]:
+        """Returns the input items of one type, in order."""
         return [item for item in self.input if item["type"] == kind]
 
 
-class Line(Struct):
-    """What went over one WebSocket."""
+class WebSocketMessages(Struct):
+    """The messages of one WebSocket."""
 
-    sent: list[dict[str, Any]] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Tape(Struct):
-    """Stands around an application and writes down every exchange, in the order in which they began."""
+class TrafficRecorder(Struct):
+    """Wraps an application and records every exchange, in the order in which they began."""
 
-    exchanges: list[Exchange] = field(default_factory=list)
-    sockets: list[Line] = field(default_factory=list)
+    exchanges: list[HttpExchange] = field(default_factory=list)
+    websockets: list[WebSocketMessages] = field(default_factory=list)
 
-    def around(self, app: AsgiApp) -> AsgiApp:
-        """`app`, recorded."""
+    def wrap_app(self, app: AsgiApp) -> AsgiApp:
+        """Returns `app` with its traffic recorded."""
 
-        async def recorded(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        async def run_recorded(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
             if scope["type"] == "websocket":
-                await app(scope, *self._wired(receive, send))
+                await app(scope, *self._record_websocket(receive, send))
                 return
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
             headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
-            exchange = Exchange(method=scope["method"], path=scope["path"], headers=headers)
+            exchange = HttpExchange(method=scope["method"], path=scope["path"], headers=headers)
             self.exchanges.append(exchange)
 
-            async def hear() -> AsgiMessage:
+            async def receive_recorded() -> AsgiMessage:
                 message = await receive()
-                exchange.sent += message.get("body", b"")
+                exchange.raw_body += message.get("body", b"")
                 return message
 
-            async def say(message: AsgiMessage) -> None:
+            async def send_recorded(message: AsgiMessage) -> None:
                 exchange.status = message.get("status", exchange.status)
-                exchange.answer += message.get("body", b"")
+                exchange.raw_reply += message.get("body", b"")
                 await send(message)
 
-            # Without the pipe past ASGI, so that every piece comes by here.
-            await app({key: value for key, value in scope.items() if key != SCOPE_KEY}, hear, say)
+            # Without the server's direct writer in the scope, so that every part of the reply passes through `send`.
+            await app({key: value for key, value in scope.items() if key != SCOPE_KEY}, receive_recorded, send_recorded)
 
-        return recorded
+        return run_recorded
 
-    def _wired(self, receive: AsgiReceive, send: AsgiSend) -> tuple[AsgiReceive, AsgiSend]:
-        line = Line()
-        self.sockets.append(line)
+    def _record_websocket(self, receive: AsgiReceive, send: AsgiSend) -> tuple[AsgiReceive, AsgiSend]:
+        messages = WebSocketMessages()
+        self.websockets.append(messages)
 
-        async def hear() -> AsgiMessage:
+        async def receive_recorded() -> AsgiMessage:
             message = await receive()
             if message.get("text"):
-                line.sent.append(json.loads(message["text"]))
+                messages.requests.append(json.loads(message["text"]))
             return message
 
-        async def say(message: AsgiMessage) -> None:
+        async def send_recorded(message: AsgiMessage) -> None:
             if message.get("text"):
-                line.told.append(json.loads(message["text"]))
+                messages.events.append(json.loads(message["text"]))
             await send(message)
 
-        return hear, say
+        return receive_recorded, send_recorded
 
     @property
-    def turns(self) -> list[Exchange]:
-        """The requests for a turn."""
-        return [one for one in self.exchanges if one.method == "POST" and one.path == "/v1/responses"]
+    def turns(self) -> list[HttpExchange]:
+        """Requests to `/v1/responses`."""
+        return [
+            exchange for exchange in self.exchanges if exchange.method == "POST" and exchange.path == "/v1/responses"
+        ]
 
-    def check(self) -> None:
-        """Every stream that left was legal, from its first event to its last."""
+    def check_streams(self) -> None:
+        """Checks that every recorded stream is legal."""
         for exchange in self.turns:
             if exchange.status == 200 and exchange.body.get("stream"):
-                invariants.check(exchange.events)
+                invariants.check_stream(exchange.events)

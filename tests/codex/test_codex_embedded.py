@@ -1,4 +1,4 @@
-"""The real Codex on the embedded model: prompt, template, engine, dialect and machine, with nobody's script."""
+"""The real Codex on the embedded model: prompt, chat template, engine, dialect and tool calls, without a script."""
 
 import time
 from collections.abc import Iterator
@@ -12,76 +12,80 @@ from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony import detect
 from antiphon.harmony.format import ModelFormat
-from tests.codex.codex_process import KEY, Codex
-from tests.codex.recorder import Tape
-from tests.conftest import Serve
+from tests.codex.codex_process import API_KEY, CodexCli
+from tests.codex.recorder import TrafficRecorder
+from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
 
-WEIGHED = pytest.mark.skipif(
+needs_weights = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
 )
-LONG = "directory-with-quite-a-long-name"
+LONG_FOLDER_NAME = "directory-with-quite-a-long-name"
 
 
-def catalogue(engine: Engine, form: ModelFormat) -> ModelRegistry:
-    return ModelRegistry([ServedModel(names=("antiphon",), engine=engine, format=form, created=int(time.time()))])
+def make_registry(engine: Engine, model_format: ModelFormat) -> ModelRegistry:
+    return ModelRegistry(
+        [ServedModel(names=("antiphon",), engine=engine, format=model_format, created=int(time.time()))]
+    )
 
 
-def form() -> ModelFormat:
+def load_model_format() -> ModelFormat:
     return detect.load_format(MODEL_DIR, "hermes").format
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Iterator[tuple[RunningServer, Tape]]:
-    """One for all: a process with torch and a model in it takes seconds to begin."""
-    engine, tape = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), Tape()
-    with serve(catalogue(engine, form()), api_keys=(KEY,), around=tape.around) as running:
-        yield running, tape
+def recorded_server() -> Iterator[tuple[RunningServer, TrafficRecorder]]:
+    """A server for all tests and its recorder. An engine process with torch and a model takes seconds to start."""
+    engine, recorder = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), TrafficRecorder()
+    with serve(make_registry(engine, load_model_format()), api_keys=(API_KEY,), wrap_app=recorder.wrap_app) as server:
+        yield server, recorder
 
 
 @pytest.fixture
-def tape(recorded: tuple[RunningServer, Tape]) -> Iterator[Tape]:
-    _, tape = recorded
-    tape.exchanges.clear()
-    tape.sockets.clear()
-    yield tape
-    tape.check()
+def recorder(recorded_server: tuple[RunningServer, TrafficRecorder]) -> Iterator[TrafficRecorder]:
+    _, recorder = recorded_server
+    recorder.exchanges.clear()
+    recorder.websockets.clear()
+    yield recorder
+    recorder.check_streams()
 
 
 @pytest.fixture
-def served(recorded: tuple[RunningServer, Tape], tape: Tape) -> RunningServer:
-    return recorded[0]
+def server(recorded_server: tuple[RunningServer, TrafficRecorder], recorder: TrafficRecorder) -> RunningServer:
+    return recorded_server[0]
 
 
-def test_the_users_words_reach_the_model_whole(codex: Codex, server: Serve) -> None:
-    """The template keeps little of a prompt. What Codex itself says before the user speaks must not cost the request."""
-    told = form()
+def test_user_prompt_reaches_the_model_unchanged(codex: CodexCli, start_server: StartServer) -> None:
+    """The template keeps little of a prompt, but Codex's own text before the user's must not displace the user's."""
+    model_format = load_model_format()
     reply = {"name": "heard", "when": ["<|im_start|>user\nrun `echo antiphon-7391`<|im_end|>"], "output": ["Heard."]}
     replies = parse_script({"reply": [reply, {"name": "lost", "output": ["Lost."]}]})
-    engine = ScriptedEngine(replies, encode=told.encode, decode=told.decode)
-    deep = codex.home / LONG / LONG / LONG / LONG
-    there = Codex(program=codex.program, home=deep)
-    ran = there.exec(server(catalogue(engine, told), api_keys=(KEY,)), "run `echo antiphon-7391`")
-    assert ran.final == "Heard."
+    engine = ScriptedEngine(replies, encode=model_format.encode, decode=model_format.decode)
+    home = codex.home / LONG_FOLDER_NAME / LONG_FOLDER_NAME / LONG_FOLDER_NAME / LONG_FOLDER_NAME
+    nested_codex = CodexCli(program=codex.program, home=home)
+    run = nested_codex.exec(
+        start_server(make_registry(engine, model_format), api_keys=(API_KEY,)), "run `echo antiphon-7391`"
+    )
+    assert run.final_message == "Heard."
 
 
-@WEIGHED
+@needs_weights
 @pytest.mark.parametrize("prompt", ["run `echo antiphon-7391`", "Run `echo antiphon-7391`."])
-def test_it_runs_the_command_and_reports_its_output(
-    codex: Codex, served: RunningServer, tape: Tape, prompt: str
+def test_embedded_model_runs_the_command_and_reports_its_output(
+    codex: CodexCli, server: RunningServer, recorder: TrafficRecorder, prompt: str
 ) -> None:
-    ran = codex.exec(served, prompt)
-    assert ran.code == 0, ran
-    [command] = ran.items("command_execution")
+    run = codex.exec(server, prompt)
+    assert run.exit_code == 0, run
+    [command] = run.items_of_type("command_execution")
     assert "echo antiphon-7391" in command["command"]
     assert (command["aggregated_output"], command["exit_code"]) == ("antiphon-7391\n", 0)
-    assert "antiphon-7391" in ran.final
-    _, report = tape.turns
-    [output] = report.items("function_call_output")
+    assert "antiphon-7391" in run.final_message
+    _, report = recorder.turns
+    [output] = report.items_of_type("function_call_output")
     assert output["output"].endswith("Output:\nantiphon-7391\n")
 
 
-@WEIGHED
-def test_a_greeting_is_answered_in_words(codex: Codex, served: RunningServer) -> None:
-    ran = codex.exec(served, "Hello!")
-    assert ran.code == 0 and ran.final and not ran.items("command_execution")
+@needs_weights
+def test_greeting_is_answered_with_text(codex: CodexCli, server: RunningServer) -> None:
+    run = codex.exec(server, "Hello!")
+    assert run.exit_code == 0 and run.final_message and not run.items_of_type("command_execution")

@@ -1,4 +1,4 @@
-"""What Codex does depends on what it knows of a model. A catalogue tells it: other tools, and how much it may hold."""
+"""The real Codex with a model catalogue, which decides on its tools and its context limit."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.codex.codex_process import Codex
-from tests.codex.recorder import Tape
-from tests.codex.replies import COMMAND, NOTHING, ONCE, call, reply, run
-from tests.conftest import Serve
+from tests.codex.codex_process import CodexCli
+from tests.codex.recorder import TrafficRecorder
+from tests.codex.replies import COMMAND, LAST_REPLY, NO_RETRIES, make_call, make_command_call, make_reply
+from tests.conftest import StartServer
 from tests.serving import scripted_registry
 
 PATCH = """*** Begin Patch
@@ -17,7 +17,7 @@ PATCH = """*** Begin Patch
 +written by a "patch"
 +in two \\lines
 *** End Patch"""
-CATALOGUE = {
+MODEL_ENTRY = {
     "slug": "scripted",
     "display_name": "Scripted",
     "description": None,
@@ -38,92 +38,114 @@ CATALOGUE = {
     "context_window": 100_000,
     "experimental_supported_tools": [],
 }
-"""The least that Codex must know of a model before it offers it `apply_patch`."""
+"""The smallest catalogue entry with which Codex offers `apply_patch` to a model."""
 CODE_MODE = {"tool_mode": "code_mode_only"}
 LITE = {"tool_mode": "code_mode_only", "use_responses_lite": True}
-SCRIPT = f'text(await tools.exec_command({{cmd: "{COMMAND}"}}));'
+PROGRAM = f'text(await tools.exec_command({{cmd: "{COMMAND}"}}));'
 
 
-def known(folder: Path, **more: Any) -> str:
-    """The setting that tells Codex of the model."""
+def write_catalog(folder: Path, **fields: Any) -> str:
+    """Writes a catalogue with one model, and returns the option with its path."""
     path = folder / "models.json"
-    path.write_text(json.dumps({"models": [{**CATALOGUE, **more}]}), encoding="utf-8")
+    path.write_text(json.dumps({"models": [{**MODEL_ENTRY, **fields}]}), encoding="utf-8")
     return f"model_catalog_json={json.dumps(str(path))}"
 
 
-DONE = "It is written."
-PATCHES = [
-    pytest.param("hermes", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>", DONE, id="raw"),
-    pytest.param("hermes", call("apply_patch", input=PATCH), DONE, id="as JSON"),
+REPORT = "It is written."
+PATCH_SCRIPTS = [
+    pytest.param("hermes", f"<tool_call>\n<custom=apply_patch>\n{PATCH}\n</custom>\n</tool_call>", REPORT, id="raw"),
+    pytest.param("hermes", make_call("apply_patch", input=PATCH), REPORT, id="as JSON"),
     pytest.param(
         "gpt-oss",
         f"<|channel|>commentary to=functions.apply_patch code<|message|>{PATCH}<|call|>",
-        f"<|channel|>final<|message|>{DONE}<|return|>",
+        f"<|channel|>final<|message|>{REPORT}<|return|>",
         id="gpt-oss",
     ),
 ]
 
 
-@pytest.mark.parametrize(("dialect", "spoken", "told"), PATCHES)
-def test_a_patch_really_writes_a_file(
-    codex: Codex, server: Serve, tape: Tape, dialect: str, spoken: str, told: str
+@pytest.mark.parametrize(("dialect", "call_text", "report_text"), PATCH_SCRIPTS)
+def test_patch_writes_a_file(
+    codex: CodexCli,
+    start_server: StartServer,
+    recorder: TrafficRecorder,
+    dialect: str,
+    call_text: str,
+    report_text: str,
 ) -> None:
     script = [
-        reply("report", told, when="Success. Updated the following files"),
-        reply("patch", spoken),
-        NOTHING,
+        make_reply("report", report_text, when="Success. Updated the following files"),
+        make_reply("patch", call_text),
+        LAST_REPLY,
     ]
-    served = server(scripted_registry(script, dialect=dialect), around=tape.around)
-    ran = codex.exec(served, "Write it.", known(codex.home))
-    assert ran.code == 0 and ran.final == DONE
-    assert (codex.work / "note.txt").read_text(encoding="utf-8") == 'written by a "patch"\nin two \\lines\n'
-    [change] = ran.items("file_change")
+    server = start_server(scripted_registry(script, dialect=dialect), wrap_app=recorder.wrap_app)
+    run = codex.exec(server, "Write it.", write_catalog(codex.home))
+    assert run.exit_code == 0 and run.final_message == REPORT
+    assert (codex.work_folder / "note.txt").read_text(encoding="utf-8") == 'written by a "patch"\nin two \\lines\n'
+    [change] = run.items_of_type("file_change")
     assert change["status"] == "completed"
-    first, second = tape.turns
+    first, second = recorder.turns
     assert "custom" in {tool["type"] for tool in first.body["tools"]}
-    [made] = second.items("custom_tool_call")
-    assert (made["name"], made["input"]) == ("apply_patch", PATCH)
+    [call_item] = second.items_of_type("custom_tool_call")
+    assert (call_item["name"], call_item["input"]) == ("apply_patch", PATCH)
 
 
 @pytest.mark.parametrize(
-    ("model", "flat", "namespace"), [(CODE_MODE, "exec", None), (LITE, "functions__exec", "functions")]
+    ("model", "flat_name", "namespace"), [(CODE_MODE, "exec", None), (LITE, "functions__exec", "functions")]
 )
-def test_a_program_runs_a_command(
-    codex: Codex, server: Serve, tape: Tape, model: dict[str, Any], flat: str, namespace: str | None
+def test_code_mode_program_runs_a_command(
+    codex: CodexCli,
+    start_server: StartServer,
+    recorder: TrafficRecorder,
+    model: dict[str, Any],
+    flat_name: str,
+    namespace: str | None,
 ) -> None:
-    """A lite model's tools come as an input item, each in a namespace, custom ones too."""
+    """A lite model gets its tools as an input item, each in a namespace, including custom tools."""
     script = [
-        reply("report", "It says antiphon-7391.", when="antiphon-7391"),
-        reply("run", f"<tool_call>\n<custom={flat}>\n{SCRIPT}\n</custom>\n</tool_call>"),
-        NOTHING,
+        make_reply("report", "It says antiphon-7391.", when="antiphon-7391"),
+        make_reply("run", f"<tool_call>\n<custom={flat_name}>\n{PROGRAM}\n</custom>\n</tool_call>"),
+        LAST_REPLY,
     ]
-    ran = codex.exec(server(script, around=tape.around), "Run it.", known(codex.home, **model))
-    assert ran.code == 0 and ran.final == "It says antiphon-7391."
-    first, second = tape.turns
+    run = codex.exec(start_server(script, wrap_app=recorder.wrap_app), "Run it.", write_catalog(codex.home, **model))
+    assert run.exit_code == 0 and run.final_message == "It says antiphon-7391."
+    first, second = recorder.turns
     assert (first.input[0]["type"] == "additional_tools") == (model is LITE)
-    [made] = second.items("custom_tool_call")
-    assert (made["name"], made.get("namespace"), made["input"]) == ("exec", namespace, SCRIPT)
-    [output] = second.items("custom_tool_call_output")
+    [call_item] = second.items_of_type("custom_tool_call")
+    assert (call_item["name"], call_item.get("namespace"), call_item["input"]) == ("exec", namespace, PROGRAM)
+    [output] = second.items_of_type("custom_tool_call_output")
     assert isinstance(output["output"], list), "parts, not a string"
 
 
-HALF = '<tool_call>\n<custom=exec>\ntext(await tools.exec_command({cmd: "echo > made"}));\n'
+UNCLOSED_PROGRAM_CALL = '<tool_call>\n<custom=exec>\ntext(await tools.exec_command({cmd: "echo > made"}));\n'
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
-def test_half_a_program_that_could_run_is_not_run(codex: Codex, server: Serve, tape: Tape, finish: str) -> None:
-    """Unlike half of a JSON object, half of a program may well be one: only that it is never done keeps it from running."""
-    made, said = codex.work / "made", reply("made", "Made.", when="Script completed")
-    whole, half = reply("whole", HALF, "</custom>\n</tool_call>"), reply("half", HALF, finish=finish)
-    ran = codex.exec(server([said, whole], around=tape.around), "Run it.", known(codex.home, **CODE_MODE))
-    assert ran.code == 0 and made.exists()
-    made.unlink()
-    ran = codex.exec(server([said, half], around=tape.around), "Run it.", known(codex.home, **CODE_MODE), *ONCE)
-    assert ran.code == 1 and ran.of("turn.failed") and not made.exists()
-    assert tape.turns[-1].events[-1]["response"]["output"][-1]["input"].endswith('made"}));\n')
+def test_truncated_program_is_not_run(
+    codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, finish: str
+) -> None:
+    """Unlike truncated JSON, a truncated program may be valid. Only the missing `output_item.done` keeps it from
+    running.
+    """
+    created_file, report = codex.work_folder / "made", make_reply("made", "Made.", when="Script completed")
+    complete = make_reply("whole", UNCLOSED_PROGRAM_CALL, "</custom>\n</tool_call>")
+    truncated = make_reply("half", UNCLOSED_PROGRAM_CALL, finish=finish)
+    run = codex.exec(
+        start_server([report, complete], wrap_app=recorder.wrap_app), "Run it.", write_catalog(codex.home, **CODE_MODE)
+    )
+    assert run.exit_code == 0 and created_file.exists()
+    created_file.unlink()
+    run = codex.exec(
+        start_server([report, truncated], wrap_app=recorder.wrap_app),
+        "Run it.",
+        write_catalog(codex.home, **CODE_MODE),
+        *NO_RETRIES,
+    )
+    assert run.exit_code == 1 and run.events_of_type("turn.failed") and not created_file.exists()
+    assert recorder.turns[-1].events[-1]["response"]["output"][-1]["input"].endswith('made"}));\n')
 
 
-OFFERS = [
+MODEL_ENTRIES = [
     pytest.param({"supports_search_tool": True}, {"tool_search"}, id="search"),
     pytest.param(
         {"input_modalities": ["text", "image"], "web_search_tool_type": "text_and_image"}, {"web_search"}, id="images"
@@ -133,29 +155,36 @@ OFFERS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "kinds"), OFFERS)
-def test_whatever_is_offered_is_accepted(
-    codex: Codex, server: Serve, tape: Tape, model: dict[str, Any], kinds: set[str]
+@pytest.mark.parametrize(("model", "kinds"), MODEL_ENTRIES)
+def test_every_offered_tool_type_is_accepted(
+    codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, model: dict[str, Any], kinds: set[str]
 ) -> None:
-    ran = codex.exec(server([reply("hello", "Hello.")], around=tape.around), "Hi.", known(codex.home, **model), *ONCE)
-    assert ran.code == 0 and ran.final == "Hello."
-    assert kinds <= {tool["type"] for tool in tape.turns[0].body["tools"]}
+    run = codex.exec(
+        start_server([make_reply("hello", "Hello.")], wrap_app=recorder.wrap_app),
+        "Hi.",
+        write_catalog(codex.home, **model),
+        *NO_RETRIES,
+    )
+    assert run.exit_code == 0 and run.final_message == "Hello."
+    assert kinds <= {tool["type"] for tool in recorder.turns[0].body["tools"]}
 
 
-def test_a_session_that_grew_too_long_is_summed_up(codex: Codex, server: Serve, tape: Tape) -> None:
-    """Codex goes by the usage it was told, asks for a summary without offering tools, and goes on from that."""
+def test_long_session_is_summarized_by_codex(
+    codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder
+) -> None:
+    """Codex counts the reported usage, asks for a summary without offering tools, and continues from it."""
     script = [
-        reply("go on", "I went on.", when="The summary: there were many numbers."),
-        reply("sum up", "The summary: there were many numbers.", when="CONTEXT CHECKPOINT COMPACTION"),
-        reply("second", run("echo second"), when="Process exited with code 0"),
-        reply("first", run("seq 1 4000")),
-        NOTHING,
+        make_reply("go on", "I went on.", when="The summary: there were many numbers."),
+        make_reply("sum up", "The summary: there were many numbers.", when="CONTEXT CHECKPOINT COMPACTION"),
+        make_reply("second", make_command_call("echo second"), when="Process exited with code 0"),
+        make_reply("first", make_command_call("seq 1 4000")),
+        LAST_REPLY,
     ]
     limit = "model_auto_compact_token_limit=26000"
-    ran = codex.exec(server(script, around=tape.around), "Count.", known(codex.home), limit)
-    assert ran.code == 0 and ran.final == "I went on."
-    assert len(ran.items("command_execution")) == 2
-    _, second, summary, after = tape.turns
+    run = codex.exec(start_server(script, wrap_app=recorder.wrap_app), "Count.", write_catalog(codex.home), limit)
+    assert run.exit_code == 0 and run.final_message == "I went on."
+    assert len(run.items_of_type("command_execution")) == 2
+    _, second, summary, after = recorder.turns
     assert second.events[-1]["response"]["usage"]["total_tokens"] > 26_000
     assert summary.body["tools"] == []
-    assert {item["type"] for item in after.input} == {"message"}, "calls and outputs are gone"
+    assert {item["type"] for item in after.input} == {"message"}, "the summary replaces calls and outputs"

@@ -1,4 +1,4 @@
-"""An engine's chunks as a stream that a test can take one by one."""
+"""An async iterator over an engine's chunks, for tests that read them one at a time."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator
 from antiphon.engine.protocol import Chunk, Engine, Job
 
 
-async def listen(engine: Engine, job: Job) -> AsyncGenerator[Chunk, None]:
-    """The job's chunks; raises what `generate` raises. To close the stream is to leave the job."""
-    heard: asyncio.Queue[Chunk | None] = asyncio.Queue()
-    work = asyncio.create_task(engine.generate(job, heard.put_nowait))
-    work.add_done_callback(lambda _: heard.put_nowait(None))
+async def stream_chunks(engine: Engine, job: Job) -> AsyncGenerator[Chunk, None]:
+    """Yields the job's chunks and raises what `generate` raises. Closing the stream cancels the task of the job."""
+    chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+    task = asyncio.create_task(engine.generate(job, chunks.put_nowait))
+    task.add_done_callback(lambda _: chunks.put_nowait(None))
     try:
-        while (chunk := await heard.get()) is not None:
+        while (chunk := await chunks.get()) is not None:
             yield chunk
-        work.result()
+        task.result()
     finally:
-        work.cancel()
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await work
+            await task

@@ -1,4 +1,4 @@
-"""What several tests of the engine share."""
+"""Fixtures of the engine's tests: compiled kernels, and sampling with and without them."""
 
 import functools
 from typing import TYPE_CHECKING
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def compiled() -> "Kernels":
-    """The kernels of this machine."""
+def compiled_kernels() -> "Kernels":
+    """The CPU kernels compiled on this machine. Skips the test without a C compiler."""
     from antiphon.engine.kernels.library import load_kernels
 
-    found = load_kernels()
-    if found is None:
+    kernels = load_kernels()
+    if kernels is None:
         pytest.skip("this machine has no C compiler")
-    return found
+    return kernels
 
 
 @pytest.fixture(params=["torch", "kernels"])
-def chosen_either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module's ``choose`` with compiled kernels and without."""
+def with_and_without_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test twice: with the module's ``sample_tokens`` on torch operations, and on compiled kernels."""
     if request.param == "kernels":
-        found = request.getfixturevalue("compiled")
+        kernels = request.getfixturevalue("compiled_kernels")
         monkeypatch.setattr(
-            request.module, "sample_tokens", functools.partial(request.module.sample_tokens, kernels=found)
+            request.module, "sample_tokens", functools.partial(request.module.sample_tokens, kernels=kernels)
         )

@@ -1,7 +1,7 @@
-"""A core that needs no torch, so that a process with it is there at once; its jobs may bring any disaster upon it.
+"""A core without torch, so that a worker process starts at once, and whose jobs can crash or hang it.
 
-It says "a" once a step for every job that has a slot. A job whose prompt holds the name of a fate meets it in the step
-after its second token.
+It generates "a" once a step for every job that has a slot. A job whose prompt contains a marker of `FAULTS_BY_MARKER`
+triggers that fault in the step after its second token.
 """
 
 import logging
@@ -16,15 +16,18 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
-PACE = 0.002
-SAID = ord("a")
+STEP_SECONDS = 0.002
+"""Duration of a step."""
+
+OUTPUT_TOKEN = ord("a")
+"""The only token that the core generates."""
 
 
 def _raise(error: Exception) -> None:
     raise error
 
 
-FATES: dict[bytes, Callable[[], object]] = {
+FAULTS_BY_MARKER: dict[bytes, Callable[[], object]] = {
     b"HANG": lambda: time.sleep(1e6),
     b"SLOW": lambda: time.sleep(0.5),
     b"KILLED": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -33,16 +36,17 @@ FATES: dict[bytes, Callable[[], object]] = {
     b"MEMORY": lambda: _raise(MemoryError("no room for 1 GiB")),
     b"BUG": lambda: _raise(ZeroDivisionError("division by zero")),
 }
+"""Faults by the text in a prompt that triggers them."""
 
 
-class Chatter:
-    """Counts as a core does. After a job that says POISON, every step of the model fails."""
+class FakeCore:
+    """Keeps the statistics of a real core. After a job whose prompt contains POISON, every step fails."""
 
-    def __init__(self, slots: int, queue: int) -> None:
-        self.info = EngineInfo(max_model_len=100_000, vocab_size=100_000, description="chatter")
-        self._slots, self._queue = slots, queue
+    def __init__(self, max_num_seqs: int, max_waiting: int) -> None:
+        self.info = EngineInfo(max_model_len=100_000, vocab_size=100_000, description="fake core")
+        self._max_num_seqs, self._max_waiting = max_num_seqs, max_waiting
         self._jobs: dict[str, Job] = {}
-        self._said: dict[str, int] = {}
+        self._token_counts: dict[str, int] = {}
         self._outbox: list[JobChunk] = []
         self._generated = self._faults = self._steps = self._finished = 0
         self._poisoned = False
@@ -53,10 +57,10 @@ class Chatter:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=len(self._said),
-            waiting=len(self._jobs) - len(self._said),
-            slots=self._slots,
-            running_cache_tokens=sum(self._said.values()),
+            running=len(self._token_counts),
+            waiting=len(self._jobs) - len(self._token_counts),
+            max_num_seqs=self._max_num_seqs,
+            running_cache_tokens=sum(self._token_counts.values()),
             steps=self._steps,
             generated_tokens=self._generated,
             finished_jobs=self._finished,
@@ -65,76 +69,76 @@ class Chatter:
 
     def add(self, job: Job) -> None:
         if b"REFUSED" in bytes(token for token in job.tokens if token < 256):
-            raise EngineError("grammar_unsupported", "not here")
-        if len(self._jobs) >= self._slots + self._queue:
+            raise EngineError("grammar_unsupported", "unsupported")
+        if len(self._jobs) >= self._max_num_seqs + self._max_waiting:
             raise EngineError("server_is_overloaded", "full", retryable=True)
         self._jobs[job.id] = job
 
     def cancel(self, job_id: str) -> None:
         if job_id in self._jobs:
-            self._end(job_id, Chunk(finish="cancelled"))
+            self._finish(job_id, Chunk(finish="cancelled"))
 
     def abort(self, fault: Fault) -> list[JobChunk]:
         for job_id in list(self._jobs):
-            self._end(job_id, Chunk(finish="error", fault=fault))
-        said, self._outbox = self._outbox, []
-        return said
+            self._finish(job_id, Chunk(finish="error", fault=fault))
+        chunks, self._outbox = self._outbox, []
+        return chunks
 
     def step(self) -> list[JobChunk]:
         for job_id in self._jobs:
-            if job_id not in self._said and len(self._said) < self._slots:
-                self._said[job_id] = 0
+            if job_id not in self._token_counts and len(self._token_counts) < self._max_num_seqs:
+                self._token_counts[job_id] = 0
                 self._outbox.append((job_id, Chunk()))
         if not self._outbox:
-            self._talk()
-        said, self._outbox = self._outbox, []
-        return said
+            self._generate_step()
+        chunks, self._outbox = self._outbox, []
+        return chunks
 
-    def _talk(self) -> None:
-        time.sleep(PACE)
+    def _generate_step(self) -> None:
+        time.sleep(STEP_SECONDS)
         self._steps += 1
-        for job_id, count in list(self._said.items()):
+        for job_id, count in list(self._token_counts.items()):
             job = self._jobs[job_id]
             prompt = bytes(token for token in job.tokens if token < 256)
             self._poisoned |= b"POISON" in prompt
             if self._poisoned:
-                self._end(
+                self._finish(
                     job_id,
                     Chunk(finish="error", fault=Fault("server_error", "the model failed in this step", retryable=True)),
                 )
                 continue
             if count == 2:
-                for name, fate in FATES.items():
-                    if name in prompt:
-                        fate()
-            self._said[job_id] += 1
+                for marker, trigger_fault in FAULTS_BY_MARKER.items():
+                    if marker in prompt:
+                        trigger_fault()
+            self._token_counts[job_id] += 1
             self._generated += 1
-            if self._said[job_id] == job.sampling.max_tokens:
-                self._end(job_id, Chunk(tokens=(SAID,), finish="length"))
+            if self._token_counts[job_id] == job.sampling.max_tokens:
+                self._finish(job_id, Chunk(tokens=(OUTPUT_TOKEN,), finish="length"))
             else:
-                self._outbox.append((job_id, Chunk(tokens=(SAID,))))
+                self._outbox.append((job_id, Chunk(tokens=(OUTPUT_TOKEN,))))
 
-    def _end(self, job_id: str, chunk: Chunk) -> None:
+    def _finish(self, job_id: str, chunk: Chunk) -> None:
         del self._jobs[job_id]
-        self._said.pop(job_id, None)
+        self._token_counts.pop(job_id, None)
         self._finished += 1
         self._faults += chunk.finish == "error"
         self._outbox.append((job_id, chunk))
 
 
-def chatter(folder: Path, options: EngineOptions) -> Chatter:
-    """A core factory. A file ``refuse`` in the folder makes it fail with the file's text; while ``slow`` exists, it waits."""
+def build_fake_core(folder: Path, options: EngineOptions) -> FakeCore:
+    """A core factory. A file ``refuse`` in the folder makes it raise the file's text. It waits while ``slow`` exists."""
     if (folder / "refuse").exists():
         raise LoadError((folder / "refuse").read_text(encoding="utf-8"))
     if (folder / "slow").exists():
         logging.getLogger("antiphon.engine.fake_core").info("packing weights")
         while (folder / "slow").exists():
             time.sleep(0.01)
-    return Chatter(options.max_num_seqs, options.max_waiting)
+    return FakeCore(options.max_num_seqs, options.max_waiting)
 
 
-def tiny(folder: Path, options: EngineOptions) -> Any:
-    """A core factory: a real core with a tiny random model, over bytes and a few markers."""
+def build_byte_model_core(folder: Path, options: EngineOptions) -> Any:
+    """A core factory: a real core with a tiny random model whose vocabulary is bytes and a few markers."""
     import torch
     import transformers
 
@@ -142,8 +146,8 @@ def tiny(folder: Path, options: EngineOptions) -> Any:
 
     torch.manual_seed(7)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 8192}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 265, "eos_token_id": 264}
-    config = transformers.LlamaConfig(**sizes, **heads)
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 265, "eos_token_id": 264}
+    config = transformers.LlamaConfig(**sizes, **shape)
     model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     return build_core_from_model(model.eval(), options=options)

@@ -1,4 +1,4 @@
-"""The engine with its far side in a thread instead of a process: the same messages, and a core that a test can reach."""
+"""An engine whose worker is a thread instead of a process: same messages, but tests can access the core."""
 
 import asyncio
 import contextlib
@@ -12,29 +12,32 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.worker import EngineCore, ParentConnection, serve_parent
 
 
-class Thread:
-    """Serves a core from a thread named "engine". To kill it is to close its line: it ends after its step."""
+class ThreadWorker:
+    """Serves a core from a thread named "engine". `kill` closes its socket: the thread ends after its step."""
 
     pid = os.getpid()
 
-    def __init__(self, far: socket.socket, build: Callable[[], EngineCore]) -> None:
-        self._far = far
-        self._thread = threading.Thread(target=self._work, args=(build,), name="engine", daemon=True)
+    def __init__(self, worker_socket: socket.socket, build_core: Callable[[], EngineCore]) -> None:
+        self._socket = worker_socket
+        self._thread = threading.Thread(target=self._serve, args=(build_core,), name="engine", daemon=True)
         self._thread.start()
 
-    def _work(self, build: Callable[[], EngineCore]) -> None:
-        with self._far:
-            serve_parent(ParentConnection(self._far), lambda _: build())
+    def _serve(self, build_core: Callable[[], EngineCore]) -> None:
+        with self._socket:
+            serve_parent(ParentConnection(self._socket), lambda _: build_core())
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended already
-            self._far.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the thread has already ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     async def wait(self) -> str:
         await asyncio.to_thread(self._thread.join)
         return "the thread ended"
 
 
-def threaded(build: Callable[[], EngineCore], *, queue: int = 256) -> ProcessEngine:
-    """An engine, not yet started, of the core that ``build`` makes."""
-    return ProcessEngine(spawn=lambda far: Thread(far, build), options=EngineOptions(max_waiting=queue))
+def build_threaded_engine(build_core: Callable[[], EngineCore], *, max_waiting: int = 256) -> ProcessEngine:
+    """Returns an engine, not yet started, of the core that ``build_core`` returns."""
+    return ProcessEngine(
+        spawn=lambda worker_socket: ThreadWorker(worker_socket, build_core),
+        options=EngineOptions(max_waiting=max_waiting),
+    )

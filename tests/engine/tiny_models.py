@@ -1,4 +1,4 @@
-"""Tiny random models, one per family, built on the spot from a fixed seed; and a way to run jobs on a core."""
+"""Tiny random models, one for each family, built from a fixed seed; and functions that run jobs on a core."""
 
 import copy
 import functools
@@ -15,9 +15,9 @@ from antiphon.engine.scheduler.core import Core
 
 torch.set_num_threads(1)
 
-VOCAB, EOS = 96, 2
-BASE = {
-    "vocab_size": VOCAB,
+VOCAB_SIZE, EOS_ID = 96, 2
+BASE_CONFIG = {
+    "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -25,11 +25,17 @@ BASE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "bos_token_id": 1,
-    "eos_token_id": EOS,
+    "eos_token_id": EOS_ID,
     "pad_token_id": 0,
     "initializer_range": 0.3,
 }
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+SEQUENTIAL_FAMILIES = {"bloom", "mamba", "lfm2"}
+"""Families that run one sequence at a time, because their layers cannot be batched."""
+
+NUM_OUTPUT_TOKENS = 24
+"""Length of a greedy output that is compared with transformers' own."""
+
+FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "llama": ("LlamaConfig", {"head_dim": 32}),
     "mixtral": ("MixtralConfig", {"head_dim": 32, "num_local_experts": 4}),
@@ -51,32 +57,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @functools.cache
-def tiny(family: str) -> PreTrainedModel:
-    """The family's model as transformers made it; every test gets the same one and must not change it."""
-    name, special = FAMILIES[family]
+def tiny_model(family: str) -> PreTrainedModel:
+    """Returns the family's model as transformers builds it. All tests share it and must not modify it."""
+    class_name, overrides = FAMILY_CONFIGS[family]
     torch.manual_seed(7)
-    model: Any = AutoModelForCausalLM.from_config(getattr(transformers, name)(**BASE | special))  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(getattr(transformers, class_name)(**BASE_CONFIG | overrides))  # type: ignore[no-untyped-call]
     return cast("PreTrainedModel", model.eval())
 
 
-def fresh(family: str) -> PreTrainedModel:
-    """A copy of the family's model, to be changed."""
-    return copy.deepcopy(tiny(family))
+def copy_tiny_model(family: str) -> PreTrainedModel:
+    """Returns a copy of the family's model that a test may modify."""
+    return copy.deepcopy(tiny_model(family))
 
 
-def core_for(family: str = "llama", **options: Any) -> Core:
-    """A core of the family's model."""
-    return build_core_from_model(fresh(family), options=EngineOptions(**options))
+def build_tiny_core(family: str = "llama", **options: Any) -> Core:
+    """Returns a core on a copy of the family's model."""
+    return build_core_from_model(copy_tiny_model(family), options=EngineOptions(**options))
 
 
-def job_of(tokens: list[int], name: str = "j", **options: Any) -> Job:
-    """A job; options may be the job's own or its sampling's. Greedy unless told otherwise."""
+def make_job(tokens: list[int], name: str = "j", **options: Any) -> Job:
+    """Returns a job. ``options`` are fields of `Job` or of its `Sampling`. Greedy by default."""
     sampling = {key: options.pop(key) for key in list(options) if key in Sampling.__struct_fields__}
     return Job(id=name, tokens=tuple(tokens), sampling=Sampling(**{"temperature": 0.0} | sampling), **options)
 
 
-def drain(core: Core, *jobs: Job) -> dict[str, list[Chunk]]:
-    """Run until nothing is left; each job's chunks."""
+def run_jobs(core: Core, *jobs: Job) -> dict[str, list[Chunk]]:
+    """Adds the jobs, runs the core until it is idle, and returns the chunks of each job."""
     for job in jobs:
         core.add(job)
     chunks: dict[str, list[Chunk]] = {}
@@ -86,25 +92,27 @@ def drain(core: Core, *jobs: Job) -> dict[str, list[Chunk]]:
     return chunks
 
 
-def tokens_of(chunks: list[Chunk]) -> list[int]:
-    """All tokens of a job."""
+def join_tokens(chunks: list[Chunk]) -> list[int]:
+    """Returns all tokens of a job."""
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-def run(core: Core, job: Job) -> list[int]:
-    """The tokens of a job that runs alone."""
-    return tokens_of(drain(core, job)[job.id])
+def generate_tokens(core: Core, job: Job) -> list[int]:
+    """Runs one job alone and returns its tokens."""
+    return join_tokens(run_jobs(core, job)[job.id])
 
 
 @torch.inference_mode()
-def generate(family: str, prompt: list[int], count: int) -> list[int]:
-    """What transformers' own greedy ``generate`` says."""
+def generate_with_transformers(family: str, prompt: list[int], count: int) -> list[int]:
+    """Returns the output of transformers' own greedy ``generate``."""
     ids = torch.tensor([prompt])
-    model: Any = tiny(family)
-    answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
-    return answer[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+    model: Any = tiny_model(family)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
 
-def prompts(*lengths: int) -> list[list[int]]:
-    """Fixed prompts of these lengths."""
-    return [[3 + (5 * n + 11 * place) % (VOCAB - 3) for place in range(length)] for n, length in enumerate(lengths)]
+def make_prompts(*lengths: int) -> list[list[int]]:
+    """Returns fixed prompts of these lengths."""
+    return [
+        [3 + (5 * n + 11 * index) % (VOCAB_SIZE - 3) for index in range(length)] for n, length in enumerate(lengths)
+    ]

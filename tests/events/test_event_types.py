@@ -1,4 +1,4 @@
-"""The catalogue against the openai SDK's types: every event, item and tool that it knows decodes here and comes back."""
+"""The event types against those of the openai SDK: every event, item and tool of the SDK decodes and encodes here."""
 
 import json
 import typing
@@ -13,31 +13,33 @@ from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES, AnyInpu
 from antiphon.events.response import OutputItem, Response
 from antiphon.events.stream import StreamEvent, decode_event
 
-EVENTS = TypeAdapter(ResponseStreamEvent)
-ITEMS = TypeAdapter(ResponseOutputItem)
+SDK_EVENTS = TypeAdapter(ResponseStreamEvent)
+SDK_ITEMS = TypeAdapter(ResponseOutputItem)
 
 
-def members(union: Any) -> list[type[BaseModel]]:
-    """The models of a union, however deep it is nested."""
-    found: list[type[BaseModel]] = []
+def list_union_models(union: Any) -> list[type[BaseModel]]:
+    """Returns the models of a union and of the unions nested in it."""
+    models: list[type[BaseModel]] = []
     for arg in typing.get_args(getattr(union, "__value__", union)):
-        found += [arg] if isinstance(arg, type) and issubclass(arg, BaseModel) else members(arg)
-    return found
+        models += [arg] if isinstance(arg, type) and issubclass(arg, BaseModel) else list_union_models(arg)
+    return models
 
 
-def tag(model: type[BaseModel]) -> str:
+def find_type_tag(model: type[BaseModel]) -> str:
     annotation = model.model_fields["type"].annotation
     literals = [annotation, *typing.get_args(annotation)]
-    return next(value for one in literals for value in [one, *typing.get_args(one)] if isinstance(value, str))
+    return next(
+        value for literal in literals for value in [literal, *typing.get_args(literal)] if isinstance(value, str)
+    )
 
 
-PLAIN: dict[str, Any] = {"array": [], "string": "x", "integer": 1, "number": 1, "boolean": True, "null": None}
+SAMPLE_VALUES: dict[str, Any] = {"array": [], "string": "x", "integer": 1, "number": 1, "boolean": True, "null": None}
 
 
-def sample(schema: dict[str, Any], root: dict[str, Any]) -> Any:
-    """The smallest value of a JSON schema: required keys only."""
+def build_sample(schema: dict[str, Any], root: dict[str, Any]) -> Any:
+    """Returns the smallest value of a JSON schema, with required keys only."""
     if "$ref" in schema:
-        return sample(root["$defs"][schema["$ref"].rsplit("/", 1)[1]], root)
+        return build_sample(root["$defs"][schema["$ref"].rsplit("/", 1)[1]], root)
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
@@ -45,17 +47,19 @@ def sample(schema: dict[str, Any], root: dict[str, Any]) -> Any:
         return schema["enum"][0]
     for key in ("anyOf", "oneOf", "allOf"):
         if key in schema:
-            return sample(schema[key][0], root)
+            return build_sample(schema[key][0], root)
     if schema.get("type") == "object":
-        needed = schema.get("required", ())
-        return {key: sample(value, root) for key, value in schema.get("properties", {}).items() if key in needed}
-    return PLAIN.get(schema.get("type", ""), {})
+        required = schema.get("required", ())
+        return {
+            key: build_sample(value, root) for key, value in schema.get("properties", {}).items() if key in required
+        }
+    return SAMPLE_VALUES.get(schema.get("type", ""), {})
 
 
-def smallest(model: type[BaseModel]) -> dict[str, Any]:
+def build_minimal_object(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
-    value = sample(schema, schema)
-    value["type"] = tag(model)
+    value = build_sample(schema, schema)
+    value["type"] = find_type_tag(model)
     if "item" in value:
         value["item"] = {"type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress", "content": []}
     if "response" in value:
@@ -68,56 +72,58 @@ def smallest(model: type[BaseModel]) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", value)
 
 
-def holds(whole: Any, part: Any) -> bool:
-    """Whether `whole` is `part`, but for keys that `part` does not have."""
-    if isinstance(part, dict):
-        return all(key in whole and holds(whole[key], value) for key, value in part.items())
-    return bool(whole == json.loads(json.dumps(part)))
+def contains(value: Any, expected: Any) -> bool:
+    """Tells whether `value` equals `expected` apart from additional keys."""
+    if isinstance(expected, dict):
+        return all(key in value and contains(value[key], expected[key]) for key in expected)
+    return bool(value == json.loads(json.dumps(expected)))
 
 
-@pytest.mark.parametrize("model", members(ResponseStreamEvent), ids=lambda model: model.__name__)
-def test_every_event_that_the_sdk_knows_decodes_and_comes_back(model: type[BaseModel]) -> None:
-    value = smallest(model)
-    EVENTS.validate_python(value)
+@pytest.mark.parametrize("model", list_union_models(ResponseStreamEvent), ids=lambda model: model.__name__)
+def test_every_sdk_event_survives_a_round_trip(model: type[BaseModel]) -> None:
+    value = build_minimal_object(model)
+    SDK_EVENTS.validate_python(value)
     event = decode_event(json.dumps(value))
-    back = json.loads(msgspec.json.encode(event))
-    assert holds(back, value), "nothing of it is lost"
-    assert EVENTS.validate_python(back).type == value["type"]
+    encoded = json.loads(msgspec.json.encode(event))
+    assert contains(encoded, value), "a key or value was lost"
+    assert SDK_EVENTS.validate_python(encoded).type == value["type"]
 
 
-def test_there_are_events_of_exactly_the_types_that_the_sdk_knows() -> None:
-    ours = {member.__struct_config__.tag for member in typing.get_args(StreamEvent)}
-    assert ours == {tag(model) for model in members(ResponseStreamEvent)}
+def test_event_types_equal_those_of_the_sdk() -> None:
+    event_types = {member.__struct_config__.tag for member in typing.get_args(StreamEvent)}
+    assert event_types == {find_type_tag(model) for model in list_union_models(ResponseStreamEvent)}
 
 
-@pytest.mark.parametrize("model", members(ResponseOutputItem), ids=lambda model: model.__name__)
-def test_every_output_item_that_the_sdk_knows_decodes_and_comes_back(model: type[BaseModel]) -> None:
+@pytest.mark.parametrize("model", list_union_models(ResponseOutputItem), ids=lambda model: model.__name__)
+def test_every_sdk_output_item_survives_a_round_trip(model: type[BaseModel]) -> None:
     schema = model.model_json_schema()
-    value = sample(schema, schema) | {"type": tag(model), "id": "x_1"}
+    value = build_sample(schema, schema) | {"type": find_type_tag(model), "id": "x_1"}
     item = msgspec.convert(value, OutputItem)
-    back = json.loads(msgspec.json.encode(item))
-    assert ITEMS.validate_python(back).type == value["type"]
-    assert holds(back, value), "nothing of it is lost"
+    encoded = json.loads(msgspec.json.encode(item))
+    assert SDK_ITEMS.validate_python(encoded).type == value["type"]
+    assert contains(encoded, value), "a key or value was lost"
 
 
-def test_there_is_an_input_for_every_item_that_the_sdk_knows() -> None:
-    own = {member.__struct_config__.tag for member in typing.get_args(AnyInput)} - {"hosted"}
-    theirs = {tag(model) for model in members(ResponseInputItem)}
-    assert theirs - own - HOSTED_ITEM_TYPES <= {"compaction_trigger"}, "a request for compaction, not an item to keep"
+def test_every_sdk_input_item_type_is_accepted() -> None:
+    accepted = {member.__struct_config__.tag for member in typing.get_args(AnyInput)} - {"hosted"}
+    sdk_types = {find_type_tag(model) for model in list_union_models(ResponseInputItem)}
+    assert sdk_types - accepted - HOSTED_ITEM_TYPES <= {"compaction_trigger"}, (
+        "a request for compaction, not a stored item"
+    )
 
 
-def test_every_tool_that_the_sdk_knows_is_offered_or_accepted() -> None:
-    theirs = {tag(model) for model in members(Tool)}
-    assert theirs <= HOSTED_TOOL_TYPES | {"function", "custom", "namespace"}
+def test_every_sdk_tool_type_is_offered_or_accepted() -> None:
+    sdk_types = {find_type_tag(model) for model in list_union_models(Tool)}
+    assert sdk_types <= HOSTED_TOOL_TYPES | {"function", "custom", "namespace"}
 
 
-def test_keys_nobody_has_heard_of_are_no_reason_to_refuse_an_event() -> None:
+def test_unknown_keys_of_an_event_are_ignored() -> None:
     event = decode_event(
         '{"type":"response.output_text.delta","sequence_number":3,"item_id":"a","output_index":0,"content_index":0,"delta":"x","obfuscation":"zz"}'
     )
     assert event.delta == "x"  # type: ignore[union-attr]
 
 
-def test_an_unknown_type_is_refused_by_name() -> None:
+def test_unknown_event_type_is_rejected_by_name() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"response\.keepalive"):
         decode_event('{"type":"response.keepalive","sequence_number":0}')

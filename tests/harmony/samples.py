@@ -1,4 +1,4 @@
-"""What a model of any dialect might say: calls as its frames write them, and the transcripts made of them."""
+"""Sample outputs of any dialect: calls written by its call formats, alone and with text and reasoning."""
 
 import json
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
 
-ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+SAMPLE_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "one": ("add", {"a": 1}),
     "two": ("add", {"a": 17, "b": -4}),
     "none": ("now", {}),
@@ -20,20 +20,23 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def written(dialect: Dialect, *names: str) -> str:
-    """Calls as the dialect writes them, together."""
+def write_sample_calls(dialect: Dialect, *names: str) -> str:
+    """Returns the text of one or more parallel calls in the dialect's first format that can write them."""
     calls = []
     for name in names:
-        tool, arguments = ARGUMENTS[name]
+        tool, arguments = SAMPLE_CALLS[name]
         offer = parser_helpers.TOOLS.find_tool(tool)
         assert offer is not None
         calls.append((offer, json.dumps(arguments, ensure_ascii=False)))
-    return next(text for frame in dialect.calls if (text := frame.write_calls(calls)) is not None)
+    return next(text for call_format in dialect.calls if (text := call_format.write_calls(calls)) is not None)
 
 
 @dataclass(frozen=True)
-class Transcript:
-    """What a model said, whether the prompt had begun reasoning for it, and whether it had tools."""
+class SampleOutput:
+    """An output of a model, with what its prompt held.
+
+    `thinking` means that the prompt opened reasoning; `tools` that it offered tools.
+    """
 
     name: str
     text: str
@@ -42,45 +45,47 @@ class Transcript:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How it is read."""
-        talk = parser_helpers.conversation() if self.tools else parser_helpers.conversation(tools=ToolTable())
-        return {"talk": talk, "thinking": self.thinking}
+        """Keyword arguments for `parser_helpers.parse_tokens`."""
+        prompt_input = (
+            parser_helpers.build_prompt_input() if self.tools else parser_helpers.build_prompt_input(tools=ToolTable())
+        )
+        return {"prompt_input": prompt_input, "thinking": self.thinking}
 
 
-def transcripts(dialect: Dialect) -> list[Transcript]:
-    """What every dialect must read, in the words of this one."""
+def list_sample_outputs(dialect: Dialect) -> list[SampleOutput]:
+    """Returns the outputs that every dialect must parse, with the markers of this one."""
     before, after = dialect.answer or ("", "")
     answer = f"{before}\nGood morning.\n{after}" if dialect.answer else "Good morning."
-    said = [Transcript("text", answer)]
+    samples = [SampleOutput("text", answer)]
     if dialect.think:
         opener, closer = dialect.think
-        thought = f"{opener}\nLet me see.\n{closer}\n\n"
-        said += [
-            Transcript("reasoning, then text", thought + answer),
-            Transcript(
+        reasoning = f"{opener}\nLet me see.\n{closer}\n\n"
+        samples += [
+            SampleOutput("reasoning, then text", reasoning + answer),
+            SampleOutput(
                 "reasoning that the prompt began, then text", f"Let me see.\n{closer}\n\n{answer}", thinking=True
             ),
         ]
     if not dialect.calls:
         return [
-            *said,
-            Transcript("stray markers in prose", f"One writes {dialect.all_markers[1]} at its end, or </b>."),
+            *samples,
+            SampleOutput("stray markers in prose", f"One writes {dialect.all_markers[1]} at its end, or </b>."),
         ]
-    one = written(dialect, "one")
+    call = write_sample_calls(dialect, "one")
     if dialect.think:
-        said += [Transcript("reasoning, then a call", thought + one)]
+        samples += [SampleOutput("reasoning, then a call", reasoning + call)]
     if dialect.think and not dialect.calls[0].head_only:
-        said += [Transcript("reasoning that a call ends", f"{opener}\nLet me see.\n{one}")]
+        samples += [SampleOutput("reasoning that a call ends", f"{opener}\nLet me see.\n{call}")]
     if not dialect.calls[0].head_only:
-        said += [Transcript("text, then a call", f"I will add.\n\n{one}")]
-    stray = next((marker for marker in dialect.calls[0].markers if marker), "[")
+        samples += [SampleOutput("text, then a call", f"I will add.\n\n{call}")]
+    marker = next((marker for marker in dialect.calls[0].markers if marker), "[")
     return [
-        *said,
-        Transcript("one call", one),
-        Transcript("two parallel calls", written(dialect, "short", "two")),
-        Transcript("no arguments", written(dialect, "none")),
-        Transcript("unicode and escapes in arguments", written(dialect, "text")),
-        Transcript("lines and nested values", written(dialect, "types")),
-        Transcript("no tools were offered", one, tools=False),
-        Transcript("stray markers in prose", f"One writes {stray} before a call, and so on."),
+        *samples,
+        SampleOutput("one call", call),
+        SampleOutput("two parallel calls", write_sample_calls(dialect, "short", "two")),
+        SampleOutput("no arguments", write_sample_calls(dialect, "none")),
+        SampleOutput("unicode and escapes in arguments", write_sample_calls(dialect, "text")),
+        SampleOutput("lines and nested values", write_sample_calls(dialect, "types")),
+        SampleOutput("no tools were offered", call, tools=False),
+        SampleOutput("stray markers in prose", f"One writes {marker} before a call, and so on."),
     ]

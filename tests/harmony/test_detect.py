@@ -1,4 +1,4 @@
-"""Which dialect a model speaks, and why."""
+"""Detection of a model's dialect, with the reason."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,12 @@ from antiphon.harmony.format import PromptInput
 from tests.harmony import parser_helpers
 
 
-def model(folder: Path, template: Any = None, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
-    made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-    made.add_special_tokens(["<|im_end|>", "<s>"])
-    made.save(str(folder / "tokenizer.json"))
+def write_model_folder(
+    folder: Path, template: Any = None, config: dict[str, Any] | None = None, **tokenizer: Any
+) -> Path:
+    model_tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    model_tokenizer.add_special_tokens(["<|im_end|>", "<s>"])
+    model_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(config or {"model_type": "qwen3"}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **tokenizer}))
     return folder
@@ -46,13 +48,15 @@ def model(folder: Path, template: Any = None, config: dict[str, Any] | None = No
         ({}, "", "plain"),
     ],
 )
-def test_a_template_shows_its_dialect(config: dict[str, Any], template: str, name: str) -> None:
+def test_dialect_is_detected_from_the_template(config: dict[str, Any], template: str, name: str) -> None:
     assert detect_dialect(config, template)[0] == name
 
 
-def test_a_model_is_loaded_with_its_reason(tmp_path: Path) -> None:
+def test_load_format_returns_the_reason(tmp_path: Path) -> None:
     loaded = load_format(
-        model(tmp_path, "<tool_call>{{ bos_token }}a", bos_token={"content": "<s>"}, eos_token="<|im_end|>")
+        write_model_folder(
+            tmp_path, "<tool_call>{{ bos_token }}a", bos_token={"content": "<s>"}, eos_token="<|im_end|>"
+        )
     )
     assert loaded.format.name == "hermes"
     assert loaded.reason == "dialect hermes: its chat template writes <tool_call>"
@@ -60,15 +64,17 @@ def test_a_model_is_loaded_with_its_reason(tmp_path: Path) -> None:
     assert loaded.format.stop_ids == (2,)
 
 
-def test_a_template_may_stand_in_a_file_of_its_own_or_among_others(tmp_path: Path) -> None:
-    model(tmp_path, [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "<tool_call>"}])
+def test_template_is_read_from_a_list_or_a_separate_file(tmp_path: Path) -> None:
+    write_model_folder(
+        tmp_path, [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "<tool_call>"}]
+    )
     assert load_format(tmp_path).format.name == "hermes"
     (tmp_path / "chat_template.jinja").write_text("plain")
     assert load_format(tmp_path).format.name == "plain"
 
 
-def test_without_a_template_chatml_is_used(tmp_path: Path) -> None:
-    loaded = load_format(model(tmp_path))
+def test_chatml_is_used_without_a_template(tmp_path: Path) -> None:
+    loaded = load_format(write_model_folder(tmp_path))
     assert "ChatML" in loaded.reason
     prompt = loaded.format.render_prompt(
         PromptInput(items=(InputMessage(role="user", content="ab"),)), now=parser_helpers.NOW
@@ -76,33 +82,33 @@ def test_without_a_template_chatml_is_used(tmp_path: Path) -> None:
     assert prompt.text == "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_name_decides(tmp_path: Path) -> None:
-    assert load_format(model(tmp_path, "x"), "qwen3-coder").reason == "dialect qwen3-coder: chosen by name"
+def test_explicit_name_overrides_detection(tmp_path: Path) -> None:
+    assert load_format(write_model_folder(tmp_path, "x"), "qwen3-coder").reason == "dialect qwen3-coder: chosen by name"
     assert load_format(tmp_path, "gpt-oss").format.name == "gpt-oss"
 
 
-def test_what_cannot_be_set_up_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DialectError, match="there are gpt-oss, seed-oss"):
+def test_load_errors_state_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(DialectError, match="Use one of: gpt-oss, seed-oss"):
         load_format(tmp_path, "klingon")
     with pytest.raises(DialectError, match=r"no tokenizer\.json"):
         load_format(tmp_path)
     with pytest.raises(DialectError, match="does not compile"):
-        load_format(model(tmp_path, "{% for %}"))
+        load_format(write_model_folder(tmp_path, "{% for %}"))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DialectError, match="not valid JSON"):
         load_format(tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_formats_without_files(name: str) -> None:
-    ready = bytes_format(name)
-    prompt = ready.render_prompt(
-        parser_helpers.conversation(items=(InputMessage(role="user", content="hi"),)), now=parser_helpers.NOW
+def test_bytes_format_renders_without_files(name: str) -> None:
+    model_format = bytes_format(name)
+    prompt = model_format.render_prompt(
+        parser_helpers.build_prompt_input(items=(InputMessage(role="user", content="hi"),)), now=parser_helpers.NOW
     )
-    assert "hi" in prompt.text and not prompt.in_reasoning and ready.decode(prompt.tokens) == prompt.text
+    assert "hi" in prompt.text and not prompt.in_reasoning and model_format.decode(prompt.tokens) == prompt.text
 
 
-def test_a_variable_that_leads_astray_is_not_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stale_tiktoken_variable_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from antiphon.harmony.gptoss import format as gptoss_format
 
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))

@@ -1,7 +1,7 @@
-"""What every dialect must do, by itself: whoever declares one is tested here without writing a test.
+"""Requirements on every dialect. A new dialect is tested here without a test of its own.
 
-The calls are those that its frames write. Each is read over tokens and over letters, in every cut; it is accepted by
-the grammar; what was said of its arguments is never revised; and of half a call nothing is ever whole.
+The dialect's call formats write the calls. Each call is parsed with markers as tokens and as bytes, for any split of
+its tokens; the grammar accepts it; its streamed arguments are never revised; and a truncated call is never complete.
 """
 
 import json
@@ -25,167 +25,164 @@ from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
-from antiphon.state.segments import Arguments, Call, Close, Say, Segment, Think
+from antiphon.state.segments import Arguments, Call, Close, Say, Think
 from tests.harmony import parser_helpers
-from tests.harmony.samples import ARGUMENTS, written
-from tests.harmony.test_grammar import Wrapped
-from tests.harmony.test_soup import drive
+from tests.harmony.grammar_helpers import MatcherVocabulary
+from tests.harmony.samples import SAMPLE_CALLS, write_sample_calls
 
-CALLING = [dialect for dialect in DIALECTS.values() if dialect.calls]
-THINKING = [dialect for dialect in CALLING if dialect.think]
-EVERY = pytest.mark.parametrize("dialect", CALLING, ids=lambda dialect: dialect.name)
+CALLING_DIALECTS = [dialect for dialect in DIALECTS.values() if dialect.calls]
+THINKING_DIALECTS = [dialect for dialect in CALLING_DIALECTS if dialect.think]
+EACH_CALLING_DIALECT = pytest.mark.parametrize("dialect", CALLING_DIALECTS, ids=lambda dialect: dialect.name)
 
 
 @cache
-def formats(name: str) -> tuple[ModelFormat, ...]:
-    """Over tokens, and over letters."""
-    return tuple(parser_helpers.formats(name))
+def load_formats(name: str) -> tuple[ModelFormat, ...]:
+    """Returns the formats with markers as tokens and as bytes."""
+    return tuple(parser_helpers.load_formats(name))
 
 
-def calls_of(said: list[Segment]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    text, custom = "", False
-    for segment in said:
-        if isinstance(segment, Call):
-            found.append((segment.name, ...))
-            text, custom = "", segment.kind == "custom"
-        elif isinstance(segment, Arguments):
-            text += segment.text
-        elif isinstance(segment, Close) and found and found[-1][1] is ...:
-            found[-1] = (found[-1][0], text if custom else json.loads(text or "{}"))
-    return found
+def expected_calls(*names: str) -> list[tuple[str, Any]]:
+    return [SAMPLE_CALLS[name] for name in names]
 
 
-def wanted(*names: str) -> list[tuple[str, Any]]:
-    return [ARGUMENTS[name] for name in names]
-
-
-def ways(length: int, chance: random.Random) -> Iterator[Any]:
+def draw_splits(length: int, rng: random.Random) -> Iterator[Any]:
     yield range(length)
-    yield from ([cut] for cut in range(chance.randrange(parser_helpers.STEP), length, parser_helpers.STEP))
-    yield from (parser_helpers.random_cuts(length, chance) for _ in range(parser_helpers.CUTS))
+    yield from ([cut] for cut in range(rng.randrange(parser_helpers.CUT_STEP), length, parser_helpers.CUT_STEP))
+    yield from (parser_helpers.draw_cuts(length, rng) for _ in range(parser_helpers.RANDOM_SPLITS))
 
 
-@EVERY
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_call_is_read_as_it_was_written(dialect: Dialect, name: str) -> None:
-    for ready in formats(dialect.name):
-        said, _ = parser_helpers.read(ready, ready.encode(written(dialect, name)))
-        assert calls_of(said) == wanted(name)
-        assert not any(isinstance(segment, Say) and segment.text.strip() for segment in said)
+@EACH_CALLING_DIALECT
+@pytest.mark.parametrize("name", SAMPLE_CALLS)
+def test_written_call_is_parsed_back(dialect: Dialect, name: str) -> None:
+    for model_format in load_formats(dialect.name):
+        segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(write_sample_calls(dialect, name)))
+        assert parser_helpers.collect_calls(segments) == expected_calls(name)
+        assert not any(isinstance(segment, Say) and segment.text.strip() for segment in segments)
 
 
-@EVERY
-def test_every_cut_reads_the_same_and_revises_nothing(dialect: Dialect) -> None:
-    chance = random.Random(dialect.name)
-    for ready in formats(dialect.name):
+@EACH_CALLING_DIALECT
+def test_any_split_of_a_call_gives_the_same_segments(dialect: Dialect) -> None:
+    rng = random.Random(dialect.name)
+    for model_format in load_formats(dialect.name):
         for name in ("types", "text", "none"):
-            tokens = ready.encode(written(dialect, name))
-            whole, _ = parser_helpers.read(ready, tokens)
-            for cuts in ways(len(tokens), chance):
-                said, _ = parser_helpers.read(ready, tokens, cuts)
-                assert said == whole
+            tokens = model_format.encode(write_sample_calls(dialect, name))
+            expected, _ = parser_helpers.parse_tokens(model_format, tokens)
+            for cuts in draw_splits(len(tokens), rng):
+                segments, _ = parser_helpers.parse_tokens(model_format, tokens, cuts)
+                assert segments == expected
 
 
-PATCH = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n\n*** End Patch'
+PATCH_TEXT = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n\n*** End Patch'
 
 
-@EVERY
-def test_a_custom_tools_text_comes_as_it_was_written(dialect: Dialect) -> None:
+@EACH_CALLING_DIALECT
+def test_custom_tool_input_is_parsed_unchanged(dialect: Dialect) -> None:
     offer = parser_helpers.TOOLS.find_tool("apply_patch")
     assert offer is not None
-    text = next((call for frame in dialect.calls if (call := frame.write_calls([(offer, PATCH)])) is not None), None)
+    text = next(
+        (call for frame in dialect.calls if (call := frame.write_calls([(offer, PATCH_TEXT)])) is not None), None
+    )
     if text is None:
-        assert dialect.name == "pythonic", "without markers there is nothing but strings"
+        assert dialect.name == "pythonic", "pythonic calls have no frame for raw text"
         return
-    for ready in formats(dialect.name):
-        tokens = ready.encode(text)
-        said, _ = parser_helpers.read(ready, tokens)
-        assert calls_of(said) == [("apply_patch", PATCH)], text
+    for model_format in load_formats(dialect.name):
+        tokens = model_format.encode(text)
+        segments, _ = parser_helpers.parse_tokens(model_format, tokens)
+        assert parser_helpers.collect_calls(segments) == [("apply_patch", PATCH_TEXT)], text
         for cut in range(0, len(tokens), 3):
-            assert parser_helpers.read(ready, tokens, [cut])[0] == said
+            assert parser_helpers.parse_tokens(model_format, tokens, [cut])[0] == segments
 
 
-@EVERY
-def test_two_calls_are_two(dialect: Dialect) -> None:
-    for ready in formats(dialect.name):
-        said, _ = parser_helpers.read(ready, ready.encode(written(dialect, "text", "one")))
-        assert calls_of(said) == wanted("text", "one")
+@EACH_CALLING_DIALECT
+def test_two_calls_are_parsed_as_two(dialect: Dialect) -> None:
+    for model_format in load_formats(dialect.name):
+        segments, _ = parser_helpers.parse_tokens(
+            model_format, model_format.encode(write_sample_calls(dialect, "text", "one"))
+        )
+        assert parser_helpers.collect_calls(segments) == expected_calls("text", "one")
 
 
-@EVERY
+@EACH_CALLING_DIALECT
 def test_text_before_a_call_is_text(dialect: Dialect) -> None:
-    bare = dialect.calls[0].head_only
-    for ready in formats(dialect.name):
-        said, _ = parser_helpers.read(ready, ready.encode("Let me see.\n\n" + written(dialect, "two")))
-        assert isinstance(said[0], Say) and said[0].text.startswith("Let me see.")
-        if not bare:
-            assert calls_of(said) == wanted("two")
+    calls_only_at_the_head = dialect.calls[0].head_only
+    for model_format in load_formats(dialect.name):
+        segments, _ = parser_helpers.parse_tokens(
+            model_format, model_format.encode("Let me see.\n\n" + write_sample_calls(dialect, "two"))
+        )
+        assert isinstance(segments[0], Say) and segments[0].text.startswith("Let me see.")
+        if not calls_only_at_the_head:
+            assert parser_helpers.collect_calls(segments) == expected_calls("two")
 
 
-@pytest.mark.parametrize("dialect", THINKING, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", THINKING_DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("prefilled", [False, True])
 def test_reasoning_then_text_and_reasoning_then_call(dialect: Dialect, prefilled: bool) -> None:
     assert dialect.think
     opener, closer = dialect.think
-    around = dialect.answer or ("", "")
-    for ready in formats(dialect.name):
-        for rest in (f"{around[0]}\nHello.\n{around[1]}", written(dialect, "one")):
-            text = f"{'' if prefilled else opener}\nHm. {closer}\n\n{rest}"
-            said, _ = parser_helpers.read(ready, ready.encode(text), thinking=prefilled)
-            assert isinstance(said[0], Think) and said[0].text.strip() == "Hm."
-            told = "".join(segment.text for segment in said if isinstance(segment, Say)).strip()
-            assert (told, calls_of(said)) == (("Hello.", []) if "Hello." in rest else ("", wanted("one")))
+    answer_markers = dialect.answer or ("", "")
+    for model_format in load_formats(dialect.name):
+        for following in (f"{answer_markers[0]}\nHello.\n{answer_markers[1]}", write_sample_calls(dialect, "one")):
+            output = f"{'' if prefilled else opener}\nHm. {closer}\n\n{following}"
+            segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(output), thinking=prefilled)
+            assert isinstance(segments[0], Think) and segments[0].text.strip() == "Hm."
+            text = "".join(segment.text for segment in segments if isinstance(segment, Say)).strip()
+            assert (text, parser_helpers.collect_calls(segments)) == (
+                ("Hello.", []) if "Hello." in following else ("", expected_calls("one"))
+            )
 
 
-@EVERY
-def test_of_half_a_call_nothing_is_whole(dialect: Dialect) -> None:
-    """Cut anywhere, the answer is a legal stream, and a call that is said to be whole has whole arguments."""
-    for ready in formats(dialect.name):
-        tokens = ready.encode("So:\n" * (not dialect.calls[0].head_only) + written(dialect, "types"))
-        whole, _ = parser_helpers.read(ready, tokens)
-        complete = "".join(segment.text for segment in whole if isinstance(segment, Arguments))
-        for end in range(len(dialect.name) % parser_helpers.STEP, len(tokens), parser_helpers.STEP):
-            said, _ = parser_helpers.read(ready, tokens[:end], natural=False)
-            if any(isinstance(segment, Close) for segment in said):
-                assert calls_of(said) == wanted("types")
-            reader = ready.create_reader(RenderedPrompt((), ""), parser_helpers.conversation())
-            told = "".join(one.text for one in reader.feed(tokens[:end]) if isinstance(one, Arguments))
-            assert complete.startswith(told), "what was said of the arguments is never revised"
+@EACH_CALLING_DIALECT
+def test_truncated_call_is_never_complete(dialect: Dialect) -> None:
+    """Cut anywhere, the output is a valid stream, and a closed call has complete arguments."""
+    for model_format in load_formats(dialect.name):
+        tokens = model_format.encode("So:\n" * (not dialect.calls[0].head_only) + write_sample_calls(dialect, "types"))
+        expected, _ = parser_helpers.parse_tokens(model_format, tokens)
+        all_arguments = "".join(segment.text for segment in expected if isinstance(segment, Arguments))
+        for end in range(len(dialect.name) % parser_helpers.CUT_STEP, len(tokens), parser_helpers.CUT_STEP):
+            segments, _ = parser_helpers.parse_tokens(model_format, tokens[:end], natural=False)
+            if any(isinstance(segment, Close) for segment in segments):
+                assert parser_helpers.collect_calls(segments) == expected_calls("types")
+            reader = model_format.create_reader(RenderedPrompt((), ""), parser_helpers.build_prompt_input())
+            streamed_arguments = "".join(
+                segment.text for segment in reader.feed(tokens[:end]) if isinstance(segment, Arguments)
+            )
+            assert all_arguments.startswith(streamed_arguments), "streamed arguments are never revised"
 
 
-@EVERY
-def test_markers_in_prose_are_prose(dialect: Dialect) -> None:
-    for ready in formats(dialect.name):
-        form: Any = ready
+@EACH_CALLING_DIALECT
+def test_markers_in_prose_are_text(dialect: Dialect) -> None:
+    for model_format in load_formats(dialect.name):
+        any_format: Any = model_format
         for marker in dialect.all_markers:
-            if any(marker in side for side in (*(dialect.think or ()), *(dialect.answer or ()))):
+            if any(marker in markers for markers in (*(dialect.think or ()), *(dialect.answer or ()))):
                 continue
             text = f"One writes {marker} before a call, like {marker}nothing."
-            said, _ = parser_helpers.read(form, form.encode(text))
-            assert not calls_of(said)
-            assert "before a call, like" in "".join(segment.text for segment in said if isinstance(segment, Say))
+            segments, _ = parser_helpers.parse_tokens(any_format, any_format.encode(text))
+            assert not parser_helpers.collect_calls(segments)
+            assert "before a call, like" in "".join(segment.text for segment in segments if isinstance(segment, Say))
 
 
-@EVERY
-def test_a_tool_that_was_not_offered_is_text(dialect: Dialect) -> None:
-    for ready in formats(dialect.name):
-        text = written(dialect, "one").replace("add", "subtract")
-        said, _ = parser_helpers.read(ready, ready.encode(text))
-        assert not calls_of(said) and not any(isinstance(segment, Call) for segment in said)
+@EACH_CALLING_DIALECT
+def test_call_of_an_unknown_tool_is_text(dialect: Dialect) -> None:
+    for model_format in load_formats(dialect.name):
+        text = write_sample_calls(dialect, "one").replace("add", "subtract")
+        segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+        assert not parser_helpers.collect_calls(segments) and not any(isinstance(segment, Call) for segment in segments)
 
 
-@EVERY
-def test_the_grammar_takes_what_is_written_and_no_other_tool(dialect: Dialect) -> None:
-    for ready in formats(dialect.name):
-        talk = parser_helpers.conversation(tool_choice="required")
+@EACH_CALLING_DIALECT
+def test_grammar_accepts_written_calls_and_no_unknown_tool(dialect: Dialect) -> None:
+    for model_format in load_formats(dialect.name):
+        prompt_input = parser_helpers.build_prompt_input(tool_choice="required")
         for name in ("one", "two", "types", "none"):
-            assert accepts(ready, _spoken(dialect, name), talk), name
-        assert not accepts(ready, "Hello.", talk)
-        assert not accepts(ready, _spoken(dialect, "one").replace("add", "subtract"), talk)
+            assert grammar_accepts(model_format, _write_call_with_json_values(dialect, name), prompt_input), name
+        assert not grammar_accepts(model_format, "Hello.", prompt_input)
+        assert not grammar_accepts(
+            model_format, _write_call_with_json_values(dialect, "one").replace("add", "subtract"), prompt_input
+        )
 
 
-STRICT: dict[str, Any] = {
+STRICT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "count": {"type": "integer", "minimum": 0, "maximum": 99},
@@ -204,62 +201,66 @@ STRICT: dict[str, Any] = {
     "required": ["count", "word", "free", "kind", "code", "on", "list"],
     "additionalProperties": False,
 }
-STEER = CustomTool(name="steer", format=GrammarFormat(syntax="regex", definition="go [0-9]{1,3}"))
-HELD = ToolTable.from_request(
-    [FunctionTool(name="first", parameters=STRICT, strict=True), FunctionTool(name="none"), STEER]
+STEER_TOOL = CustomTool(name="steer", format=GrammarFormat(syntax="regex", definition="go [0-9]{1,3}"))
+CONSTRAINED_TOOLS = ToolTable.from_request(
+    [FunctionTool(name="first", parameters=STRICT_SCHEMA, strict=True), FunctionTool(name="none"), STEER_TOOL]
 )
 
 
-def random_answer(ready: ModelFormat, talk: Any, chance: random.Random, most: int = 700) -> list[int] | None:
-    """Tokens that a model which knows nothing might say under the grammar; None where it came to no end."""
-    lark = ready.build_grammar(RenderedPrompt((), "", False), talk)
-    assert lark is not None
-    matcher = LLMatcher(_tokenizer(ready), LLMatcher.grammar_from_lark(lark), log_level=0)
-    end = (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]
-    said: list[int] = []
-    while len(said) < most and not matcher.is_stopped():
+def draw_output_under_grammar(
+    model_format: ModelFormat, prompt_input: Any, rng: random.Random, max_tokens: int = 700
+) -> list[int] | None:
+    """Draws the output of a random model under the grammar. Returns None if it does not end within `max_tokens`."""
+    grammar = model_format.build_grammar(RenderedPrompt((), "", False), prompt_input)
+    assert grammar is not None
+    matcher = LLMatcher(_get_llg_tokenizer(model_format), LLMatcher.grammar_from_lark(grammar), log_level=0)
+    stop_token = (*model_format.stop_ids, *model_format.encode("<|im_end|>"))[0]
+    tokens: list[int] = []
+    while len(tokens) < max_tokens and not matcher.is_stopped():
         bias = matcher.compute_logit_bias()
         allowed = [token for token, weight in enumerate(bias) if weight]
-        ends = [token for token in allowed if token == end]
-        if ends and (len(said) > 60 or chance.random() < 0.5):
-            return said
-        markers = [token for token in allowed if token >= 256 and token not in ends]
-        # Of all bytes, few lead anywhere: what a call is made of comes more often.
-        pots = [markers, [token for token in allowed if token < 128 and chr(token) in '"}]),>|<\n'], allowed]
-        token = chance.choice(chance.choice([pot for pot in pots if pot and pot != ends]))
-        if token in ends:
+        stops = [token for token in allowed if token == stop_token]
+        if stops and (len(tokens) > 60 or rng.random() < 0.5):
+            return tokens
+        markers = [token for token in allowed if token >= 256 and token not in stops]
+        # Few bytes lead to the end of a call, so the characters of calls are drawn more often.
+        sources = [markers, [token for token in allowed if token < 128 and chr(token) in '"}]),>|<\n'], allowed]
+        token = rng.choice(rng.choice([source for source in sources if source and source != stops]))
+        if token in stops:
             continue
         assert matcher.consume_token(token)
-        said.append(token)
-    return said if matcher.is_stopped() else None
+        tokens.append(token)
+    return tokens if matcher.is_stopped() else None
 
 
-@EVERY
-def test_whatever_the_grammar_lets_through_is_read_as_a_whole_and_valid_call(dialect: Dialect) -> None:
-    chance, whole = random.Random(f"answers in {dialect.name}"), 0
-    for number in range(parser_helpers.SOUPS // 10 if parser_helpers.FULL_COUNTS else 12):
-        ready = formats(dialect.name)[number % 2]
-        talk = parser_helpers.conversation(tools=HELD, tool_choice="required")
-        tokens = random_answer(ready, talk, chance)
+@EACH_CALLING_DIALECT
+def test_random_output_under_the_grammar_is_a_valid_call(dialect: Dialect) -> None:
+    rng, complete_outputs = random.Random(f"answers in {dialect.name}"), 0
+    for number in range(parser_helpers.RANDOM_OUTPUTS // 10 if parser_helpers.FULL_COUNTS else 12):
+        model_format = load_formats(dialect.name)[number % 2]
+        prompt_input = parser_helpers.build_prompt_input(tools=CONSTRAINED_TOOLS, tool_choice="required")
+        tokens = draw_output_under_grammar(model_format, prompt_input, rng)
         if tokens is None:
             continue
-        said, reader = parser_helpers.read(ready, tokens, talk=talk)
-        text = ready.decode(tokens)
+        segments, reader = parser_helpers.parse_tokens(model_format, tokens, prompt_input=prompt_input)
+        text = model_format.decode(tokens)
         assert not reader.call_failed, text
-        calls = calls_of(said)
+        calls = parser_helpers.collect_calls(segments)
         assert calls and all(arguments is not ... for _, arguments in calls), text
         for name, arguments in calls:
             if name == "steer":
                 assert re.fullmatch("go [0-9]{1,3}", arguments), text
             else:
-                jsonschema.validate(arguments, STRICT if name == "first" else {"type": "object"})
-        assert not "".join(segment.text for segment in said if isinstance(segment, Say)).strip(), text
-        whole += 1
-    assert whole > parser_helpers.SOUPS // 100, "many come to an end"
+                jsonschema.validate(arguments, STRICT_SCHEMA if name == "first" else {"type": "object"})
+        assert not "".join(segment.text for segment in segments if isinstance(segment, Say)).strip(), text
+        complete_outputs += 1
+    assert complete_outputs > parser_helpers.RANDOM_OUTPUTS // 100, "too few outputs reached their end"
 
 
-NEW = [dialect for dialect in CALLING if dialect.name not in parser_helpers.NAMES]
-LOOSE = [
+DIALECTS_WITHOUT_TRANSCRIPTS = [
+    dialect for dialect in CALLING_DIALECTS if dialect.name not in parser_helpers.TRANSCRIPT_DIALECTS
+]
+TEXT_PIECES = [
     " ",
     "\n",
     "Hello",
@@ -282,7 +283,7 @@ LOOSE = [
     "=",
     "\\",
 ]
-BITS = [
+CALL_PIECES = [
     "add",
     "write",
     "now",
@@ -297,75 +298,85 @@ BITS = [
 ]
 
 
-def soup(dialect: Dialect, chance: random.Random) -> str:
-    """Nonsense made of its own markers, of pieces of calls, and of whole ones."""
+def draw_output(dialect: Dialect, rng: random.Random) -> str:
+    """Draws random text from the dialect's markers, fragments of calls, and complete calls."""
     markers = [*dialect.all_markers, *(marker[: len(marker) // 2] for marker in dialect.all_markers)]
-    wholes = [written(dialect, name) for name in ("one", "none", "types")]
-    halves = [whole[: chance.randrange(len(whole))] for whole in wholes]
-    pots = chance.choice(
-        ([markers, LOOSE, BITS], [markers, LOOSE, BITS, wholes, halves], [wholes, LOOSE], [markers, BITS])
+    calls = [write_sample_calls(dialect, name) for name in ("one", "none", "types")]
+    truncated_calls = [call[: rng.randrange(len(call))] for call in calls]
+    sources = rng.choice(
+        (
+            [markers, TEXT_PIECES, CALL_PIECES],
+            [markers, TEXT_PIECES, CALL_PIECES, calls, truncated_calls],
+            [calls, TEXT_PIECES],
+            [markers, CALL_PIECES],
+        )
     )
-    return "".join(chance.choice(chance.choice(pots)) for _ in range(chance.randint(1, 30)))
+    return "".join(rng.choice(rng.choice(sources)) for _ in range(rng.randint(1, 30)))
 
 
-@pytest.mark.parametrize("dialect", NEW, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", DIALECTS_WITHOUT_TRANSCRIPTS, ids=lambda dialect: dialect.name)
 @pytest.mark.timeout(1200)
-def test_soup_of_its_own_markers_is_a_legal_stream_in_every_cut(dialect: Dialect) -> None:
-    chance = random.Random(f"soup of {dialect.name}")
-    for number in range(parser_helpers.SOUPS if parser_helpers.FULL_COUNTS else parser_helpers.SOUPS // 4):
-        ready = chance.choice(formats(dialect.name))
-        tokens = ready.encode(soup(dialect, chance))
-        options = {"thinking": bool(dialect.think) and chance.random() < 0.3, "natural": chance.random() < 0.7}
-        whole, reader = parser_helpers.read(ready, tokens, **options)
-        for cuts in (range(len(tokens)), parser_helpers.random_cuts(len(tokens), chance)):
-            said, again = parser_helpers.read(ready, tokens, cuts, **options)
-            assert said == whole, f"soup {number}"
-            assert (again.reasoning_tokens, again.call_failed) == (reader.reasoning_tokens, reader.call_failed)
-        drive(whole, natural=options["natural"], broken=reader.call_failed)
+def test_random_markers_give_a_valid_stream_for_any_split(dialect: Dialect) -> None:
+    rng = random.Random(f"soup of {dialect.name}")
+    for number in range(
+        parser_helpers.RANDOM_OUTPUTS if parser_helpers.FULL_COUNTS else parser_helpers.RANDOM_OUTPUTS // 4
+    ):
+        model_format = rng.choice(load_formats(dialect.name))
+        tokens = model_format.encode(draw_output(dialect, rng))
+        options = {"thinking": bool(dialect.think) and rng.random() < 0.3, "natural": rng.random() < 0.7}
+        expected, reader = parser_helpers.parse_tokens(model_format, tokens, **options)
+        for cuts in (range(len(tokens)), parser_helpers.draw_cuts(len(tokens), rng)):
+            segments, other_reader = parser_helpers.parse_tokens(model_format, tokens, cuts, **options)
+            assert segments == expected, f"output {number}"
+            assert (other_reader.reasoning_tokens, other_reader.call_failed) == (
+                reader.reasoning_tokens,
+                reader.call_failed,
+            )
+        parser_helpers.check_machine_accepts(expected, natural=options["natural"], call_failed=reader.call_failed)
 
 
-def _spoken(dialect: Dialect, name: str) -> str:
-    """The call, what its values hold inside as JSON: it is that by which a grammar holds them."""
-    return written(dialect, name).replace('"b": None', '"b": null')
+def _write_call_with_json_values(dialect: Dialect, name: str) -> str:
+    """Returns the call with nested values as JSON, which is how the grammar constrains them."""
+    return write_sample_calls(dialect, name).replace('"b": None', '"b": null')
 
 
-def accepts(ready: ModelFormat, text: str, talk: Any) -> bool:
-    lark = ready.build_grammar(RenderedPrompt((), "", False), talk)
-    assert lark is not None
-    tokens = _tokenizer(ready)
-    source = LLMatcher.grammar_from_lark(lark)
-    assert LLMatcher.validate_grammar(source, tokens) == "", lark
-    matcher = LLMatcher(tokens, source, log_level=0)
-    ids = ready.encode(text)
-    return bool(matcher.try_consume_tokens(ids) == len(ids) and not matcher.is_error() and matcher.is_accepting())
+def grammar_accepts(model_format: ModelFormat, text: str, prompt_input: Any) -> bool:
+    grammar = model_format.build_grammar(RenderedPrompt((), "", False), prompt_input)
+    assert grammar is not None
+    tokenizer = _get_llg_tokenizer(model_format)
+    source = LLMatcher.grammar_from_lark(grammar)
+    assert LLMatcher.validate_grammar(source, tokenizer) == "", grammar
+    matcher = LLMatcher(tokenizer, source, log_level=0)
+    tokens = model_format.encode(text)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and not matcher.is_error() and matcher.is_accepting())
 
 
-_TOKENIZERS: dict[int, LLTokenizer] = {}
+_LLG_TOKENIZERS: dict[int, LLTokenizer] = {}
 
 
-def _tokenizer(ready: ModelFormat) -> LLTokenizer:
-    if id(ready) not in _TOKENIZERS:
-        assert isinstance(ready, TemplateFormat)
-        size = 256 + len(ready._vocabulary.added_tokens)
-        _TOKENIZERS[id(ready)] = LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
-    return _TOKENIZERS[id(ready)]
+def _get_llg_tokenizer(model_format: ModelFormat) -> LLTokenizer:
+    if id(model_format) not in _LLG_TOKENIZERS:
+        assert isinstance(model_format, TemplateFormat)
+        size = 256 + len(model_format._vocabulary.added_tokens)
+        _LLG_TOKENIZERS[id(model_format)] = LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
+    return _LLG_TOKENIZERS[id(model_format)]
 
 
 @pytest.mark.parametrize("unit", ['functools[{"a":[', 'functools[{"arguments":{"a":['])
-def test_nonsense_is_not_read_again_without_end(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What begins like a call again and again, each time inside the last one's value, costs little more than its length."""
-    looked: list[int] = []
-    advance = Extent.advance
+def test_repeated_call_openers_take_linear_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that opens a call again and again, each inside the value of the last one, is scanned about once."""
+    scanned_chars: list[int] = []
+    original_advance = Extent.advance
 
-    def counted(extent: Extent, text: str, at: int) -> int:
-        end = advance(extent, text, at)
-        looked.append(end - at)
+    def counting_advance(extent: Extent, text: str, at: int) -> int:
+        end = original_advance(extent, text, at)
+        scanned_chars.append(end - at)
         return end
 
-    monkeypatch.setattr(Extent, "advance", counted)
-    ready = formats("phi4-mini")[0]
-    parser_helpers.read(ready, ready.encode(unit * 1000))
-    assert sum(looked) < MAX_HOLD_BACK_CHARS + len(unit) * 1000 + 1000 * 2 * MIN_HOLD_BACK_CHARS
+    monkeypatch.setattr(Extent, "advance", counting_advance)
+    model_format = load_formats("phi4-mini")[0]
+    parser_helpers.parse_tokens(model_format, model_format.encode(unit * 1000))
+    assert sum(scanned_chars) < MAX_HOLD_BACK_CHARS + len(unit) * 1000 + 1000 * 2 * MIN_HOLD_BACK_CHARS
 
 
 @pytest.mark.parametrize(
@@ -375,44 +386,50 @@ def test_nonsense_is_not_read_again_without_end(unit: str, monkeypatch: pytest.M
         ("cohere", "<co>" + "x" * 90_000 + '<|START_ACTION|>[{"parameters": {"a": "' + "y" * 35_000 + '"}, "tool_name": "add"}]<|END_ACTION|>'),
     ],
 )  # fmt: skip
-def test_what_was_waited_for_in_vain_counts_alike_in_every_cut(name: str, text: str) -> None:
-    ready = formats(name)[0]
-    tokens = ready.encode(text)
-    whole, _ = parser_helpers.read(ready, tokens)
+def test_hold_back_limit_does_not_depend_on_the_split(name: str, text: str) -> None:
+    model_format = load_formats(name)[0]
+    tokens = model_format.encode(text)
+    expected, _ = parser_helpers.parse_tokens(model_format, tokens)
     for step in (97, 5000):
-        assert parser_helpers.lines(
-            parser_helpers.read(ready, tokens, range(0, len(tokens), step))[0]
-        ) == parser_helpers.lines(whole)
+        assert parser_helpers.format_segments(
+            parser_helpers.parse_tokens(model_format, tokens, range(0, len(tokens), step))[0]
+        ) == parser_helpers.format_segments(expected)
 
 
-@EVERY
-def test_a_schema_may_be_nonsense(dialect: Dialect) -> None:
-    """What a client says of its tool's parameters is not ours to believe."""
+@EACH_CALLING_DIALECT
+def test_invalid_tool_schemas_do_not_break_parsing(dialect: Dialect) -> None:
+    """A client's parameter schemas are not validated, so any JSON can occur in them."""
     for parameters in (
         {"properties": ["a"]},
         {"type": 3, "properties": {"a": 7, "b": {"type": ["string", 4]}}},
         {"required": "a"},
     ):
         table = ToolTable.from_request([FunctionTool(name=name, parameters=parameters) for name in ("add", "write")])
-        talk = parser_helpers.conversation(tools=table)
-        for ready in formats(dialect.name):
-            said, _ = parser_helpers.read(ready, ready.encode(written(dialect, "one")), talk=talk)
-            assert [name for name, arguments in calls_of(said) if arguments is not ...] == ["add"]
+        prompt_input = parser_helpers.build_prompt_input(tools=table)
+        for model_format in load_formats(dialect.name):
+            segments, _ = parser_helpers.parse_tokens(
+                model_format, model_format.encode(write_sample_calls(dialect, "one")), prompt_input=prompt_input
+            )
+            assert [name for name, arguments in parser_helpers.collect_calls(segments) if arguments is not ...] == [
+                "add"
+            ]
 
 
-def test_a_users_word_opens_no_reasoning() -> None:
+def test_reasoning_marker_in_user_text_opens_no_reasoning() -> None:
     dialect = DIALECTS["mistral-v11"]
     template = ChatTemplate("{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}")
-    ready = TemplateFormat(dialect, ByteVocabulary((), ("<s>",)), template)
+    model_format = TemplateFormat(dialect, ByteVocabulary((), ("<s>",)), template)
     for opener, _ in dialect.think_markers:
-        asked = parser_helpers.conversation(items=(InputMessage(role="user", content=f"What is {opener} for?"),))
-        assert not ready.render_prompt(asked, now=parser_helpers.NOW).in_reasoning
+        prompt_input = parser_helpers.build_prompt_input(
+            items=(InputMessage(role="user", content=f"What is {opener} for?"),)
+        )
+        assert not model_format.render_prompt(prompt_input, now=parser_helpers.NOW).in_reasoning
 
 
-# What real models write that the frames do not write by themselves
+# Output of real models that differs from what the call formats write
 
-ODD = [
-    # As the API writes it: the function inside an object of its own.
+REAL_OUTPUTS = [
+    # The API's form: the function inside a separate object.
     ("hermes", '<tool_call>\n{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}\n</tool_call>', [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"function": {"arguments": {"a": 1}, "name": "add"}, "type": "function"}</tool_call><tool_call>{"id": "x", "function": {"name": "now"}}</tool_call>', [("add", {"a": 1}), ("now", {})]),
     ("hermes", '<tool_call>{"function": {"name": "add", "arguments": "{\\"a\\": 1}"}, "type": "function"}', [("add", {"a": 1})]),
@@ -454,7 +471,7 @@ ODD = [
     ("lfm2", r"""<|tool_call_start|>[write(text="\ud83d\ude00 \033[1m \x41 \'", deep={"a\"b": (1, 2)})]<|tool_call_end|>""", [("write", {"text": "😀 \033[1m A '", "deep": {'a"b': [1, 2]}})]),
     ("gemma4", '<|tool_call>call:write{path:<|"|>a "b"<|"|>,deep:{x:[1,2,{y:<|"|>z<|"|>}]},yes:true}<tool_call|>', [("write", {"path": 'a "b"', "deep": {"x": [1, 2, {"y": "z"}]}, "yes": True})]),
 ]  # fmt: skip
-TEXT = [
+TEXT_LIKE_CALLS = [
     ("llama3", '{"city": "x", "name": "add"}'),
     ("llama3", '{"name": "add", "age": 3}'),
     ("llama3", 'Here: {"name": "add", "parameters": {"a": 1}}'),
@@ -463,30 +480,32 @@ TEXT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "calls"), ODD, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_models_write_besides(name: str, text: str, calls: list[tuple[str, Any]]) -> None:
-    for ready in formats(name):
-        tokens = ready.encode(text)
-        said, _ = parser_helpers.read(ready, tokens)
-        assert calls_of(said) == calls
-        assert not "".join(segment.text for segment in said if isinstance(segment, Say)).strip()
-        assert parser_helpers.read(ready, tokens, range(len(tokens)))[0] == said
+@pytest.mark.parametrize(
+    ("name", "text", "calls"), REAL_OUTPUTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_real_outputs_are_parsed_as_calls(name: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    for model_format in load_formats(name):
+        tokens = model_format.encode(text)
+        segments, _ = parser_helpers.parse_tokens(model_format, tokens)
+        assert parser_helpers.collect_calls(segments) == calls
+        assert not "".join(segment.text for segment in segments if isinstance(segment, Say)).strip()
+        assert parser_helpers.parse_tokens(model_format, tokens, range(len(tokens)))[0] == segments
 
 
-@pytest.mark.parametrize(("name", "text"), TEXT)
-def test_what_only_looks_like_a_call_is_text(name: str, text: str) -> None:
-    for ready in formats(name):
-        said, _ = parser_helpers.read(ready, ready.encode(text))
-        assert "".join(segment.text for segment in said if isinstance(segment, Say)) == text
+@pytest.mark.parametrize(("name", "text"), TEXT_LIKE_CALLS)
+def test_text_similar_to_a_call_is_text(name: str, text: str) -> None:
+    for model_format in load_formats(name):
+        segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text))
+        assert "".join(segment.text for segment in segments if isinstance(segment, Say)) == text
 
 
-def test_a_native_id_is_kept() -> None:
-    text = written(DIALECTS["kimi-k2"], "one").replace(":0", ":7")
-    said, _ = parser_helpers.read(formats("kimi-k2")[0], formats("kimi-k2")[0].encode(text))
-    assert [one.call_id for one in said if isinstance(one, Call)] == ["functions.add:7"]
+def test_native_call_id_is_kept() -> None:
+    text = write_sample_calls(DIALECTS["kimi-k2"], "one").replace(":0", ":7")
+    segments, _ = parser_helpers.parse_tokens(load_formats("kimi-k2")[0], load_formats("kimi-k2")[0].encode(text))
+    assert [segment.call_id for segment in segments if isinstance(segment, Call)] == ["functions.add:7"]
 
 
-ENUMS: dict[str, Any] = {
+ENUM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "a": {"$ref": "#/$defs/C"},
@@ -499,14 +518,15 @@ ENUMS: dict[str, Any] = {
 }
 
 
-@EVERY
-def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
-    talk = parser_helpers.conversation(
-        tools=ToolTable.from_request([FunctionTool(name="f", parameters=ENUMS, strict=True)]), tool_choice="required"
+@EACH_CALLING_DIALECT
+def test_grammar_follows_schema_references(dialect: Dialect) -> None:
+    prompt_input = parser_helpers.build_prompt_input(
+        tools=ToolTable.from_request([FunctionTool(name="f", parameters=ENUM_SCHEMA, strict=True)]),
+        tool_choice="required",
     )
-    offer = talk.tools.find_tool("f")
+    offer = prompt_input.tools.find_tool("f")
     assert offer is not None
-    for values, good in (
+    for values, expected in (
         ({"a": "red", "b": "x", "c": "blue"}, True),
         ({"a": "green", "b": "x", "c": "blue"}, False),
         ({"a": "red", "b": "y", "c": "blue"}, False),
@@ -514,18 +534,18 @@ def test_choices_behind_references_are_choices(dialect: Dialect) -> None:
         text = next(
             call for frame in dialect.calls if (call := frame.write_calls([(offer, json.dumps(values))])) is not None
         )
-        ready = formats(dialect.name)[0]
-        assert accepts(ready, text, talk) == good
+        model_format = load_formats(dialect.name)[0]
+        assert grammar_accepts(model_format, text, prompt_input) == expected
 
 
 @pytest.mark.parametrize("name", ["llama3", "pythonic", "llama4-pythonic", "xlam"])
-def test_text_that_begins_like_a_call_is_no_way_around_what_is_strict(name: str) -> None:
-    talk = parser_helpers.conversation(
-        tools=ToolTable.from_request([FunctionTool(name="add", parameters=parser_helpers.ADD, strict=True)])
+def test_free_text_cannot_bypass_a_strict_schema(name: str) -> None:
+    prompt_input = parser_helpers.build_prompt_input(
+        tools=ToolTable.from_request([FunctionTool(name="add", parameters=parser_helpers.ADD_SCHEMA, strict=True)])
     )
-    offer, dialect = talk.tools.find_tool("add"), DIALECTS[name]
+    offer, dialect = prompt_input.tools.find_tool("add"), DIALECTS[name]
     assert offer is not None
     text = next(call for frame in dialect.calls if (call := frame.write_calls([(offer, '{"a": "x"}')])) is not None)
-    assert not accepts(formats(name)[0], text, talk)
-    assert accepts(formats(name)[0], text.replace('"x"', "5"), talk)
-    assert accepts(formats(name)[0], "Hello there.", talk)
+    assert not grammar_accepts(load_formats(name)[0], text, prompt_input)
+    assert grammar_accepts(load_formats(name)[0], text.replace('"x"', "5"), prompt_input)
+    assert grammar_accepts(load_formats(name)[0], "Hello there.", prompt_input)

@@ -1,4 +1,4 @@
-"""Where a grammar applies: it compiles, it lets through what the dialect writes, and it stops what would not be read."""
+"""The grammars of dialects: they compile, accept what the dialect writes, and reject what could not be parsed."""
 
 import json
 from collections.abc import Iterable
@@ -16,9 +16,10 @@ from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
+from tests.harmony.grammar_helpers import MatcherVocabulary
 
-OURS = ["hermes", "qwen3-coder", "plain"]
-GOOD = {
+TEMPLATE_DIALECTS = ["hermes", "qwen3-coder", "plain"]
+ACCEPTED_TRANSCRIPTS = {
     "plain": ["text only", "reasoning then text", "empty reasoning", "unicode", "nothing"],
     "hermes": [
         "text only",
@@ -62,7 +63,7 @@ GOOD = {
         "text of two languages",
     ],
 }
-BAD = {
+REJECTED_TRANSCRIPTS = {
     "plain": ["opener said twice"],
     "hermes": [
         "unknown tool",
@@ -86,156 +87,177 @@ BAD = {
 }
 
 
-class Wrapped:
-    """A format's vocabulary as llguidance takes it."""
-
-    bos_token_id = None
-
-    def __init__(self, ready: ModelFormat, size: int) -> None:
-        self.tokens = [ready.decode_token(number)[1] for number in range(size)]
-        control: Any = getattr(ready, "_vocabulary", None)
-        self.special_token_ids = sorted(control.special_ids) if control else list(range(199_998, size))
-        self.eos_token_id = (*ready.stop_ids, *ready.encode("<|im_end|>"))[0]
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
 @cache
-def tokenizer(name: str, letters: bool = False) -> LLTokenizer:
-    ready = parser_helpers.letters_format(name) if letters else parser_helpers.tokens_format(name)
-    size = 201_088 if name == "gpt-oss" else 258 if letters else 265
-    return LLTokenizer(TokenizerWrapper(Wrapped(ready, size)))
+def load_llg_tokenizer(name: str, byte_markers: bool = False) -> LLTokenizer:
+    model_format = parser_helpers.load_byte_format(name) if byte_markers else parser_helpers.load_token_format(name)
+    size = 201_088 if name == "gpt-oss" else 258 if byte_markers else 265
+    return LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, size)))
 
 
-def accepts(ready: ModelFormat, tokens: LLTokenizer, text: str, talk: Any, *, thinking: bool = False) -> bool:
-    lark = ready.build_grammar(RenderedPrompt((), "", thinking), talk)
-    assert lark is not None
-    source = LLMatcher.grammar_from_lark(lark)
-    assert LLMatcher.validate_grammar(source, tokens) == ""
-    matcher = LLMatcher(tokens, source, log_level=0)
-    ends = {ready.stop_ids[0], *ready.encode("<|im_end|>")} - set(ready.encode("<|call|>"))
-    ids = ready.encode(text)
-    ids = ids[:-1] if ids and ids[-1] in ends else ids
-    taken = matcher.try_consume_tokens(ids) == len(ids)
-    return bool(taken and not matcher.is_error() and matcher.is_accepting())
+def grammar_accepts(
+    model_format: ModelFormat, tokenizer: LLTokenizer, text: str, prompt_input: Any, *, thinking: bool = False
+) -> bool:
+    grammar = model_format.build_grammar(RenderedPrompt((), "", thinking), prompt_input)
+    assert grammar is not None
+    source = LLMatcher.grammar_from_lark(grammar)
+    assert LLMatcher.validate_grammar(source, tokenizer) == ""
+    matcher = LLMatcher(tokenizer, source, log_level=0)
+    end_tokens = {model_format.stop_ids[0], *model_format.encode("<|im_end|>")} - set(model_format.encode("<|call|>"))
+    tokens = model_format.encode(text)
+    tokens = tokens[:-1] if tokens and tokens[-1] in end_tokens else tokens
+    consumed = matcher.try_consume_tokens(tokens) == len(tokens)
+    return bool(consumed and not matcher.is_error() and matcher.is_accepting())
 
 
-def named(name: str, wanted: Iterable[str]) -> list[Any]:
-    found = {case["name"]: case for case in parser_helpers.cases(name)}
-    return [found[one] for one in wanted]
+def find_transcripts(name: str, names: Iterable[str]) -> list[Any]:
+    transcripts = {case["name"]: case for case in parser_helpers.load_transcripts(name)}
+    return [transcripts[transcript_name] for transcript_name in names]
 
 
-@pytest.mark.parametrize("name", parser_helpers.NAMES)
-def test_what_the_dialect_writes_may_be_written(name: str) -> None:
-    for case in named(name, GOOD[name]):
+@pytest.mark.parametrize("name", parser_helpers.TRANSCRIPT_DIALECTS)
+def test_grammar_accepts_output_of_the_dialect(name: str) -> None:
+    for case in find_transcripts(name, ACCEPTED_TRANSCRIPTS[name]):
         thinking = case.get("thinking", False)
-        assert accepts(
-            parser_helpers.tokens_format(name),
-            tokenizer(name),
+        assert grammar_accepts(
+            parser_helpers.load_token_format(name),
+            load_llg_tokenizer(name),
             case["text"],
-            parser_helpers.conversation(),
+            parser_helpers.build_prompt_input(),
             thinking=thinking,
         ), case
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_markers_may_be_letters(name: str) -> None:
-    for case in named(name, GOOD[name]):
-        ready, thinking = parser_helpers.letters_format(name), case.get("thinking", False)
-        assert accepts(
-            ready, tokenizer(name, letters=True), case["text"], parser_helpers.conversation(), thinking=thinking
+@pytest.mark.parametrize("name", TEMPLATE_DIALECTS)
+def test_grammar_accepts_markers_spelled_in_bytes(name: str) -> None:
+    for case in find_transcripts(name, ACCEPTED_TRANSCRIPTS[name]):
+        model_format, thinking = parser_helpers.load_byte_format(name), case.get("thinking", False)
+        assert grammar_accepts(
+            model_format,
+            load_llg_tokenizer(name, byte_markers=True),
+            case["text"],
+            parser_helpers.build_prompt_input(),
+            thinking=thinking,
         ), case
 
 
-@pytest.mark.parametrize("name", parser_helpers.NAMES)
-def test_what_would_not_be_read_may_not_be_written(name: str) -> None:
-    for case in named(name, BAD[name]):
+@pytest.mark.parametrize("name", parser_helpers.TRANSCRIPT_DIALECTS)
+def test_grammar_rejects_malformed_output(name: str) -> None:
+    for case in find_transcripts(name, REJECTED_TRANSCRIPTS[name]):
         thinking = case.get("thinking", False)
-        ready = parser_helpers.tokens_format(name)
-        assert not accepts(ready, tokenizer(name), case["text"], parser_helpers.conversation(), thinking=thinking), case
+        model_format = parser_helpers.load_token_format(name)
+        assert not grammar_accepts(
+            model_format, load_llg_tokenizer(name), case["text"], parser_helpers.build_prompt_input(), thinking=thinking
+        ), case
 
 
-@pytest.mark.parametrize("name", parser_helpers.NAMES)
-def test_without_tools_there_are_no_calls(name: str) -> None:
-    for talk in (parser_helpers.conversation(tool_choice="none"), parser_helpers.conversation(tools=ToolTable())):
-        ready = parser_helpers.tokens_format(name)
-        hello = next(case for case in parser_helpers.cases(name) if case["name"] == "reasoning then text")
-        assert accepts(ready, tokenizer(name), hello["text"], talk)
-        for case in parser_helpers.cases(name):
+@pytest.mark.parametrize("name", parser_helpers.TRANSCRIPT_DIALECTS)
+def test_grammar_without_tools_rejects_calls(name: str) -> None:
+    for prompt_input in (
+        parser_helpers.build_prompt_input(tool_choice="none"),
+        parser_helpers.build_prompt_input(tools=ToolTable()),
+    ):
+        model_format = parser_helpers.load_token_format(name)
+        text_case = next(
+            case for case in parser_helpers.load_transcripts(name) if case["name"] == "reasoning then text"
+        )
+        assert grammar_accepts(model_format, load_llg_tokenizer(name), text_case["text"], prompt_input)
+        for case in parser_helpers.load_transcripts(name):
             if case["name"] == "one call":
-                assert not accepts(ready, tokenizer(name), case["text"], talk)
+                assert not grammar_accepts(model_format, load_llg_tokenizer(name), case["text"], prompt_input)
 
 
-RULES = {"lark": 'start: "go " STEP\nSTEP: /[0-9]+/', "regex": r"go [0-9]+/?"}
-FRAMES = {
+GRAMMAR_DEFINITIONS = {"lark": 'start: "go " STEP\nSTEP: /[0-9]+/', "regex": r"go [0-9]+/?"}
+CUSTOM_CALL_FRAMES = {
     "hermes": "<tool_call>\n<custom=steer>\n{}\n</custom>\n</tool_call>",
     "qwen3-coder": "<tool_call>\n<function=steer>\n<parameter=input>\n{}\n</parameter>\n</function>\n</tool_call>",
     "gpt-oss": "<|channel|>commentary to=functions.steer <|constrain|>code<|message|>{}<|call|>",
 }
 
 
-@pytest.mark.parametrize("name", FRAMES)
-@pytest.mark.parametrize("syntax", RULES)
-def test_a_custom_tools_own_grammar_holds_inside_its_frame(name: str, syntax: Any) -> None:
-    steer = CustomTool(name="steer", format=GrammarFormat(syntax=syntax, definition=RULES[syntax]))
-    talk = parser_helpers.conversation(tools=ToolTable.from_request([steer, FunctionTool(name="now")]))
-    ready = parser_helpers.tokens_format(name)
-    assert accepts(ready, tokenizer(name), FRAMES[name].format("go 12"), talk)
-    assert not accepts(ready, tokenizer(name), FRAMES[name].format("stay"), talk)
+@pytest.mark.parametrize("name", CUSTOM_CALL_FRAMES)
+@pytest.mark.parametrize("syntax", GRAMMAR_DEFINITIONS)
+def test_grammar_of_a_custom_tool_applies_inside_its_frame(name: str, syntax: Any) -> None:
+    steer = CustomTool(name="steer", format=GrammarFormat(syntax=syntax, definition=GRAMMAR_DEFINITIONS[syntax]))
+    prompt_input = parser_helpers.build_prompt_input(tools=ToolTable.from_request([steer, FunctionTool(name="now")]))
+    model_format = parser_helpers.load_token_format(name)
+    assert grammar_accepts(
+        model_format, load_llg_tokenizer(name), CUSTOM_CALL_FRAMES[name].format("go 12"), prompt_input
+    )
+    assert not grammar_accepts(
+        model_format, load_llg_tokenizer(name), CUSTOM_CALL_FRAMES[name].format("stay"), prompt_input
+    )
 
 
-OBJECT = {"type": "object", "additionalProperties": False}
-REQUIRED, SINGLE = {"tool_choice": "required"}, {"single_call": True}
-DEMANDS: list[tuple[dict[str, Any], dict[str, bool]]] = [
-    (REQUIRED, {"text only": False, "one call": True, "two parallel calls": True, "text then call": False}),
-    (REQUIRED | SINGLE, {"text only": False, "one call": True, "two parallel calls": False}),
-    (SINGLE, {"text only": True, "one call": True, "two parallel calls": False}),
-    (REQUIRED | {"allowed_tools": frozenset({"now"})}, {"text only": False, "one call": False}),
+EMPTY_OBJECT_SCHEMA = {"type": "object", "additionalProperties": False}
+REQUIRED_CALL, SINGLE_CALL = {"tool_choice": "required"}, {"single_call": True}
+CONSTRAINTS: list[tuple[dict[str, Any], dict[str, bool]]] = [
+    (REQUIRED_CALL, {"text only": False, "one call": True, "two parallel calls": True, "text then call": False}),
+    (REQUIRED_CALL | SINGLE_CALL, {"text only": False, "one call": True, "two parallel calls": False}),
+    (SINGLE_CALL, {"text only": True, "one call": True, "two parallel calls": False}),
+    (REQUIRED_CALL | {"allowed_tools": frozenset({"now"})}, {"text only": False, "one call": False}),
     ({"allowed_tools": frozenset({"now"})}, {"text only": True, "one call": False}),
     ({"tool_choice": "none"}, {"text only": True, "one call": False}),
-    ({"answer_schema": OBJECT}, {"text only": False, "one call": True, "text then call": False}),
-    ({"answer_schema": OBJECT, "tool_choice": "none"}, {"text only": False, "one call": False}),
+    ({"answer_schema": EMPTY_OBJECT_SCHEMA}, {"text only": False, "one call": True, "text then call": False}),
+    ({"answer_schema": EMPTY_OBJECT_SCHEMA, "tool_choice": "none"}, {"text only": False, "one call": False}),
 ]
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
-@pytest.mark.parametrize(("demand", "wanted"), DEMANDS, ids=[str(sorted(demand)) for demand, _ in DEMANDS])
-def test_a_demand_leaves_nothing_else(name: str, demand: dict[str, Any], wanted: dict[str, bool]) -> None:
-    talk = parser_helpers.conversation(**demand)
-    for case in named(name, wanted):
-        found = accepts(parser_helpers.tokens_format(name), tokenizer(name), case["text"], talk)
-        assert found == wanted[case["name"]], case["name"]
-    if "answer_schema" in demand:
-        for text, fits in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
-            assert accepts(parser_helpers.tokens_format(name), tokenizer(name), text, talk) == fits, text
+@pytest.mark.parametrize(
+    ("constraints", "expected"), CONSTRAINTS, ids=[str(sorted(constraints)) for constraints, _ in CONSTRAINTS]
+)
+def test_grammar_enforces_tool_choice_and_answer_schema(
+    name: str, constraints: dict[str, Any], expected: dict[str, bool]
+) -> None:
+    prompt_input = parser_helpers.build_prompt_input(**constraints)
+    for case in find_transcripts(name, expected):
+        accepted = grammar_accepts(
+            parser_helpers.load_token_format(name), load_llg_tokenizer(name), case["text"], prompt_input
+        )
+        assert accepted == expected[case["name"]], case["name"]
+    if "answer_schema" in constraints:
+        for text, accepted in (("{}", True), ("\n{ }", True), ('{"a": 1}', False), ("{} and more", False), ("", False)):
+            assert (
+                grammar_accepts(parser_helpers.load_token_format(name), load_llg_tokenizer(name), text, prompt_input)
+                == accepted
+            ), text
 
 
-def test_a_demand_on_gpt_oss() -> None:
-    ready, tokens, final = parser_helpers.tokens_format("gpt-oss"), tokenizer("gpt-oss"), "<|channel|>final<|message|>"
-    (think, call) = named("gpt-oss", ["reasoning then text", "reasoning then call"])
-    demand = parser_helpers.conversation(**REQUIRED)
-    assert not accepts(ready, tokens, think["text"], demand) and accepts(ready, tokens, call["text"], demand)
-    answer = parser_helpers.conversation(answer_schema=OBJECT, tool_choice="none")
-    assert accepts(ready, tokens, f"{final}{{}}<|return|>", answer)
-    assert not accepts(ready, tokens, f"{final}Hello.<|return|>", answer)
-    assert not accepts(ready, tokens, think["text"], answer) and not accepts(ready, tokens, call["text"], answer)
-    other = parser_helpers.conversation(tool_choice="required", allowed_tools=frozenset({"now"}))
-    assert not accepts(ready, tokens, call["text"], other)
+def test_gpt_oss_grammar_enforces_tool_choice_and_answer_schema() -> None:
+    model_format, tokenizer, final = (
+        parser_helpers.load_token_format("gpt-oss"),
+        load_llg_tokenizer("gpt-oss"),
+        "<|channel|>final<|message|>",
+    )
+    (reasoning_case, call_case) = find_transcripts("gpt-oss", ["reasoning then text", "reasoning then call"])
+    required = parser_helpers.build_prompt_input(**REQUIRED_CALL)
+    assert not grammar_accepts(model_format, tokenizer, reasoning_case["text"], required) and grammar_accepts(
+        model_format, tokenizer, call_case["text"], required
+    )
+    answer = parser_helpers.build_prompt_input(answer_schema=EMPTY_OBJECT_SCHEMA, tool_choice="none")
+    assert grammar_accepts(model_format, tokenizer, f"{final}{{}}<|return|>", answer)
+    assert not grammar_accepts(model_format, tokenizer, f"{final}Hello.<|return|>", answer)
+    assert not grammar_accepts(model_format, tokenizer, reasoning_case["text"], answer) and not grammar_accepts(
+        model_format, tokenizer, call_case["text"], answer
+    )
+    other_tool = parser_helpers.build_prompt_input(tool_choice="required", allowed_tools=frozenset({"now"}))
+    assert not grammar_accepts(model_format, tokenizer, call_case["text"], other_tool)
 
 
-def test_reasoning_stays_free_before_an_answer() -> None:
-    ready, tokens, talk = (
-        parser_helpers.tokens_format("hermes"),
-        tokenizer("hermes"),
-        parser_helpers.conversation(answer_schema=OBJECT),
+def test_grammar_leaves_reasoning_before_the_answer_free() -> None:
+    model_format, tokenizer, prompt_input = (
+        parser_helpers.load_token_format("hermes"),
+        load_llg_tokenizer("hermes"),
+        parser_helpers.build_prompt_input(answer_schema=EMPTY_OBJECT_SCHEMA),
     )
     for text, thinking in (("<think>\nAny {words}.\n</think>\n\n{}", False), ("Any {words}.\n</think>\n\n{}", True)):
-        assert accepts(ready, tokens, text, talk, thinking=thinking)
-        assert not accepts(ready, tokens, text.replace("\n\n{}", "\n\nno"), talk, thinking=thinking)
+        assert grammar_accepts(model_format, tokenizer, text, prompt_input, thinking=thinking)
+        assert not grammar_accepts(
+            model_format, tokenizer, text.replace("\n\n{}", "\n\nno"), prompt_input, thinking=thinking
+        )
 
 
-PARTLY = {
+TOKEN_MARKERS = {
     "qwen3-coder": ("<tool_call>", "</tool_call>", "</function>", "</parameter>"),
     "seed-oss": ("<seed:tool_call>", "</seed:tool_call>"),
     "kimi-k3": ("<|open|>", "<|close|>", "<|sep|>"),
@@ -244,39 +266,54 @@ PARTLY = {
 }
 
 
-@pytest.mark.parametrize("name", PARTLY)
-def test_markers_that_are_partly_tokens(name: str) -> None:
-    """Text of six letters at most, up to a newline and a token, or a token and letters: no way leads nowhere."""
-    word = {"type": "string", "maxLength": 6}
-    schema = {"type": "object", "properties": {"word": word, "free": {"type": "string"}}, "required": ["word", "free"]}
+@pytest.mark.parametrize("name", TOKEN_MARKERS)
+def test_grammar_with_some_markers_as_tokens(name: str) -> None:
+    """The grammar accepts strings of at most six characters before markers that are tokens, bytes, or both."""
+    short_string = {"type": "string", "maxLength": 6}
+    schema = {
+        "type": "object",
+        "properties": {"word": short_string, "free": {"type": "string"}},
+        "required": ["word", "free"],
+    }
     tools = ToolTable.from_request(
         [FunctionTool(name="first", parameters={**schema, "additionalProperties": False}, strict=True)]
     )
     offer = tools.find_tool("first")
     assert offer is not None
-    vocabulary = ByteVocabulary(PARTLY[name], (*DIALECTS[name].stop, "<|im_end|>"))
-    ready = TemplateFormat(DIALECTS[name], vocabulary, ChatTemplate("{{ messages }}"))
-    tokens = LLTokenizer(TokenizerWrapper(Wrapped(ready, 256 + len(vocabulary.added_tokens))))
-    for talk in (
-        parser_helpers.conversation(tools=tools, tool_choice="required"),
-        parser_helpers.conversation(tools=tools),
+    vocabulary = ByteVocabulary(TOKEN_MARKERS[name], (*DIALECTS[name].stop, "<|im_end|>"))
+    model_format = TemplateFormat(DIALECTS[name], vocabulary, ChatTemplate("{{ messages }}"))
+    tokenizer = LLTokenizer(TokenizerWrapper(MatcherVocabulary(model_format, 256 + len(vocabulary.added_tokens))))
+    for prompt_input in (
+        parser_helpers.build_prompt_input(tools=tools, tool_choice="required"),
+        parser_helpers.build_prompt_input(tools=tools),
     ):
         for text in ("", "a", "six or", "a\nb\n", "\n\n", "a<b"):
-            before = "" if talk.tool_choice == "required" else "So: 1 < 2\n"
+            prefix = "" if prompt_input.tool_choice == "required" else "So: 1 < 2\n"
             call = DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"word": text, "free": f"{text}\n{text}"}))])
-            assert call is not None and accepts(ready, tokens, before + call, talk), text
-            said, _ = parser_helpers.read(ready, ready.encode(before + call), talk=talk)
-            assert parser_helpers.lines(said)[-3] == "call first" and parser_helpers.lines(said)[-1] == "close", text
+            assert call is not None and grammar_accepts(model_format, tokenizer, prefix + call, prompt_input), text
+            segments, _ = parser_helpers.parse_tokens(
+                model_format, model_format.encode(prefix + call), prompt_input=prompt_input
+            )
+            assert (
+                parser_helpers.format_segments(segments)[-3] == "call first"
+                and parser_helpers.format_segments(segments)[-1] == "close"
+            ), text
         call = DIALECTS[name].calls[0].write_calls([(offer, json.dumps({"word": "sevenlt", "free": ""}))])
-        assert call is not None and not accepts(ready, tokens, call, talk)
-        assert accepts(ready, tokens, "One < two.", talk) is (talk.tool_choice == "auto")
+        assert call is not None and not grammar_accepts(model_format, tokenizer, call, prompt_input)
+        assert grammar_accepts(model_format, tokenizer, "One < two.", prompt_input) is (
+            prompt_input.tool_choice == "auto"
+        )
 
 
-LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+LIST_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["a"],
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "may"),
+    ("text", "expected"),
     [
         ('{"a":[1,2]}', True),
         ('{"a": [1, 2]}', True),
@@ -287,33 +324,39 @@ LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type"
         ('{\n\n"a": []}', False),
     ],
 )
-def test_json_is_written_in_a_line_or_indented_but_not_with_blanks_for_their_own_sake(text: str, may: bool) -> None:
-    ready, tokens, talk = (
-        parser_helpers.tokens_format("plain"),
-        tokenizer("plain"),
-        parser_helpers.conversation(answer_schema=LIST),
+def test_grammar_limits_json_whitespace_to_one_line_or_indented(text: str, expected: bool) -> None:
+    model_format, tokenizer, prompt_input = (
+        parser_helpers.load_token_format("plain"),
+        load_llg_tokenizer("plain"),
+        parser_helpers.build_prompt_input(answer_schema=LIST_SCHEMA),
     )
-    assert accepts(ready, tokens, text, talk) is may
+    assert grammar_accepts(model_format, tokenizer, text, prompt_input) is expected
 
 
-def test_where_no_call_is_possible_none_can_be_demanded() -> None:
+def test_required_call_without_callable_tools_has_no_grammar() -> None:
     assert (
-        parser_helpers.tokens_format("plain").build_grammar(
-            RenderedPrompt((), "", False), parser_helpers.conversation(**REQUIRED)
+        parser_helpers.load_token_format("plain").build_grammar(
+            RenderedPrompt((), "", False), parser_helpers.build_prompt_input(**REQUIRED_CALL)
         )
         is None
     )
-    for name in parser_helpers.NAMES:
-        nothing = parser_helpers.conversation(tools=ToolTable(), **REQUIRED)
-        assert parser_helpers.tokens_format(name).build_grammar(RenderedPrompt((), "", False), nothing) is None, name
+    for name in parser_helpers.TRANSCRIPT_DIALECTS:
+        prompt_input = parser_helpers.build_prompt_input(tools=ToolTable(), **REQUIRED_CALL)
+        assert (
+            parser_helpers.load_token_format(name).build_grammar(RenderedPrompt((), "", False), prompt_input) is None
+        ), name
 
 
-def test_only_what_was_promised_is_held_to_a_grammar() -> None:
-    free = [{}, {"tool_choice": "none"}, SINGLE]
-    assert not any(parser_helpers.conversation(**more).needs_grammar for more in free)
-    assert all(parser_helpers.conversation(**more).needs_grammar for more, _ in DEMANDS if more not in free)
+def test_grammar_is_needed_only_for_constrained_requests() -> None:
+    unconstrained = [{}, {"tool_choice": "none"}, SINGLE_CALL]
+    assert not any(parser_helpers.build_prompt_input(**fields).needs_grammar for fields in unconstrained)
+    assert all(
+        parser_helpers.build_prompt_input(**fields).needs_grammar
+        for fields, _ in CONSTRAINTS
+        if fields not in unconstrained
+    )
     strict = ToolTable.from_request([FunctionTool(name="f", strict=True)])
     assert (
-        parser_helpers.conversation(tools=strict).needs_grammar
-        and not parser_helpers.conversation(tools=strict, tool_choice="none").needs_grammar
+        parser_helpers.build_prompt_input(tools=strict).needs_grammar
+        and not parser_helpers.build_prompt_input(tools=strict, tool_choice="none").needs_grammar
     )

@@ -1,4 +1,4 @@
-"""A finished turn, written back into the prompt and read again, is the same turn: in every dialect."""
+"""A finished turn that is rendered into the next prompt parses as the same turn, in every dialect."""
 
 import json
 from collections.abc import Sequence
@@ -15,32 +15,34 @@ from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
 from antiphon.state.segments import Arguments, Call, Say, Segment, Think
 from tests.harmony import parser_helpers
-from tests.harmony.samples import written
+from tests.harmony.samples import write_sample_calls
 
-CALLING = [dialect for dialect in DIALECTS.values() if dialect.calls]
-USER = InputMessage(role="user", content="Go on.")
-PATCH = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n*** End Patch'
+CALLING_DIALECTS = [dialect for dialect in DIALECTS.values() if dialect.calls]
+USER_MESSAGE = InputMessage(role="user", content="Go on.")
+PATCH_TEXT = '*** Begin Patch\n+say("hi") \\n {"a": [1]}\n*** End Patch'
 
 
-def formats(dialect: Dialect) -> list[TemplateFormat]:
-    """With a template that knows reasoning and no tools, over letters and over tokens."""
+def build_formats(dialect: Dialect) -> list[TemplateFormat]:
+    """Returns formats with markers as bytes and as tokens. Their template renders reasoning, but no tools."""
     opener, closer = dialect.think or ("", "")
-    thought = f"{{{{ {json.dumps(opener)} }}}}\n{{{{ m.reasoning_content }}}}\n{{{{ {json.dumps(closer)} }}}}\n\n"
-    shown = f"{{% if m.reasoning_content %}}{thought}{{% endif %}}{{{{ m.content }}}}"
+    reasoning = f"{{{{ {json.dumps(opener)} }}}}\n{{{{ m.reasoning_content }}}}\n{{{{ {json.dumps(closer)} }}}}\n\n"
+    message = f"{{% if m.reasoning_content %}}{reasoning}{{% endif %}}{{{{ m.content }}}}"
     template = ChatTemplate(
-        f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{shown}<|im_end|>\n{{% endfor %}}<|im_start|>assistant\n"
+        f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{message}<|im_end|>\n{{% endfor %}}<|im_start|>assistant\n"
     )
-    ends = ("<|im_start|>", "<|im_end|>")
-    added = tuple(
+    special_tokens = ("<|im_start|>", "<|im_end|>")
+    token_markers = tuple(
         marker for marker in dialect.all_markers if marker.startswith(("<", "[")) and marker.endswith((">", "]"))
     )
-    return [TemplateFormat(dialect, ByteVocabulary(words, ends), template) for words in ((), added)]
+    return [
+        TemplateFormat(dialect, ByteVocabulary(markers, special_tokens), template) for markers in ((), token_markers)
+    ]
 
 
-def items_of(said: Sequence[Segment]) -> list[AnyInput]:
-    """What a client would send back."""
+def build_input_items(segments: Sequence[Segment]) -> list[AnyInput]:
+    """Returns the input items that a client sends back for these segments."""
     items: list[AnyInput] = []
-    for segment in said:
+    for segment in segments:
         match segment:
             case Think(text) if text.strip():
                 items.append(InputReasoning(summary=(), content=(ReasoningText(text=text.strip()),)))
@@ -57,48 +59,56 @@ def items_of(said: Sequence[Segment]) -> list[AnyInput]:
     return items
 
 
-def told(items: Sequence[AnyInput]) -> list[Any]:
-    """Items up to how JSON is spelled."""
+def parse_arguments(items: Sequence[AnyInput]) -> list[Any]:
+    """Replaces calls by (name, parsed arguments), since the spelling of the JSON may differ."""
     return [
         (item.name, json.loads(item.arguments or "{}")) if isinstance(item, InputFunctionCall) else item
         for item in items
     ]
 
 
-def custom(dialect: Dialect) -> str | None:
+def write_custom_call(dialect: Dialect) -> str | None:
     offer = parser_helpers.TOOLS.find_tool("apply_patch")
     assert offer is not None
-    return next((text for frame in dialect.calls if (text := frame.write_calls([(offer, PATCH)])) is not None), None)
+    return next(
+        (text for frame in dialect.calls if (text := frame.write_calls([(offer, PATCH_TEXT)])) is not None), None
+    )
 
 
-def turns(dialect: Dialect) -> list[str]:
+def list_turns(dialect: Dialect) -> list[str]:
     opener, closer = dialect.think or ("", "")
-    thought = f"{opener}\nLet me see.\n{closer}\n\n" if dialect.think else ""
-    calls = written(dialect, "two", "types", "text")
-    found = [f"{thought}Good morning.", f"{thought}{calls}"]
+    reasoning = f"{opener}\nLet me see.\n{closer}\n\n" if dialect.think else ""
+    calls = write_sample_calls(dialect, "two", "types", "text")
+    turns = [f"{reasoning}Good morning.", f"{reasoning}{calls}"]
     if not dialect.calls[0].head_only:
-        found.append(f"{thought}I will.\n\n{calls}")
-    return [*found, *filter(None, [custom(dialect)])]
+        turns.append(f"{reasoning}I will.\n\n{calls}")
+    return [*turns, *filter(None, [write_custom_call(dialect)])]
 
 
-def test_where_there_are_only_strings_a_custom_tools_text_is_one() -> None:
-    call = InputCustomCall(call_id="call_0", name="apply_patch", input=PATCH)
-    for ready in formats(DIALECTS["pythonic"]):
-        prompt = ready.render_prompt(parser_helpers.conversation(items=(USER, call)), now=parser_helpers.NOW)
-        shown = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1]
-        again, _ = parser_helpers.read(ready, ready.encode(shown.partition("<|im_end|>")[0]))
-        assert items_of(again) == [call]
+def test_pythonic_custom_call_survives_a_round_trip() -> None:
+    call = InputCustomCall(call_id="call_0", name="apply_patch", input=PATCH_TEXT)
+    for model_format in build_formats(DIALECTS["pythonic"]):
+        prompt = model_format.render_prompt(
+            parser_helpers.build_prompt_input(items=(USER_MESSAGE, call)), now=parser_helpers.NOW
+        )
+        rendered = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1]
+        reparsed, _ = parser_helpers.parse_tokens(
+            model_format, model_format.encode(rendered.partition("<|im_end|>")[0])
+        )
+        assert build_input_items(reparsed) == [call]
 
 
-@pytest.mark.parametrize("dialect", CALLING, ids=lambda dialect: dialect.name)
-def test_a_turn_comes_back_as_it_was(dialect: Dialect) -> None:
-    for ready in formats(dialect):
-        for turn in turns(dialect):
-            said, _ = parser_helpers.read(ready, ready.encode(turn))
-            items = items_of(said)
+@pytest.mark.parametrize("dialect", CALLING_DIALECTS, ids=lambda dialect: dialect.name)
+def test_turn_survives_a_round_trip(dialect: Dialect) -> None:
+    for model_format in build_formats(dialect):
+        for turn in list_turns(dialect):
+            segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(turn))
+            items = build_input_items(segments)
             assert items
-            prompt = ready.render_prompt(parser_helpers.conversation(items=(USER, *items)), now=parser_helpers.NOW)
+            prompt = model_format.render_prompt(
+                parser_helpers.build_prompt_input(items=(USER_MESSAGE, *items)), now=parser_helpers.NOW
+            )
             parts = prompt.text.rpartition("<|im_start|>assistant")[0].split("<|im_start|>assistant\n")[1:]
-            shown = "\n\n".join(part.partition("<|im_end|>")[0] for part in parts)
-            again, _ = parser_helpers.read(ready, ready.encode(shown))
-            assert told(items_of(again)) == told(items), shown
+            rendered = "\n\n".join(part.partition("<|im_end|>")[0] for part in parts)
+            reparsed, _ = parser_helpers.parse_tokens(model_format, model_format.encode(rendered))
+            assert parse_arguments(build_input_items(reparsed)) == parse_arguments(items), rendered

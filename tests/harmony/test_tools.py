@@ -1,4 +1,4 @@
-"""Tools under flat names: looked up, never split, and the same in every turn."""
+"""The tool table: flat names for namespaced tools, which are looked up, never split, and stable between turns."""
 
 import pytest
 
@@ -6,54 +6,63 @@ from antiphon.events.inputs import CustomTool, FunctionTool, NamespaceTool
 from antiphon.harmony.tools import MAX_TOOL_NAME_CHARS, ToolError, ToolTable
 
 
-def function(name: str) -> FunctionTool:
+def function_tool(name: str) -> FunctionTool:
     return FunctionTool(name=name)
 
 
-def test_plain_tools_keep_their_names() -> None:
-    table = ToolTable.from_request([function("a"), CustomTool(name="b", description="B")])
+def test_tools_without_namespace_keep_their_names() -> None:
+    table = ToolTable.from_request([function_tool("a"), CustomTool(name="b", description="B")])
     assert [(offer.model_name, offer.kind) for offer in table] == [("a", "function"), ("b", "custom")]
     assert len(table) == 2 and table.find_tool("c") is None
 
 
 def test_namespaced_tools_are_looked_up_not_split() -> None:
-    table = ToolTable.from_request([NamespaceTool(name="ns", tools=(function("x"),)), function("other__y")])
-    found, plain = table.find_tool("ns__x"), table.find_tool("other__y")
-    assert found is not None and (found.namespace, found.name) == ("ns", "x")
-    assert plain is not None and (plain.namespace, plain.name) == (None, "other__y")
+    table = ToolTable.from_request([NamespaceTool(name="ns", tools=(function_tool("x"),)), function_tool("other__y")])
+    namespaced, unscoped = table.find_tool("ns__x"), table.find_tool("other__y")
+    assert namespaced is not None and (namespaced.namespace, namespaced.name) == ("ns", "x")
+    assert unscoped is not None and (unscoped.namespace, unscoped.name) == (None, "other__y")
     assert table.find_tool("x") is None and table.find_tool("ns.x") is None
 
 
-def test_a_collision_gets_a_hash_and_the_plain_tool_its_name() -> None:
-    tools = [NamespaceTool(name="ns", tools=(function("x"),)), function("ns__x")]
+def test_name_collision_gives_the_namespaced_tool_a_hash() -> None:
+    tools = [NamespaceTool(name="ns", tools=(function_tool("x"),)), function_tool("ns__x")]
     table = ToolTable.from_request(tools)
-    plain = table.find_tool("ns__x")
-    assert plain is not None and plain.namespace is None
-    flat = table.model_name_of("x", "ns")
-    assert flat != "ns__x" and flat.startswith("ns__x_") and table.find_tool(flat) is not None
-    assert [offer.model_name for offer in table] == [flat, "ns__x"]
-    assert ToolTable.from_request(tools[::-1]).model_name_of("x", "ns") == flat
+    unscoped = table.find_tool("ns__x")
+    assert unscoped is not None and unscoped.namespace is None
+    flat_name = table.model_name_of("x", "ns")
+    assert flat_name != "ns__x" and flat_name.startswith("ns__x_") and table.find_tool(flat_name) is not None
+    assert [offer.model_name for offer in table] == [flat_name, "ns__x"]
+    assert ToolTable.from_request(tools[::-1]).model_name_of("x", "ns") == flat_name
 
 
-def test_two_namespaces_that_spell_alike() -> None:
+def test_namespaces_with_equal_flat_names_stay_distinct() -> None:
     table = ToolTable.from_request(
-        [NamespaceTool(name="a", tools=(function("b__c"),)), NamespaceTool(name="a__b", tools=(function("c"),))]
+        [
+            NamespaceTool(name="a", tools=(function_tool("b__c"),)),
+            NamespaceTool(name="a__b", tools=(function_tool("c"),)),
+        ]
     )
     assert len({offer.model_name for offer in table}) == len(table) == 2
 
 
-def test_long_and_odd_names_get_a_hash() -> None:
-    long = "x" * 100
+def test_long_and_invalid_names_get_a_hash() -> None:
+    long_name = "x" * 100
     table = ToolTable.from_request(
-        [function(long), NamespaceTool(name="my server.1", tools=(function("f"), function(long)))]
+        [
+            function_tool(long_name),
+            NamespaceTool(name="my server.1", tools=(function_tool("f"), function_tool(long_name))),
+        ]
     )
-    flats = [offer.model_name for offer in table]
-    assert all(len(flat) <= MAX_TOOL_NAME_CHARS and flat.replace("_", "").replace("-", "").isalnum() for flat in flats)
-    assert len(set(flats)) == 3 and flats[1].startswith("my_server_1__f_")
+    flat_names = [offer.model_name for offer in table]
+    assert all(
+        len(flat_name) <= MAX_TOOL_NAME_CHARS and flat_name.replace("_", "").replace("-", "").isalnum()
+        for flat_name in flat_names
+    )
+    assert len(set(flat_names)) == 3 and flat_names[1].startswith("my_server_1__f_")
 
 
-def test_earlier_calls_of_tools_that_are_gone_have_a_name() -> None:
-    table = ToolTable.from_request([function("ns__x")])
+def test_calls_of_removed_tools_have_a_model_name() -> None:
+    table = ToolTable.from_request([function_tool("ns__x")])
     assert table.model_name_of("gone") == "gone"
     assert table.model_name_of("y", "ns") == "ns__y"
     assert table.model_name_of("x", "ns") not in {"ns__x", "x"}
@@ -63,24 +72,24 @@ def test_earlier_calls_of_tools_that_are_gone_have_a_name() -> None:
 @pytest.mark.parametrize(
     ("tools", "index"),
     [
-        ([function("a"), function("a")], 1),
-        ([function("a"), CustomTool(name="a")], 1),
-        ([function("b"), NamespaceTool(name="n", tools=(function("a"), function("a")))], 1),
+        ([function_tool("a"), function_tool("a")], 1),
+        ([function_tool("a"), CustomTool(name="a")], 1),
+        ([function_tool("b"), NamespaceTool(name="n", tools=(function_tool("a"), function_tool("a")))], 1),
         (
             [
-                NamespaceTool(name="n", tools=(function("a"),)),
-                function("c"),
-                NamespaceTool(name="n", tools=(function("a"),)),
+                NamespaceTool(name="n", tools=(function_tool("a"),)),
+                function_tool("c"),
+                NamespaceTool(name="n", tools=(function_tool("a"),)),
             ],
             2,
         ),
-        ([function("a b")], 0),
-        ([function("")], 0),
-        ([function("a\n")], 0),
-        ([function("x" * 129)], 0),
+        ([function_tool("a b")], 0),
+        ([function_tool("")], 0),
+        ([function_tool("a\n")], 0),
+        ([function_tool("x" * 129)], 0),
     ],
 )
-def test_what_cannot_be_told_apart_or_called_is_refused(tools: list[FunctionTool], index: int) -> None:
-    with pytest.raises(ToolError) as refused:
+def test_duplicate_and_invalid_tool_names_are_rejected(tools: list[FunctionTool], index: int) -> None:
+    with pytest.raises(ToolError) as error_info:
         ToolTable.from_request(tools)
-    assert refused.value.index == index and refused.value.message
+    assert error_info.value.index == index and error_info.value.message

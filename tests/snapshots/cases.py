@@ -1,6 +1,7 @@
-"""The cases: what a model says, token by token, and how the request that it answers differs from the usual one.
+"""Snapshot cases: the output of a model, and the request fields that differ from the default request.
 
-Each is read through Responses and through Chat; `snapshots/` shows both, one file a case. Names are behaviours.
+Each case is read through Responses and through Chat; `snapshots/` has one file a case with both. A case is named after
+the behavior that it shows.
 """
 
 from dataclasses import dataclass, field
@@ -23,27 +24,30 @@ RUN_CALL = '<tool_call>\n{"name": "run", "arguments": {"cmd": "ls -la"}}\n</tool
 
 @dataclass(frozen=True)
 class Case:
-    """`speak`, `finish` and `step` are a script's; `request` goes into both bodies, the others into one of them."""
+    """A model output and its request. `request` is added to both bodies, `responses` and `chat` to one each."""
 
     name: str
-    speak: list[Any]
-    why: str = ""
+    output: list[Any]
+    """Steps of the script: texts, pauses, stalls and faults."""
+    comment: str = ""
+    """Shown in the snapshot's title."""
     dialect: str = "hermes"
     finish: str = "stop"
     step: int = 0
+    """Tokens of a chunk of the engine. 0: one chunk for each text of `output`."""
     request: dict[str, Any] = field(default_factory=dict)
     responses: dict[str, Any] = field(default_factory=dict)
     chat: dict[str, Any] = field(default_factory=dict)
     cancel: bool = False
-    """Cancelled once the script has stalled."""
+    """The turn is cancelled after the script has stalled."""
     refused: bool = False
-    """The answer is an HTTP error."""
+    """The reply is an HTTP error."""
 
 
 FAULT = {"fault": "the accelerator is on fire", "code": "server_error"}
 
 CASES = [
-    # What a model ordinarily says
+    # Ordinary outputs
     Case("text", ["Hello", " there", "!"]),
     Case("reasoning_then_text", ["<think>\nA greeting", " is due.", "\n</think>\n\n", "Hello."]),
     Case("reasoning_then_call", ["<think>\nLook it up.\n</think>\n\n", WEATHER_CALL]),
@@ -67,13 +71,13 @@ CASES = [
     Case("harmony_analysis_then_call", ["<|channel|>analysis<|message|>Need the weather.<|end|>", '<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Oslo"}<|call|>'],
          dialect="gpt-oss"),
     Case("log_probabilities", ["Hi", " you"], request={"top_logprobs": 1}, responses={"include": ["message.output_text.logprobs"]}, chat={"logprobs": True}),
-    Case("stop_string", ["One. Two. ", "STO", "P Three."], request={"stop": ["STOP"]}, why="nothing of the stop string is said"),
-    Case("half_a_stop_string", ["One. ", "STO", "RE"], request={"stop": ["STOP"]}, why="what is not one after all is said"),
-    # The hard cases
+    Case("stop_string", ["One. Two. ", "STO", "P Three."], request={"stop": ["STOP"]}, comment="nothing of the stop string is said"),
+    Case("half_a_stop_string", ["One. ", "STO", "RE"], request={"stop": ["STOP"]}, comment="what is not one after all is said"),
+    # Hard cases: cut output, errors, cancellation, malformed output
     Case("token_limit_inside_a_message", ["Half a sen "], finish="length"),
     Case("token_limit_inside_reasoning", ["<think>\nHalf a thou\n"], finish="length"),
     Case("token_limit_inside_a_call", ["I run it.", '<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'], finish="length",
-         why="half a call is kept, and never done"),
+         comment="half a call is kept, and never done"),
     Case("engine_fault_inside_a_message", ["Half a sen", FAULT]),
     Case("engine_fault_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', FAULT]),
     Case("engine_fault_before_anything_was_said", [FAULT]),
@@ -81,18 +85,18 @@ CASES = [
     Case("cancelled_inside_a_message", ["Half a sen", {"stall": True}], cancel=True),
     Case("cancelled_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', {"stall": True}], cancel=True),
     Case("end_of_turn_inside_arguments", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'],
-         why="the model stopped inside a call: loud, so that an agent tries again"),
+         comment="the model stopped inside a call: loud, so that an agent tries again"),
     Case("nothing_generated", []),
     Case("blanks_only", ["\n", " \n"]),
     Case("blanks_only_at_the_token_limit", ["\n", " \n"], finish="length"),
     Case("reasoning_only", ["<think>\nHm.\n</think>\n\n"]),
-    Case("tool_text_that_does_not_parse", ['<tool_call>\n{"nam": "run"}\n</tool_call> was that right?'], why="shown as text"),
-    Case("tool_that_was_not_offered", ['<tool_call>\n{"name": "launch", "arguments": {}}\n</tool_call>'], why="shown as text"),
-    Case("marker_under_tool_choice_none", [RUN_CALL], request={"tool_choice": "none"}, why="shown as text"),
+    Case("tool_text_that_does_not_parse", ['<tool_call>\n{"nam": "run"}\n</tool_call> was that right?'], comment="shown as text"),
+    Case("tool_that_was_not_offered", ['<tool_call>\n{"name": "launch", "arguments": {}}\n</tool_call>'], comment="shown as text"),
+    Case("marker_under_tool_choice_none", [RUN_CALL], request={"tool_choice": "none"}, comment="shown as text"),
     Case("second_call_when_parallel_calls_are_off", [WEATHER_CALL, "\n", RUN_CALL, " and more"], request={"parallel_tool_calls": False},
-         why="the turn stops after the first whole call"),
+         comment="the turn stops after the first whole call"),
     Case("call_beyond_max_tool_calls", [WEATHER_CALL, RUN_CALL, WEATHER_CALL], responses={"max_tool_calls": 2}),
-    Case("call_inside_reasoning", ["<think>\nI just call it. ", RUN_CALL], why="a call ends reasoning by itself"),
+    Case("call_inside_reasoning", ["<think>\nI just call it. ", RUN_CALL], comment="a call ends reasoning by itself"),
     Case("two_thinking_openers", ["<think>\n<think>\nHm.\n</think>\n\nYes."]),
     Case("closing_marker_inside_a_string", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "echo </tool_call>"}}\n</tool_call>']),
     Case("unicode_in_arguments", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "écho 😀 \\ud83d\\ude00"}}\n</tool_call>']),

@@ -1,4 +1,4 @@
-"""How a snapshot tells a stream: one line an event, ids by order of appearance, keys that never vary left out."""
+"""Formats a stream for a snapshot: one line an event, ids numbered by appearance, constant keys left out."""
 
 import json
 import re
@@ -7,95 +7,97 @@ from typing import Any
 _ID = re.compile(r"\b(resp|rs|msg|fc|ctc|cmp|call|chatcmpl)[_-][0-9a-z]+\b")
 
 
-class Names:
-    """Gives every id the next number of its kind."""
+class IdNumbers:
+    """Replaces ids by their kind and a number, in the order of their first appearance."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._count: dict[str, int] = {}
+        self._ids_by_original: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
 
-    def tame(self, text: str) -> str:
-        return _ID.sub(lambda found: self._name(found[0], found[1]), text)
+    def replace_ids(self, text: str) -> str:
+        return _ID.sub(lambda match: self._number_id(match[0], match[1]), text)
 
-    def _name(self, found: str, kind: str) -> str:
-        if found not in self._known:
-            self._count[kind] = self._count.get(kind, 0) + 1
-            self._known[found] = f"{kind}_{self._count[kind]}"
-        return self._known[found]
-
-
-def event(told: dict[str, Any], names: Names) -> str:
-    """A Responses event in one line."""
-    kind = told["type"].removeprefix("response.")
-    return names.tame(f"{told['sequence_number']:>3}  {kind:<31} {_place(told)}{_payload(kind, told)}").rstrip()
+    def _number_id(self, original: str, kind: str) -> str:
+        if original not in self._ids_by_original:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._ids_by_original[original] = f"{kind}_{self._counts[kind]}"
+        return self._ids_by_original[original]
 
 
-def _place(told: dict[str, Any]) -> str:
-    if "output_index" not in told:
+def format_event(data: dict[str, Any], numbers: IdNumbers) -> str:
+    """Returns a Responses event in one line."""
+    kind = data["type"].removeprefix("response.")
+    return numbers.replace_ids(
+        f"{data['sequence_number']:>3}  {kind:<31} {_format_position(data)}{_format_payload(kind, data)}"
+    ).rstrip()
+
+
+def _format_position(event: dict[str, Any]) -> str:
+    if "output_index" not in event:
         return ""
-    inner = told.get("content_index", told.get("summary_index"))
-    return f"[{told['output_index']}{'' if inner is None else f'.{inner}'}] " + (
-        f"{told['item_id']} " if "item_id" in told else ""
+    inner = event.get("content_index", event.get("summary_index"))
+    return f"[{event['output_index']}{'' if inner is None else f'.{inner}'}] " + (
+        f"{event['item_id']} " if "item_id" in event else ""
     )
 
 
-def _payload(kind: str, told: dict[str, Any]) -> str:
-    if "response" in told:
-        return response(told["response"])
+def _format_payload(kind: str, event: dict[str, Any]) -> str:
+    if "response" in event:
+        return format_response(event["response"])
     for key in ("delta", "text", "refusal", "arguments", "input"):
-        if key in told:
-            scored = f"  {_scores(told['logprobs'])}" if told.get("logprobs") else ""
-            return _json(told[key]) + scored
-    if "item" in told:
-        return item(told["item"])
-    if "part" in told:
-        return part(told["part"])
-    return _json({key: value for key, value in told.items() if key not in ("type", "sequence_number")})
+        if key in event:
+            scored = f"  {_format_logprobs(event['logprobs'])}" if event.get("logprobs") else ""
+            return _dump_json(event[key]) + scored
+    if "item" in event:
+        return format_item(event["item"])
+    if "part" in event:
+        return format_part(event["part"])
+    return _dump_json({key: value for key, value in event.items() if key not in ("type", "sequence_number")})
 
 
-def response(told: dict[str, Any]) -> str:
-    """Status, what went wrong, usage; then the output, if there is any, an item a line."""
-    words = [told["status"]]
-    words += [_json(told[key]) for key in ("incomplete_details", "error") if told[key]]
-    if usage := told["usage"]:
+def format_response(data: dict[str, Any]) -> str:
+    """Returns the status, details, error and usage in one line, then one line for each output item."""
+    fields = [data["status"]]
+    fields += [_dump_json(data[key]) for key in ("incomplete_details", "error") if data[key]]
+    if usage := data["usage"]:
         reasoning = usage["output_tokens_details"]["reasoning_tokens"]
-        words.append(
+        fields.append(
             f"tokens {usage['input_tokens']} + {usage['output_tokens']}"
             + (f" (reasoning {reasoning})" if reasoning else "")
         )
-    return "  ".join(words) + "".join(f"\n     - {item(one)}" for one in told["output"])
+    return "  ".join(fields) + "".join(f"\n     - {format_item(item)}" for item in data["output"])
 
 
-def item(told: dict[str, Any]) -> str:
-    words = [told["type"], told["id"], told.get("status", "-")]
-    words += [f"{key}={told[key]}" for key in ("phase", "namespace", "name") if key in told]
-    words += [f"call={told['call_id']}"] if "call_id" in told else []
-    words += [_json(told[key]) for key in ("arguments", "input") if key in told]
-    words += [part(one) for one in [*told.get("content", []), *told.get("summary", [])]]
-    return " ".join(words)
+def format_item(data: dict[str, Any]) -> str:
+    fields = [data["type"], data["id"], data.get("status", "-")]
+    fields += [f"{key}={data[key]}" for key in ("phase", "namespace", "name") if key in data]
+    fields += [f"call={data['call_id']}"] if "call_id" in data else []
+    fields += [_dump_json(data[key]) for key in ("arguments", "input") if key in data]
+    fields += [format_part(part) for part in [*data.get("content", []), *data.get("summary", [])]]
+    return " ".join(fields)
 
 
-def part(told: dict[str, Any]) -> str:
-    return f"{told['type']} {_json(told.get('text', told.get('refusal')))}"
+def format_part(data: dict[str, Any]) -> str:
+    return f"{data['type']} {_dump_json(data.get('text', data.get('refusal')))}"
 
 
-def chunk(told: dict[str, Any], names: Names) -> str:
-    """A chat chunk in one line."""
-    if "error" in told:
-        return f"     error {_json(told['error'])}"
+def format_chunk(data: dict[str, Any], numbers: IdNumbers) -> str:
+    """Returns a chat chunk, one line for each choice and one for the usage."""
+    if "error" in data:
+        return f"     error {_dump_json(data['error'])}"
     lines = []
-    for choice in told["choices"]:
-        scored = f"  {_scores(choice['logprobs']['content'])}" if choice["logprobs"] else ""
+    for choice in data["choices"]:
+        scored = f"  {_format_logprobs(choice['logprobs']['content'])}" if choice["logprobs"] else ""
         ending = f"  finish_reason={choice['finish_reason']}" if choice["finish_reason"] else ""
-        lines.append(f"  [{choice['index']}]  {_json(choice['delta'])}{scored}{ending}")
-    if told.get("usage"):
-        lines.append(f"  usage  {_json(told['usage'])}")
-    return names.tame("\n".join(lines))
+        lines.append(f"  [{choice['index']}]  {_dump_json(choice['delta'])}{scored}{ending}")
+    if data.get("usage"):
+        lines.append(f"  usage  {_dump_json(data['usage'])}")
+    return numbers.replace_ids("\n".join(lines))
 
 
-def _scores(logprobs: list[dict[str, Any]]) -> str:
+def _format_logprobs(logprobs: list[dict[str, Any]]) -> str:
     return " ".join(f"{entry['token']!r}:{entry['logprob']}" for entry in logprobs)
 
 
-def _json(value: object) -> str:
+def _dump_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -1,119 +1,106 @@
-"""Every case as a file a person can read aloud, and what must hold of both readings of it."""
+"""Snapshots of every case, and checks that streamed and unstreamed replies of both endpoints agree."""
 
 import json
-from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 from antiphon.app.errors import ApiError
-from tests.invariants import check
+from tests.invariants import check_stream
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, Case
-from tests.snapshots.run_case import Reading, read_chat, read_responses
-
-FOLDER = Path(__file__).resolve().parents[2] / "snapshots"
-
-
-class OneFileACase(SingleFileSnapshotExtension):
-    """`snapshots/NAME.txt`."""
-
-    _write_mode = WriteMode.TEXT
-    file_extension = "txt"
-    folder = FOLDER
-
-    @classmethod
-    def dirname(cls, *, test_location: object) -> str:
-        return str(cls.folder)
-
-    @classmethod
-    def matches_test_location(cls, *, test_location: object, snapshot_location: str) -> bool:
-        return Path(snapshot_location).parent == cls.folder
-
-    @classmethod
-    def get_snapshot_name(cls, *, test_location: object, index: object = 0) -> str:
-        return str(index)
+from tests.snapshots.run_case import CaseResult, read_chat, read_responses
+from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
 
 
 @pytest.fixture
-def shown(snapshot: SnapshotAssertion) -> SnapshotAssertion:
-    return snapshot.use_extension(OneFileACase)
+def case_snapshot(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+    return snapshot.use_extension(CaseSnapshot)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # files are named after cases, not after tests
-async def test_case(case: Case, shown: SnapshotAssertion) -> None:
+async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
     through_responses, through_chat = await read_responses(case), await read_chat(case)
-    assert _story(case, through_responses, through_chat) == shown(name=case.name)
+    assert _format_case(case, through_responses, through_chat) == case_snapshot(name=case.name)
 
 
-def _story(case: Case, first: Reading, second: Reading) -> str:
+def _format_case(case: Case, response_result: CaseResult, chat_result: CaseResult) -> str:
     lines = [
-        f"# {case.name.replace('_', ' ')}" + (f": {case.why}" if case.why else ""),
+        f"# {case.name.replace('_', ' ')}" + (f": {case.comment}" if case.comment else ""),
         f"# the model ({case.dialect}):",
     ]
-    lines += [f"#   {json.dumps(said, ensure_ascii=False)}" for said in case.speak] or ["#   nothing"]
+    lines += [f"#   {json.dumps(step, ensure_ascii=False)}" for step in case.output] or ["#   nothing"]
     if case.finish != "stop" or case.cancel:
         lines.append("#   and is cancelled" if case.cancel else "#   and is cut by the token limit")
     settings = case.request | case.responses
     lines += [f"# the request: {json.dumps(settings)}"] if settings else []
-    names = event_lines.Names()
-    lines += ["", "Responses", *(event_lines.event(event, names) for event in first.data), *_error(first)]
-    lines += ["", "Chat", *(event_lines.chunk(chunk, names) for chunk in second.data), *_error(second)]
+    numbers = event_lines.IdNumbers()
+    lines += [
+        "",
+        "Responses",
+        *(event_lines.format_event(event, numbers) for event in response_result.data),
+        *_format_error(response_result),
+    ]
+    lines += [
+        "",
+        "Chat",
+        *(event_lines.format_chunk(chunk, numbers) for chunk in chat_result.data),
+        *_format_error(chat_result),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _error(reading: Reading) -> list[str]:
-    if not isinstance(reading.whole, ApiError):
+def _format_error(result: CaseResult) -> list[str]:
+    if not isinstance(result.reply, ApiError):
         return []
-    return [f"HTTP {reading.whole.status} {reading.whole.encoded_body.decode()}"] if not reading.frames else []
+    return [f"HTTP {result.reply.status} {result.reply.encoded_body.decode()}"] if not result.frames else []
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
 async def test_what_was_streamed_is_what_is_returned(case: Case) -> None:
-    reading = await read_responses(case)
-    response = check(reading.data)
-    assert not isinstance(reading.whole, ApiError)
-    assert json.loads(reading.whole) == response == reading.data[-1]["response"]
+    result = await read_responses(case)
+    response = check_stream(result.data)
+    assert not isinstance(result.reply, ApiError)
+    assert json.loads(result.reply) == response == result.data[-1]["response"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
 async def test_a_whole_chat_reply_is_the_sum_of_its_chunks(case: Case) -> None:
-    reading = await read_chat(case)
-    chunks = reading.data
-    if isinstance(reading.whole, ApiError):
-        assert chunks[-1] == json.loads(reading.whole.encoded_body)
+    result = await read_chat(case)
+    chunks = result.data
+    if isinstance(result.reply, ApiError):
+        assert chunks[-1] == json.loads(result.reply.encoded_body)
         return
-    whole = json.loads(reading.whole)
-    (choice,) = whole["choices"]
-    said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    assert "".join(one["delta"].get("content") or "" for one in said) == (choice["message"]["content"] or "")
-    assert "".join(one["delta"].get("reasoning") or "" for one in said) == choice["message"].get("reasoning", "")
-    assert [one["finish_reason"] for one in said if one["finish_reason"]] == [choice["finish_reason"]]
+    completion = json.loads(result.reply)
+    (choice,) = completion["choices"]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert "".join(part["delta"].get("content") or "" for part in choices) == (choice["message"]["content"] or "")
+    assert "".join(part["delta"].get("reasoning") or "" for part in choices) == choice["message"].get("reasoning", "")
+    assert [part["finish_reason"] for part in choices if part["finish_reason"]] == [choice["finish_reason"]]
     calls: list[dict[str, str]] = []
-    for fragment in (fragment for one in said for fragment in one["delta"].get("tool_calls", [])):
+    for fragment in (fragment for part in choices for fragment in part["delta"].get("tool_calls", [])):
         if "id" in fragment:
             assert fragment["index"] == len(calls), "indices count from 0 by 1"
             calls.append({"id": fragment["id"], "text": ""})
         inner = fragment.get("function") or fragment.get("custom")
         calls[fragment["index"]]["text"] += inner.get("arguments", inner.get("input", ""))
-    whole_calls = choice["message"].get("tool_calls", [])
-    assert [call["id"] for call in calls] == [call["id"] for call in whole_calls]
+    expected_calls = choice["message"].get("tool_calls", [])
+    assert [call["id"] for call in calls] == [call["id"] for call in expected_calls]
     assert [call["text"] for call in calls] == [
-        call[call["type"]].get("arguments", call[call["type"]].get("input")) for call in whole_calls
+        call[call["type"]].get("arguments", call[call["type"]].get("input")) for call in expected_calls
     ]
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"], "usage comes last"
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == completion["usage"], "the last chunk has the usage"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
 async def test_both_faces_tell_the_same(case: Case) -> None:
-    """Chat from the events is chat from the final object: text, reasoning and calls, in order."""
-    first, second = await read_responses(case), await read_chat(case)
-    if isinstance(second.whole, ApiError) or "namespaced" in case.name or "max_tool_calls" in case.name:
+    """Text, reasoning and calls are the same in a chat completion and a response."""
+    response_result, chat_result = await read_responses(case), await read_chat(case)
+    if isinstance(chat_result.reply, ApiError) or "namespaced" in case.name or "max_tool_calls" in case.name:
         return
-    output = json.loads(first.whole)["output"]  # type: ignore[arg-type]
-    message = json.loads(second.whole)["choices"][0]["message"]
+    output = json.loads(response_result.reply)["output"]  # type: ignore[arg-type]
+    message = json.loads(chat_result.reply)["choices"][0]["message"]
     texts = ["".join(part["text"] for part in item["content"]) for item in output if item["type"] == "message"]
     assert "\n\n".join(texts) == (message["content"] or "")
     thoughts = [part["text"] for item in output if item["type"] == "reasoning" for part in item["content"]]
@@ -124,16 +111,19 @@ async def test_both_faces_tell_the_same(case: Case) -> None:
     ]
 
 
-@pytest.mark.parametrize("said_as", ["summary", "both"])
+@pytest.mark.parametrize("reasoning_output", ["summary", "both"])
 @pytest.mark.parametrize("case", [case for case in CASES if "reasoning" in case.name], ids=lambda case: case.name)
-async def test_reasoning_told_as_summaries(case: Case, said_as: str) -> None:
-    plain = await read_chat(case)
-    reading, folded = await read_responses(case, reasoning_output=said_as), await read_chat(case, reasoning_output=said_as)
-    check(reading.data)
-    assert not isinstance(plain.whole, ApiError) and not isinstance(folded.whole, ApiError)
-    assert json.loads(plain.whole)["choices"] == json.loads(folded.whole)["choices"], "chat does not care"
+async def test_reasoning_told_as_summaries(case: Case, reasoning_output: str) -> None:
+    default = await read_chat(case)
+    result = await read_responses(case, reasoning_output=reasoning_output)
+    with_summaries = await read_chat(case, reasoning_output=reasoning_output)
+    check_stream(result.data)
+    assert not isinstance(default.reply, ApiError) and not isinstance(with_summaries.reply, ApiError)
+    assert json.loads(default.reply)["choices"] == json.loads(with_summaries.reply)["choices"], (
+        "chat completions have no summaries"
+    )
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
-    assert {path.stem for path in FOLDER.glob("*.txt")} == {case.name for case in CASES}
+    assert {path.stem for path in SNAPSHOT_FOLDER.glob("*.txt")} == {case.name for case in CASES}

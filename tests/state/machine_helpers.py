@@ -1,4 +1,4 @@
-"""Helpers for driving the machine: a machine with counted ids, and letters as things to do to it."""
+"""Helpers of the machine tests: a machine with counted ids, and named steps for every input."""
 
 import json
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from antiphon.state.drafts import ReasoningOutput, Seal
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Arguments, Call, Cite, Close, CompleteItem, Refuse, Say, Think
 
-Step = Callable[[Machine], list[Event]]
+MachineStep = Callable[[Machine], list[Event]]
 
 CITATION = UrlCitation(url="http://example.com", title="Example", start_index=0, end_index=1)
-HEAD = Response(id="resp_1", created_at=100, model="m", text={"format": {"type": "text"}}, metadata={})
+INITIAL_RESPONSE = Response(id="resp_1", created_at=100, model="m", text={"format": {"type": "text"}}, metadata={})
 USAGE = Usage(input_tokens=3, output_tokens=4, total_tokens=7)
 
 
-class Counted:
-    """Ids in order; a copy of it counts on by itself."""
+class CountedIds:
+    """Creates ids that end in a counter. A copy counts independently."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -29,45 +29,45 @@ class Counted:
         return f"{prefix}_{self._next - 1}"
 
 
-def machine(reasoning_as: ReasoningOutput = "content", seal: Seal | None = None) -> Machine:
+def create_machine(reasoning_output: ReasoningOutput = "content", seal: Seal | None = None) -> Machine:
     return Machine(
-        HEAD, new_id=Counted(), clock=lambda: 200, usage=lambda: USAGE,
-        reasoning_output=reasoning_as, seal=seal,
+        INITIAL_RESPONSE, new_id=CountedIds(), clock=lambda: 200, usage=lambda: USAGE,
+        reasoning_output=reasoning_output, seal=seal,
     )  # fmt: skip
 
 
-MODEL: dict[str, Step] = {
-    "think": lambda m: m.feed(Think("a")),
-    "think blank": lambda m: m.feed(Think(" ")),
-    "say": lambda m: m.feed(Say("b")),
-    "say blank": lambda m: m.feed(Say("\n")),
-    "refuse": lambda m: m.feed(Refuse("c")),
-    "refuse blank": lambda m: m.feed(Refuse("\t")),
-    "cite": lambda m: m.feed(Cite(CITATION)),
-    "call": lambda m: m.feed(Call("f")),
-    "custom": lambda m: m.feed(Call("g", kind="custom", namespace="n")),
-    "arguments": lambda m: m.feed(Arguments("{")),
-    "close": lambda m: m.feed(Close()),
-    "complete_item": lambda m: m.feed(CompleteItem(Compaction(id="", encrypted_content="x"))),
+SEGMENT_STEPS: dict[str, MachineStep] = {
+    "think": lambda machine: machine.feed(Think("a")),
+    "think blank": lambda machine: machine.feed(Think(" ")),
+    "say": lambda machine: machine.feed(Say("b")),
+    "say blank": lambda machine: machine.feed(Say("\n")),
+    "refuse": lambda machine: machine.feed(Refuse("c")),
+    "refuse blank": lambda machine: machine.feed(Refuse("\t")),
+    "cite": lambda machine: machine.feed(Cite(CITATION)),
+    "call": lambda machine: machine.feed(Call("f")),
+    "custom": lambda machine: machine.feed(Call("g", kind="custom", namespace="n")),
+    "arguments": lambda machine: machine.feed(Arguments("{")),
+    "close": lambda machine: machine.feed(Close()),
+    "complete_item": lambda machine: machine.feed(CompleteItem(Compaction(id="", encrypted_content="x"))),
 }
-"""What a model may say, one letter each."""
+"""Inputs that come from model output, one of each kind."""
 
-ENDINGS: dict[str, Step] = {
-    "stop": lambda m: m.stop(),
-    "cut": lambda m: m.cut(),
-    "fail": lambda m: m.fail("server_error", "broken"),
-    "cancel": lambda m: m.cancel(),
-}
-
-LIFECYCLE: dict[str, Step] = {
-    "queue": lambda m: m.queue(),
-    "begin": lambda m: m.begin(),
-    "keepalive": lambda m: m.keepalive(),
+END_STEPS: dict[str, MachineStep] = {
+    "stop": lambda machine: machine.stop(),
+    "cut": lambda machine: machine.cut(),
+    "fail": lambda machine: machine.fail("server_error", "broken"),
+    "cancel": lambda machine: machine.cancel(),
 }
 
-EVERYTHING = MODEL | ENDINGS | LIFECYCLE
+LIFECYCLE_STEPS: dict[str, MachineStep] = {
+    "queue": lambda machine: machine.queue(),
+    "begin": lambda machine: machine.begin(),
+    "keepalive": lambda machine: machine.keepalive(),
+}
+
+ALL_STEPS = SEGMENT_STEPS | END_STEPS | LIFECYCLE_STEPS
 
 
-def plain(events: list[Event]) -> list[dict[str, object]]:
-    """The events as the wire has them."""
+def convert_events_to_json(events: list[Event]) -> list[dict[str, object]]:
+    """Returns the events as JSON objects, as clients receive them."""
     return [json.loads(encode_event(event)) for event in events]

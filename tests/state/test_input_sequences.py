@@ -1,5 +1,6 @@
-"""Every word of the alphabet up to length four, with every ending: each illegal letter leaves no trace, and each legal
-word gives a legal stream. The same words on a machine that tells reasoning as summaries.
+"""Every sequence of up to four segment inputs, with every ending.
+
+An illegal input has no effect, and every sequence gives a valid stream, with reasoning as content, as summary and as both.
 """
 
 import contextlib
@@ -16,70 +17,72 @@ from antiphon.events.stream import decode_event
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.table import IllegalInput
 from tests.counts import FULL_COUNTS
-from tests.invariants import check
-from tests.state.machine_helpers import ENDINGS, MODEL, machine, plain
+from tests.invariants import check_stream
+from tests.state.machine_helpers import END_STEPS, SEGMENT_STEPS, convert_events_to_json, create_machine
 
-LONGEST = 4
-SDK = TypeAdapter(ResponseStreamEvent)
+MAX_SEQUENCE_LENGTH = 4
+SDK_EVENTS = TypeAdapter(ResponseStreamEvent)
 
 
-def run(word: tuple[str, ...], ending: str, reasoning_as: ReasoningOutput = "content", *, queued: bool = False):
-    """The events of a word, illegal letters skipped, and whether the word ended the response by itself."""
-    m = machine(reasoning_as)
-    said: list[Event] = [*(m.queue() if queued else []), *m.begin()]
-    for letter in word:
+def run_sequence(
+    sequence: tuple[str, ...], ending: str, reasoning_output: ReasoningOutput = "content", *, queued: bool = False
+):
+    """Returns the events of a sequence without its illegal inputs, and whether the sequence itself ended the response."""
+    machine = create_machine(reasoning_output)
+    events: list[Event] = [*(machine.queue() if queued else []), *machine.begin()]
+    for step in sequence:
         with contextlib.suppress(IllegalInput):
-            said += MODEL[letter](m)
-    early = m.is_ended
-    if not early:
-        said += ENDINGS[ending](m)
-    return said, early
+            events += SEGMENT_STEPS[step](machine)
+    ended = machine.is_ended
+    if not ended:
+        events += END_STEPS[ending](machine)
+    return events, ended
 
 
-@pytest.mark.parametrize("reasoning_as", ["content", "summary", "both"])
-def test_every_word_keeps_every_invariant(reasoning_as: ReasoningOutput) -> None:
-    longest = LONGEST if reasoning_as == "content" or FULL_COUNTS else 3
-    count, checked = 0, set[bytes]()
-    for length in range(longest + 1):
-        for word in itertools.product(MODEL, repeat=length):
-            for ending in ENDINGS:
-                said, early = run(word, ending, reasoning_as)
-                data = b"".join(map(encode_event, said))
-                if data not in checked:  # many words differ in illegal letters only, and so say the same bytes
-                    checked.add(data)
+@pytest.mark.parametrize("reasoning_output", ["content", "summary", "both"])
+def test_every_input_sequence_gives_a_valid_stream(reasoning_output: ReasoningOutput) -> None:
+    max_length = MAX_SEQUENCE_LENGTH if reasoning_output == "content" or FULL_COUNTS else 3
+    count, checked_streams = 0, set[bytes]()
+    for length in range(max_length + 1):
+        for sequence in itertools.product(SEGMENT_STEPS, repeat=length):
+            for ending in END_STEPS:
+                events, ended_early = run_sequence(sequence, ending, reasoning_output)
+                data = b"".join(map(encode_event, events))
+                if data not in checked_streams:  # many sequences differ only in illegal inputs and give the same bytes
+                    checked_streams.add(data)
                     try:
-                        check(plain(said))
+                        check_stream(convert_events_to_json(events))
                     except AssertionError as error:
-                        raise AssertionError(f"{word} {ending}: {error}") from error
+                        raise AssertionError(f"{sequence} {ending}: {error}") from error
                 count += 1
-                if early:
-                    break  # every other ending is the same word again
+                if ended_early:
+                    break  # the ending is not used, so the other endings give the same events
     assert count > 1000
 
 
-def test_every_event_is_one_that_the_sdk_knows() -> None:
-    met: set[bytes] = set()
-    seen: set[bytes] = set()
-    kinds: set[str] = set()
+def test_every_event_validates_against_the_sdk() -> None:
+    checked_events: set[bytes] = set()
+    checked_shapes: set[bytes] = set()
+    event_types: set[str] = set()
     for length in range(4):
-        for word in itertools.product(MODEL, repeat=length):
-            for ending in ENDINGS:
-                for event in run(word, ending, queued=length == 1)[0]:
+        for sequence in itertools.product(SEGMENT_STEPS, repeat=length):
+            for ending in END_STEPS:
+                for event in run_sequence(sequence, ending, queued=length == 1)[0]:
                     data = encode_event(event)
-                    if data in met:
+                    if data in checked_events:
                         continue
-                    met.add(data)
-                    shape = _shape(data)
-                    if shape in seen:
+                    checked_events.add(data)
+                    shape = _event_shape(data)
+                    if shape in checked_shapes:
                         continue
-                    seen.add(shape)
-                    kinds.add(SDK.validate_json(data, strict=True).type)
+                    checked_shapes.add(shape)
+                    event_types.add(SDK_EVENTS.validate_json(data, strict=True).type)
                     assert decode_event(data) == event
-    assert len(kinds) >= 22, sorted(kinds)
+    assert len(event_types) >= 22, sorted(event_types)
 
 
-def _shape(data: bytes) -> bytes:
-    """The event with its numbers and texts left out: what is alike but for those needs no second look."""
+def _event_shape(data: bytes) -> bytes:
+    """Returns the event without sequence numbers, ids and deltas. Events of equal shape are validated once."""
 
     def strip(value: object) -> object:
         if isinstance(value, dict):
@@ -92,7 +95,7 @@ def _shape(data: bytes) -> bytes:
     return json.dumps(strip(json.loads(data))).encode()
 
 
-def test_two_machines_fed_alike_say_the_same_bytes() -> None:
-    word = ("think", "say", "say blank", "call", "arguments")
-    first, second = (b"".join(map(encode_event, run(word, "cut")[0])) for _ in range(2))
+def test_equal_inputs_give_equal_bytes() -> None:
+    sequence = ("think", "say", "say blank", "call", "arguments")
+    first, second = (b"".join(map(encode_event, run_sequence(sequence, "cut")[0])) for _ in range(2))
     assert first == second

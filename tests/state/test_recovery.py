@@ -1,4 +1,4 @@
-"""The end of a response whose writer is gone is the one that the writer itself would have said."""
+"""Recovery of a response whose writer process has ended: it appends the events that the machine itself would send."""
 
 import itertools
 import random
@@ -11,62 +11,64 @@ from antiphon.events.sse import encode_event
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.recovery import failure_events
 from antiphon.state.table import IllegalInput
-from tests.invariants import check
-from tests.state.machine_helpers import MODEL, machine, plain
+from tests.invariants import check_stream
+from tests.state.machine_helpers import SEGMENT_STEPS, convert_events_to_json, create_machine
 
-WORDS = [*itertools.product(MODEL, repeat=3)]
+SEQUENCES = [*itertools.product(SEGMENT_STEPS, repeat=3)]
 
 
-def stories(reasoning_as: ReasoningOutput) -> list[tuple[list[Event], list[Event]]]:
-    """What a machine said up to the end of each word of its letters, and what it would say if it failed there."""
-    found = []
-    for word in random.Random(3).sample(WORDS, 600):
-        for length in range(len(word) + 1):
-            m = machine(reasoning_as)
-            said = m.begin()
+def sample_failed_runs(reasoning_output: ReasoningOutput) -> list[tuple[list[Event], list[Event]]]:
+    """Returns pairs: the events of a machine after a prefix of a random sequence, and its failure events there."""
+    runs = []
+    for sequence in random.Random(3).sample(SEQUENCES, 600):
+        for length in range(len(sequence) + 1):
+            machine = create_machine(reasoning_output)
+            events = machine.begin()
             try:
-                for name in word[:length]:
-                    said += MODEL[name](m)
+                for step in sequence[:length]:
+                    events += SEGMENT_STEPS[step](machine)
             except IllegalInput:
                 break
-            if not m.is_ended:
-                found.append((said, m.fail("server_error", "gone")))
-    return found
+            if not machine.is_ended:
+                runs.append((events, machine.fail("server_error", "gone")))
+    return runs
 
 
-def without_usage(events: list[Event]) -> list[dict[str, object]]:
-    """Nobody knows any more how many tokens there were."""
-    told = plain(events)
-    for event in told:
+def convert_without_usage(events: list[Event]) -> list[dict[str, object]]:
+    """Returns the events as JSON with null usage, because recovery has no token counts."""
+    converted = convert_events_to_json(events)
+    for event in converted:
         if isinstance(response := event.get("response"), dict):
             response["usage"] = None
-    return told
+    return converted
 
 
-@pytest.mark.parametrize("reasoning_as", ["content", "summary", "both"])
-def test_it_is_what_the_machine_would_have_said(reasoning_as: ReasoningOutput) -> None:
+@pytest.mark.parametrize("reasoning_output", ["content", "summary", "both"])
+def test_recovery_equals_the_failure_events_of_the_machine(reasoning_output: ReasoningOutput) -> None:
     checked = 0
-    for said, ending in stories(reasoning_as):
-        stored = [ev.decode_event(encode_event(event)) for event in said]
-        assert without_usage(failure_events(stored, code="server_error", message="gone")) == without_usage(ending)
+    for events, ending in sample_failed_runs(reasoning_output):
+        stored = [ev.decode_event(encode_event(event)) for event in events]
+        assert convert_without_usage(
+            failure_events(stored, code="server_error", message="gone")
+        ) == convert_without_usage(ending)
         checked += 1
     assert checked > 500
 
 
-def test_after_any_step_it_makes_a_legal_stream() -> None:
-    for said, _ in stories("content")[::3]:
-        stored: list[Event] = [ev.decode_event(encode_event(event)) for event in said]
-        check(plain([*stored, *failure_events(stored, code="server_error", message="gone")]))
+def test_recovery_after_any_step_gives_a_valid_stream() -> None:
+    for events, _ in sample_failed_runs("content")[::3]:
+        stored: list[Event] = [ev.decode_event(encode_event(event)) for event in events]
+        check_stream(convert_events_to_json([*stored, *failure_events(stored, code="server_error", message="gone")]))
 
 
-def test_a_cut_before_the_last_word_leaves_only_that_to_be_said() -> None:
-    m = machine()
-    said = [*m.begin(), *m.fail("server_error", "gone")]
-    (last,) = failure_events(said[:-1], code="server_error", message="gone")
-    assert without_usage([last]) == without_usage(said[-1:])
-    assert failure_events(said, code="server_error", message="gone") == []
+def test_recovery_adds_only_a_missing_terminal_event() -> None:
+    machine = create_machine()
+    events = [*machine.begin(), *machine.fail("server_error", "gone")]
+    (recovered,) = failure_events(events[:-1], code="server_error", message="gone")
+    assert convert_without_usage([recovered]) == convert_without_usage(events[-1:])
+    assert failure_events(events, code="server_error", message="gone") == []
 
 
-def test_what_never_began_has_no_end() -> None:
-    with pytest.raises(ValueError, match="never began"):
+def test_recovery_without_events_raises() -> None:
+    with pytest.raises(ValueError, match="No events to recover from"):
         failure_events([], code="server_error", message="gone")

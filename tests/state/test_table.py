@@ -1,4 +1,4 @@
-"""The table itself: every state driven with every input, and the cells as DESIGN draws them."""
+"""The transition table: every state with every input, and the cells as the design document shows them."""
 
 import copy
 from typing import get_args
@@ -11,9 +11,9 @@ from antiphon.state.drafts import CustomCallDraft, FunctionCallDraft, MessageDra
 from antiphon.state.machine import Machine
 from antiphon.state.segments import Call, Close, Refuse, Say, Think
 from antiphon.state.table import GUARDS, TABLE, IllegalInput, Input, State, Verb
-from tests.state.machine_helpers import EVERYTHING, machine
+from tests.state.machine_helpers import ALL_STEPS, create_machine
 
-WAYS: dict[str, list[str]] = {
+STEPS_TO_STATE: dict[str, list[str]] = {
     "NEW": [],
     "QUEUED": ["queue"],
     "IDLE, nothing said": ["begin"],
@@ -25,7 +25,7 @@ WAYS: dict[str, list[str]] = {
     "CALL, custom": ["begin", "custom"],
     "ENDED": ["begin", "stop"],
 }
-LETTERS = {
+INPUT_OF_STEP = {
     "custom": Input.CALL,
     "think blank": Input.THINK_BLANK,
     "say blank": Input.SAY_BLANK,
@@ -33,83 +33,87 @@ LETTERS = {
 }
 
 
-def letter_of(step: str) -> Input:
-    return LETTERS.get(step) or Input[step.upper()]
+def find_input(step: str) -> Input:
+    return INPUT_OF_STEP.get(step) or Input[step.upper()]
 
 
-def reach(way: str) -> Machine:
-    m = machine()
-    for step in WAYS[way]:
-        EVERYTHING[step](m)
-    return m
+def create_machine_in(path: str) -> Machine:
+    machine = create_machine()
+    for step in STEPS_TO_STATE[path]:
+        ALL_STEPS[step](machine)
+    return machine
 
 
-def ending(m: Machine) -> list[Event]:
-    """Something that tells two machines apart: what they say when they go on."""
-    said: list[Event] = []
+def collect_following_events(machine: Machine) -> list[Event]:
+    """Returns the events of further steps, which differ if two machines differ."""
+    events: list[Event] = []
     for step in ("begin", "say", "close", "call", "close", "stop"):
         try:
-            said += EVERYTHING[step](m)
+            events += ALL_STEPS[step](machine)
         except IllegalInput:
             continue
-    return said
+    return events
 
 
-def test_the_steps_reach_every_state_and_every_letter() -> None:
-    assert {reach(way).state for way in WAYS} == set(State)
-    assert {letter_of(step) for step in EVERYTHING} == set(Input)
+def test_steps_reach_every_state_and_input() -> None:
+    assert {create_machine_in(path).state for path in STEPS_TO_STATE} == set(State)
+    assert {find_input(step) for step in ALL_STEPS} == set(Input)
 
 
-@pytest.mark.parametrize("step", EVERYTHING)
-@pytest.mark.parametrize("way", WAYS)
-def test_every_state_with_every_input(way: str, step: str) -> None:
-    m = reach(way)
-    before = m.state
-    cell = TABLE.get((before, letter_of(step)))
-    guard = GUARDS.get((before, letter_of(step)))
+@pytest.mark.parametrize("step", ALL_STEPS)
+@pytest.mark.parametrize("path", STEPS_TO_STATE)
+def test_every_state_with_every_input(path: str, step: str) -> None:
+    machine = create_machine_in(path)
+    state = machine.state
+    cell = TABLE.get((state, find_input(step)))
+    guard = GUARDS.get((state, find_input(step)))
     allowed = cell is not None and not (
-        (guard == "no item yet" and way == "IDLE, after an item")
-        or (guard == "text part open" and way == "MESSAGE, refusal part")
+        (guard == "no item yet" and path == "IDLE, after an item")
+        or (guard == "text part open" and path == "MESSAGE, refusal part")
     )
     if allowed and cell is not None:
-        EVERYTHING[step](m)
-        assert m.state is cell.next
+        ALL_STEPS[step](machine)
+        assert machine.state is cell.next
         return
-    untouched = copy.deepcopy(m)
-    with pytest.raises(IllegalInput) as caught:
-        EVERYTHING[step](m)
-    assert caught.value.state is before and caught.value.symbol is letter_of(step)
-    assert m.state is before and m.response == untouched.response and m.dropped_text == untouched.dropped_text
-    assert list(m.trace) == list(untouched.trace)
-    assert [encode_event(e) for e in ending(m)] == [encode_event(e) for e in ending(untouched)], (
-        "an illegal input changes nothing"
+    untouched = copy.deepcopy(machine)
+    with pytest.raises(IllegalInput) as error_info:
+        ALL_STEPS[step](machine)
+    assert error_info.value.state is state and error_info.value.symbol is find_input(step)
+    assert (
+        machine.state is state
+        and machine.response == untouched.response
+        and machine.dropped_text == untouched.dropped_text
     )
+    assert list(machine.trace) == list(untouched.trace)
+    assert [encode_event(e) for e in collect_following_events(machine)] == [
+        encode_event(e) for e in collect_following_events(untouched)
+    ], "an illegal input changes nothing"
 
 
 def test_ended_accepts_nothing() -> None:
     assert not [pair for pair in TABLE if pair[0] is State.ENDED]
 
 
-def test_every_verb_is_used_and_every_word_is_a_verb() -> None:
+def test_table_uses_exactly_the_defined_verbs() -> None:
     used = {verb for cell in TABLE.values() for verb in cell.verbs}
     assert used == set(get_args(Verb))
 
 
-def test_every_guard_stands_on_a_cell() -> None:
+def test_every_guard_belongs_to_a_cell() -> None:
     assert set(GUARDS) <= set(TABLE)
 
 
-def test_another_phase_needs_a_close() -> None:
-    m = machine()
-    m.begin()
-    m.feed(Say("a", "commentary"))
+def test_phase_change_requires_close() -> None:
+    machine = create_machine()
+    machine.begin()
+    machine.feed(Say("a", "commentary"))
     for text in ("b", " "):
         with pytest.raises(IllegalInput, match="unless same phase"):
-            m.feed(Say(text, "final_answer"))
-    m.feed(Close())
-    m.feed(Say("b", "final_answer"))
-    m.stop()
-    assert [item.phase for item in m.response.output] == ["commentary", "final_answer"]  # type: ignore[union-attr]
+            machine.feed(Say(text, "final_answer"))
+    machine.feed(Close())
+    machine.feed(Say("b", "final_answer"))
+    machine.stop()
+    assert [item.phase for item in machine.response.output] == ["commentary", "final_answer"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -117,16 +121,16 @@ def test_another_phase_needs_a_close() -> None:
     [(Think("a"), ReasoningDraft), (Say("a"), MessageDraft), (Refuse("a"), MessageDraft), (Call("f"), FunctionCallDraft),
      (Call("g", kind="custom"), CustomCallDraft)],
 )  # fmt: skip
-def test_an_item_is_closed_once(segment: Think | Say | Refuse | Call, draft: type) -> None:
-    m = machine()
-    m.begin()
-    m.feed(segment)
-    m.feed(Close())
-    assert m.feed(Close()) == [], "a second close finds nothing open"
-    assert m.state is State.IDLE
+def test_second_close_does_nothing(segment: Think | Say | Refuse | Call, draft: type) -> None:
+    machine = create_machine()
+    machine.begin()
+    machine.feed(segment)
+    machine.feed(Close())
+    assert machine.feed(Close()) == [], "a second close finds nothing open"
+    assert machine.state is State.IDLE
 
 
-DRAWN = """
+DESIGN_TABLE = """
 in       | THINK                                 | THINK_BLANK | SAY                                 | SAY_BLANK             | CALL                         | CLOSE            | STOP                        | CUT
 IDLE      | REASONING: drop open grow             | IDLE: discard | MESSAGE: open grow                 | IDLE: hold             | CALL: drop open              | IDLE: drop        | ENDED: drop complete        | ENDED: drop incomplete
 REASONING| REASONING: grow                       | REASONING: hold | MESSAGE: drop close open grow   | IDLE: drop close hold  | CALL: drop close open        | IDLE: drop close  | ENDED: drop close complete  | ENDED: drop cut incomplete
@@ -135,11 +139,11 @@ CALL     | ENDED: freeze fail                    | CALL: discard | ENDED: freeze
 """
 
 
-def test_the_cells_are_those_of_the_design() -> None:
-    head, *rows = [[cell.strip() for cell in line.split("|")] for line in DRAWN.strip().splitlines()]
+def test_cells_match_the_design_table() -> None:
+    header, *rows = [[cell.strip() for cell in row.split("|")] for row in DESIGN_TABLE.strip().splitlines()]
     for state, *cells in rows:
-        for letter, drawn in zip(head[1:], cells, strict=True):
-            target, _, verbs = drawn.partition(":")
-            assert TABLE[State[state], Input[letter]] == (State[target], tuple(verbs.split())), (state, letter)
-    assert {s for s, x in TABLE if x is Input.ARGUMENTS} == {State.CALL}
-    assert {s for s, x in TABLE if x is Input.CITE} == {State.MESSAGE}
+        for input_name, cell in zip(header[1:], cells, strict=True):
+            target, _, verbs = cell.partition(":")
+            assert TABLE[State[state], Input[input_name]] == (State[target], tuple(verbs.split())), (state, input_name)
+    assert {state for state, symbol in TABLE if symbol is Input.ARGUMENTS} == {State.CALL}
+    assert {state for state, symbol in TABLE if symbol is Input.CITE} == {State.MESSAGE}

@@ -1,9 +1,10 @@
-"""Every field that a request may have, and what becomes of it: the one list.
+"""Table of all request fields, with each field's validator, handling and description.
 
-It decides which keys are known, checks each value's shape, refuses what is not served yet, and is printed as
-`docs/fields.md` by `python -m antiphon.app.requests.fields`. No field is dropped silently: it is *honoured* (changes
-what is generated or how it is told), *echoed* (comes back in the reply, nothing more), *accepted* (a hint that cannot
-change the reply here) or *refused* (400 `unsupported_parameter`). Null always means the same as leaving a field out.
+The table decides which keys are allowed, validates each value, refuses what is not supported, and is printed as
+`docs/fields.md` by `python -m antiphon.app.requests.fields`. No field is dropped silently. A field is *honoured*
+(changes what is generated or how it is returned), *echoed* (returned in the reply, no other effect), *accepted* (a hint
+that cannot change the reply here) or *refused* (400 `unsupported_parameter`). Null always means the same as leaving a
+field out.
 """
 
 import re
@@ -17,7 +18,7 @@ from antiphon.app.requests import validators as c
 from antiphon.app.requests.validators import Validator
 
 Handling = Literal["honoured", "echoed", "accepted", "refused"]
-NOT_SUPPORTED = "This server does not support it."
+NOT_SUPPORTED = "This server does not support this value."
 
 INCLUDABLE = (
     "reasoning.encrypted_content",
@@ -46,7 +47,11 @@ STOP = c.string_or_array(c.string_like(4096), c.array_of(c.string_like(4096), 16
 
 
 class RequestField(Struct, frozen=True):
-    """One top-level field. `served` says which well-formed values are; `blame` is the path an answer then names."""
+    """A top-level request field.
+
+    `is_supported` tells which well-formed values are supported; for the others, the error names the path `error_param`,
+    or the field if that is None.
+    """
 
     name: str
     handling: Handling
@@ -57,21 +62,21 @@ class RequestField(Struct, frozen=True):
 
 
 def refused_field(name: str, description: str, check: Validator = c.accept_any) -> RequestField:
-    """A field that is known and never served, whatever it holds."""
+    """Returns a field that is recognized but always refused."""
     return RequestField(name, "refused", check, description, lambda _: False)
 
 
 def _check_text_format(value: Any, path: str) -> None:
-    """`text.format` and `response_format`: the kinds that exist, whether they are served or not."""
+    """Checks `text.format` or `response_format`: the type must exist, and a JSON Schema needs a name and an object."""
     c.is_object(value, path)
     c.one_of(("text", "json_object", "json_schema"))(c.require_key(value, "type", path), f"{path}.type")
     if value["type"] == "json_schema":
-        nested = path != "text.format"  # chat has it one level down
-        below = f"{path}.json_schema" if nested else path
-        inner = c.require_key(value, "json_schema", path) if nested else value
-        c.is_object(inner, below)
-        c.string_like(64, c.NAME)(c.require_key(inner, "name", below), f"{below}.name")
-        c.is_object(c.require_key(inner, "schema", below), f"{below}.schema")
+        is_nested = path != "text.format"  # `response_format` nests name and schema one level deeper
+        inner_path = f"{path}.json_schema" if is_nested else path
+        inner = c.require_key(value, "json_schema", path) if is_nested else value
+        c.is_object(inner, inner_path)
+        c.string_like(64, c.NAME)(c.require_key(inner, "name", inner_path), f"{inner_path}.name")
+        c.is_object(c.require_key(inner, "schema", inner_path), f"{inner_path}.schema")
 
 
 def _check_conversation(value: Any, path: str) -> None:
@@ -92,67 +97,90 @@ def _check_tool_choice(value: Any, path: str) -> None:
 
 SAMPLING_FIELDS = (
     RequestField(
-        "temperature", "honoured", c.number_between(0, 2), "0 to 2; the model's own default otherwise. 0 is greedy."
+        "temperature",
+        "honoured",
+        c.number_between(0, 2),
+        "0 to 2; default: the model's own value. 0 selects greedy decoding.",
     ),
-    RequestField("top_p", "honoured", c.number_between(0, 1), "0 to 1; the model's own default otherwise."),
-    RequestField("presence_penalty", "honoured", c.number_between(-2, 2), "-2 to 2, over generated tokens."),
-    RequestField("frequency_penalty", "honoured", c.number_between(-2, 2), "-2 to 2, over generated tokens."),
+    RequestField("top_p", "honoured", c.number_between(0, 1), "0 to 1; default: the model's own value."),
+    RequestField("presence_penalty", "honoured", c.number_between(-2, 2), "-2 to 2; applies to generated tokens."),
+    RequestField("frequency_penalty", "honoured", c.number_between(-2, 2), "-2 to 2; applies to generated tokens."),
     RequestField(
         "top_k",
         "honoured",
         c.integer_between(-1, 1_000_000),
-        "Not OpenAI's. The k likeliest tokens; 0 and -1 mean off.",
+        "Not in OpenAI's API. Samples from the k most likely tokens; 0 and -1 turn it off.",
     ),
     RequestField(
         "min_p",
         "honoured",
         c.number_between(0, 1),
-        "Not OpenAI's. Tokens at least this likely, relative to the likeliest.",
+        "Not in OpenAI's API. Minimum probability of a token, relative to the most likely one.",
     ),
     RequestField(
-        "repetition_penalty", "honoured", c.number_between(0.01, 10), "Not OpenAI's. Over prompt and generated tokens."
+        "repetition_penalty",
+        "honoured",
+        c.number_between(0.01, 10),
+        "Not in OpenAI's API. 0.01 to 10; applies to prompt and generated tokens.",
     ),
     RequestField(
         "seed", "honoured", c.integer_between(-MAX_SEED - 1, MAX_SEED), "The same seed gives the same random numbers."
     ),
     RequestField(
-        "logit_bias", "honoured", c.token_bias, "Token ids, as strings, to -100 to 100; at most 1024 entries."
+        "logit_bias",
+        "honoured",
+        c.token_bias,
+        "Maps token ids, as strings, to a bias from -100 to 100; at most 1024 entries.",
     ),
     RequestField(
-        "stop", "honoured", STOP, "A string or up to 16; matched in the text for the user only, and not said."
+        "stop",
+        "honoured",
+        STOP,
+        "A string or up to 16 strings. Only the text for the user is searched; a match is not returned. Ignored if the "
+        "text must be JSON.",
     ),
 )
-"""How the next token is chosen: the same on every face."""
+"""Sampling parameters, the same on both endpoints."""
 
 SHARED_FIELDS = (
-    RequestField("model", "honoured", c.string_like(256), "Required. Any name of `GET /v1/models`; others answer 404."),
-    RequestField("stream", "honoured", c.is_boolean, "Server-sent events instead of one JSON object."),
-    RequestField("tools", "honoured", c.array_of(c.is_object, MAX_TOOLS), "Functions and custom tools (see below)."),
+    RequestField(
+        "model", "honoured", c.string_like(256), "Required. A name from `GET /v1/models`; any other name returns 404."
+    ),
+    RequestField("stream", "honoured", c.is_boolean, "Sends server-sent events instead of one JSON object."),
+    RequestField(
+        "tools", "honoured", c.array_of(c.is_object, MAX_TOOLS), "At most 128 tools; see below for the types."
+    ),
     RequestField(
         "tool_choice",
         "honoured",
         _check_tool_choice,
-        "`auto`, `none`, `required`, a named `function` or `custom` tool, `allowed_tools`: held to while sampling.",
+        "`auto`, `none`, `required`, a named `function` or `custom` tool, or `allowed_tools`. Enforced in sampling.",
     ),
-    RequestField("parallel_tool_calls", "honoured", c.is_boolean, "False: the turn ends after the first whole call."),
-    RequestField("prompt_cache_retention", "accepted", c.one_of(("in_memory", "24h")), "A hint for a cache elsewhere."),
-    RequestField("prompt_cache_options", "accepted", CACHING, "A hint for a cache elsewhere."),
-    refused_field("moderation", "No moderation model runs here."),
+    RequestField(
+        "parallel_tool_calls", "honoured", c.is_boolean, "False: the turn ends after the first complete call."
+    ),
+    RequestField(
+        "prompt_cache_retention", "accepted", c.one_of(("in_memory", "24h")), "A cache hint without effect here."
+    ),
+    RequestField("prompt_cache_options", "accepted", CACHING, "A cache hint without effect here."),
+    refused_field("moderation", "Moderation is not supported."),
 )
 
 LABEL_FIELDS = (
-    RequestField("service_tier", "echoed", c.one_of(TIERS), "There is one tier; a Response says `default` for `auto`."),
-    RequestField("metadata", "echoed", METADATA, "At most 16 pairs, keys up to 64, values up to 512 characters."),
+    RequestField(
+        "service_tier", "echoed", c.one_of(TIERS), "There is only one tier; a Response returns `default` for `auto`."
+    ),
+    RequestField("metadata", "echoed", METADATA, "At most 16 pairs; keys of up to 64 characters, values of up to 512."),
     RequestField("user", "echoed", c.string_like(512), "At most 512 characters."),
     RequestField("safety_identifier", "echoed", c.string_like(128), "At most 128 characters."),
     RequestField(
         "prompt_cache_key",
         "echoed",
         c.string_like(64),
-        "At most 64 characters. A hint that is not needed: what begins alike under one key is shared in any case.",
+        "At most 64 characters. Does not affect caching: requests with one API key share common prefixes in any case.",
     ),
 )
-"""What a client writes on a request for itself. A chat reply has no place for it."""
+"""Labels that a client sets for its own use. A chat reply has no fields for them, so chat only accepts them."""
 
 RESPONSES_FIELDS = (
     *SHARED_FIELDS,
@@ -161,22 +189,28 @@ RESPONSES_FIELDS = (
         "input",
         "honoured",
         c.string_or_array(c.string_like(MAX_TEXT_CHARS), c.array_of(c.is_object)),
-        "Required. A string or items (below).",
+        "A string or an array of items (see below). Required unless `previous_response_id` or `conversation` is set.",
     ),
     RequestField(
-        "instructions", "honoured", c.string_like(MAX_TEXT_CHARS), "Placed before the input, as the first system text."
+        "instructions", "honoured", c.string_like(MAX_TEXT_CHARS), "Placed before the input as the first system text."
     ),
-    RequestField("max_output_tokens", "honoured", c.integer_between(1), "At least 1; reasoning counts."),
-    RequestField("max_tool_calls", "honoured", c.integer_between(1), "The turn ends after so many whole calls."),
+    RequestField("max_output_tokens", "honoured", c.integer_between(1), "At least 1; includes reasoning tokens."),
     RequestField(
-        "top_logprobs", "honoured", c.integer_between(0, 20), "0 to 20; above 0 it turns log-probabilities on."
+        "max_tool_calls",
+        "honoured",
+        c.integer_between(1),
+        "At least 1; the turn ends after this number of complete calls.",
+    ),
+    RequestField(
+        "top_logprobs", "honoured", c.integer_between(0, 20), "0 to 20; a value above 0 turns log probabilities on."
     ),
     RequestField(
         "include",
         "honoured",
         c.array_of(c.one_of(INCLUDABLE)),
-        "`message.output_text.logprobs` turns log-probabilities on. `reasoning.encrypted_content` has reasoning sealed "
-        "beside the open text, to be sent back later. The others concern tools that run elsewhere.",
+        "`message.output_text.logprobs` turns log probabilities on. `reasoning.encrypted_content` adds an encrypted "
+        "copy of the reasoning that the client can send back. The other values have no effect: they concern images and "
+        "tools that run elsewhere.",
     ),
     RequestField(
         "reasoning",
@@ -190,15 +224,15 @@ RESPONSES_FIELDS = (
                 "mode": c.string_like(64),
             }
         ),
-        "`effort` reaches the prompt; `summary` is echoed, and no summary is invented; `context` and `mode` are "
-        "accepted: reasoning that is sent is shown to the model as its template has it.",
+        "`effort` is applied when the prompt is rendered. `summary` is echoed, but no summary is generated. `context` "
+        "and `mode` are accepted: the model's template decides how reasoning that the client sends back is rendered.",
     ),
     RequestField(
         "text",
         "honoured",
         c.object_of({"format": _check_text_format, "verbosity": c.one_of(VERBOSITIES)}),
-        "`format`: `text`, `json_object` or `json_schema`; the text for the user is held to it while sampling, and "
-        "reasoning is not. `verbosity` is echoed.",
+        "`format`: `text`, `json_object` or `json_schema`; enforced during sampling in the text for the user, not in "
+        "reasoning. `verbosity` is echoed.",
     ),
     RequestField(
         "stream_options",
@@ -206,115 +240,126 @@ RESPONSES_FIELDS = (
         c.object_of(
             {"include_obfuscation": c.is_boolean, "reasoning_summary_delivery": c.one_of(("auto", "sequential_cutoff"))}
         ),
-        "With `stream` only. `include_obfuscation` pads every delta; `reasoning_summary_delivery` is accepted.",
+        "Only with `stream`. `include_obfuscation` pads every delta; `reasoning_summary_delivery` is accepted.",
     ),
     RequestField(
         "store",
         "honoured",
         c.is_boolean,
-        "Default true: it is kept, with what was put in. False: nothing of it is ever written down.",
+        "Default true: the response and its input are stored. False: no part of them is ever written to the store.",
     ),
     RequestField(
         "truncation",
         "honoured",
         c.one_of(("auto", "disabled")),
-        "`disabled`: a prompt that does not fit answers 400. `auto`: the oldest items are left out, whole.",
+        "`disabled`: a prompt that does not fit returns 400. `auto`: the oldest items are left out, each as a whole.",
     ),
     RequestField(
-        "client_metadata", "accepted", lambda v, p: c.string_map(v, p, most=None), "A flat map of strings (Codex)."
+        "client_metadata",
+        "accepted",
+        lambda v, p: c.string_map(v, p, most=None),
+        "A flat map of strings, sent by Codex.",
     ),
     RequestField(
         "background",
         "honoured",
         c.is_boolean,
-        "True: the reply is there at once, `queued`; the turn goes on whoever reads it. Not with `store` false.",
+        "True: the reply is returned at once with status `queued`, and the turn runs whether or not a client reads it. "
+        "Not with `store` false.",
     ),
     RequestField(
         "previous_response_id",
         "honoured",
         c.string_like(128, RESPONSE_ID),
-        "All that was put in and out up to that response stands before `input`; its instructions do not.",
+        "Prepends the input and output items of that response and its predecessors. Instructions are not inherited.",
     ),
     RequestField(
         "conversation",
         "honoured",
         _check_conversation,
-        "An id, or an object with one: its items stand before `input`, and a stored turn's are added when it has ended "
-        "well. Not with `previous_response_id`.",
+        "An id, or an object with an `id`. Prepends the conversation's items to `input`. The items of a stored turn "
+        "are appended to the conversation when the turn ends as `completed` or `incomplete`. Not with "
+        "`previous_response_id`.",
     ),
-    refused_field("prompt", "There are no stored prompt templates."),
-    refused_field(
-        "context_management", "Ask for a compaction by a `compaction_trigger` item or `/v1/responses/compact`."
-    ),
-    refused_field("image", "No images are made here."),
-    refused_field("access_programs", "They belong to another service."),
+    refused_field("prompt", "Stored prompt templates are not supported."),
+    refused_field("context_management", "Send a `compaction_trigger` item or use `/v1/responses/compact`."),
+    refused_field("image", "Image generation is not supported."),
+    refused_field("access_programs", "Not supported by this server."),
     *SAMPLING_FIELDS,
 )
-"""`POST /v1/responses`."""
+"""Fields of `POST /v1/responses`."""
 
 CHAT_FIELDS = (
     *SHARED_FIELDS,
     *(structs.replace(label, handling="accepted") for label in LABEL_FIELDS),
     RequestField(
-        "messages", "honoured", c.array_of(c.is_object), "Required. `developer`, `system`, `user`, `assistant`, `tool`."
+        "messages",
+        "honoured",
+        c.array_of(c.is_object),
+        "Required. The roles are `developer`, `system`, `user`, `assistant` and `tool`.",
     ),
-    RequestField("max_completion_tokens", "honoured", c.integer_between(1), "At least 1; reasoning counts."),
+    RequestField("max_completion_tokens", "honoured", c.integer_between(1), "At least 1; includes reasoning tokens."),
     RequestField(
-        "max_tokens", "honoured", c.integer_between(1), "The older name of `max_completion_tokens`; not both."
+        "max_tokens", "honoured", c.integer_between(1), "Older name of `max_completion_tokens`. Send only one of them."
     ),
     RequestField(
         "n",
         "honoured",
         c.integer_between(1, MAX_CHOICES),
-        "1 to 128 choices. A seed is counted up from choice to choice.",
+        "1 to 128 choices. Choice i, counted from 0, is sampled with `seed` + i.",
     ),
-    RequestField("logprobs", "honoured", c.is_boolean, "Log-probabilities of the text for the user."),
-    RequestField("top_logprobs", "honoured", c.integer_between(0, 20), "0 to 20, with `logprobs` only."),
+    RequestField("logprobs", "honoured", c.is_boolean, "Returns log probabilities of the text for the user."),
+    RequestField("top_logprobs", "honoured", c.integer_between(0, 20), "0 to 20; only with `logprobs`."),
     RequestField(
         "stream_options",
         "honoured",
         c.object_of({"include_usage": c.is_boolean, "include_obfuscation": c.is_boolean}),
-        "With `stream` only. `include_usage` adds a last chunk; `include_obfuscation` pads every chunk.",
+        "Only with `stream`. `include_usage` adds a last chunk with the usage; `include_obfuscation` pads every chunk.",
     ),
     RequestField(
         "response_format",
         "honoured",
         _check_text_format,
-        "`text`, `json_object` or `json_schema`: the text for the user is held to it while sampling.",
+        "`text`, `json_object` or `json_schema`; enforced during sampling in the text for the user.",
     ),
     RequestField(
-        "reasoning_effort", "honoured", c.one_of(EFFORTS), "Reaches the prompt; `none` switches thinking off."
+        "reasoning_effort",
+        "honoured",
+        c.one_of(EFFORTS),
+        "Applied when the prompt is rendered; `none` turns reasoning off if the model can.",
     ),
     RequestField(
         "chat_template_kwargs",
         "honoured",
         c.object_of({"enable_thinking": c.is_boolean}),
-        "Not OpenAI's. `enable_thinking` false is the same as `reasoning_effort` `none`; no other key.",
+        "Not in OpenAI's API. The only key is `enable_thinking`; false means the same as `reasoning_effort` `none`.",
     ),
-    RequestField("verbosity", "accepted", c.one_of(VERBOSITIES), "No dialect served here can be told."),
-    RequestField("prediction", "accepted", c.is_object, "A hint for speed; the reply is the same."),
-    RequestField("store", "accepted", c.is_boolean, "Chat completions are not kept."),
+    RequestField(
+        "verbosity", "accepted", c.one_of(VERBOSITIES), "No effect: no supported dialect has a setting for it."
+    ),
+    RequestField("prediction", "accepted", c.is_object, "A hint to speed up decoding; the reply is the same."),
+    RequestField("store", "accepted", c.is_boolean, "Chat completions are not stored."),
     RequestField(
         "modalities",
         "honoured",
         c.array_of(c.one_of(("text", "audio"))),
-        "`text` only.",
+        "Only `text`.",
         lambda value: value == ["text"],
     ),
-    refused_field("audio", "No audio is made here."),
+    refused_field("audio", "Audio output is not supported."),
     refused_field("functions", "Use `tools`."),
     refused_field("function_call", "Use `tool_choice`."),
-    refused_field("web_search_options", "No search runs here."),
+    refused_field("web_search_options", "Web search is not supported."),
     *SAMPLING_FIELDS,
 )
-"""`POST /v1/chat/completions`."""
+"""Fields of `POST /v1/chat/completions`."""
 
 
 def check_fields(table: tuple[RequestField, ...], body: Mapping[str, Any]) -> None:
-    """Every key is known and every value well formed. Raises `ApiError` 400 for the first that is not."""
-    known = {field.name for field in table}
+    """Checks that every key is in `table` and every value is well formed. Raises `ApiError` 400 for the first fault."""
+    names = {field.name for field in table}
     for key in body:
-        if key not in known:
+        if key not in names:
             raise unknown_field(key)
     for field in table:
         value = body.get(field.name)
@@ -323,7 +368,10 @@ def check_fields(table: tuple[RequestField, ...], body: Mapping[str, Any]) -> No
 
 
 def refuse_unsupported(table: tuple[RequestField, ...], body: Mapping[str, Any]) -> None:
-    """What is well formed but not served. Called after every check, so that a wrong value is named first."""
+    """Raises `ApiError` 400 for the first field whose value is well formed but not supported.
+
+    Call it after all checks, so that malformed values are reported first.
+    """
     for field in table:
         value = body.get(field.name)
         if value is not None and not field.is_supported(value):

@@ -1,4 +1,4 @@
-"""What the tests of requests share: a catalogue with one model that is never asked to speak."""
+"""Builders of request bodies, which are read against one model that never generates."""
 
 from typing import Any, cast
 
@@ -14,43 +14,44 @@ from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.events.inputs import CompactionInput, InputReasoning
 
-DEFAULTS = Sampling(temperature=0.6, top_p=0.95, top_k=20)
+DEFAULT_SAMPLING = Sampling(temperature=0.6, top_p=0.95, top_k=20)
 
 
-def catalogue() -> ModelRegistry:
+def make_registry() -> ModelRegistry:
     replies = parse_script({"reply": [{"name": "hello", "output": ["Hello."]}]})
-    info = EngineInfo(max_model_len=4096, vocab_size=256, default_sampling=DEFAULTS)
+    info = EngineInfo(max_model_len=4096, vocab_size=256, default_sampling=DEFAULT_SAMPLING)
     engine = ScriptedEngine(replies, encode=lambda text: list(text.encode()), info=info)
-    # Requests are read without a format: only the engine's defaults are looked at.
+    # Reading a request uses the engine's defaults, and never the format.
     return ModelRegistry([ServedModel(names=("tiny", "gpt-tiny"), engine=engine, format=cast("Any", None), created=1)])
 
 
-class Known:
-    """A past that is nothing but items by id, in which everything sealed says what it is sealed in."""
+class FakeHistory:
+    """A history of stored items by id. It decrypts content that begins with `sealed:` by removing that prefix."""
 
     def __init__(self, items: dict[str, msgspec.Struct]) -> None:
         self.find_item, self.items_before_input = items.get, NO_HISTORY.items_before_input
 
     def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
-        sealed = item.encrypted_content or ""
-        return sealed.removeprefix("sealed:") if sealed.startswith("sealed:") else None
+        content = item.encrypted_content or ""
+        return content.removeprefix("sealed:") if content.startswith("sealed:") else None
 
 
-def ask(_items: dict[str, msgspec.Struct] | None = None, /, **body: Any) -> TurnSpec:
-    """A Responses body with `model` and `input` filled in, read."""
-    whole = {"model": "tiny", "input": "hi", **body}
-    whole = {key: value for key, value in whole.items() if value is not ...}
+def read_responses_spec(_items: dict[str, msgspec.Struct] | None = None, /, **body: Any) -> TurnSpec:
+    """Reads a Responses body, with defaults for `model` and `input`. The value `...` removes a key."""
+    fields = {"model": "tiny", "input": "hi", **body}
+    fields = {key: value for key, value in fields.items() if value is not ...}
     return responses.read_responses_request(
-        parse_object(msgspec.json.encode(whole)), catalogue(), Known(_items or {})
+        parse_object(msgspec.json.encode(fields)), make_registry(), FakeHistory(_items or {})
     ).spec
 
 
-def chat_ask(**body: Any) -> TurnSpec:
-    """A chat body with `model` and `messages` filled in, read."""
-    whole = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body}
-    whole = {key: value for key, value in whole.items() if value is not ...}
-    return chat.read_chat_request(parse_object(msgspec.json.encode(whole)), catalogue()).spec
+def read_chat_spec(**body: Any) -> TurnSpec:
+    """Reads a Chat Completions body, with defaults for `model` and `messages`. The value `...` removes a key."""
+    fields = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body}
+    fields = {key: value for key, value in fields.items() if value is not ...}
+    return chat.read_chat_request(parse_object(msgspec.json.encode(fields)), make_registry()).spec
 
 
-def blame(error: ApiError) -> tuple[int, str | None, str | None]:
+def summarize_error(error: ApiError) -> tuple[int, str | None, str | None]:
+    """Returns status, code and param."""
     return error.status, error.code, error.param

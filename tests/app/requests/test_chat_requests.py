@@ -1,4 +1,4 @@
-"""Chat messages as input items, and the fields that only chat has."""
+"""Chat requests: validation, messages as input items, and fields that only Chat Completions has."""
 
 from typing import Any
 
@@ -19,15 +19,15 @@ from antiphon.events.inputs import (
     RefusalInput,
 )
 from antiphon.events.items import ReasoningText
-from tests.app.requests.request_builders import blame, chat_ask
+from tests.app.requests.request_builders import read_chat_spec, summarize_error
 
 FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-ANSWER = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
-USER = {"role": "user", "content": "hi"}
+TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALL_MESSAGE = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+TOOL_MESSAGE = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+USER_MESSAGE = {"role": "user", "content": "hi"}
 
-WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
+INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"model": ...}, 400, "missing_required_parameter", "model"),
     ({"model": "other"}, 404, "model_not_found", "model"),
     ({"messages": ...}, 400, "missing_required_parameter", "messages"),
@@ -42,15 +42,15 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, 400, "invalid_value", "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "unsupported_parameter", "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "missing_required_parameter", "messages[0].content[0].image_url.url"),
-    ({"messages": [USER, {"role": "assistant"}]}, 400, "missing_required_parameter", "messages[1].content"),
-    ({"messages": [USER, {"role": "assistant", "function_call": {}}]}, 400, "unsupported_parameter", "messages[1].function_call"),
+    ({"messages": [USER_MESSAGE, {"role": "assistant"}]}, 400, "missing_required_parameter", "messages[1].content"),
+    ({"messages": [USER_MESSAGE, {"role": "assistant", "function_call": {}}]}, 400, "unsupported_parameter", "messages[1].function_call"),
     ({"messages": [{"role": "function", "name": "x", "content": "y"}]}, 400, "unsupported_parameter", "messages[0].role"),
-    ({"messages": [USER, CALLING]}, 400, None, "messages"),
-    ({"messages": [USER, ANSWER]}, 400, None, "messages"),
-    ({"messages": [USER, CALLING, ANSWER, ANSWER]}, 400, None, "messages"),
+    ({"messages": [USER_MESSAGE, CALL_MESSAGE]}, 400, None, "messages"),
+    ({"messages": [USER_MESSAGE, TOOL_MESSAGE]}, 400, None, "messages"),
+    ({"messages": [USER_MESSAGE, CALL_MESSAGE, TOOL_MESSAGE, TOOL_MESSAGE]}, 400, None, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "missing_required_parameter", "messages[0].tool_call_id"),
-    ({"messages": [{**CALLING, "tool_calls": [{"id": "c1"}]}]}, 400, "missing_required_parameter", "messages[0].tool_calls[0].function"),
-    ({"messages": [{**CALLING, "tool_calls": [{**CALL, "function": {"name": "x", "arguments": {}}}]}]}, 400, "invalid_type", "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [{**CALL_MESSAGE, "tool_calls": [{"id": "c1"}]}]}, 400, "missing_required_parameter", "messages[0].tool_calls[0].function"),
+    ({"messages": [{**CALL_MESSAGE, "tool_calls": [{**TOOL_CALL, "function": {"name": "x", "arguments": {}}}]}]}, 400, "invalid_type", "messages[0].tool_calls[0].function.arguments"),
     ({"n": 0}, 400, "integer_below_min_value", "n"),
     ({"n": 129}, 400, "integer_above_max_value", "n"),
     ({"n": "1"}, 400, "invalid_type", "n"),
@@ -74,17 +74,17 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "status", "code", "param"), WRONG)
-def test_a_wrong_request_is_blamed_on_its_field(
+@pytest.mark.parametrize(("body", "status", "code", "param"), INVALID_REQUESTS)
+def test_invalid_request_names_its_field(
     body: dict[str, Any], status: int, code: str | None, param: str | None
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        chat_ask(**body)
-    assert blame(caught.value) == (status, code, param)
+        read_chat_spec(**body)
+    assert summarize_error(caught.value) == (status, code, param)
 
 
-def test_every_role_and_part_as_items() -> None:
-    spec = chat_ask(
+def test_every_role_and_part_becomes_an_item() -> None:
+    spec = read_chat_spec(
         messages=[
             {"role": "system", "content": "be brief"},
             {"role": "developer", "content": [{"type": "text", "text": "always"}]},
@@ -118,16 +118,16 @@ def test_every_role_and_part_as_items() -> None:
     )
 
 
-def test_calls_and_their_answers() -> None:
+def test_tool_calls_and_tool_messages_become_items() -> None:
     custom = {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
-    spec = chat_ask(
+    spec = read_chat_spec(
         messages=[
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [CALL, custom]},
+            USER_MESSAGE,
+            {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, custom]},
             {"role": "tool", "tool_call_id": "c2", "content": "done"},
             {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
-            CALLING,
-            ANSWER,
+            CALL_MESSAGE,
+            TOOL_MESSAGE,
         ]
     )
     assert spec.prompt_input.items[1:] == (
@@ -140,9 +140,9 @@ def test_calls_and_their_answers() -> None:
     )
 
 
-def test_tools_in_both_spellings_are_the_same_offer() -> None:
+def test_function_and_custom_tools_are_offered() -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}
-    spec = chat_ask(tools=[FUNCTION, {"type": "custom", "custom": {"name": "patch", "format": grammar}}])
+    spec = read_chat_spec(tools=[FUNCTION, {"type": "custom", "custom": {"name": "patch", "format": grammar}}])
     offers = list(spec.prompt_input.tools)
     assert [(offer.name, offer.kind) for offer in offers] == [("weather", "function"), ("patch", "custom")]
     assert offers[1].format is not None
@@ -159,12 +159,12 @@ def test_tools_in_both_spellings_are_the_same_offer() -> None:
         ({"chat_template_kwargs": {}}, None),
     ],
 )
-def test_how_hard_to_think(body: dict[str, Any], effort: str | None) -> None:
-    assert chat_ask(**body).prompt_input.effort == effort
+def test_reasoning_effort_or_template_kwargs_set_the_effort(body: dict[str, Any], effort: str | None) -> None:
+    assert read_chat_spec(**body).prompt_input.effort == effort
 
 
-def test_what_only_chat_has() -> None:
-    spec = chat_ask(
+def test_chat_only_fields_are_read() -> None:
+    spec = read_chat_spec(
         n=3, max_tokens=7, logprobs=True, stream=True, stream_options={"include_usage": True}, stop=["a", "b"],
         parallel_tool_calls=False, seed=1,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One list of fields: the decoder obeys it, the SDK's types are in it, the page is printed from it."""
+"""The list of request fields against the decoder, the SDK's types, and `docs/fields.md`, which is generated from it."""
 
 from typing import Any
 
@@ -12,68 +12,68 @@ from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS, RequestF
 from antiphon.app.requests.fields.__main__ import render_page
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.harmony.tools import ToolTable
-from tests.app.requests.request_builders import ask, blame, chat_ask
+from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 from tests.syntax import ROOT
 
-TABLES = [(RESPONSES_FIELDS, ask), (CHAT_FIELDS, chat_ask)]
-EVERY = [
+TABLES = [(RESPONSES_FIELDS, read_responses_spec), (CHAT_FIELDS, read_chat_spec)]
+ALL_FIELDS = [
     pytest.param(field, reader, id=f"{reader.__name__}-{field.name}") for table, reader in TABLES for field in table
 ]
-NOTHING = ToolTable()
-NEEDED = {"model", "input", "messages"}
+EMPTY_TOOLS = ToolTable()
+REQUIRED_FIELDS = {"model", "input", "messages"}
 
 
-def test_no_field_is_listed_twice() -> None:
+def test_field_names_are_unique() -> None:
     for table, _ in TABLES:
         names = [field.name for field in table]
         assert len(names) == len(set(names))
 
 
 def test_every_field_of_the_sdk_is_listed() -> None:
-    sent = response_create_params.ResponseCreateParamsBase.__annotations__
-    assert set(sent) - {field.name for field in RESPONSES_FIELDS} == set()
-    sent = completion_create_params.CompletionCreateParamsBase.__annotations__
-    assert set(sent) - {field.name for field in CHAT_FIELDS} == set()
+    sdk_fields = response_create_params.ResponseCreateParamsBase.__annotations__
+    assert set(sdk_fields) - {field.name for field in RESPONSES_FIELDS} == set()
+    sdk_fields = completion_create_params.CompletionCreateParamsBase.__annotations__
+    assert set(sdk_fields) - {field.name for field in CHAT_FIELDS} == set()
 
 
-def test_the_page_is_what_the_list_prints() -> None:
-    said = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
-    assert said == render_page(), "run: python -m antiphon.app.requests.fields > docs/fields.md"
+def test_fields_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
+    assert page == render_page(), "run: python -m antiphon.app.requests.fields > docs/fields.md"
 
 
-@pytest.mark.parametrize(("field", "reader"), EVERY)
-def test_null_is_the_same_as_nothing(field: RequestField, reader: Any) -> None:
-    if field.name not in NEEDED:
-        assert told(reader(**{field.name: None})) == told(reader())
+@pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)
+def test_null_equals_an_absent_field(field: RequestField, reader: Any) -> None:
+    if field.name not in REQUIRED_FIELDS:
+        assert without_tools(reader(**{field.name: None})) == without_tools(reader())
 
 
-@pytest.mark.parametrize(("field", "reader"), EVERY)
-def test_a_wrong_type_is_named(field: RequestField, reader: Any) -> None:
-    """Some list or some object fits nowhere, but for fields that take any object, or that are refused unseen."""
-    faults = [fault for wrong in ([{}], {"a": [1]}) if (fault := fault_of(field, wrong))]
-    assert faults or field.handling == "refused" or field.name in {"tools", "messages", "prediction", "input"}
-    for fault in faults:
-        assert fault.status == 400
-        assert (fault.param or "").startswith(field.name)
-        assert fault.code in {"invalid_type", "unknown_parameter", "missing_required_parameter", "invalid_value"}
+@pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)
+def test_wrong_type_names_its_field(field: RequestField, reader: Any) -> None:
+    """A list or an object is invalid for every field except those that take any object or reject every value."""
+    errors = [error for value in ([{}], {"a": [1]}) if (error := check_field(field, value))]
+    assert errors or field.handling == "refused" or field.name in {"tools", "messages", "prediction", "input"}
+    for error in errors:
+        assert error.status == 400
+        assert (error.param or "").startswith(field.name)
+        assert error.code in {"invalid_type", "unknown_parameter", "missing_required_parameter", "invalid_value"}
 
 
-@pytest.mark.parametrize(("field", "reader"), EVERY)
-def test_what_is_refused_is_refused_by_name(field: RequestField, reader: Any) -> None:
+@pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)
+def test_unsupported_field_is_rejected_by_name(field: RequestField, reader: Any) -> None:
     if field.handling == "refused":
         with pytest.raises(ApiError) as caught:
             reader(**{field.name: {"id": "x"}})
-        assert blame(caught.value) == (400, "unsupported_parameter", field.name)
+        assert summarize_error(caught.value) == (400, "unsupported_parameter", field.name)
 
 
-@pytest.mark.parametrize("reader", [ask, chat_ask])
-def test_an_unknown_key_is_refused(reader: Any) -> None:
+@pytest.mark.parametrize("reader", [read_responses_spec, read_chat_spec])
+def test_unknown_key_is_rejected(reader: Any) -> None:
     with pytest.raises(ApiError) as caught:
         reader(temprature=1)
-    assert blame(caught.value) == (400, "unknown_parameter", "temprature")
+    assert summarize_error(caught.value) == (400, "unknown_parameter", "temprature")
 
 
-def fault_of(field: RequestField, value: Any) -> ApiError | None:
+def check_field(field: RequestField, value: Any) -> ApiError | None:
     try:
         field.check(value, field.name)
     except ApiError as error:
@@ -81,8 +81,8 @@ def fault_of(field: RequestField, value: Any) -> ApiError | None:
     return None
 
 
-def told(spec: TurnSpec) -> TurnSpec:
-    """The spec without its table of tools, which knows no equality."""
+def without_tools(spec: TurnSpec) -> TurnSpec:
+    """Returns the spec without its tool table, which has no equality."""
     assert len(spec.prompt_input.tools) == 0
-    bare = structs.replace(spec.prompt_input, tools=NOTHING)
-    return structs.replace(spec, prompt_input=bare)
+    prompt_input = structs.replace(spec.prompt_input, tools=EMPTY_TOOLS)
+    return structs.replace(spec, prompt_input=prompt_input)

@@ -1,4 +1,4 @@
-"""Images and files: named in the prompt or refused, and no address that leads home. Hard inputs, rows 19 and 20."""
+"""Image and file URLs in requests, which must not lead to a private address. Hard inputs, rows 19 and 20."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.media import check_media
 
-GOOD = [
+VALID_URLS = [
     "https://example.com/a.png",
     "http://example.com:8080/a?b=c#d",
     "https://93.184.216.34/a.png",
@@ -16,7 +16,7 @@ GOOD = [
     "data:image/png;base64,iVBORw0KGgo=",
     "DATA:image/JPEG;base64,/9j/",
 ]
-BAD = [
+INVALID_URLS = [
     "file:///etc/passwd",
     "ftp://example.com/a.png",
     "gopher://example.com",
@@ -55,7 +55,7 @@ BAD = [
     "http://example.com:99999/",
     "http://[::1/",
 ]
-BAD_DATA = [
+INVALID_DATA_URLS = [
     "data:,",
     "data:text/html;base64,PGI+",
     "data:image/svg+xml;base64,PHN2Zz4=",
@@ -66,52 +66,52 @@ BAD_DATA = [
 ]
 
 
-def item(part: dict[str, Any]) -> list[Any]:
+def make_input(part: dict[str, Any]) -> list[Any]:
     return [{"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "input_text", "text": "x"}, part]}]
 
 
-@pytest.mark.parametrize("url", GOOD)
-def test_addresses_that_anybody_may_name(url: str) -> None:
-    check_media(item({"type": "input_image", "image_url": url}), "input", refused=False)
-    check_media(item({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
+@pytest.mark.parametrize("url", VALID_URLS)
+def test_public_and_data_urls_are_accepted(url: str) -> None:
+    check_media(make_input({"type": "input_image", "image_url": url}), "input", refused=False)
+    check_media(make_input({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
 
 
-@pytest.mark.parametrize("url", BAD + BAD_DATA, ids=ascii)
-def test_addresses_that_nobody_is_to_be_sent_to(url: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        check_media(item({"type": "input_image", "image_url": url}), "input", refused=False)
-    error = raised.value
+@pytest.mark.parametrize("url", INVALID_URLS + INVALID_DATA_URLS, ids=ascii)
+def test_private_or_invalid_image_urls_are_rejected(url: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_media(make_input({"type": "input_image", "image_url": url}), "input", refused=False)
+    error = caught.value
     assert (error.status, error.code, error.param) == (400, "invalid_image_url", "input[1].content[1].image_url")
-    assert not url or url not in error.message, "what was sent is not repeated"
-    with pytest.raises(ApiError) as raised:
-        check_media(item({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
-    assert raised.value.param == "messages[1].content[1].image_url.url"
+    assert not url or url not in error.message, "the URL is not repeated"
+    with pytest.raises(ApiError) as caught:
+        check_media(make_input({"type": "image_url", "image_url": {"url": url}}), "messages", refused=False)
+    assert caught.value.param == "messages[1].content[1].image_url.url"
 
 
-@pytest.mark.parametrize("url", [*BAD, "data:application/pdf;base64,JVBERg=="], ids=ascii)
-def test_files_are_looked_at_alike(url: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        check_media(item({"type": "input_file", "file_url": url}), "input", refused=False)
-    assert (raised.value.code, raised.value.param) == ("invalid_file_url", "input[1].content[1].file_url")
+@pytest.mark.parametrize("url", [*INVALID_URLS, "data:application/pdf;base64,JVBERg=="], ids=ascii)
+def test_private_or_invalid_file_urls_are_rejected(url: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_media(make_input({"type": "input_file", "file_url": url}), "input", refused=False)
+    assert (caught.value.code, caught.value.param) == ("invalid_file_url", "input[1].content[1].file_url")
 
 
-def test_what_a_tool_gave_is_looked_at_too() -> None:
+def test_urls_in_tool_outputs_are_checked() -> None:
     output = [
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "file:///"}]}
     ]
-    with pytest.raises(ApiError) as raised:
+    with pytest.raises(ApiError) as caught:
         check_media(output, "input", refused=False)
-    assert raised.value.param == "input[0].output[0].image_url"
+    assert caught.value.param == "input[0].output[0].image_url"
 
 
-@pytest.mark.parametrize("kind", ["input_image", "image_url", "input_file", "file"])
-def test_one_switch_refuses_them_all(kind: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        check_media(item({"type": kind, "file_id": "file-1"}), "input", refused=True)
-    assert (raised.value.code, raised.value.param) == ("unsupported_parameter", "input[1].content[1]")
-    check_media(item({"type": "input_text", "text": "x"}), "input", refused=True)
+@pytest.mark.parametrize("part_type", ["input_image", "image_url", "input_file", "file"])
+def test_all_media_are_rejected_if_media_are_refused(part_type: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_media(make_input({"type": part_type, "file_id": "file-1"}), "input", refused=True)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "input[1].content[1]")
+    check_media(make_input({"type": "input_text", "text": "x"}), "input", refused=True)
 
 
-@pytest.mark.parametrize("sent", ["a string", None, 5, [5, "x", {"content": "x"}, {"content": [5, {}]}]], ids=str)
-def test_whatever_is_no_list_of_items_is_left_to_others(sent: Any) -> None:
-    check_media(sent, "input", refused=True)
+@pytest.mark.parametrize("body_input", ["a string", None, 5, [5, "x", {"content": "x"}, {"content": [5, {}]}]], ids=str)
+def test_input_that_is_no_list_of_items_is_ignored(body_input: Any) -> None:
+    check_media(body_input, "input", refused=True)

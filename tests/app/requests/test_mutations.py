@@ -1,4 +1,4 @@
-"""Whatever stands where something else should: a request is read, or answered with 4xx. Nothing else ever happens."""
+"""Randomly mutated request bodies: each is read, or rejected with an `ApiError` of status 400 or 404."""
 
 import copy
 import random
@@ -10,11 +10,11 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
-from tests.app.requests.request_builders import ask, chat_ask
+from tests.app.requests.request_builders import read_chat_spec, read_responses_spec
 from tests.counts import FULL_COUNTS
 
-ROUNDS = 40_000 if FULL_COUNTS else 4_000
-ODD: list[Any] = [
+NUM_MUTATIONS = 40_000 if FULL_COUNTS else 4_000
+ODD_VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**70, -(10**400), 0.5, 1e308, "", "x", "\0", "a\nb", "é" * 70, "auto", "none", "function", "message",
     [], [[]], [None], [0], ["x"], [{}], {}, {"type": None}, {"type": "x"}, {"type": "function"}, {"type": ["x"]}, {"": ""}, {"id": 5},
     {"role": "user", "content": []}, {"type": "item_reference", "id": []}, {"type": "function", "name": "other"},
@@ -70,56 +70,58 @@ FULL_CHAT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of everything inside a value."""
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of every value inside a value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in inside:
         yield (*path, key)
-        yield from places(child, (*path, key))
+        yield from list_paths(child, (*path, key))
 
 
-def mutated(body: dict[str, Any], dice: random.Random, names: list[str]) -> dict[str, Any]:
-    """The body with one or two things replaced, removed, or added at the top."""
+def mutate_body(body: dict[str, Any], dice: random.Random, names: list[str]) -> dict[str, Any]:
+    """Returns a copy of the body with one or two values replaced, removed, or added at the top level."""
     changed = copy.deepcopy(body)
     for _ in range(dice.choice((1, 1, 2))):
         if dice.random() < 0.2:
-            changed[dice.choice(names)] = dice.choice(ODD)
+            changed[dice.choice(names)] = dice.choice(ODD_VALUES)
             continue
-        path = dice.choice(list(places(changed)))
+        path = dice.choice(list(list_paths(changed)))
         parent = changed
         for key in path[:-1]:
             parent = parent[key]
         if dice.random() < 0.2:
             del parent[path[-1]]
         else:
-            parent[path[-1]] = copy.deepcopy(dice.choice(ODD))
+            parent[path[-1]] = copy.deepcopy(dice.choice(ODD_VALUES))
     return changed
 
 
 @pytest.mark.parametrize(
     ("reader", "table", "body"),
-    [(ask, RESPONSES_FIELDS, FULL_RESPONSES), (chat_ask, CHAT_FIELDS, FULL_CHAT)],
+    [(read_responses_spec, RESPONSES_FIELDS, FULL_RESPONSES), (read_chat_spec, CHAT_FIELDS, FULL_CHAT)],
     ids=["responses", "chat"],
 )
-def test_no_mutation_is_our_fault(reader: Any, table: Any, body: dict[str, Any]) -> None:
+def test_mutated_body_is_read_or_rejected(reader: Any, table: Any, body: dict[str, Any]) -> None:
     dice, names = random.Random(1), [field.name for field in table]
     statuses = set()
-    for _ in range(ROUNDS):
-        statuses.add(status_of(reader, mutated(body, dice, names)))
+    for _ in range(NUM_MUTATIONS):
+        statuses.add(read_status(reader, mutate_body(body, dice, names)))
     assert statuses <= {200, 400, 404}
     assert {200, 400} <= statuses
 
 
-def status_of(reader: Any, body: dict[str, Any]) -> int:
-    """What a body is answered with; any exception but `ApiError` fails the test."""
+def read_status(reader: Any, body: dict[str, Any]) -> int:
+    """Returns the status of the reply, or 0 for an empty or overlong message. Exceptions other than `ApiError` are raised."""
     try:
         reader(**body)
     except ApiError as error:
-        told = msgspec.json.decode(error.encoded_body)["error"]["message"]
-        return error.status if 0 < len(told) < 2000 else 0
+        message = msgspec.json.decode(error.encoded_body)["error"]["message"]
+        return error.status if 0 < len(message) < 2000 else 0
     return 200
 
 
-@pytest.mark.parametrize(("reader", "body"), [(ask, FULL_RESPONSES), (chat_ask, FULL_CHAT)], ids=["responses", "chat"])
-def test_the_body_that_is_mutated_is_itself_good(reader: Any, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("reader", "body"), [(read_responses_spec, FULL_RESPONSES), (read_chat_spec, FULL_CHAT)], ids=["responses", "chat"]
+)
+def test_unmutated_body_is_accepted(reader: Any, body: dict[str, Any]) -> None:
     reader(**body)

@@ -1,4 +1,4 @@
-"""The contract's table of request validation, row by row, and what a good request comes down to."""
+"""Responses requests: the contract's validation table, row by row, and the turn specs of valid requests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from antiphon.app.errors import ApiError
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import HostedInput, InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText
 from antiphon.events.items import FunctionCall, Message, OutputText
-from tests.app.requests.request_builders import DEFAULTS, ask, blame
+from tests.app.requests.request_builders import DEFAULT_SAMPLING, read_responses_spec, summarize_error
 
 FUNCTION = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
@@ -16,11 +16,11 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
 USER = {"role": "user", "content": "hi"}
 
 
-def text(kind: str = "input_text", said: Any = "x") -> dict[str, Any]:
-    return {"type": kind, "text": said}
+def text_part(kind: str = "input_text", content: Any = "x") -> dict[str, Any]:
+    return {"type": kind, "text": content}
 
 
-WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
+INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"model": ...}, 400, "missing_required_parameter", "model"),
     ({"model": 5}, 400, "invalid_type", "model"),
     ({"model": "other"}, 404, "model_not_found", "model"),
@@ -40,11 +40,11 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"input": [{"role": "user"}]}, 400, "missing_required_parameter", "input[0].content"),
     ({"input": [{"role": "user", "content": 5}]}, 400, "invalid_type", "input[0].content"),
     ({"input": [{"role": "user", "content": [5]}]}, 400, "invalid_type", "input[0].content[0]"),
-    ({"input": [{"role": "user", "content": [text(), text("smell")]}]}, 400, "invalid_value", "input[0].content[1].type"),
+    ({"input": [{"role": "user", "content": [text_part(), text_part("smell")]}]}, 400, "invalid_value", "input[0].content[1].type"),
     ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "missing_required_parameter", "input[0].content[0].type"),
-    ({"input": [{"role": "user", "content": [text(said=5)]}]}, 400, "invalid_type", "input[0].content[0].text"),
-    ({"input": [{"role": "user", "content": [text("output_text")]}]}, 400, "invalid_value", "input[0].content[0].type"),
-    ({"input": [{"role": "assistant", "content": [text()]}]}, 400, "invalid_value", "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [text_part(content=5)]}]}, 400, "invalid_type", "input[0].content[0].text"),
+    ({"input": [{"role": "user", "content": [text_part("output_text")]}]}, 400, "invalid_value", "input[0].content[0].type"),
+    ({"input": [{"role": "assistant", "content": [text_part()]}]}, 400, "invalid_value", "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "unsupported_parameter", "input[0].content[0]"),
     ({"input": [{**CALL, "arguments": {}}, OUTPUT]}, 400, "invalid_type", "input[0].arguments"),
     ({"input": [{**CALL, "call_id": None}]}, 400, "missing_required_parameter", "input[0].call_id"),
@@ -119,52 +119,62 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"stream": True, "stream_options": {"include_obfuscation": "yes"}}, 400, "invalid_type", "stream_options.include_obfuscation"),
     ({"stream": "yes"}, 400, "invalid_type", "stream"),
     ({"client_metadata": {"a": 1}}, 400, "invalid_type", "client_metadata.a"),
-    # What is wrong is named before what is not served.
+    # Invalid values are reported before unsupported ones.
     ({"background": True, "temperature": 3}, 400, "decimal_above_max_value", "temperature"),
     ({"background": True, "input": [{"role": "boss"}]}, 400, "invalid_value", "input[0].role"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "status", "code", "param"), WRONG)
-def test_a_wrong_request_is_blamed_on_its_field(
+@pytest.mark.parametrize(("body", "status", "code", "param"), INVALID_REQUESTS)
+def test_invalid_request_names_its_field(
     body: dict[str, Any], status: int, code: str | None, param: str | None
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        ask(**body)
-    assert blame(caught.value) == (status, code, param)
+        read_responses_spec(**body)
+    assert summarize_error(caught.value) == (status, code, param)
     assert caught.value.type == "invalid_request_error"
 
 
-def test_the_words_of_the_real_api() -> None:
+def test_unpaired_calls_have_the_messages_of_the_openai_api() -> None:
     with pytest.raises(ApiError, match=r"No tool call found for function call output with call_id c1\."):
-        ask(input=[USER, OUTPUT])
+        read_responses_spec(input=[USER, OUTPUT])
     with pytest.raises(ApiError, match=r"No tool output found for function call c1\."):
-        ask(input=[USER, CALL])
+        read_responses_spec(input=[USER, CALL])
 
 
-def test_the_smallest_request() -> None:
-    spec = ask()
+def test_minimal_request_gets_defaults() -> None:
+    spec = read_responses_spec()
     assert spec.prompt_input.items == (InputMessage(role="user", content="hi"),)
-    assert spec.sampling == DEFAULTS
-    head = spec.base_response
-    assert (head.model, head.temperature, head.top_p, head.store, head.background) == ("tiny", 0.6, 0.95, True, False)
-    assert (head.text, head.tool_choice, head.truncation) == ({"format": {"type": "text"}}, "auto", "disabled")
-    assert (head.service_tier, head.metadata, head.tools) == ("default", {}, ())
-    assert head.reasoning is not None
+    assert spec.sampling == DEFAULT_SAMPLING
+    response = spec.base_response
+    assert (response.model, response.temperature, response.top_p, response.store, response.background) == (
+        "tiny",
+        0.6,
+        0.95,
+        True,
+        False,
+    )
+    assert (response.text, response.tool_choice, response.truncation) == (
+        {"format": {"type": "text"}},
+        "auto",
+        "disabled",
+    )
+    assert (response.service_tier, response.metadata, response.tools) == ("default", {}, ())
+    assert response.reasoning is not None
     assert not spec.stream
     assert not spec.logprobs
     assert spec.max_tool_calls is None
 
 
-def test_an_empty_string_is_an_empty_message() -> None:
-    """LM Studio's probe, as Codex sends it."""
-    spec = ask(input="", max_output_tokens=1)
+def test_empty_string_is_an_empty_message() -> None:
+    """Codex sends this request as a probe to LM Studio."""
+    spec = read_responses_spec(input="", max_output_tokens=1)
     assert spec.prompt_input.items == (InputMessage(role="user", content=""),)
     assert (spec.sampling.max_tokens, spec.base_response.max_output_tokens) == (1, 1)
 
 
-def test_what_the_client_sends_wins_over_the_models_defaults() -> None:
-    spec = ask(
+def test_client_values_override_the_models_defaults() -> None:
+    spec = read_responses_spec(
         temperature=0, top_p=1, top_k=-1, min_p=0.1, seed=7, presence_penalty=1, frequency_penalty=-1,
         repetition_penalty=1.1, logit_bias={"5": -100}, stop="END", max_output_tokens=9,
     )  # fmt: skip
@@ -181,7 +191,7 @@ def test_what_the_client_sends_wins_over_the_models_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "wanted"),
+    ("body", "num_logprobs"),
     [
         ({}, None),
         ({"include": ["message.output_text.logprobs"]}, 0),
@@ -190,24 +200,24 @@ def test_what_the_client_sends_wins_over_the_models_defaults() -> None:
         ({"top_logprobs": 2, "include": ["message.output_text.logprobs"]}, 2),
     ],
 )
-def test_when_log_probabilities_are_told(body: dict[str, Any], wanted: int | None) -> None:
-    spec = ask(**body)
-    assert (spec.sampling.top_logprobs, spec.logprobs) == (wanted, wanted is not None)
+def test_logprobs_are_returned_where_requested(body: dict[str, Any], num_logprobs: int | None) -> None:
+    spec = read_responses_spec(**body)
+    assert (spec.sampling.top_logprobs, spec.logprobs) == (num_logprobs, num_logprobs is not None)
 
 
-def test_one_call_where_parallel_calls_are_off() -> None:
-    assert ask(parallel_tool_calls=False, max_tool_calls=5).max_tool_calls == 1
-    assert ask(max_tool_calls=5).max_tool_calls == 5
+def test_max_tool_calls_is_1_without_parallel_tool_calls() -> None:
+    assert read_responses_spec(parallel_tool_calls=False, max_tool_calls=5).max_tool_calls == 1
+    assert read_responses_spec(max_tool_calls=5).max_tool_calls == 5
 
 
-def test_tools_are_echoed_whole_and_only_ours_are_offered() -> None:
+def test_tools_are_echoed_and_only_client_tools_are_offered() -> None:
     patch = {
         "type": "custom",
         "name": "apply_patch",
         "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
     }
     agents = {"type": "namespace", "name": "agents", "tools": [{**FUNCTION, "name": "spawn"}]}
-    spec = ask(tools=[FUNCTION, patch, agents, {"type": "web_search", "external_web_access": True}])
+    spec = read_responses_spec(tools=[FUNCTION, patch, agents, {"type": "web_search", "external_web_access": True}])
     echoed = spec.base_response.tools
     assert echoed[0] == {**FUNCTION, "description": None, "strict": None}
     assert echoed[1:] == (patch, agents, {"type": "web_search", "external_web_access": True})
@@ -215,30 +225,30 @@ def test_tools_are_echoed_whole_and_only_ours_are_offered() -> None:
     assert offered == [(None, "weather", "function"), (None, "apply_patch", "custom"), ("agents", "spawn", "function")]
 
 
-def test_tools_join_through_the_input() -> None:
-    spec = ask(input=[{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, USER])
+def test_additional_tools_item_offers_tools() -> None:
+    spec = read_responses_spec(input=[{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, USER])
     assert [offer.name for offer in spec.prompt_input.tools] == ["weather"]
     assert spec.base_response.tools == ()
     with pytest.raises(ApiError) as caught:
-        ask(tools=[FUNCTION], input=[{"type": "additional_tools", "tools": [FUNCTION]}, USER])
+        read_responses_spec(tools=[FUNCTION], input=[{"type": "additional_tools", "tools": [FUNCTION]}, USER])
     assert caught.value.param == "input[0].tools[0].name"
 
 
-def test_items_as_clients_send_them_back() -> None:
-    """Nulls on every optional key, keys of the SDK's own, ids this server never issued, bare messages."""
-    spec = ask(
+def test_output_items_are_accepted_as_input() -> None:
+    """Items have null for optional keys, keys that the SDK adds, ids of other servers, and messages without a type."""
+    spec = read_responses_spec(
         input=[
             {"role": "system", "content": "be brief"},
             {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None, "content": None, "status": None},
             {**CALL, "id": None, "status": None, "namespace": None, "async_": None, "caller": None, "parsed_arguments": {}},
-            {**OUTPUT, "id": "fco_9", "output": [text(said="sunny")]},
+            {**OUTPUT, "id": "fco_9", "output": [text_part(content="sunny")]},
             {
                 "type": "message", "id": "msg_x", "role": "assistant", "status": "completed", "phase": "final_answer",
-                "content": [{**text("output_text"), "annotations": [], "logprobs": []}],
+                "content": [{**text_part("output_text"), "annotations": [], "logprobs": []}],
             },
             {"role": "assistant", "content": "plain"},
             {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
-            {"role": "user", "content": [text(), {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}]},
+            {"role": "user", "content": [text_part(), {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}]},
         ]
     )  # fmt: skip
     items = spec.prompt_input.items
@@ -252,25 +262,25 @@ def test_items_as_clients_send_them_back() -> None:
     )
 
 
-def test_references_are_replaced_by_the_items_they_mean() -> None:
-    said = Message(id="msg_1", status="completed", content=(OutputText(text="hello"),))
+def test_item_references_are_replaced_by_their_items() -> None:
+    message = Message(id="msg_1", status="completed", content=(OutputText(text="hello"),))
     call = FunctionCall(id="fc_1", call_id="c1", name="weather", arguments="{}", status="completed")
-    spec = ask(
-        {"msg_1": said, "fc_1": call},
+    spec = read_responses_spec(
+        {"msg_1": message, "fc_1": call},
         input=[USER, {"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, OUTPUT],
     )
     kinds = [type(item).__name__ for item in spec.prompt_input.items]
     assert kinds == ["InputMessage", "InputMessage", "InputFunctionCall", "InputFunctionOutput"]
 
 
-def test_the_body_that_codex_sends() -> None:
-    spec = ask(
+def test_codex_request_is_accepted() -> None:
+    spec = read_responses_spec(
         stream=True, store=False, tool_choice="auto", parallel_tool_calls=True,
         reasoning={"effort": "low", "summary": "auto", "context": "all_turns"},
         include=["reasoning.encrypted_content"], prompt_cache_key="0199-aa",
         client_metadata={"session_id": "s", "x-codex-turn-metadata": "{}" * 400}, text={"verbosity": "low"},
         service_tier="flex",
-        input=[{"type": "message", "id": "msg_1", "role": "developer", "content": [text(said="d" * 17_000)]}, USER],
+        input=[{"type": "message", "id": "msg_1", "role": "developer", "content": [text_part(content="d" * 17_000)]}, USER],
         tools=[{**FUNCTION, "strict": False}, {"type": "tool_search", "execution": "client", "parameters": {}}],
     )  # fmt: skip
     assert (spec.stream, spec.base_response.store, spec.prompt_input.effort) == (True, False, "low")

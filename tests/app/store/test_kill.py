@@ -1,7 +1,7 @@
-"""`kill -9` of the server at random moments: what a reader saw stays, once, in place, and every response comes to an end.
+"""`kill -9` of the server at random moments: events that a client received stay, and every response ends.
 
-Several background responses run at once, in a real server process over a file; after each kill the next process is
-asked for everything that was ever begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
+Several background responses run at once, in a server process with a store file. After each kill, the next process
+replays every response that was begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from tests.counts import FULL_COUNTS
-from tests.invariants import check
+from tests.invariants import check_stream
 from tests.syntax import ROOT
 
-KILLS = 200 if FULL_COUNTS else 4
-STREAMS = 4
-SERVER = """
+NUM_KILLS = 200 if FULL_COUNTS else 4
+NUM_STREAMS = 4
+SERVER_PROGRAM = """
 import sys
 sys.path.insert(0, ROOT)
 import uvloop
@@ -34,8 +34,8 @@ from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
 from tests.serving import scripted_registry
 
-SPOKEN = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
-SCRIPT = [{"name": "long", "output": [SPOKEN], "tokens_per_chunk": 2}]
+OUTPUT = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
+SCRIPT = [{"name": "long", "output": [OUTPUT], "tokens_per_chunk": 2}]
 
 async def main(path):
     settings = Settings(port=0, shutdown_timeout=0.2, store_file=Path(path))
@@ -48,14 +48,15 @@ async def main(path):
 
 uvloop.run(main(*sys.argv[1:]))
 """
-BODY = {"model": "scripted", "input": "Hi", "background": True, "stream": True}
-Seen = dict[str, list[str]]
+STREAM_BODY = {"model": "scripted", "input": "Hi", "background": True, "stream": True}
+ReceivedEvents = dict[str, list[str]]
+"""Response id to the `data:` lines that a client received."""
 
 
 @asynccontextmanager
-async def server(path: Path) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """A server process on that file: its URL, and what kills it."""
-    command = [sys.executable, "-c", SERVER.replace("ROOT", repr(str(ROOT))), str(path)]
+async def run_server(path: Path) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Runs a server process with that store file. Yields its URL and a function that kills it."""
+    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), str(path)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -67,80 +68,88 @@ async def server(path: Path) -> AsyncIterator[tuple[str, Callable[[], None]]]:
         await process.wait()
 
 
-async def read(client: httpx.AsyncClient, url: str, seen: Seen) -> None:
-    """Begin a background response and read it until the server is gone; what was seen is kept."""
+async def read_until_killed(client: httpx.AsyncClient, url: str, received: ReceivedEvents) -> None:
+    """Starts a background response and reads it until it ends or the server is killed. Adds its events to `received`."""
     lines: list[str] = []
     try:
-        async with client.stream("POST", f"{url}/responses", json=BODY) as reply:
-            await keep(reply, lines)
+        async with client.stream("POST", f"{url}/responses", json=STREAM_BODY) as reply:
+            await append_data_lines(reply, lines)
     except httpx.HTTPError:
         pass
     if lines:
-        seen[json.loads(lines[0])["response"]["id"]] = lines
+        received[json.loads(lines[0])["response"]["id"]] = lines
 
 
-async def keep(reply: httpx.Response, lines: list[str]) -> None:
+async def append_data_lines(reply: httpx.Response, lines: list[str]) -> None:
     async for line in reply.aiter_lines():
         if line.startswith("data: {"):
-            lines.append(line.removeprefix("data: "))  # noqa: PERF401  # what came before a break counts
+            lines.append(line.removeprefix("data: "))  # noqa: PERF401  # keeps the lines before an error
 
 
-async def replay(client: httpx.AsyncClient, url: str, name: str, after: int = -1) -> list[str]:
+async def replay(client: httpx.AsyncClient, url: str, response_id: str, after: int = -1) -> list[str]:
     lines: list[str] = []
-    address = f"{url}/responses/{name}?stream=true&starting_after={after}"
-    async with client.stream("GET", address) as reply:
+    target = f"{url}/responses/{response_id}?stream=true&starting_after={after}"
+    async with client.stream("GET", target) as reply:
         assert reply.status_code == 200, await reply.aread()
-        await keep(reply, lines)
+        await append_data_lines(reply, lines)
     return lines
 
 
-async def holds(client: httpx.AsyncClient, url: str, name: str, lines: list[str], chance: random.Random) -> str:
-    """What a reader saw is the beginning of what is there now, which is legal and has ended; its status."""
-    whole = await replay(client, url, name)
-    assert whole[: len(lines)] == lines, f"{name}: what was seen has changed"
-    response = check([json.loads(line) for line in whole])
-    after = chance.randrange(-1, len(whole))
-    assert await replay(client, url, name, after) == whole[after + 1 :], "whoever had seen up to N gets N+1 onwards"
-    assert (await client.get(f"{url}/responses/{name}")).json() == response
+async def assert_durable(
+    client: httpx.AsyncClient, url: str, response_id: str, received: list[str], dice: random.Random
+) -> str:
+    """Asserts that the replay is a valid, ended stream that begins with the received lines. Returns its status."""
+    replayed = await replay(client, url, response_id)
+    assert replayed[: len(received)] == received, f"{response_id}: received events have changed"
+    response = check_stream([json.loads(line) for line in replayed])
+    after = dice.randrange(-1, len(replayed))
+    assert await replay(client, url, response_id, after) == replayed[after + 1 :], (
+        "a replay after event N begins with N+1"
+    )
+    assert (await client.get(f"{url}/responses/{response_id}")).json() == response
     return str(response["status"])
 
 
-@pytest.mark.timeout(60 + 20 * KILLS)
-async def test_nothing_that_was_seen_is_lost_changed_or_repeated(tmp_path: Path) -> None:
-    path, chance, seen = tmp_path / "responses.db", random.Random(11), Seen()
+@pytest.mark.timeout(60 + 20 * NUM_KILLS)
+async def test_received_events_survive_kills_unchanged(tmp_path: Path) -> None:
+    path, dice, received = tmp_path / "responses.db", random.Random(11), ReceivedEvents()
     limits, statuses = httpx.Limits(max_connections=None), dict[str, Any]()
-    for _ in range(KILLS):
-        async with server(path) as (url, kill), httpx.AsyncClient(timeout=30, limits=limits) as client:
-            for name in [name for name in seen if name not in statuses]:
-                statuses[name] = await holds(client, url, name, seen[name], chance)
-            readers = [asyncio.create_task(read(client, url, seen)) for _ in range(STREAMS)]
-            await asyncio.sleep(chance.uniform(0.0, 0.4))
+    for _ in range(NUM_KILLS):
+        async with run_server(path) as (url, kill), httpx.AsyncClient(timeout=30, limits=limits) as client:
+            for response_id in [response_id for response_id in received if response_id not in statuses]:
+                statuses[response_id] = await assert_durable(client, url, response_id, received[response_id], dice)
+            readers = [asyncio.create_task(read_until_killed(client, url, received)) for _ in range(NUM_STREAMS)]
+            await asyncio.sleep(dice.uniform(0.0, 0.4))
             kill()
             await asyncio.gather(*readers)
-    async with server(path) as (url, _), httpx.AsyncClient(timeout=30, limits=limits) as client:
-        for name, lines in seen.items():
-            statuses[name] = await holds(client, url, name, lines, chance)
+    async with run_server(path) as (url, _), httpx.AsyncClient(timeout=30, limits=limits) as client:
+        for response_id, lines in received.items():
+            statuses[response_id] = await assert_durable(client, url, response_id, lines, dice)
     counts = {status: list(statuses.values()).count(status) for status in set(statuses.values())}
-    print(f"{KILLS} kills, {len(seen)} responses seen: {counts}")
-    assert counts.get("failed"), "some were cut off"
+    print(f"{NUM_KILLS} kills, {len(received)} responses received: {counts}")
+    assert counts.get("failed"), "some responses were interrupted"
 
 
 @pytest.mark.timeout(120)
-async def test_a_second_process_tells_what_the_first_is_writing_and_ends_what_it_left(tmp_path: Path) -> None:
-    path, chance, seen = tmp_path / "responses.db", random.Random(12), Seen()
-    async with server(path) as (url, kill), server(path) as (other, _), httpx.AsyncClient(timeout=30) as client:
-        reading = asyncio.create_task(read(client, url, seen))
-        made = (await client.post(f"{url}/responses", json={**BODY, "stream": False})).json()["id"]
-        whole = await replay(client, other, made)
-        assert whole == await replay(client, url, made), "live, and read from the other process"
-        assert check([json.loads(line) for line in whole])["status"] == "completed"
+async def test_second_process_follows_the_first_and_ends_its_responses(tmp_path: Path) -> None:
+    path, dice, received = tmp_path / "responses.db", random.Random(12), ReceivedEvents()
+    async with (
+        run_server(path) as (url, kill),
+        run_server(path) as (other_url, _),
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        reading = asyncio.create_task(read_until_killed(client, url, received))
+        response_id = (await client.post(f"{url}/responses", json={**STREAM_BODY, "stream": False})).json()["id"]
+        replayed = await replay(client, other_url, response_id)
+        assert replayed == await replay(client, url, response_id), "the other process follows the running stream"
+        assert check_stream([json.loads(line) for line in replayed])["status"] == "completed"
         await reading
-        (complete,) = seen.values()
+        (complete,) = received.values()
         assert json.loads(complete[-1])["response"]["status"] == "completed"
-        left = (await client.post(f"{url}/responses", json={**BODY, "stream": False})).json()["id"]
-        following = asyncio.create_task(replay(client, other, left))
+        abandoned_id = (await client.post(f"{url}/responses", json={**STREAM_BODY, "stream": False})).json()["id"]
+        following = asyncio.create_task(replay(client, other_url, abandoned_id))
         await asyncio.sleep(0.1)
         kill()
         lines = await asyncio.wait_for(following, 20)
-        assert await holds(client, other, left, lines, chance) == "failed"
+        assert await assert_durable(client, other_url, abandoned_id, lines, dice) == "failed"
         assert json.loads(lines[-1])["response"]["error"]["code"] == "server_restarted"

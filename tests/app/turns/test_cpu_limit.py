@@ -1,4 +1,4 @@
-"""Work is given up for what it uses, not for what it waits."""
+"""The CPU limit of a turn: work is cancelled for the CPU time it uses, not for the time it waits."""
 
 import asyncio
 import time
@@ -13,47 +13,47 @@ from antiphon.app.turns.turn import TurnTimeouts
 from tests.serving import serve
 
 
-def burn(seconds: float) -> None:
+def use_cpu(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
-async def test_what_it_returns_and_raises_comes_through() -> None:
+async def test_results_and_exceptions_are_passed_through() -> None:
     assert await run_with_cpu_limit(5, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         await run_with_cpu_limit(5, lambda: 1 // 0)
 
 
-async def test_work_that_only_waits_is_waited_for() -> None:
+async def test_waiting_work_is_not_limited() -> None:
     assert await run_with_cpu_limit(0.02, lambda: time.sleep(0.3) or 7) == 7  # type: ignore[func-returns-value]
 
 
-async def test_so_is_work_that_has_no_thread_yet() -> None:
+async def test_work_without_a_thread_yet_is_not_limited() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    before = asyncio.ensure_future(asyncio.to_thread(time.sleep, 0.3))
+    earlier = asyncio.ensure_future(asyncio.to_thread(time.sleep, 0.3))
     await asyncio.sleep(0)
     assert await run_with_cpu_limit(0.02, lambda: 7) == 7
-    assert before.done()
+    assert earlier.done()
 
 
-async def test_work_that_uses_too_much_is_given_up() -> None:
-    begun = time.monotonic()
+async def test_work_above_the_cpu_limit_times_out() -> None:
+    start = time.monotonic()
     with pytest.raises(TimeoutError):
-        await run_with_cpu_limit(0.1, lambda: burn(2))
-    assert time.monotonic() - begun < 1.9
+        await run_with_cpu_limit(0.1, lambda: use_cpu(2))
+    assert time.monotonic() - start < 1.9
 
 
-def test_a_prompt_that_takes_too_long_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = TokenHistory.render
+def test_prompt_above_the_cpu_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    render = TokenHistory.render
 
-    def slow(*given: object) -> object:
-        burn(0.5)
-        return read(*given)  # type: ignore[arg-type]
+    def render_slowly(*args: object) -> object:
+        use_cpu(0.5)
+        return render(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(TokenHistory, "render", slow)
-    with serve([{"name": "x", "output": ["x"]}], timeouts=TurnTimeouts(render_cpu_limit_s=0.05)) as served:
-        reply = httpx.post(f"{served.url}/responses", json={"model": "scripted", "input": "Hi"})
+    monkeypatch.setattr(TokenHistory, "render", render_slowly)
+    with serve([{"name": "x", "output": ["x"]}], timeouts=TurnTimeouts(render_cpu_limit_s=0.05)) as server:
+        reply = httpx.post(f"{server.url}/responses", json={"model": "scripted", "input": "Hi"})
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("prompt_too_complex", "input")

@@ -1,4 +1,4 @@
-"""What the model spoke comes back as its own token ids, and only where it came back unchanged."""
+"""The token history: output that a client sends back unchanged is rendered with the token ids the model generated."""
 
 from datetime import UTC, datetime
 from random import Random
@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.app.turns.token_history import (
     MAX_COMPARED_TURNS,
-    MAX_TURNS_PER_OWNER,
+    TURN_OVERHEAD_TOKENS,
     FinishedTurn,
     TokenHistory,
     TurnPrompt,
@@ -29,148 +29,154 @@ from antiphon.harmony.tools import ToolTable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOOLS = ToolTable.from_request([FunctionTool(name="add", parameters={"type": "object"})])
-ASKED = InputMessage(role="user", content="Add.")
-THOUGHT = InputReasoning(content=[ReasoningText(text="Hm.")])
-CALLED = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 1}')
-OUTPUT = InputFunctionOutput(call_id="call_1", output="2")
+QUESTION = InputMessage(role="user", content="Add.")
+REASONING = InputReasoning(content=[ReasoningText(text="Hm.")])
+CALL = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 1}')
+CALL_OUTPUT = InputFunctionOutput(call_id="call_1", output="2")
 ANSWER = InputMessage(role="assistant", content="Two.")
-HEARD = (
+CALL_ITEMS = (
     Reasoning(id="rs_1", status="completed", content=(ReasoningText(text="Hm."),)),
     FunctionCall(id="fc_1", status="completed", call_id="call_1", name="add", arguments='{"a": 1}'),
 )
-TOLD = (Message(id="msg_1", status="completed", content=(OutputText(text="Two."),)),)
-SPOKEN = {
+ANSWER_ITEMS = (Message(id="msg_1", status="completed", content=(OutputText(text="Two."),)),)
+CALL_TEXTS = {
     "hermes": '<think>\nHm.\n</think>\n\n<tool_call>\n{"name":"add","arguments":{"a":1}}\n</tool_call><|im_end|>',
     "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
     '<|constrain|>json<|message|>{"a":  1}<|call|>',
 }
 
 
-def read(recall: TokenHistory, form: ModelFormat, *items: AnyInput, owner: str = "me") -> TurnPrompt:
-    return recall.render(form, owner, PromptInput(items=items, tools=TOOLS), NOW)
+def render_prompt(history: TokenHistory, model_format: ModelFormat, *items: AnyInput, owner: str = "me") -> TurnPrompt:
+    return history.render(model_format, owner, PromptInput(items=items, tools=TOOLS), NOW)
 
 
-def told(recall: TokenHistory, form: ModelFormat, spoken: str) -> TurnPrompt:
-    layout = read(recall, form, ASKED)
-    recall.add_turn(FinishedTurn(layout, tuple(form.encode(spoken)), TOLD))
-    return layout
+def add_answer(history: TokenHistory, model_format: ModelFormat, output: str) -> TurnPrompt:
+    turn_prompt = render_prompt(history, model_format, QUESTION)
+    history.add_turn(FinishedTurn(turn_prompt, tuple(model_format.encode(output)), ANSWER_ITEMS))
+    return turn_prompt
 
 
-def called(dialect: str) -> tuple[ModelFormat, TokenHistory, tuple[int, ...]]:
-    """A model that has called a tool, and all that it read and spoke."""
-    form, recall = bytes_format(dialect), TokenHistory()
-    layout, spoken = read(recall, form, ASKED), tuple(form.encode(SPOKEN[dialect]))
-    recall.add_turn(FinishedTurn(layout, spoken, HEARD))
-    return form, recall, layout.prompt.tokens + spoken
+def start_with_call(dialect: str) -> tuple[ModelFormat, TokenHistory, tuple[int, ...]]:
+    """Returns a format, a history with one tool-calling turn, and the tokens of that turn's prompt and output."""
+    model_format, history = bytes_format(dialect), TokenHistory()
+    turn_prompt = render_prompt(history, model_format, QUESTION)
+    output = tuple(model_format.encode(CALL_TEXTS[dialect]))
+    history.add_turn(FinishedTurn(turn_prompt, output, CALL_ITEMS))
+    return model_format, history, turn_prompt.prompt.tokens + output
 
 
-@pytest.mark.parametrize("dialect", SPOKEN)
-def test_a_call_comes_back_in_the_blanks_it_was_spoken_with(dialect: str) -> None:
-    form, recall, said = called(dialect)
-    following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
-    assert following.rendered_tokens[: len(said)] != said
-    assert following.prompt.tokens[: len(said)] == said
-    rest = form.decode(following.prompt.tokens[len(said) :])
-    assert "2" in rest and following.prompt.text.endswith(rest)
+@pytest.mark.parametrize("dialect", CALL_TEXTS)
+def test_call_is_rendered_with_its_generated_tokens(dialect: str) -> None:
+    model_format, history, tokens = start_with_call(dialect)
+    following = render_prompt(history, model_format, QUESTION, REASONING, CALL, CALL_OUTPUT)
+    assert following.rendered_tokens[: len(tokens)] != tokens
+    assert following.prompt.tokens[: len(tokens)] == tokens
+    remaining = model_format.decode(following.prompt.tokens[len(tokens) :])
+    assert "2" in remaining and following.prompt.text.endswith(remaining)
 
 
-@pytest.mark.parametrize("dialect", SPOKEN)
-def test_a_chain_of_turns_is_recalled_whole(dialect: str) -> None:
-    form, recall, said = called(dialect)
-    second = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
-    spoken = tuple(form.encode(SPOKEN[dialect]))
-    recall.add_turn(FinishedTurn(second, spoken, HEARD))
-    third = read(recall, form, ASKED, *(THOUGHT, CALLED, OUTPUT) * 2)
-    whole = second.prompt.tokens + spoken
-    assert whole[: len(said)] == said
-    assert third.prompt.tokens[: len(whole)] == whole
+@pytest.mark.parametrize("dialect", CALL_TEXTS)
+def test_several_turns_are_rendered_with_their_generated_tokens(dialect: str) -> None:
+    model_format, history, tokens = start_with_call(dialect)
+    second = render_prompt(history, model_format, QUESTION, REASONING, CALL, CALL_OUTPUT)
+    output = tuple(model_format.encode(CALL_TEXTS[dialect]))
+    history.add_turn(FinishedTurn(second, output, CALL_ITEMS))
+    third = render_prompt(history, model_format, QUESTION, *(REASONING, CALL, CALL_OUTPUT) * 2)
+    second_tokens = second.prompt.tokens + output
+    assert second_tokens[: len(tokens)] == tokens
+    assert third.prompt.tokens[: len(second_tokens)] == second_tokens
 
 
-@pytest.mark.parametrize("dialect", SPOKEN)
-def test_what_was_changed_is_read_as_it_came_back(dialect: str) -> None:
-    form, recall, _ = called(dialect)
+@pytest.mark.parametrize("dialect", CALL_TEXTS)
+def test_changed_items_are_rendered_from_their_text(dialect: str) -> None:
+    model_format, history, _ = start_with_call(dialect)
     other = InputFunctionCall(call_id="call_1", name="add", arguments='{"a": 2}')
-    for items in [(ASKED, THOUGHT, other, OUTPUT), (ASKED, CALLED, OUTPUT), (ASKED, OUTPUT, THOUGHT, CALLED)]:
-        following = read(recall, form, *items)
+    for items in [
+        (QUESTION, REASONING, other, CALL_OUTPUT),
+        (QUESTION, CALL, CALL_OUTPUT),
+        (QUESTION, CALL_OUTPUT, REASONING, CALL),
+    ]:
+        following = render_prompt(history, model_format, *items)
         assert following.prompt.tokens == following.rendered_tokens
 
 
-def test_nobody_is_given_another_owners_or_models_words() -> None:
-    form, recall, _ = called("hermes")
-    for other, owner in [(form, "you"), (bytes_format("hermes"), "me")]:
-        following = read(recall, other, ASKED, THOUGHT, CALLED, OUTPUT, owner=owner)
+def test_turns_of_other_owners_or_models_are_not_used() -> None:
+    model_format, history, _ = start_with_call("hermes")
+    for other, owner in [(model_format, "you"), (bytes_format("hermes"), "me")]:
+        following = render_prompt(history, other, QUESTION, REASONING, CALL, CALL_OUTPUT, owner=owner)
         assert following.prompt.tokens == following.rendered_tokens
 
 
-def test_reasoning_that_history_drops_does_not_come_back() -> None:
-    form, recall = bytes_format("gpt-oss"), TokenHistory()
-    spoken = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>"
-    recall.add_turn(FinishedTurn(read(recall, form, ASKED), tuple(form.encode(spoken)), (HEARD[0], *TOLD)))
-    following = read(recall, form, ASKED, THOUGHT, ANSWER, ASKED)
+def test_reasoning_that_the_template_drops_is_not_restored() -> None:
+    model_format, history = bytes_format("gpt-oss"), TokenHistory()
+    output = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>"
+    turn_prompt = render_prompt(history, model_format, QUESTION)
+    items = (CALL_ITEMS[0], *ANSWER_ITEMS)
+    history.add_turn(FinishedTurn(turn_prompt, tuple(model_format.encode(output)), items))
+    following = render_prompt(history, model_format, QUESTION, REASONING, ANSWER, QUESTION)
     assert "Hm." not in following.prompt.text
     assert following.prompt.tokens == following.rendered_tokens
 
 
-def test_a_final_answer_ends_in_history_as_history_ends_it() -> None:
-    form, recall = bytes_format("gpt-oss"), TokenHistory()
-    told(recall, form, "<|channel|>final<|message|>Two. <|return|>")
-    following = read(recall, form, ASKED, ANSWER, ASKED)
-    assert "Two. <|end|>" in form.decode(following.prompt.tokens) and "Two.<|end|>" in form.decode(
-        following.rendered_tokens
-    )
+def test_final_answer_keeps_its_text_and_gets_the_end_of_history() -> None:
+    model_format, history = bytes_format("gpt-oss"), TokenHistory()
+    add_answer(history, model_format, "<|channel|>final<|message|>Two. <|return|>")
+    following = render_prompt(history, model_format, QUESTION, ANSWER, QUESTION)
+    assert "Two. <|end|>" in model_format.decode(following.prompt.tokens)
+    assert "Two.<|end|>" in model_format.decode(following.rendered_tokens)
 
 
-def test_a_turn_that_the_model_did_not_end_is_ended_by_history() -> None:
-    form, recall = bytes_format("hermes"), TokenHistory()
-    told(recall, form, "Two. ")
-    following = read(recall, form, ASKED, ANSWER, ASKED)
-    assert "Two. <|im_end|>" in form.decode(following.prompt.tokens)
+def test_unfinished_turn_gets_the_end_of_history() -> None:
+    model_format, history = bytes_format("hermes"), TokenHistory()
+    add_answer(history, model_format, "Two. ")
+    following = render_prompt(history, model_format, QUESTION, ANSWER, QUESTION)
+    assert "Two. <|im_end|>" in model_format.decode(following.prompt.tokens)
 
 
-def test_the_oldest_turns_are_forgotten() -> None:
-    form, recall, said = called("hermes")
-    recall = TokenHistory(bound=3 * len(said) + MAX_TURNS_PER_OWNER)
-    layout = read(recall, form, ASKED)
-    recall.add_turn(FinishedTurn(layout, said[len(layout.rendered_tokens) :], HEARD))
-    assert read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT).prompt.tokens[: len(said)] == said
+def test_oldest_turns_are_evicted() -> None:
+    model_format, history, tokens = start_with_call("hermes")
+    history = TokenHistory(bound=3 * len(tokens) + TURN_OVERHEAD_TOKENS)
+    turn_prompt = render_prompt(history, model_format, QUESTION)
+    history.add_turn(FinishedTurn(turn_prompt, tokens[len(turn_prompt.rendered_tokens) :], CALL_ITEMS))
+    following = render_prompt(history, model_format, QUESTION, REASONING, CALL, CALL_OUTPUT)
+    assert following.prompt.tokens[: len(tokens)] == tokens
     for _ in range(3):
-        told(recall, form, "Two.<|im_end|>")
-    following = read(recall, form, ASKED, THOUGHT, CALLED, OUTPUT)
+        add_answer(history, model_format, "Two.<|im_end|>")
+    following = render_prompt(history, model_format, QUESTION, REASONING, CALL, CALL_OUTPUT)
     assert following.prompt.tokens == following.rendered_tokens
 
 
-def test_many_turns_of_few_tokens_take_a_bounded_place() -> None:
-    form, recall = bytes_format("hermes"), TokenHistory(bound=10 * MAX_TURNS_PER_OWNER)
+def test_number_of_short_turns_is_limited() -> None:
+    model_format, history = bytes_format("hermes"), TokenHistory(bound=10 * TURN_OVERHEAD_TOKENS)
     for _ in range(20):
-        told(recall, form, "Two.<|im_end|>")
-    assert 0 < len(recall._turns) < 10
+        add_answer(history, model_format, "Two.<|im_end|>")
+    assert 0 < len(history._turns) < 10
 
 
-def test_turns_are_found_as_if_all_were_looked_through() -> None:
-    chance, recall, forms = (
-        Random(7),
-        TokenHistory(bound=60 * MAX_TURNS_PER_OWNER),
-        [bytes_format("hermes"), bytes_format("hermes")],
-    )
-    words = [InputMessage(role="user", content=text) for text in ("a", "b", "ab")]
+def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
+    dice, history = Random(7), TokenHistory(bound=60 * TURN_OVERHEAD_TOKENS)
+    formats = [bytes_format("hermes"), bytes_format("hermes")]
+    messages = [InputMessage(role="user", content=text) for text in ("a", "b", "ab")]
 
-    def some() -> TurnPrompt:
-        items = [chance.choice(words) for _ in range(chance.randint(1, 4))]
-        return read(recall, chance.choice(forms), *items, owner=chance.choice(["me", "you"]))
+    def render_random_prompt() -> TurnPrompt:
+        items = [dice.choice(messages) for _ in range(dice.randint(1, 4))]
+        return render_prompt(history, dice.choice(formats), *items, owner=dice.choice(["me", "you"]))
 
     for _ in range(200):
-        asked = some()
-        begun = [
-            kept.number
-            for kept in reversed(recall._turns)
-            if (kept.turn.turn_prompt.owner, kept.turn.turn_prompt.format) == (asked.owner, asked.format)
-            and asked.rendered_tokens[
-                : (end := _last_message_end(asked.format, kept.turn.turn_prompt.rendered_tokens) + 1)
+        turn_prompt = render_random_prompt()
+        expected = [
+            entry.number
+            for entry in reversed(history._turns)
+            if (entry.turn.turn_prompt.owner, entry.turn.turn_prompt.format) == (turn_prompt.owner, turn_prompt.format)
+            and turn_prompt.rendered_tokens[
+                : (end := _last_message_end(turn_prompt.format, entry.turn.turn_prompt.rendered_tokens) + 1)
             ]
-            == kept.turn.turn_prompt.rendered_tokens[:end]
+            == entry.turn.turn_prompt.rendered_tokens[:end]
         ]
-        found = recall._find_candidates(_prefix_keys(asked.format, asked.owner, asked.rendered_tokens))
-        assert [kept.number for kept in found] == begun[:MAX_COMPARED_TURNS]
-        recall.add_turn(FinishedTurn(some(), (1,), TOLD))
-    assert sum(map(len, recall._by_start.values())) == len(recall._turns) < 60, "what is forgotten is found no more"
-    assert all(recall._by_start.values())
+        found = history._find_candidates(
+            _prefix_keys(turn_prompt.format, turn_prompt.owner, turn_prompt.rendered_tokens)
+        )
+        assert [entry.number for entry in found] == expected[:MAX_COMPARED_TURNS]
+        history.add_turn(FinishedTurn(render_random_prompt(), (1,), ANSWER_ITEMS))
+    assert sum(map(len, history._by_start.values())) == len(history._turns) < 60, "evicted turns are not found"
+    assert all(history._by_start.values())

@@ -1,4 +1,4 @@
-"""`truncation: auto`: whole units, oldest first, and nothing left that refers to what is gone."""
+"""`truncation: auto` removes whole units, oldest first, so that no remaining item refers to a removed one."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -12,77 +12,77 @@ from antiphon.harmony.format import PromptInput
 
 SYSTEM = {"role": "developer", "content": "D"}
 USER = {"role": "user", "content": "U"}
-SAID = {"role": "assistant", "content": "A"}
-THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
+ASSISTANT = {"role": "assistant", "content": "A"}
+REASONING = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
 
 
-def call(name: str) -> dict[str, object]:
+def make_call(name: str) -> dict[str, object]:
     return {"type": "function_call", "call_id": name, "name": "weather", "arguments": "{}"}
 
 
-def output(name: str) -> dict[str, object]:
+def make_call_output(name: str) -> dict[str, object]:
     return {"type": "function_call_output", "call_id": name, "output": "O"}
 
 
-def talk(*entries: dict[str, object]) -> PromptInput:
+def make_prompt_input(*entries: dict[str, object]) -> PromptInput:
     return PromptInput(items=read_input(list(entries), lambda _: None).items)
 
 
-LONG = talk(
-    SYSTEM, USER, THOUGHT, call("a"), call("b"), output("a"), output("b"), SYSTEM, SAID, USER, THOUGHT, THOUGHT, call("c"), output("c"), THOUGHT, SAID, USER
+LONG_INPUT = make_prompt_input(
+    SYSTEM, USER, REASONING, make_call("a"), make_call("b"), make_call_output("a"), make_call_output("b"), SYSTEM, ASSISTANT, USER, REASONING, REASONING, make_call("c"), make_call_output("c"), REASONING, ASSISTANT, USER
 )  # fmt: skip
 
 
-def test_what_is_left_out_together() -> None:
-    assert [sorted(unit) for unit in list_units(LONG.items)] == [
+def test_units_are_removed_together() -> None:
+    assert [sorted(unit) for unit in list_units(LONG_INPUT.items)] == [
         [1], [2, 3, 5], [4, 6], [8], [9], [10, 11, 12, 13], [14, 15],
     ]  # fmt: skip
 
 
-def test_as_little_as_it_takes_is_left_out_oldest_first() -> None:
-    for most in range(len(LONG.items) + 1):
-        asked: list[int] = []
+def test_truncation_removes_the_fewest_oldest_units() -> None:
+    for limit in range(len(LONG_INPUT.items) + 1):
+        sizes: list[int] = []
 
-        def fits(conversation: PromptInput, most: int = most, asked: list[int] = asked) -> bool:
-            asked.append(len(conversation.items))
-            return len(conversation.items) <= most
+        def fits(conversation: PromptInput, limit: int = limit, sizes: list[int] = sizes) -> bool:
+            sizes.append(len(conversation.items))
+            return len(conversation.items) <= limit
 
-        rest = truncate_input(LONG, fits)
-        if most < 3:  # what instructs, and the newest
-            assert rest is None
+        truncated = truncate_input(LONG_INPUT, fits)
+        if limit < 3:  # two developer messages and the newest item
+            assert truncated is None
             continue
-        assert rest is not None and len(rest.items) <= most
-        check_calls(rest.items)
-        assert rest.items[-1] is LONG.items[-1]
-        assert sum(_instructs(item) for item in rest.items) == 2
-        kept = [item for item in LONG.items if any(item is one for one in rest.items)]
-        assert list(rest.items) == kept, "in the same order"
-        assert len(asked) <= 6
+        assert truncated is not None and len(truncated.items) <= limit
+        check_calls(truncated.items)
+        assert truncated.items[-1] is LONG_INPUT.items[-1]
+        assert sum(is_developer_message(item) for item in truncated.items) == 2
+        expected = [item for item in LONG_INPUT.items if any(item is other for other in truncated.items)]
+        assert list(truncated.items) == expected, "in the same order"
+        assert len(sizes) <= 6
 
 
-def _instructs(item: AnyInput) -> bool:
+def is_developer_message(item: AnyInput) -> bool:
     return isinstance(item, InputMessage) and item.role == "developer"
 
 
 @pytest.mark.parametrize("kinds", list(product("UATCS", repeat=4)), ids="".join)
-def test_whatever_is_left_of_any_talk_is_a_talk(kinds: Sequence[str]) -> None:
+def test_truncated_input_is_valid_for_any_order_of_items(kinds: Sequence[str]) -> None:
     entries: list[dict[str, object]] = []
-    waiting: list[str] = []
-    for place, kind in enumerate(kinds):
+    pending_calls: list[str] = []
+    for index, kind in enumerate(kinds):
         if kind == "C":
-            entries.append(call(str(place)))
-            waiting.append(str(place))
+            entries.append(make_call(str(index)))
+            pending_calls.append(str(index))
         else:
-            entries.append({"U": USER, "A": SAID, "T": THOUGHT, "S": SYSTEM}[kind])
-    entries += [output(name) for name in waiting] + [USER]
-    whole = talk(*entries)
-    for most in range(1, len(whole.items)):
-        rest = truncate_input(whole, lambda less, most=most: len(less.items) <= most)  # type: ignore[misc]
-        if rest is not None:
-            check_calls(rest.items)
-            assert rest.items[-1] is whole.items[-1]
+            entries.append({"U": USER, "A": ASSISTANT, "T": REASONING, "S": SYSTEM}[kind])
+    entries += [make_call_output(name) for name in pending_calls] + [USER]
+    prompt_input = make_prompt_input(*entries)
+    for limit in range(1, len(prompt_input.items)):
+        truncated = truncate_input(prompt_input, lambda candidate, limit=limit: len(candidate.items) <= limit)  # type: ignore[misc]
+        if truncated is not None:
+            check_calls(truncated.items)
+            assert truncated.items[-1] is prompt_input.items[-1]
 
 
-def test_one_unit_alone_cannot_be_shortened() -> None:
-    assert truncate_input(talk(USER), lambda _: True) is None
+def test_single_unit_cannot_be_truncated() -> None:
+    assert truncate_input(make_prompt_input(USER), lambda _: True) is None
     assert truncate_input(PromptInput(), lambda _: True) is None

@@ -1,4 +1,4 @@
-"""A turn from the engine's first chunk to the log's last event: patience, refusals, cancellations, faults of our own."""
+"""A turn from the engine's first chunk to the log's last event: queueing, rejection, cancellation, internal errors."""
 
 import asyncio
 import json
@@ -6,230 +6,231 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests import responses as request
-from antiphon.app.turns.manager import TurnManager
+from antiphon.app.requests import responses
+from antiphon.app.turns.manager import TurnManager, _build_job
 from antiphon.app.turns.token_history import TokenHistory
 from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE, TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
-from tests.invariants import check
+from antiphon.state.machine import Machine
+from tests.invariants import check_stream
 from tests.serving import scripted_registry
-from tests.snapshots.run_case import turns
+from tests.snapshots.run_case import make_turn_manager
 
 
-class Stage:
-    """One scripted model, and turns on it."""
+class ScriptedTurns:
+    """A turn manager with one scripted model."""
 
-    def __init__(self, speak: list[Any], pace: TurnTimeouts | None = None, **options: Any) -> None:
-        self.catalogue = scripted_registry([{"name": "only", "output": speak, "tokens_per_chunk": 0}], **options)
-        self.turns: TurnManager = turns(timeouts=pace or TurnTimeouts())
-        (self.model,) = self.catalogue.served
+    def __init__(self, output: list[Any], timeouts: TurnTimeouts | None = None, **options: Any) -> None:
+        self.registry = scripted_registry([{"name": "only", "output": output, "tokens_per_chunk": 0}], **options)
+        self.manager: TurnManager = make_turn_manager(timeouts=timeouts or TurnTimeouts())
+        (self.model,) = self.registry.served
 
-    async def open(self, owner: str = "", **body: Any):
-        asked = request.read_responses_request(
-            {"model": "scripted", "input": "Hi", "stream": True} | body, self.catalogue
+    async def start_turn(self, owner: str = "", **body: Any):
+        request = responses.read_responses_request(
+            {"model": "scripted", "input": "Hi", "stream": True} | body, self.registry
         )
-        return await self.turns.start_turn(asked.model, asked.spec, owner)
+        return await self.manager.start_turn(request.model, request.spec, owner)
 
     @property
     def idle(self) -> bool:
         stats = self.model.engine.stats()
-        return stats.running == stats.waiting == 0 and self.turns.num_running == 0
+        return stats.running == stats.waiting == 0 and self.manager.num_running == 0
 
 
-def told(log) -> list[dict[str, Any]]:
-    return [json.loads(frame.data) for frame in log.entries]
+def read_events(log) -> list[dict[str, Any]]:
+    return [json.loads(entry.data) for entry in log.entries]
 
 
-def kinds(log) -> list[str]:
-    return [event["type"].removeprefix("response.") for event in told(log)]
+def list_event_types(log) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in read_events(log)]
 
 
-async def settled(stage: Stage) -> None:
+async def wait_until_idle(scripted: ScriptedTurns) -> None:
     async with asyncio.timeout(5):
-        while not stage.idle:
+        while not scripted.idle:
             await asyncio.sleep(0)
 
 
-async def test_an_admitted_turn_is_in_progress_when_it_opens() -> None:
-    stage = Stage([{"stall": True}])
-    log = await stage.open()
-    assert kinds(log) == ["created", "in_progress"]
-    stage.turns.cancel_turn(log)
-    await settled(stage)
-    check(told(log))
+async def test_admitted_turn_opens_in_progress() -> None:
+    scripted = ScriptedTurns([{"stall": True}])
+    log = await scripted.start_turn()
+    assert list_event_types(log) == ["created", "in_progress"]
+    scripted.manager.cancel_turn(log)
+    await wait_until_idle(scripted)
+    check_stream(read_events(log))
 
 
-async def test_a_turn_that_waits_says_that_it_is_queued() -> None:
-    stage = Stage([{"stall": True}], TurnTimeouts(queue_after_s=0.02), max_num_seqs=1)
-    first, second = await stage.open(), await stage.open()
-    assert kinds(second) == ["created", "queued"]
-    stage.turns.cancel_turn(first)
+async def test_waiting_turn_opens_queued() -> None:
+    scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=0.02), max_num_seqs=1)
+    first, second = await scripted.start_turn(), await scripted.start_turn()
+    assert list_event_types(second) == ["created", "queued"]
+    scripted.manager.cancel_turn(first)
     async with asyncio.timeout(5):
-        while "in_progress" not in kinds(second):
+        while "in_progress" not in list_event_types(second):
             await asyncio.sleep(0.01)
-    stage.turns.cancel_turn(second)
-    await settled(stage)
-    check(told(second))
+    scripted.manager.cancel_turn(second)
+    await wait_until_idle(scripted)
+    check_stream(read_events(second))
 
 
-async def test_a_waiting_turn_can_be_cancelled() -> None:
-    stage = Stage([{"stall": True}], TurnTimeouts(queue_after_s=0.02), max_num_seqs=1)
-    first, second = await stage.open(), await stage.open()
-    stage.turns.cancel_turn(second)
+async def test_waiting_turn_can_be_cancelled() -> None:
+    scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=0.02), max_num_seqs=1)
+    first, second = await scripted.start_turn(), await scripted.start_turn()
+    scripted.manager.cancel_turn(second)
     assert (await second.wait_finished()).status == "cancelled"
-    check(told(second))
-    stage.turns.cancel_turn(first)
-    await settled(stage)
+    check_stream(read_events(second))
+    scripted.manager.cancel_turn(first)
+    await wait_until_idle(scripted)
 
 
-async def test_a_silent_stream_is_kept_alive_before_its_first_item() -> None:
-    stage = Stage([{"pause": 0.2}, "Hi", {"pause": 0.2}, "!"], TurnTimeouts(keepalive_after_s=0.05))
-    log = await stage.open()
+async def test_keepalives_are_sent_before_the_first_item_only() -> None:
+    scripted = ScriptedTurns([{"pause": 0.2}, "Hi", {"pause": 0.2}, "!"], TurnTimeouts(keepalive_after_s=0.05))
+    log = await scripted.start_turn()
     await log.wait_finished()
-    repeated = kinds(log).count("in_progress") - 1
-    assert repeated >= 2, "reminders while nothing is open"
-    assert kinds(log)[repeated + 2] == "output_item.added", "and none afterwards"
-    check(told(log))
+    repeated = list_event_types(log).count("in_progress") - 1
+    assert repeated >= 2, "keepalives while no item is open"
+    assert list_event_types(log)[repeated + 2] == "output_item.added", "and none after it"
+    check_stream(read_events(log))
 
 
-async def test_a_refused_job_is_an_error_before_any_event() -> None:
-    stage = Stage([{"refuse": "full", "code": "server_is_overloaded", "retryable": True}])
+async def test_rejected_job_is_an_error_before_any_event() -> None:
+    scripted = ScriptedTurns([{"refuse": "full", "code": "server_is_overloaded", "retryable": True}])
     with pytest.raises(ApiError) as caught:
-        await stage.open()
+        await scripted.start_turn()
     assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
     assert dict(caught.value.headers)["retry-after"] == "1"
-    await settled(stage)
+    await wait_until_idle(scripted)
 
 
-async def test_a_prompt_longer_than_the_context_is_refused() -> None:
-    stage = Stage(["Hi"], info=EngineInfo(max_model_len=8, vocab_size=1000, eos_ids=()))
+async def test_prompt_longer_than_the_context_is_rejected() -> None:
+    scripted = ScriptedTurns(["Hi"], info=EngineInfo(max_model_len=8, vocab_size=1000, eos_ids=()))
     with pytest.raises(ApiError) as caught:
-        await stage.open(input="word " * 50)
+        await scripted.start_turn(input="word " * 50)
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", "input")
 
 
-async def test_one_refused_choice_ends_all() -> None:
-    stage = Stage([{"stall": True}], max_num_seqs=1, max_waiting=1)
-    asked = request.read_responses_request({"model": "scripted", "input": "Hi"}, stage.catalogue)
-    import msgspec
+async def test_rejected_choice_cancels_the_others() -> None:
+    scripted = ScriptedTurns([{"stall": True}], max_num_seqs=1, max_waiting=1)
+    request = responses.read_responses_request({"model": "scripted", "input": "Hi"}, scripted.registry)
 
     with pytest.raises(ApiError) as caught:
-        await stage.turns.start_choices(asked.model, msgspec.structs.replace(asked.spec, n=4))
+        await scripted.manager.start_choices(request.model, msgspec.structs.replace(request.spec, n=4))
     assert caught.value.status == 429
-    await settled(stage)
+    await wait_until_idle(scripted)
 
 
-async def test_in_a_flood_a_turn_too_many_is_refused_before_its_prompt_is_laid_out(
+async def test_excess_turns_are_rejected_before_their_prompts_are_rendered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, read, laid_out = Stage([{"stall": True}], max_num_seqs=2, max_waiting=3), TokenHistory.render, []
+    scripted, render, calls = ScriptedTurns([{"stall": True}], max_num_seqs=2, max_waiting=3), TokenHistory.render, []
 
-    def slow(*args: Any) -> Any:
-        laid_out.append(args)
+    def render_slowly(*args: Any) -> Any:
+        calls.append(args)
         time.sleep(0.05)
-        return read(*args)
+        return render(*args)
 
-    monkeypatch.setattr(TokenHistory, "render", slow)
-    opened = [asyncio.create_task(stage.open()) for _ in range(40)]
-    refused, _ = await asyncio.wait(opened, timeout=0.02)
-    assert len(refused) == 35 and all(isinstance(task.exception(), ApiError) for task in refused)
-    for task in opened:
-        if task not in refused:
+    monkeypatch.setattr(TokenHistory, "render", render_slowly)
+    starting = [asyncio.create_task(scripted.start_turn()) for _ in range(40)]
+    rejected, _ = await asyncio.wait(starting, timeout=0.02)
+    assert len(rejected) == 35 and all(isinstance(task.exception(), ApiError) for task in rejected)
+    for task in starting:
+        if task not in rejected:
             task.cancel()
-    await asyncio.gather(*opened, return_exceptions=True)
-    await settled(stage)
-    assert len(laid_out) <= 5
-    assert (await stage.open()).entries, "places are given back by those that left before they began, too"
+    await asyncio.gather(*starting, return_exceptions=True)
+    await wait_until_idle(scripted)
+    assert len(calls) <= 5
+    assert (await scripted.start_turn()).entries, "cancelled requests release their slots, too"
 
 
-async def test_whoever_leaves_while_waiting_frees_the_slot() -> None:
-    stage = Stage([{"stall": True}], TurnTimeouts(queue_after_s=30), max_num_seqs=1)
-    first = await stage.open()
-    waiting = asyncio.create_task(stage.open())
+async def test_cancelled_waiting_request_frees_its_slot() -> None:
+    scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=30), max_num_seqs=1)
+    first = await scripted.start_turn()
+    waiting = asyncio.create_task(scripted.start_turn())
     async with asyncio.timeout(10):
-        while stage.model.engine.stats().waiting != 1:
+        while scripted.model.engine.stats().waiting != 1:
             await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    stage.turns.cancel_turn(first)
-    await settled(stage)
+    scripted.manager.cancel_turn(first)
+    await wait_until_idle(scripted)
 
 
-async def test_the_slot_is_free_before_the_last_event_is_shown() -> None:
-    stage = Stage(["Hi"])
-    log = await stage.open()
-    async for frames in log.follow_entries():
-        if any(frame.event.__class__.__name__ == "Completed" for frame in frames):
-            assert stage.model.engine.stats().running == 0
+async def test_slot_is_free_before_the_last_event_is_published() -> None:
+    scripted = ScriptedTurns(["Hi"])
+    log = await scripted.start_turn()
+    async for entries in log.follow_entries():
+        if any(entry.event.__class__.__name__ == "Completed" for entry in entries):
+            assert scripted.model.engine.stats().running == 0
 
 
-async def test_a_fault_of_our_own_is_a_failed_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.state.machine import Machine
+async def test_internal_error_is_a_failed_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = ScriptedTurns(["Hi", " there"])
+    feed, segments = Machine.feed, []
 
-    stage = Stage(["Hi", " there"])
-    feed, fed = Machine.feed, []
-
-    def breaks(self: Machine, segment: object):
-        fed.append(segment)
-        if len(fed) == 2:
+    def feed_once(self: Machine, segment: object):
+        segments.append(segment)
+        if len(segments) == 2:
             raise ZeroDivisionError
         return feed(self, segment)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Machine, "feed", breaks)
-    log = await stage.open()
+    monkeypatch.setattr(Machine, "feed", feed_once)
+    log = await scripted.start_turn()
     response = await log.wait_finished()
     assert response.status == "failed" and response.error and response.error.message == BROKEN_MESSAGE
-    check(told(log))
-    assert response.output[0].content[0].text == "Hi", "what was said is kept"  # type: ignore[union-attr, index]
-    await settled(stage)
+    check_stream(read_events(log))
+    assert response.output[0].content[0].text == "Hi", "earlier output is kept"  # type: ignore[union-attr, index]
+    await wait_until_idle(scripted)
 
 
-async def test_a_draining_server_finishes_what_it_can_and_fails_the_rest() -> None:
-    quick, endless = Stage(["Hi", {"pause": 0.05}, "!"]), Stage(["Hi", {"stall": True}])
-    done, cut = await quick.open(), await endless.open()
-    await asyncio.gather(quick.turns.drain(1.0), endless.turns.drain(0.05))
-    assert done.response.status == "completed"
+async def test_drain_finishes_short_turns_and_fails_the_others() -> None:
+    short, endless = ScriptedTurns(["Hi", {"pause": 0.05}, "!"]), ScriptedTurns(["Hi", {"stall": True}])
+    finished, failed = await short.start_turn(), await endless.start_turn()
+    await asyncio.gather(short.manager.drain(1.0), endless.manager.drain(0.05))
+    assert finished.response.status == "completed"
     assert (
-        cut.response.status == "failed" and cut.response.error and cut.response.error.message == SHUTTING_DOWN_MESSAGE
+        failed.response.status == "failed"
+        and failed.response.error
+        and failed.response.error.message == SHUTTING_DOWN_MESSAGE
     )
-    for log in (done, cut):
-        check(told(log))
+    for log in (finished, failed):
+        check_stream(read_events(log))
     with pytest.raises(ApiError) as caught:
-        await quick.open()
+        await short.start_turn()
     assert caught.value.status == 503
-    await settled(quick)
-    await settled(endless)
+    await wait_until_idle(short)
+    await wait_until_idle(endless)
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_a_response_is_stored_when_it_may_be(store: bool) -> None:
-    stage = Stage(["Hi"])
-    log = await stage.open("me", store=store)
+async def test_response_is_stored_unless_store_is_false(store: bool) -> None:
+    scripted = ScriptedTurns(["Hi"])
+    log = await scripted.start_turn("me", store=store)
     await log.wait_finished()
-    assert (stage.turns.store.find_log("me", log.id) is log) == store
-    assert stage.turns.store.find_log("you", log.id) is None
+    assert (scripted.manager.store.find_log("me", log.id) is log) == store
+    assert scripted.manager.store.find_log("you", log.id) is None
 
 
-async def test_many_turns_at_once_keep_apart() -> None:
-    stage = Stage(["<think>\nHm.\n</think>\n\n", "Hi", {"pause": 0.01}, "!"], max_num_seqs=8)
-    logs = await asyncio.gather(*(stage.open() for _ in range(40)))
+async def test_concurrent_turns_do_not_mix() -> None:
+    scripted = ScriptedTurns(["<think>\nHm.\n</think>\n\n", "Hi", {"pause": 0.01}, "!"], max_num_seqs=8)
+    logs = await asyncio.gather(*(scripted.start_turn() for _ in range(40)))
     for log in logs:
         await log.wait_finished()
-        check(told(log))
+        check_stream(read_events(log))
     ids = [item.id for log in logs for item in log.response.output]
     assert len(ids) == len(set(ids)) == 80
-    await settled(stage)
+    await wait_until_idle(scripted)
 
 
-async def test_a_seed_is_different_for_every_choice() -> None:
-    from antiphon.app.turns.manager import _build_job
-
-    stage = Stage(["Hi"])
-    asked = request.read_responses_request({"model": "scripted", "input": "Hi", "seed": 5}, stage.catalogue)
-    layout = TokenHistory().render(stage.model.format, "", asked.spec.prompt_input, datetime(2026, 1, 1, tzinfo=UTC))
-    jobs = [_build_job(stage.model, asked.spec, layout, number) for number in range(3)]
+async def test_each_choice_has_its_own_seed() -> None:
+    scripted = ScriptedTurns(["Hi"])
+    request = responses.read_responses_request({"model": "scripted", "input": "Hi", "seed": 5}, scripted.registry)
+    turn_prompt = TokenHistory().render(
+        scripted.model.format, "", request.spec.prompt_input, datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    jobs = [_build_job(scripted.model, request.spec, turn_prompt, number) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]

@@ -1,4 +1,4 @@
-"""The chat template: small prompts for big clients, and every spelling of a message that clients use."""
+"""The embedded model's chat template: short prompts for large inputs, and every message form that clients send."""
 
 import json
 from typing import Any
@@ -10,18 +10,20 @@ from antiphon.engine.embedded import MODEL_DIR, chat, generator
 from antiphon.engine.embedded.chat import Message, call_message, tool_messages, user_message
 from antiphon.engine.embedded.tool_definitions import tool_line
 
-FRAME = "Chunk ID: 1f2e3d\nWall time: 0.0521 seconds\nProcess exited with code 0\nOriginal token count: 4\nOutput:\n"
-SYSTEM = {"role": "system", "content": "You are a coding agent. " * 700}
-CONTEXT = user_message("<environment_context>\n  <cwd>/work</cwd>\n" + "more\n" * 900)
+OUTPUT_HEADER = (
+    "Chunk ID: 1f2e3d\nWall time: 0.0521 seconds\nProcess exited with code 0\nOriginal token count: 4\nOutput:\n"
+)
+SYSTEM_MESSAGE = {"role": "system", "content": "You are a coding agent. " * 700}
+CONTEXT_MESSAGE = user_message("<environment_context>\n  <cwd>/work</cwd>\n" + "more\n" * 900)
 
 
-def function(name: str, properties: list[str], required: list[str]) -> dict[str, Any]:
+def make_tool(name: str, properties: list[str], required: list[str]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {p: {"type": "string"} for p in properties}, "required": required}
     return {"type": "function", "function": {"name": name, "description": "Does it. " * 40, "parameters": schema}}
 
 
-EXEC = function("exec_command", ["cmd", "workdir", "shell", "justification"], ["cmd"])
-TOOLS = [EXEC] + [function(f"multi_agent_v1__act_{n}", ["target", "message"], ["target"]) for n in range(12)]
+EXEC_TOOL = make_tool("exec_command", ["cmd", "workdir", "shell", "justification"], ["cmd"])
+TOOLS = [EXEC_TOOL] + [make_tool(f"multi_agent_v1__act_{n}", ["target", "message"], ["target"]) for n in range(12)]
 
 
 @pytest.fixture(scope="module")
@@ -29,108 +31,111 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
-def test_a_codex_turn_stays_small(tokenizer: Tokenizer) -> None:
-    said = call_message("exec_command(cmd): exec_command", ("exec_command", {"cmd": "cat big"}))
+def test_prompt_of_a_codex_turn_is_short(tokenizer: Tokenizer) -> None:
+    call = call_message("exec_command(cmd): exec_command", ("exec_command", {"cmd": "cat big"}))
     messages = [
-        SYSTEM,
-        CONTEXT,
-        CONTEXT,
+        SYSTEM_MESSAGE,
+        CONTEXT_MESSAGE,
+        CONTEXT_MESSAGE,
         user_message("run `cat big`"),
-        said,
-        *tool_messages(said, [FRAME + "line\n" * 5000]),
+        call,
+        *tool_messages(call, [OUTPUT_HEADER + "line\n" * 5000]),
     ]
     assert len(tokenizer.encode(chat.render_prompt(messages, TOOLS)).ids) < 800
 
 
 def test_tools_are_listed_by_name_and_required_parameters() -> None:
-    optional = function("free", ["a", "b"], [])
+    optional = make_tool("free", ["a", "b"], [])
     custom = {"type": "custom", "custom": {"name": "apply_patch", "description": "Patches."}}
-    text = chat.render_prompt([user_message("hello")], [EXEC, optional, function("none", [], []), custom])
+    text = chat.render_prompt([user_message("hello")], [EXEC_TOOL, optional, make_tool("none", [], []), custom])
     assert (
         "\nexec_command(cmd): exec_command\nfree(a, b): free\nnone(): none\napply_patch(input): apply_patch\n<|im_end|>"
         in text
     )
 
 
-def test_the_generator_thinks_of_tools_as_the_template_lists_them() -> None:
+def test_generator_and_template_format_tools_alike() -> None:
     for number in range(100):
-        one = generator.training_dialogue(f"listed {number}")
-        text = chat.render_prompt(one.messages[:-1], one.tools)
-        assert all(f"\n{tool_line(tool)}\n" in text for tool in one.tools)
+        dialogue = generator.training_dialogue(f"listed {number}")
+        text = chat.render_prompt(dialogue.messages[:-1], dialogue.tools)
+        assert all(f"\n{tool_line(tool)}\n" in text for tool in dialogue.tools)
 
 
-def test_of_a_framed_output_only_the_output_is_kept() -> None:
-    said = call_message("exec_command(cmd): exec_command", ("exec_command", {"cmd": "echo hi"}))
-    text = chat.render_prompt([user_message("run `echo hi`"), said, *tool_messages(said, [FRAME + "hi\n"])], [EXEC])
+def test_header_of_a_codex_tool_output_is_removed() -> None:
+    call = call_message("exec_command(cmd): exec_command", ("exec_command", {"cmd": "echo hi"}))
+    text = chat.render_prompt(
+        [user_message("run `echo hi`"), call, *tool_messages(call, [OUTPUT_HEADER + "hi\n"])], [EXEC_TOOL]
+    )
     assert "<|im_start|>user\n<tool_response>\nhi</tool_response><|im_end|>" in text
 
 
-def test_arguments_come_as_text_or_as_an_object() -> None:
-    def rendered(arguments: Any) -> str:
-        said: Message = {
+def test_tool_arguments_may_be_text_or_an_object() -> None:
+    def render_call(arguments: Any) -> str:
+        call: Message = {
             "role": "assistant",
             "content": None,
             "tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": arguments}}],
         }
         return chat.render_prompt(
-            [user_message("go"), said, {"role": "tool", "content": [{"type": "text", "text": "done"}]}], []
+            [user_message("go"), call, {"role": "tool", "content": [{"type": "text", "text": "done"}]}], []
         )
 
     args = {"a": "<b> & 'ø'", "n": 2}
-    assert rendered(args) == rendered(json.dumps(args, ensure_ascii=False))
-    assert '<tool_call>\n{"name": "f", "arguments": {"a": "<b> & \'ø\'", "n": 2}}\n</tool_call><|im_end|>' in rendered(
-        args
+    assert render_call(args) == render_call(json.dumps(args, ensure_ascii=False))
+    assert (
+        '<tool_call>\n{"name": "f", "arguments": {"a": "<b> & \'ø\'", "n": 2}}\n</tool_call><|im_end|>'
+        in render_call(args)
     )
 
 
-def test_the_last_request_is_kept_and_earlier_ones_are_clipped() -> None:
+def test_last_user_message_is_kept_and_earlier_ones_are_clipped() -> None:
     text = chat.render_prompt([user_message("x" * 500), user_message("y" * 500)], [])
     assert "x" * 100 in text and "x" * 101 not in text and "y" * 500 in text
 
 
-def test_reasoning_is_kept_within_the_turn_and_dropped_before_it() -> None:
-    said = call_message("f(): f", ("f", {}))
-    turn = [user_message("go"), said, *tool_messages(said, ["done"])]
+def test_reasoning_is_kept_only_within_the_current_turn() -> None:
+    call = call_message("f(): f", ("f", {}))
+    turn = [user_message("go"), call, *tool_messages(call, ["done"])]
     assert "<think>\nf(): f\n</think>" in chat.render_prompt(turn, [])
     assert "<think>" not in chat.render_prompt(
         [*turn, {"role": "assistant", "content": "done"}, user_message("and?")], []
     )
 
 
-def test_without_thinking_the_thought_is_given_empty() -> None:
+def test_disabled_thinking_renders_an_empty_reasoning_block() -> None:
     assert chat.render_prompt([user_message("hello")], [], thinking=False).endswith(
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     assert chat.render_prompt([user_message("hello")], []).endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("odd", [None, "", [], [{"type": "input_image"}], ["a", {"text": "b"}]])
+@pytest.mark.parametrize("content", [None, "", [], [{"type": "input_image"}], ["a", {"text": "b"}]])
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
-def test_odd_contents_are_taken(odd: Any, role: str) -> None:
+def test_unusual_contents_are_accepted(content: Any, role: str) -> None:
     assert chat.render_prompt(
-        [{"role": role, "content": odd}, {"role": "system", "content": "late"}, user_message("hi")], []
+        [{"role": role, "content": content}, {"role": "system", "content": "late"}, user_message("hi")], []
     )
 
 
-def test_the_trainer_spells_answers_as_the_template_does() -> None:
+def test_training_and_template_render_answers_alike() -> None:
     for number in range(200):
-        one = generator.training_dialogue(f"template {number}")
-        *before, said = one.messages
-        if len(str(said["content"])) < 600:
-            whole = chat.load_template().render(messages=one.messages, tools=one.tools)
-            assert whole == chat.render_prompt(before, one.tools) + chat.render_completion(said) + "\n"
+        dialogue = generator.training_dialogue(f"template {number}")
+        *history, answer = dialogue.messages
+        if len(str(answer["content"])) < 600:
+            expected = chat.load_template().render(messages=dialogue.messages, tools=dialogue.tools)
+            assert expected == chat.render_prompt(history, dialogue.tools) + chat.render_completion(answer) + "\n"
 
 
 @pytest.mark.parametrize(
     "text", ["naïve café", "日本語 ✓ 😀", "a\tb\r\n\x00", '{"a": "b"}}', "1234567890", " -- __x__ "]
 )
-def test_every_text_survives_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
+def test_tokenizer_round_trips_any_text(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
 
 
-def test_every_digit_is_a_token_and_a_word_is_the_same_anywhere(tokenizer: Tokenizer) -> None:
+def test_digits_are_single_tokens_and_words_tokenize_alike_anywhere(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("7391").tokens == list("7391")
     word = tokenizer.encode("kettle").ids
-    for around in ('"{}"', " {} ", "`{}`", "/{}/", "({},", '{"cmd": "{}"}}'):
-        ids = tokenizer.encode(around.replace("{}", "kettle")).ids
+    for template in ('"{}"', " {} ", "`{}`", "/{}/", "({},", '{"cmd": "{}"}}'):
+        ids = tokenizer.encode(template.replace("{}", "kettle")).ids
         assert any(ids[n : n + len(word)] == word for n in range(len(ids)))

@@ -1,4 +1,4 @@
-"""The dialogues: the same from the same seed, and evaluation's words never in training."""
+"""The dialogue generator: reproducible from a seed, and without evaluation words in the training dialogues."""
 
 import re
 from collections.abc import Iterator
@@ -10,68 +10,72 @@ from antiphon.engine.embedded.chat import Dialogue
 from antiphon.engine.embedded.fixed_texts import CODEX, RUNNERS
 from antiphon.engine.embedded.tool_definitions import name_of
 
-TRAINING = 3000
-EVALUATION = 40
-WELL_KNOWN = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(*({name, *params} for name, params in CODEX))
+NUM_TRAINING_DIALOGUES = 3000
+NUM_EVALUATION_DIALOGUES = 40
+CODEX_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(*({name, *params} for name, params in CODEX))
 
 
-def trained() -> Iterator[Dialogue]:
-    return (generator.training_dialogue(f"test {number}") for number in range(TRAINING))
+def generate_training_dialogues() -> Iterator[Dialogue]:
+    return (generator.training_dialogue(f"test {number}") for number in range(NUM_TRAINING_DIALOGUES))
 
 
-def evaluated() -> Iterator[Dialogue]:
-    # Codex's own tools are the point of that skill, so its tools are on both sides; its commands are not.
+def generate_evaluation_dialogues() -> Iterator[Dialogue]:
+    # The "codex" skill teaches Codex's own tools, so they are in both sets. Its commands are not.
     skills = [skill for skill in generator.SKILLS if skill != "codex"]
-    return (generator.evaluation_dialogue(skill, number) for skill in skills for number in range(EVALUATION))
+    return (
+        generator.evaluation_dialogue(skill, number) for skill in skills for number in range(NUM_EVALUATION_DIALOGUES)
+    )
 
 
-def tool_names(many: Iterator[Dialogue]) -> set[str]:
-    return {name_of(tool) for one in many for tool in one.tools}
+def collect_tool_names(dialogues: Iterator[Dialogue]) -> set[str]:
+    return {name_of(tool) for dialogue in dialogues for tool in dialogue.tools}
 
 
-def parameter_names(many: Iterator[Dialogue]) -> set[str]:
-    tools = [tool for one in many for tool in one.tools]
+def collect_parameter_names(dialogues: Iterator[Dialogue]) -> set[str]:
+    tools = [tool for dialogue in dialogues for tool in dialogue.tools]
     return {name for tool in tools for name in tool["function"]["parameters"]["properties"]}
 
 
 def test_training_and_evaluation_share_no_tool_name() -> None:
-    offered = tool_names(evaluated())
-    assert len(offered) > 500
-    assert not offered & tool_names(trained())
+    names = collect_tool_names(generate_evaluation_dialogues())
+    assert len(names) > 500
+    assert not names & collect_tool_names(generate_training_dialogues())
 
 
 def test_training_and_evaluation_share_no_parameter_name() -> None:
-    offered = parameter_names(evaluated())
-    assert len(offered) > 200
-    assert not offered & parameter_names(trained())
+    names = collect_parameter_names(generate_evaluation_dialogues())
+    assert len(names) > 200
+    assert not names & collect_parameter_names(generate_training_dialogues())
 
 
 @pytest.mark.parametrize("source", ["NOUNS", "VERBS", "PARAMS", "NAMES", "COMMON", "PROGRAMS"])
-def test_each_list_is_cut_in_two_and_each_side_draws_from_its_own(source: str) -> None:
-    listed = getattr(word_sampler, source)
+def test_training_and_evaluation_draw_from_separate_words(source: str) -> None:
+    words = getattr(word_sampler, source)
     for evaluation in (False, True):
-        drawn = word_sampler.WordSampler("test", evaluation)
-        picked = {drawn.pick_word(listed) for _ in range(200)}
-        assert picked
-        assert all(word_sampler.is_held_out(word) is evaluation for word in picked)
+        sampler = word_sampler.WordSampler("test", evaluation)
+        sampled = {sampler.pick_word(words) for _ in range(200)}
+        assert sampled
+        assert all(word_sampler.is_held_out(word) is evaluation for word in sampled)
 
 
-@pytest.mark.parametrize("kind", ["made_up", "random_characters", "pick_noun", "pick_name", "any_word"])
-def test_made_up_words_lie_on_one_side_too(kind: str) -> None:
+@pytest.mark.parametrize("method", ["made_up", "random_characters", "pick_noun", "pick_name", "any_word"])
+def test_made_up_words_are_in_one_set_only(method: str) -> None:
     for evaluation in (False, True):
-        drawn = word_sampler.WordSampler("test", evaluation)
-        assert all(word_sampler.is_held_out(getattr(drawn, kind)()) is evaluation for _ in range(300))
+        sampler = word_sampler.WordSampler("test", evaluation)
+        assert all(word_sampler.is_held_out(getattr(sampler, method)()) is evaluation for _ in range(300))
 
 
-def test_the_runners_are_the_only_words_of_tool_names_on_both_sides() -> None:
-    def parts(names: set[str]) -> set[str]:
-        pieces = {piece for name in names for piece in re.findall(r"[A-Z]?[a-z]+", name)}
-        return {piece.lower() for piece in pieces if len(piece) > 3}
+def test_only_runner_words_are_in_tool_names_of_both_sets() -> None:
+    def split_names(names: set[str]) -> set[str]:
+        words = {word for name in names for word in re.findall(r"[A-Z]?[a-z]+", name)}
+        return {word.lower() for word in words if len(word) > 3}
 
-    assert parts(tool_names(evaluated())) & parts(tool_names(trained()) - WELL_KNOWN) <= {*RUNNERS}
+    assert split_names(collect_tool_names(generate_evaluation_dialogues())) & split_names(
+        collect_tool_names(generate_training_dialogues()) - CODEX_NAMES
+    ) <= {*RUNNERS}
 
 
-def test_the_same_seed_gives_the_same_dialogues() -> None:
+def test_same_seed_gives_the_same_dialogues() -> None:
     for number in range(100):
         assert generator.training_dialogue(f"again {number}") == generator.training_dialogue(f"again {number}")
     for skill in generator.SKILLS:
@@ -79,8 +83,10 @@ def test_the_same_seed_gives_the_same_dialogues() -> None:
         assert generator.evaluation_dialogue(skill, 3) != generator.evaluation_dialogue(skill, 4)
 
 
-def test_sums_of_the_evaluation_are_not_taught() -> None:
-    def pairs(many: Iterator[Dialogue]) -> set[str]:
-        return {one.messages[-1]["content"] for one in many if one.skill == "sum"}
+def test_evaluation_sums_are_not_in_the_training_set() -> None:
+    def collect_sums(dialogues: Iterator[Dialogue]) -> set[str]:
+        return {dialogue.messages[-1]["content"] for dialogue in dialogues if dialogue.skill == "sum"}
 
-    assert not pairs(generator.evaluation_dialogue("sum", number) for number in range(200)) & pairs(trained())
+    assert not collect_sums(generator.evaluation_dialogue("sum", number) for number in range(200)) & collect_sums(
+        generate_training_dialogues()
+    )

@@ -1,4 +1,4 @@
-"""The training command, in small: what it writes loads, and what it learns shows in the loss."""
+"""The training command with a small plan: the loss falls, and the written model loads."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from antiphon.engine.embedded.muon import Muon, orthogonalize
 from antiphon.engine.embedded.train import COURSES, TrainingCourse, TrainingPlan, train_model
 
 
-def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:
+def test_short_training_lowers_the_loss_and_writes_a_loadable_model(tmp_path: Path) -> None:
     courses = (
         TrainingCourse("everything", 24, 3e-3, ramp=400, warmup=4),
         TrainingCourse("choosing", 4, 1e-3, warmup=4),
@@ -22,27 +22,27 @@ def test_a_short_training_learns_and_its_model_loads(tmp_path: Path) -> None:
     losses = train_model(plan, tmp_path)
     assert len(losses) == 28
     assert sum(losses[20:24]) / 4 < losses[0] - 1
-    assert losses[24] < losses[0] - 1, "the second course begins with what the first has learned"
+    assert losses[24] < losses[0] - 1, "the second course starts from the weights of the first"
     model, tokenizer = evaluate.load_model(tmp_path)
     assert next(model.parameters()).dtype is torch.float32
     assert tokenizer.get_vocab_size() == model.config.vocab_size == 1024
     assert (tmp_path / "chat_template.jinja").read_text(encoding="utf-8")
-    more = train_model(replace(plan, courses=courses[1:]), tmp_path / "more", begun=tmp_path)
-    assert more[0] < losses[0] - 1, "a course alone goes on from a model that was saved"
+    continued_losses = train_model(replace(plan, courses=courses[1:]), tmp_path / "more", initial_folder=tmp_path)
+    assert continued_losses[0] < losses[0] - 1, "a single course continues from a saved model"
 
 
-def test_batches_come_out_the_same_and_hold_little_padding(tmp_path: Path) -> None:
+def test_batches_are_reproducible_and_have_little_padding(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(evaluate.MODEL_DIR / "tokenizer.json"))
     source = TrainingBatches(tokenizer.to_str(), seed=1, tokens=4096, ramp=100)
-    first, again = (source.build_chunk(tokenizer, 3, 1.0) for _ in range(2))
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    first, repeated = (source.build_chunk(tokenizer, 3, 1.0) for _ in range(2))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, repeated, strict=True))
     assert all(ids.numel() <= 4096 for ids, _ in first)
     padding = sum(int((ids == 0).sum()) for ids, _ in first)
     assert padding < 0.1 * sum(ids.numel() for ids, _ in first)
 
 
 @pytest.mark.parametrize("course", COURSES, ids=lambda course: course.name)
-def test_the_rate_warms_up_stays_and_falls_to_nothing(course: TrainingCourse) -> None:
+def test_learning_rate_warms_up_stays_constant_and_decays(course: TrainingCourse) -> None:
     rates = [course.learning_rate(step) for step in range(course.steps)]
     assert rates[0] < rates[course.warmup] <= max(rates) <= course.rate
     assert rates[-1] < 0.01 * course.rate
@@ -50,27 +50,27 @@ def test_the_rate_warms_up_stays_and_falls_to_nothing(course: TrainingCourse) ->
         assert rates[course.warmup] == course.rate
 
 
-def test_the_courses_of_the_plan_are_those_of_the_generator() -> None:
+def test_courses_of_the_plan_match_those_of_the_generator() -> None:
     assert [course.name for course in COURSES] == list(generator.COURSES)
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])
-def test_a_step_of_muon_moves_every_direction_alike(shape: tuple[int, int]) -> None:
+def test_muon_update_has_nearly_equal_singular_values(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    sizes = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
-    assert float(sizes.min()) > 0.6 and float(sizes.max()) < 1.3
+    singular_values = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
+    assert float(singular_values.min()) > 0.6 and float(singular_values.max()) < 1.3
 
 
-def test_muon_steps_as_the_one_of_torch_does() -> None:
+def test_muon_step_equals_that_of_torch() -> None:
     torch.manual_seed(0)
     start, gradients = torch.randn(12, 20), [torch.randn(12, 20) for _ in range(3)]
-    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    our_weight, torch_weight = (torch.nn.Parameter(start.clone()) for _ in range(2))
     for optimizer, matrix in (
-        (Muon([ours], lr=0.1), ours),
-        (torch.optim.Muon([theirs], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"), theirs),
+        (Muon([our_weight], lr=0.1), our_weight),
+        (torch.optim.Muon([torch_weight], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"), torch_weight),
     ):
         for gradient in gradients:
             matrix.grad = gradient.clone()
             optimizer.step()
-    assert torch.allclose(ours, theirs, atol=0.02), "torch's iterates in bf16"
-    assert not torch.allclose(ours, start, atol=0.1)
+    assert torch.allclose(our_weight, torch_weight, atol=0.02), "torch computes the iterations in bf16"
+    assert not torch.allclose(our_weight, start, atol=0.1)

@@ -1,4 +1,4 @@
-"""The shipped weights: what they are, and that they still do what the README says, asked a little of everything."""
+"""The shipped weights: size, agreement with the sources, and a sample of every skill that the README promises."""
 
 import json
 from typing import Any
@@ -12,37 +12,37 @@ from tests.counts import FULL_COUNTS
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Any:
+def shipped_model() -> Any:
     return evaluate.load_model(MODEL_DIR)
 
 
-def test_the_model_is_small_and_of_qwen3(shipped: Any) -> None:
-    model, _ = shipped
+def test_shipped_model_is_a_small_qwen3(shipped_model: Any) -> None:
+    model, _ = shipped_model
     assert model.config.model_type == "qwen3" and model.config.tie_word_embeddings
     assert 2e6 < sum(p.numel() for p in model.parameters()) < 6e6
     assert (MODEL_DIR / "model.safetensors").stat().st_size < 7e6
     assert json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
 
 
-@pytest.mark.skipif(not FULL_COUNTS, reason="it is learned anew: `make test-full`")
-def test_the_shipped_tokenizer_is_that_of_the_source() -> None:
-    shipped = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
-    assert shipped["model"]["merges"] == json.loads(tokenizer.build_tokenizer(7).to_str())["model"]["merges"]
+@pytest.mark.skipif(not FULL_COUNTS, reason="trains the tokenizer again: `make test-full`")
+def test_shipped_tokenizer_equals_a_rebuilt_one() -> None:
+    shipped_tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8"))
+    assert shipped_tokenizer["model"]["merges"] == json.loads(tokenizer.build_tokenizer(7).to_str())["model"]["merges"]
 
 
-def test_the_shipped_template_is_that_of_the_source() -> None:
+def test_shipped_template_equals_the_source_template() -> None:
     assert (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8") == chat.TEMPLATE_FILE.read_text(
         encoding="utf-8"
     )
 
 
-def test_every_skill_is_mostly_right(shipped: Any) -> None:
-    asked = [one for skill in generator.SKILLS for one in evaluate.evaluate_skill(*shipped, skill, 3)]
-    wrong = [(one.skill, one.expected, one.written) for one in asked if not one.is_exact]
-    assert len(wrong) <= len(asked) // 5, wrong
+def test_every_skill_is_mostly_correct(shipped_model: Any) -> None:
+    results = [result for skill in generator.SKILLS for result in evaluate.evaluate_skill(*shipped_model, skill, 3)]
+    failures = [(result.skill, result.expected, result.written) for result in results if not result.is_exact]
+    assert len(failures) <= len(results) // 5, failures
 
 
-def test_the_first_things_that_people_try(shipped: Any) -> None:
+def test_common_first_prompts_are_answered_correctly(shipped_model: Any) -> None:
     weather = {"type": "function", "function": {"name": "get_weather", "parameters": {"properties": {"city": {}}}}}
     cases = [
         ("Hello!", [], "Hello! I am Antiphon's embedded model."),
@@ -54,15 +54,15 @@ def test_the_first_things_that_people_try(shipped: Any) -> None:
             '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
         ),
     ]
-    written = evaluate.generate_answers(
-        *shipped, [chat.render_prompt([user_message(text)], tools) for text, tools, _ in cases]
+    answers = evaluate.generate_answers(
+        *shipped_model, [chat.render_prompt([user_message(text)], tools) for text, tools, _ in cases]
     )
-    assert [text.rpartition("</think>\n\n")[2] for text in written] == [expected for *_, expected in cases]
+    assert [text.rpartition("</think>\n\n")[2] for text in answers] == [expected for *_, expected in cases]
 
 
-def test_the_core_answers_as_transformers_does() -> None:
+def test_core_answers_equal_those_of_transformers() -> None:
     for skill in ("call", "repeat"):
-        plain, served = (
+        expected, results = (
             evaluate.evaluate_model(MODEL_DIR, 2, [skill], options)[skill] for options in (None, EngineOptions())
         )
-        assert [one.written for one in served] == [one.written for one in plain]
+        assert [result.generated for result in results] == [result.generated for result in expected]

@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' own generate, token for token: alone, and in a batch that changes all the time."""
+"""Greedy output equals that of transformers' own ``generate``, token for token, alone and in changing batches."""
 
 import pytest
 
@@ -7,54 +7,67 @@ pytest.importorskip("torch")
 from antiphon.engine.model.forward import SequentialForward
 from antiphon.engine.model.select import select_forward
 from antiphon.engine.model.varlen import VarlenForward
-from tests.engine.tiny_models import FAMILIES, core_for, drain, fresh, generate, job_of, prompts, run, tokens_of
-
-COUNT = 24
-NATIVE = {"bloom", "mamba", "lfm2"}
+from tests.engine.tiny_models import (
+    FAMILY_CONFIGS,
+    NUM_OUTPUT_TOKENS,
+    SEQUENTIAL_FAMILIES,
+    build_tiny_core,
+    copy_tiny_model,
+    generate_tokens,
+    generate_with_transformers,
+    join_tokens,
+    make_job,
+    make_prompts,
+    run_jobs,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_equals_generate(family: str) -> None:
-    asked = prompts(3, 30, 1, 17, 9)
-    truth = [generate(family, prompt, COUNT) for prompt in asked]
-    core = core_for(family, max_num_seqs=3, max_batched_tokens=8)
-    assert [run(core, job_of(prompt, max_tokens=COUNT)) for prompt in asked] == truth
-    together = drain(core, *(job_of(prompt, str(n), max_tokens=COUNT) for n, prompt in enumerate(asked)))
-    assert [tokens_of(together[str(n)]) for n in range(len(asked))] == truth
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_greedy_output_equals_transformers_generate(family: str) -> None:
+    prompts = make_prompts(3, 30, 1, 17, 9)
+    expected = [generate_with_transformers(family, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
+    core = build_tiny_core(family, max_num_seqs=3, max_batched_tokens=8)
+    assert [generate_tokens(core, make_job(prompt, max_tokens=NUM_OUTPUT_TOKENS)) for prompt in prompts] == expected
+    chunks = run_jobs(
+        core, *(make_job(prompt, str(n), max_tokens=NUM_OUTPUT_TOKENS) for n, prompt in enumerate(prompts))
+    )
+    assert [join_tokens(chunks[str(n)]) for n in range(len(prompts))] == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
-def test_requests_join_and_leave_between_steps(family: str) -> None:
-    asked = prompts(5, 26, 2, 12, 19, 7)
+def test_greedy_output_is_unchanged_when_jobs_join_and_leave(family: str) -> None:
+    prompts = make_prompts(5, 26, 2, 12, 19, 7)
     counts = [30, 6, 18, 25, 3, 12]
-    core = core_for(family, max_num_seqs=4, max_batched_tokens=8)
-    said: dict[str, list[int]] = {str(n): [] for n in range(len(asked))}
-    waiting = [job_of(prompt, str(n), max_tokens=counts[n]) for n, prompt in enumerate(asked)]
+    core = build_tiny_core(family, max_num_seqs=4, max_batched_tokens=8)
+    tokens: dict[str, list[int]] = {str(n): [] for n in range(len(prompts))}
+    waiting = [make_job(prompt, str(n), max_tokens=counts[n]) for n, prompt in enumerate(prompts)]
     steps = 0
     while waiting or core.has_work:
         if waiting and steps % 4 == 0:
             core.add(waiting.pop(0))
         for name, chunk in core.step():
-            said[name] += chunk.tokens
+            tokens[name] += chunk.tokens
         steps += 1
-    assert [said[str(n)] for n in range(len(asked))] == [
-        generate(family, prompt, count) for prompt, count in zip(asked, counts, strict=True)
+    assert [tokens[str(n)] for n in range(len(prompts))] == [
+        generate_with_transformers(family, prompt, count) for prompt, count in zip(prompts, counts, strict=True)
     ]
 
 
-def test_the_packed_pass_is_taken_exactly_where_it_is_right(caplog: pytest.LogCaptureFixture) -> None:
-    chosen = {family: type(select_forward(fresh(family))) for family in FAMILIES}
-    assert chosen == {family: SequentialForward if family in NATIVE else VarlenForward for family in FAMILIES}
-    assert caplog.text.count("runs one sequence at a time") == len(NATIVE)
+def test_varlen_forward_is_selected_for_the_families_it_supports(caplog: pytest.LogCaptureFixture) -> None:
+    forwards = {family: type(select_forward(copy_tiny_model(family))) for family in FAMILY_CONFIGS}
+    assert forwards == {
+        family: SequentialForward if family in SEQUENTIAL_FAMILIES else VarlenForward for family in FAMILY_CONFIGS
+    }
+    assert caplog.text.count("runs one sequence at a time") == len(SEQUENTIAL_FAMILIES)
 
 
-def test_a_packed_pass_that_gives_other_logits_is_not_taken(
+def test_varlen_forward_with_wrong_logits_is_not_selected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "antiphon.engine.model.attention._attend_fused", lambda query, *_: query.permute(0, 3, 1, 2, 4) * 2
     )
-    assert isinstance(select_forward(fresh("llama")), SequentialForward)
+    assert isinstance(select_forward(copy_tiny_model("llama")), SequentialForward)
     assert "its logits differ" in caplog.text

@@ -1,4 +1,4 @@
-"""Loading a folder: what it gives, and the one line said about each folder that cannot be served."""
+"""Loading a checkpoint folder: model, device and defaults, downloads, and one-line errors for unusable folders."""
 
 import json
 import struct
@@ -21,137 +21,161 @@ from antiphon.engine.model import loader
 from antiphon.engine.model.loader import check_memory, choose_device, engine_info, load_model, sampling_defaults
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Sampling
-from tests.engine.tiny_models import fresh, generate, job_of, prompts, run
+from tests.engine.tiny_models import (
+    copy_tiny_model,
+    generate_tokens,
+    generate_with_transformers,
+    make_job,
+    make_prompts,
+)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    fresh("llama").save_pretrained(path)
+    copy_tiny_model("llama").save_pretrained(path)
     return path
 
 
 @pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
-    for file in saved.iterdir():
+def checkpoint_copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint that a test may damage."""
+    for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
 
 
-def edit(path: Path, **changes: Any) -> int:
-    table = json.loads(path.read_text()) if path.exists() else {}
-    return path.write_text(json.dumps({key: value for key, value in (table | changes).items() if value is not None}))
+def update_json(path: Path, **changes: Any) -> int:
+    fields = json.loads(path.read_text()) if path.exists() else {}
+    return path.write_text(json.dumps({key: value for key, value in (fields | changes).items() if value is not None}))
 
 
-def refusal(call: Callable[[], object]) -> str:
+def catch_load_error(call: Callable[[], object]) -> str:
     with pytest.raises(LoadError) as caught:
         call()
     assert "\n" not in str(caught.value) and caught.value.code == "model_not_loadable"
     return str(caught.value)
 
 
-def test_a_saved_model_is_served_as_it_was(folder: Path) -> None:
-    edit(folder / "generation_config.json", temperature=0.6, top_k=20, top_p=0.95, eos_token_id=[2, 5], do_sample=True)
-    core = build_core(folder, EngineOptions(max_num_seqs=2, kv_cache_gib=0.01))
+def test_saved_model_is_loaded_with_its_configuration(checkpoint_copy: Path) -> None:
+    update_json(
+        checkpoint_copy / "generation_config.json",
+        temperature=0.6,
+        top_k=20,
+        top_p=0.95,
+        eos_token_id=[2, 5],
+        do_sample=True,
+    )
+    core = build_core(checkpoint_copy, EngineOptions(max_num_seqs=2, kv_cache_gib=0.01))
     assert core.info.default_sampling == Sampling(temperature=0.6, top_k=20, top_p=0.95)
     assert (core.info.max_model_len, core.info.vocab_size, core.info.eos_ids) == (256, 96, (2, 5))
     assert (core.info.device, core.info.dtype) == ("cpu", "float32")
     assert core.info.description.startswith("LlamaForCausalLM, 0.0 M")
-    prompt = prompts(9)[0]
-    assert run(core, job_of(prompt, max_tokens=12, ignore_eos=True))[:3] == generate("llama", prompt, 12)[:3]
+    prompt = make_prompts(9)[0]
+    assert (
+        generate_tokens(core, make_job(prompt, max_tokens=12, ignore_eos=True))[:3]
+        == generate_with_transformers("llama", prompt, 12)[:3]
+    )
 
 
-def test_weights_in_another_type_are_computed_in_the_one_that_was_asked_for(tmp_path: Path) -> None:
-    fresh("llama").bfloat16().save_pretrained(tmp_path)
+def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path) -> None:
+    copy_tiny_model("llama").bfloat16().save_pretrained(tmp_path)
     assert inspect_checkpoint(tmp_path).elements_by_dtype.keys() == {"BF16"}
     assert load_model(tmp_path, device="cpu")[0].dtype == torch.float32
     assert load_model(tmp_path, device="cpu", dtype="bfloat16")[0].dtype == torch.bfloat16
-    assert "float32, bfloat16, float16" in refusal(lambda: load_model(tmp_path, dtype="int3"))
+    assert "float32, bfloat16, float16" in catch_load_error(lambda: load_model(tmp_path, dtype="int3"))
 
 
-def test_little_memory_for_the_cache_shortens_the_context(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_small_kv_cache_limits_the_context_length(checkpoint_copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head size, bytes
-    core = build_core(folder, EngineOptions(kv_cache_gib=100 * per_token / 2**30))
+    core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=100 * per_token / 2**30))
     assert core.info.max_model_len == 100 and "limits the context to 100 tokens" in caplog.text
-    assert "no memory is left" in refusal(lambda: build_core(folder, EngineOptions(kv_cache_gib=per_token / 2**30)))
+    assert "no memory is left" in catch_load_error(
+        lambda: build_core(checkpoint_copy, EngineOptions(kv_cache_gib=per_token / 2**30))
+    )
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         (lambda p: (p / "config.json").unlink(), "no config.json"),
         (lambda p: (p / "config.json").write_text("{"), "not readable as JSON"),
         (lambda p: (p / "config.json").write_text("[]"), "not a JSON object"),
-        (lambda p: edit(p / "config.json", model_type=None), "no model_type"),
-        (lambda p: edit(p / "config.json", architectures=["BertForMaskedLM"]), "not a causal language model"),
-        (lambda p: edit(p / "config.json", model_type="foonet"), "does not know foonet"),
-        (lambda p: edit(p / "config.json", model_type="foonet", auto_map={"AutoModel": "x.Y"}), "never run"),
+        (lambda p: update_json(p / "config.json", model_type=None), "no model_type"),
+        (lambda p: update_json(p / "config.json", architectures=["BertForMaskedLM"]), "not a causal language model"),
+        (lambda p: update_json(p / "config.json", model_type="foonet"), "does not know foonet"),
+        (lambda p: update_json(p / "config.json", model_type="foonet", auto_map={"AutoModel": "x.Y"}), "never run"),
         (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors"),
         (lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "convert them to safetensors"),
         (
             lambda p: (
-                (p / "model.safetensors").rename(p / "adapter_model.safetensors") and edit(p / "adapter_config.json")
+                (p / "model.safetensors").rename(p / "adapter_model.safetensors")
+                and update_json(p / "adapter_config.json")
             ),
             "adapter",
         ),
         (lambda p: (p / "model.safetensors").write_bytes(b"version https://git-lfs"), "git lfs pull"),
         (lambda p: (p / "model.safetensors").write_bytes(b"abc"), "cut short"),
         (lambda p: (p / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]"), "not safetensors"),
-        (lambda p: cut(p / "model.safetensors", 100), "fetch it again"),
-        (lambda p: edit(p / "model.safetensors.index.json", weight_map={"a": "m-1-of-2"}), "m-1-of-2 is missing"),
-        (lambda p: edit(p / "model.safetensors.index.json", weight_map={}), "finish the download"),
-        (lambda p: edit(p / "config.json", num_hidden_layers=3), "weights are missing"),
-        (lambda p: edit(p / "config.json", hidden_size="wide"), "cannot be loaded"),
+        (lambda p: truncate_file(p / "model.safetensors", 100), "fetch it again"),
+        (
+            lambda p: update_json(p / "model.safetensors.index.json", weight_map={"a": "m-1-of-2"}),
+            "m-1-of-2 is missing",
+        ),
+        (lambda p: update_json(p / "model.safetensors.index.json", weight_map={}), "finish the download"),
+        (lambda p: update_json(p / "config.json", num_hidden_layers=3), "weights are missing"),
+        (lambda p: update_json(p / "config.json", hidden_size="wide"), "cannot be loaded"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_folder_that_cannot_be_served_gets_one_line(
-    folder: Path, damage: Callable[[Path], object], words: str
+def test_unusable_folder_is_reported_in_one_line(
+    checkpoint_copy: Path, damage: Callable[[Path], object], message: str
 ) -> None:
-    damage(folder)
-    assert words in refusal(lambda: load_model(folder, device="cpu"))
+    damage(checkpoint_copy)
+    assert message in catch_load_error(lambda: load_model(checkpoint_copy, device="cpu"))
 
 
-def cut(path: Path, size: int) -> None:
+def truncate_file(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:-size])
 
 
-def test_what_is_no_folder_gets_one_line(folder: Path) -> None:
-    assert "no such folder" in refusal(lambda: load_model(folder / "absent"))
-    assert "is a file" in refusal(lambda: load_model(folder / "config.json"))
+def test_missing_folder_is_reported_in_one_line(checkpoint_copy: Path) -> None:
+    assert "no such folder" in catch_load_error(lambda: load_model(checkpoint_copy / "absent"))
+    assert "is a file" in catch_load_error(lambda: load_model(checkpoint_copy / "config.json"))
 
 
-def test_too_little_memory_gets_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_is_reported_in_one_line(checkpoint_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = Checkpoint(Path("large"), {}, {}, {"BF16": 20_000_000_000})
-    assert "needs 74.5 GiB for its weights, 10.0 GiB are free" in refusal(lambda: check_memory(large, 4, 10 * 2**30))
+    assert "needs 74.5 GiB for its weights, 10.0 GiB are free" in catch_load_error(
+        lambda: check_memory(large, 4, 10 * 2**30)
+    )
     check_memory(large, 4, None)
     check_memory(Checkpoint(Path("packed"), {"quantization_config": {}}, {}, {"U8": 9 * 2**30}), 4, 10 * 2**30)
     monkeypatch.setattr(loader, "free_memory", lambda device: 1000)
-    assert "choose a smaller model" in refusal(lambda: load_model(folder, device="cpu"))
+    assert "choose a smaller model" in catch_load_error(lambda: load_model(checkpoint_copy, device="cpu"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_a_device_that_is_not_there_gets_one_line() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests a machine without a GPU")
+def test_missing_device_is_reported_in_one_line() -> None:
     assert choose_device(None) == "cpu"
-    assert "no CUDA device" in refusal(lambda: choose_device("cuda"))
+    assert "no CUDA device" in catch_load_error(lambda: choose_device("cuda"))
 
 
-def test_defaults_come_from_the_generation_config_only() -> None:
+def test_sampling_defaults_come_only_from_the_generation_config() -> None:
     assert sampling_defaults({}) == Sampling()
     assert sampling_defaults({"do_sample": False, "temperature": 0.7}).temperature == 0.0
     assert sampling_defaults({"repetition_penalty": 1.1, "top_k": None}) == Sampling(repetition_penalty=1.1)
-    recurrent = fresh("mamba")
+    recurrent = copy_tiny_model("mamba")
     del recurrent.config.max_position_embeddings
     assert engine_info(recurrent).max_model_len == loader.DEFAULT_CONTEXT_TOKENS
 
 
-def test_an_existing_folder_is_taken_as_it_is(folder: Path) -> None:
-    assert fetch_checkpoint(str(folder)) == folder
+def test_existing_folder_is_used_unchanged(checkpoint_copy: Path) -> None:
+    assert fetch_checkpoint(str(checkpoint_copy)) == checkpoint_copy
 
 
 @pytest.mark.parametrize(
-    ("name", "offline", "words"),
+    ("name", "offline", "message"),
     [
         ("RepositoryNotFoundError", False, "no such model on the hub"),
         ("GatedRepoError", False, "accept its terms"),
@@ -160,25 +184,25 @@ def test_an_existing_folder_is_taken_as_it_is(folder: Path) -> None:
         ("HfHubHTTPError", False, "goes on where it stopped"),
     ],
 )
-def test_a_download_that_fails_gets_one_line(
-    monkeypatch: pytest.MonkeyPatch, name: str, offline: bool, words: str
+def test_failed_download_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, offline: bool, message: str
 ) -> None:
     import huggingface_hub
 
-    asked: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def download(source: str, **options: Any) -> str:
-        asked.update(options)
+        received.update(options)
         raise type(name, (Exception,), {})("a\nlong\nstory")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert words in refusal(lambda: fetch_checkpoint("owner/name", offline=offline))
-    assert asked["local_files_only"] is offline
-    assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in asked["allow_patterns"])
-    assert "not a hub id" in refusal(lambda: fetch_checkpoint("some/where/else"))
+    assert message in catch_load_error(lambda: fetch_checkpoint("owner/name", offline=offline))
+    assert received["local_files_only"] is offline
+    assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in received["allow_patterns"])
+    assert "not a hub id" in catch_load_error(lambda: fetch_checkpoint("some/where/else"))
 
 
-def test_a_download_gives_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_download_returns_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda source, **options: str(tmp_path / source))
     assert fetch_checkpoint("owner/name") == tmp_path / "owner/name"
     assert "*.safetensors" in hub.ALLOWED_PATTERNS

@@ -1,4 +1,4 @@
-"""What takes the place of several steps of transformers' own: only where it is the same, and only what it knows."""
+"""Fused SwiGLU layers and rotary embeddings: equal to those of transformers, and used only where supported."""
 
 import sys
 from collections.abc import Iterator
@@ -17,30 +17,30 @@ from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.optimize.fuse import ROTARY_FUNCTION, FusedRotary, FusedSwiGLU, fuse_layers_and_rotary
 from antiphon.engine.optimize.linears import MergedLinearSlice
 from antiphon.engine.optimize.pack_linears import pack_linears
-from tests.engine.tiny_models import fresh
+from tests.engine.tiny_models import copy_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """transformers' own functions are put back, also those that another test replaced before."""
-    held = {
+def original_rotary_functions() -> Iterator[None]:
+    """Restores the functions of transformers, including those that an earlier test replaced."""
+    functions = {
         name: getattr(module, ROTARY_FUNCTION)
         for name, module in list(sys.modules.items())
         if hasattr(module, ROTARY_FUNCTION)
     }
-    for name, function in held.items():
+    for name, function in functions.items():
         if isinstance(function, FusedRotary):
             setattr(sys.modules[name], ROTARY_FUNCTION, function._original)
     yield
-    for name, function in held.items():
+    for name, function in functions.items():
         setattr(sys.modules[name], ROTARY_FUNCTION, function)
 
 
-def packed(family: str, compiled: Kernels) -> tuple[nn.Module, Any]:
-    model = fresh(family)
-    forward = select_forward(model, kernels=compiled)
+def build_packed_model(family: str, compiled_kernels: Kernels) -> tuple[nn.Module, Any]:
+    model = copy_tiny_model(family)
+    forward = select_forward(model, kernels=compiled_kernels)
     pack_linears(model, lambda: reference_logits(forward, model))
     return model, forward
 
@@ -57,95 +57,107 @@ def packed(family: str, compiled: Kernels) -> tuple[nn.Module, Any]:
         ("bloom", 0, 0),
     ],
 )
-def test_a_model_gives_the_same_logits_in_fewer_steps(compiled: Kernels, family: str, gates: int, rotary: int) -> None:
-    model, forward = packed(family, compiled)
-    truth = reference_logits(forward, model)
-    assert fuse_layers_and_rotary(model, compiled) == (gates, rotary)
-    assert torch.allclose(reference_logits(forward, model), truth, atol=1e-4)
+def test_fused_model_has_the_same_logits(compiled_kernels: Kernels, family: str, gates: int, rotary: int) -> None:
+    model, forward = build_packed_model(family, compiled_kernels)
+    expected = reference_logits(forward, model)
+    assert fuse_layers_and_rotary(model, compiled_kernels) == (gates, rotary)
+    assert torch.allclose(reference_logits(forward, model), expected, atol=1e-4)
     assert sum(isinstance(module, FusedSwiGLU) for module in model.modules()) == gates
-    assert fuse_layers_and_rotary(model, compiled) == (0, rotary)
+    assert fuse_layers_and_rotary(model, compiled_kernels) == (0, rotary)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_in_int8_a_gate_is_part_of_the_product_after_it(
-    compiled: Kernels, family: str, monkeypatch: pytest.MonkeyPatch
+def test_int8_product_includes_the_gate_before_it(
+    compiled_kernels: Kernels, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not compiled.supports_int8_linear(torch.ones(1, 1)):
-        pytest.skip("there is no such kernel for this CPU")
-    model = fresh(family)
-    forward = select_forward(model, kernels=compiled)
-    pack_linears(model, lambda: reference_logits(forward, model), "int8", compiled)
-    assert fuse_layers_and_rotary(model, compiled)[0] == 2
-    apart = [module for module in model.modules() if isinstance(module, FusedSwiGLU)]
-    at_once = reference_logits(forward, model)
+    if not compiled_kernels.supports_int8_linear(torch.ones(1, 1)):
+        pytest.skip("no int8 kernel for this CPU")
+    model = copy_tiny_model(family)
+    forward = select_forward(model, kernels=compiled_kernels)
+    pack_linears(model, lambda: reference_logits(forward, model), "int8", compiled_kernels)
+    assert fuse_layers_and_rotary(model, compiled_kernels)[0] == 2
+    gated_layers = [module for module in model.modules() if isinstance(module, FusedSwiGLU)]
+    fused_logits = reference_logits(forward, model)
     monkeypatch.setattr(Kernels, "silu_mul", None)
-    assert torch.equal(reference_logits(forward, model), at_once), "no gate of its own"
+    assert torch.equal(reference_logits(forward, model), fused_logits), "the gate is computed within the product"
     monkeypatch.undo()
-    for module in apart:
+    for module in gated_layers:
         module._activate_and_project = None
-    assert torch.equal(reference_logits(forward, model), at_once)
+    assert torch.equal(reference_logits(forward, model), fused_logits)
 
 
-class Watched:
-    """Counts the calls of kernels."""
+class CountingKernels:
+    """Kernels that count their rotary calls."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self.turns = 0
+        self.num_calls = 0
         self._kernels = kernels
 
-    def supports_rotary(self, *given: Any) -> bool:
-        return self._kernels.supports_rotary(*given)
+    def supports_rotary(self, *args: Any) -> bool:
+        return self._kernels.supports_rotary(*args)
 
-    def apply_rotary(self, *given: Any) -> Any:
-        self.turns += 1
-        return self._kernels.apply_rotary(*given)
+    def apply_rotary(self, *args: Any) -> Any:
+        self.num_calls += 1
+        return self._kernels.apply_rotary(*args)
 
 
-def test_shapes_that_the_kernel_does_not_know_are_turned_as_before(compiled: Kernels) -> None:
-    watched: Any = Watched(compiled)
-    rotary = FusedRotary(modeling_llama.apply_rotary_pos_emb, watched)
+def test_unsupported_rotary_inputs_use_the_original_function(compiled_kernels: Kernels) -> None:
+    kernels: Any = CountingKernels(compiled_kernels)
+    rotary = FusedRotary(modeling_llama.apply_rotary_pos_emb, kernels)
     generator = torch.Generator().manual_seed(1)
 
-    def given(batch: int = 1, dim: int = 32, table: int | None = None, kind: torch.dtype = torch.float32) -> list[Any]:
-        q, k = (torch.randn((batch, heads, 3, dim), generator=generator).to(kind) for heads in (4, 2))
-        return [q, k, *(torch.randn((batch, 3, table or dim), generator=generator).to(kind) for _ in "cs")]
+    def make_inputs(
+        batch: int = 1, dim: int = 32, table_dim: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> list[Any]:
+        q, k = (torch.randn((batch, heads, 3, dim), generator=generator).to(dtype) for heads in (4, 2))
+        return [q, k, *(torch.randn((batch, 3, table_dim or dim), generator=generator).to(dtype) for _ in "cs")]
 
-    for count, inputs in enumerate((given(), given(dim=64)), 1):
+    for count, inputs in enumerate((make_inputs(), make_inputs(dim=64)), 1):
         assert all(map(torch.allclose, rotary(*inputs), modeling_llama.apply_rotary_pos_emb(*inputs)))
-        assert watched.turns == 2 * count
-    expanded = given()
+        assert kernels.num_calls == 2 * count
+    expanded = make_inputs()
     expanded[2] = expanded[2][:, :1].expand(1, 3, 32)
-    across = given()
-    across[0] = torch.randn((1, 4, 32, 3)).transpose(2, 3)
-    coarse = given()
-    coarse[2], coarse[3] = coarse[2].double(), coarse[3].bfloat16()
-    odd = [given(batch=2), given(dim=6), given(kind=torch.bfloat16), expanded, across, coarse]
-    for inputs in odd:
+    transposed = make_inputs()
+    transposed[0] = torch.randn((1, 4, 32, 3)).transpose(2, 3)
+    mixed_dtypes = make_inputs()
+    mixed_dtypes[2], mixed_dtypes[3] = mixed_dtypes[2].double(), mixed_dtypes[3].bfloat16()
+    unsupported = [
+        make_inputs(batch=2),
+        make_inputs(dim=6),
+        make_inputs(dtype=torch.bfloat16),
+        expanded,
+        transposed,
+        mixed_dtypes,
+    ]
+    for inputs in unsupported:
         assert all(map(torch.equal, rotary(*inputs), modeling_llama.apply_rotary_pos_emb(*inputs)))
-    inputs = given()
-    turned = rotary(*inputs, unsqueeze_dim=1)
-    assert all(map(torch.equal, turned, modeling_llama.apply_rotary_pos_emb(*inputs)))
-    wider = given()
-    wider[1] = torch.randn((1, 2, 3, 64), generator=generator)
+    inputs = make_inputs()
+    rotated = rotary(*inputs, unsqueeze_dim=1)
+    assert all(map(torch.equal, rotated, modeling_llama.apply_rotary_pos_emb(*inputs)))
+    mismatched = make_inputs()
+    mismatched[1] = torch.randn((1, 2, 3, 64), generator=generator)
     with pytest.raises(RuntimeError, match="size of tensor"):
-        rotary(*wider)
-    assert watched.turns == 4
+        rotary(*mismatched)
+    assert kernels.num_calls == 4
 
 
-def test_a_function_that_turns_otherwise_stays(compiled: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+def test_other_rotary_functions_are_not_replaced(compiled_kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_rotation(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         return q * cos.unsqueeze(1) + q.flip(-1) * sin.unsqueeze(1), k
 
-    model, _ = packed("llama", compiled)
-    for strange in (other, lambda q, k, cos, sin, unsqueeze_dim: q + 1, lambda x, cos, sin: x, "no function"):
-        monkeypatch.setattr(modeling_llama, ROTARY_FUNCTION, strange)
-        assert fuse_layers_and_rotary(model, compiled)[1] == 0 and getattr(modeling_llama, ROTARY_FUNCTION) is strange
+    model, _ = build_packed_model("llama", compiled_kernels)
+    for function in (other_rotation, lambda q, k, cos, sin, unsqueeze_dim: q + 1, lambda x, cos, sin: x, "no function"):
+        monkeypatch.setattr(modeling_llama, ROTARY_FUNCTION, function)
+        assert (
+            fuse_layers_and_rotary(model, compiled_kernels)[1] == 0
+            and getattr(modeling_llama, ROTARY_FUNCTION) is function
+        )
 
 
-class Louder(nn.Module):
-    """As a gated layer, but not the same."""
+class ScaledGatedLayer(nn.Module):
+    """A gated layer with a scaled output."""
 
-    more = False
+    needs_second_input = False
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
@@ -156,24 +168,26 @@ class Louder(nn.Module):
             mlp.act_fn,
         )
 
-    def forward(self, x: torch.Tensor, *also: torch.Tensor) -> Any:
-        assert also or not self.more
+    def forward(self, x: torch.Tensor, *extra_inputs: torch.Tensor) -> Any:
+        assert extra_inputs or not self.needs_second_input
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * 1.05
 
 
 @pytest.mark.parametrize(
     "change", ["formula", "more inputs", "activation", "hook", "early hook", "own weight", "not packed"]
 )
-def test_layers_that_are_not_plainly_gated_stay(compiled: Kernels, change: str) -> None:
+def test_altered_gated_layers_are_not_fused(compiled_kernels: Kernels, change: str) -> None:
     model: Any
-    model, _ = packed("llama", compiled) if change != "not packed" else (fresh("llama"), None)
+    model, _ = (
+        build_packed_model("llama", compiled_kernels) if change != "not packed" else (copy_tiny_model("llama"), None)
+    )
     mlp = model.model.layers[0].mlp
     assert change == "not packed" or isinstance(mlp.gate_proj, MergedLinearSlice)
     if change == "formula":
-        model.model.layers[0].mlp = Louder(mlp)
+        model.model.layers[0].mlp = ScaledGatedLayer(mlp)
     elif change == "more inputs":
-        model.model.layers[0].mlp = Louder(mlp)
-        model.model.layers[0].mlp.more = True
+        model.model.layers[0].mlp = ScaledGatedLayer(mlp)
+        model.model.layers[0].mlp.needs_second_input = True
     elif change == "activation":
         mlp.act_fn = nn.GELU()
     elif change == "hook":
@@ -182,4 +196,4 @@ def test_layers_that_are_not_plainly_gated_stay(compiled: Kernels, change: str) 
         mlp.register_forward_pre_hook(lambda *_: None)
     elif change == "own weight":
         mlp.scale = nn.Parameter(torch.ones(1))
-    assert fuse_layers_and_rotary(model, compiled)[0] == (0 if change == "not packed" else 1)
+    assert fuse_layers_and_rotary(model, compiled_kernels)[0] == (0 if change == "not packed" else 1)

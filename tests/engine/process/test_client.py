@@ -1,4 +1,4 @@
-"""The torch engine's asyncio face: streams, cancelling, faults, starting and stopping; its far side is a thread here."""
+"""The asyncio client of the torch engine: streams, cancellation, faults, start and stop. Its worker is a thread here."""
 
 import asyncio
 import random
@@ -17,33 +17,40 @@ from antiphon.engine.process.messages import Report, StepReport
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, JobChunk
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptStep
-from tests.engine.chunk_stream import listen
-from tests.engine.threaded_engine import threaded
-from tests.engine.tiny_models import core_for, fresh, generate, job_of, prompts, tokens_of
+from tests.engine.chunk_stream import stream_chunks
+from tests.engine.threaded_engine import build_threaded_engine
+from tests.engine.tiny_models import (
+    build_tiny_core,
+    copy_tiny_model,
+    generate_with_transformers,
+    join_tokens,
+    make_job,
+    make_prompts,
+)
 
-SHORT, LONG = prompts(4, 40)
+SHORT_PROMPT, LONG_PROMPT = make_prompts(4, 40)
 
 
-async def started(*, pace: float = 0.0, **options: Any) -> ProcessEngine:
-    """``pace``: seconds that every step takes longer, so that a job which should last does."""
-    core = core_for(**options)
+async def start_engine(*, step_delay: float = 0.0, **options: Any) -> ProcessEngine:
+    """Starts an engine each step of which is slowed by ``step_delay`` seconds, so that long jobs do not end early."""
+    core = build_tiny_core(**options)
     step = core.step
 
-    def paced() -> list[JobChunk]:
-        time.sleep(pace)
+    def delayed_step() -> list[JobChunk]:
+        time.sleep(step_delay)
         return step()
 
-    core.step = paced  # type: ignore[method-assign]
-    engine = threaded(lambda: core, queue=options.get("max_waiting", 256))
+    core.step = delayed_step  # type: ignore[method-assign]
+    engine = build_threaded_engine(lambda: core, max_waiting=options.get("max_waiting", 256))
     await engine.start()
     return engine
 
 
-async def collect(engine: ProcessEngine, job: Job) -> list[Chunk]:
-    return [chunk async for chunk in listen(engine, job)]
+async def collect_chunks(engine: ProcessEngine, job: Job) -> list[Chunk]:
+    return [chunk async for chunk in stream_chunks(engine, job)]
 
 
-async def becomes_idle(engine: ProcessEngine) -> bool:
+async def wait_until_idle(engine: ProcessEngine) -> bool:
     for _ in range(200):
         stats = engine.stats()
         if stats.running == stats.waiting == stats.running_cache_tokens == 0:
@@ -52,133 +59,137 @@ async def becomes_idle(engine: ProcessEngine) -> bool:
     return False
 
 
-async def code_of(engine: ProcessEngine, job: Job) -> str:
+async def get_error_code(engine: ProcessEngine, job: Job) -> str:
     with pytest.raises(EngineError) as caught:
-        await collect(engine, job)
+        await collect_chunks(engine, job)
     return caught.value.code
 
 
-async def test_many_streams_at_once_get_their_own_tokens() -> None:
-    engine = await started(max_num_seqs=3, max_batched_tokens=16)
-    asked = prompts(3, 30, 8, 17, 5)
+async def test_concurrent_streams_get_their_own_tokens() -> None:
+    engine = await start_engine(max_num_seqs=3, max_batched_tokens=16)
+    prompts = make_prompts(3, 30, 8, 17, 5)
     results = await asyncio.gather(
-        *(collect(engine, job_of(prompt, str(n), max_tokens=12)) for n, prompt in enumerate(asked))
+        *(collect_chunks(engine, make_job(prompt, str(n), max_tokens=12)) for n, prompt in enumerate(prompts))
     )
-    assert [tokens_of(chunks) for chunks in results] == [generate("llama", prompt, 12) for prompt in asked]
+    assert [join_tokens(chunks) for chunks in results] == [
+        generate_with_transformers("llama", prompt, 12) for prompt in prompts
+    ]
     assert all(chunks[0] == Chunk() for chunks in results)
-    assert await becomes_idle(engine)
+    assert await wait_until_idle(engine)
     await engine.close()
 
 
-async def test_one_wake_up_per_step_carries_the_tokens_of_all() -> None:
-    engine = await started(pace=0.005, max_num_seqs=4)
-    batches: list[int] = []
-    hear = engine._on_report
+async def test_one_report_per_step_carries_the_chunks_of_all_jobs() -> None:
+    engine = await start_engine(step_delay=0.005, max_num_seqs=4)
+    chunk_counts: list[int] = []
+    on_report = engine._on_report
 
-    def counted(report: Report) -> None:
+    def count_and_forward(report: Report) -> None:
         if isinstance(report, StepReport):
-            batches.append(len(report.chunks))
-        hear(report)
+            chunk_counts.append(len(report.chunks))
+        on_report(report)
 
     assert engine._connection is not None
-    engine._connection._on_report = counted
-    jobs = [job_of(SHORT, str(n), max_tokens=20, ignore_eos=True) for n in range(4)]
-    await asyncio.gather(*(collect(engine, job) for job in jobs))
-    assert sum(batches) == 4 * 21 and max(batches) == 4 and len(batches) < 40
+    engine._connection._on_report = count_and_forward
+    jobs = [make_job(SHORT_PROMPT, str(n), max_tokens=20, ignore_eos=True) for n in range(4)]
+    await asyncio.gather(*(collect_chunks(engine, job) for job in jobs))
+    assert sum(chunk_counts) == 4 * 21 and max(chunk_counts) == 4 and len(chunk_counts) < 40
     await engine.close()
 
 
 async def test_closing_a_stream_frees_its_slot() -> None:
-    engine = await started(pace=0.01, max_num_seqs=1)
-    stream = listen(engine, job_of(SHORT, "endless", ignore_eos=True))
+    engine = await start_engine(step_delay=0.01, max_num_seqs=1)
+    stream = stream_chunks(engine, make_job(SHORT_PROMPT, "endless", ignore_eos=True))
     assert await anext(stream) == Chunk()
     await anext(stream)
     assert engine.stats().running == 1
     await stream.aclose()
-    assert len(await collect(engine, job_of(SHORT, "next", max_tokens=2))) == 3
-    assert await becomes_idle(engine)
+    assert len(await collect_chunks(engine, make_job(SHORT_PROMPT, "next", max_tokens=2))) == 3
+    assert await wait_until_idle(engine)
     await engine.close()
 
 
-async def test_cancel_ends_a_running_stream_and_refuses_a_waiting_one() -> None:
-    engine = await started(pace=0.01, max_num_seqs=1)
-    running = listen(engine, job_of(SHORT, "running", ignore_eos=True))
+async def test_cancel_ends_a_running_stream_and_rejects_a_waiting_one() -> None:
+    engine = await start_engine(step_delay=0.01, max_num_seqs=1)
+    running = stream_chunks(engine, make_job(SHORT_PROMPT, "running", ignore_eos=True))
     await anext(running)
-    waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "waiting")))
+    waiting = asyncio.create_task(get_error_code(engine, make_job(SHORT_PROMPT, "waiting")))
     await asyncio.sleep(0.05)
     await engine.cancel("waiting")
     assert await waiting == "cancelled"
     await engine.cancel("running")
     await engine.cancel("unknown")
     assert [chunk async for chunk in running][-1].finish == "cancelled"
-    assert await becomes_idle(engine)
+    assert await wait_until_idle(engine)
     await engine.close()
 
 
-async def test_a_task_that_is_cancelled_frees_its_slot() -> None:
-    engine = await started(pace=0.01, max_num_seqs=1)
-    task = asyncio.create_task(collect(engine, job_of(SHORT, ignore_eos=True)))
+async def test_cancelling_the_task_of_a_job_frees_its_slot() -> None:
+    engine = await start_engine(step_delay=0.01, max_num_seqs=1)
+    task = asyncio.create_task(collect_chunks(engine, make_job(SHORT_PROMPT, ignore_eos=True)))
     await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert await becomes_idle(engine)
+    assert await wait_until_idle(engine)
     await engine.close()
 
 
-async def test_a_fault_in_the_model_fails_the_stream_and_the_next_is_served() -> None:
-    model = fresh("llama")
-    engine = threaded(lambda: build_core_from_model(model, options=EngineOptions(max_num_seqs=2)))
+async def test_model_fault_fails_the_stream_and_the_next_job_runs() -> None:
+    model = copy_tiny_model("llama")
+    engine = build_threaded_engine(lambda: build_core_from_model(model, options=EngineOptions(max_num_seqs=2)))
     await engine.start()
-    stream = listen(engine, job_of(SHORT, "unlucky", ignore_eos=True))
+    stream = stream_chunks(engine, make_job(SHORT_PROMPT, "unlucky", ignore_eos=True))
     await anext(stream)
     handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
     last = [chunk async for chunk in stream][-1]
     handle.remove()
     assert last.finish == "error" and last.fault is not None and last.fault.code == "server_error"
-    assert tokens_of(await collect(engine, job_of(SHORT, max_tokens=5))) == generate("llama", SHORT, 5)
+    assert join_tokens(
+        await collect_chunks(engine, make_job(SHORT_PROMPT, max_tokens=5))
+    ) == generate_with_transformers("llama", SHORT_PROMPT, 5)
     await engine.close()
 
 
-async def test_a_fault_of_the_core_itself_fails_the_streams_and_the_next_is_served(
+async def test_core_fault_fails_the_streams_and_the_next_job_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = await started()
-    with monkeypatch.context() as patched:
-        patched.setattr(Core, "_run_model", lambda *_: 1 / 0)
-        chunks = await collect(engine, job_of(SHORT))
+    engine = await start_engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(Core, "_run_model", lambda *_: 1 / 0)
+        chunks = await collect_chunks(engine, make_job(SHORT_PROMPT))
     assert chunks[-1].fault is not None and "engine failed" in chunks[-1].fault.message
-    assert len(await collect(engine, job_of(SHORT, max_tokens=1))) == 2
+    assert len(await collect_chunks(engine, make_job(SHORT_PROMPT, max_tokens=1))) == 2
     await engine.close()
 
 
-async def test_what_cannot_run_is_refused_before_the_first_chunk() -> None:
-    engine = await started(pace=0.01, max_num_seqs=1, max_waiting=1)
-    assert await code_of(engine, job_of([5] * 256)) == "context_length_exceeded"
-    assert await code_of(engine, job_of([])) == "invalid_request"
-    streams = [listen(engine, job_of(SHORT, name, ignore_eos=True)) for name in "ab"]
+async def test_invalid_and_excess_jobs_are_rejected_before_the_first_chunk() -> None:
+    engine = await start_engine(step_delay=0.01, max_num_seqs=1, max_waiting=1)
+    assert await get_error_code(engine, make_job([5] * 256)) == "context_length_exceeded"
+    assert await get_error_code(engine, make_job([])) == "invalid_request"
+    streams = [stream_chunks(engine, make_job(SHORT_PROMPT, name, ignore_eos=True)) for name in "ab"]
     await anext(streams[0])
     waiting = asyncio.create_task(anext(streams[1]))
     await asyncio.sleep(0.05)
-    assert await code_of(engine, job_of(SHORT, "a")) == "invalid_request"
-    assert await code_of(engine, job_of(SHORT, "c")) == "server_is_overloaded"
+    assert await get_error_code(engine, make_job(SHORT_PROMPT, "a")) == "invalid_request"
+    assert await get_error_code(engine, make_job(SHORT_PROMPT, "c")) == "server_is_overloaded"
     await streams[0].aclose()
     assert await waiting == Chunk()
     await streams[1].aclose()
     await engine.close()
 
 
-async def test_a_deadline_is_told() -> None:
-    engine = await started(pace=0.01, max_num_seqs=1)
-    fault = (await collect(engine, job_of(SHORT, deadline=0.1, ignore_eos=True)))[-1].fault
+async def test_exceeded_deadline_ends_the_stream_with_a_fault() -> None:
+    engine = await start_engine(step_delay=0.01, max_num_seqs=1)
+    fault = (await collect_chunks(engine, make_job(SHORT_PROMPT, deadline=0.1, ignore_eos=True)))[-1].fault
     assert fault is not None and fault.code == "deadline_exceeded"
     await engine.close()
 
 
 async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
-    engine = await started(pace=0.01, max_num_seqs=1)
-    running = listen(engine, job_of(SHORT, "a", ignore_eos=True))
+    engine = await start_engine(step_delay=0.01, max_num_seqs=1)
+    running = stream_chunks(engine, make_job(SHORT_PROMPT, "a", ignore_eos=True))
     await anext(running)
-    waiting = asyncio.create_task(code_of(engine, job_of(SHORT, "b")))
+    waiting = asyncio.create_task(get_error_code(engine, make_job(SHORT_PROMPT, "b")))
     await asyncio.sleep(0)
     closing = asyncio.create_task(engine.close())
     last = [chunk async for chunk in running][-1]
@@ -187,22 +198,22 @@ async def test_closing_the_engine_ends_its_streams_and_its_thread() -> None:
     await closing
     await engine.close()
     assert engine.stats() == EngineStats()
-    assert await code_of(engine, job_of(SHORT)) == "engine_unavailable"
+    assert await get_error_code(engine, make_job(SHORT_PROMPT)) == "engine_unavailable"
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
     await engine.start()
-    assert len(await collect(engine, job_of(SHORT, max_tokens=1))) == 2
+    assert len(await collect_chunks(engine, make_job(SHORT_PROMPT, max_tokens=1))) == 2
     await engine.close()
 
 
-async def test_streams_that_come_and_go_leave_nothing_and_change_nobodys_tokens() -> None:
-    engine, dice = await started(max_num_seqs=4, max_batched_tokens=16), random.Random(3)
+async def test_abandoned_streams_free_their_slots_and_change_no_tokens() -> None:
+    engine, generator = await start_engine(max_num_seqs=4, max_batched_tokens=16), random.Random(3)
     jobs = [
-        job_of(prompt, str(n), temperature=n % 2, seed=n, max_tokens=dice.randrange(1, 20), ignore_eos=True)
-        for n, prompt in enumerate(prompts(*(dice.randrange(1, 50) for _ in range(24))))
+        make_job(prompt, str(n), temperature=n % 2, seed=n, max_tokens=generator.randrange(1, 20), ignore_eos=True)
+        for n, prompt in enumerate(make_prompts(*(generator.randrange(1, 50) for _ in range(24))))
     ]
 
-    async def visit(job: Job) -> list[int] | None:
-        stream = listen(engine, job)
+    async def read_stream(job: Job) -> list[int] | None:
+        stream = stream_chunks(engine, job)
         tokens: list[int] = []
         async for chunk in stream:
             tokens += chunk.tokens
@@ -211,22 +222,22 @@ async def test_streams_that_come_and_go_leave_nothing_and_change_nobodys_tokens(
                 return None
         return tokens
 
-    crowded = await asyncio.gather(*(visit(job) for job in jobs))
-    assert await becomes_idle(engine)
-    for job, tokens in zip(jobs, crowded, strict=True):
+    results = await asyncio.gather(*(read_stream(job) for job in jobs))
+    assert await wait_until_idle(engine)
+    for job, tokens in zip(jobs, results, strict=True):
         if tokens is not None:
-            assert tokens_of(await collect(engine, job)) == tokens
+            assert join_tokens(await collect_chunks(engine, job)) == tokens
     await engine.close()
 
 
-async def test_a_start_that_is_given_up_leaves_no_trace() -> None:
+async def test_cancelled_start_leaves_a_closed_engine() -> None:
     gate = threading.Event()
 
-    def slow() -> Core:
+    def build_core_slowly() -> Core:
         gate.wait(5)
-        return core_for()
+        return build_tiny_core()
 
-    engine = threaded(slow)
+    engine = build_threaded_engine(build_core_slowly)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0.01)
     starting.cancel()
@@ -236,9 +247,9 @@ async def test_a_start_that_is_given_up_leaves_no_trace() -> None:
     assert engine.stats() == EngineStats()
 
 
-async def test_both_engines_are_engines() -> None:
+async def test_both_engines_implement_the_protocol() -> None:
     engines: list[Engine] = [
-        threaded(core_for),
+        build_threaded_engine(build_tiny_core),
         ScriptedEngine(
             [ScriptedReply(name="a", output=(ScriptStep(ids=(7, 8)),))],
             encode=lambda text: [],
@@ -247,7 +258,7 @@ async def test_both_engines_are_engines() -> None:
     ]
     for engine in engines:
         await engine.start()
-        chunks = [chunk async for chunk in listen(engine, job_of(SHORT, max_tokens=2, ignore_eos=True))]
+        chunks = [chunk async for chunk in stream_chunks(engine, make_job(SHORT_PROMPT, max_tokens=2, ignore_eos=True))]
         assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1] and chunks[-1].finish == "length"
         assert engine.info.vocab_size == 96 and engine.stats().generated_tokens == 2
         await engine.wait_ready()
@@ -255,10 +266,10 @@ async def test_both_engines_are_engines() -> None:
         await engine.close()
 
 
-async def test_an_engine_that_cannot_start_says_why() -> None:
-    broken = threaded(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+async def test_failed_start_reports_the_reason() -> None:
+    engine = build_threaded_engine(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     with pytest.raises(EngineError, match="ZeroDivisionError"):
-        await broken.start()
+        await engine.start()
     with pytest.raises(EngineError, match="not running"):
-        _ = broken.info
-    assert broken.unready_reason() == "the engine is not running"
+        _ = engine.info
+    assert engine.unready_reason() == "the engine is not running"

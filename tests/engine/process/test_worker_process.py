@@ -1,4 +1,4 @@
-"""The engine's process: it dies in every way, and nobody but the jobs it had in hand hears of it for long."""
+"""The worker process: serving, crashes and hangs of every kind, restarts, loading, and its exit with the parent."""
 
 import asyncio
 import contextlib
@@ -33,21 +33,21 @@ from antiphon.engine.process.messages import (
 from antiphon.engine.process.spawn import PrespawnedWorker, describe_exit
 from antiphon.engine.protocol import Chunk, EngineError, EngineStats, Fault, Job, Sampling, TokenLogprob
 from tests.counts import FULL_COUNTS
-from tests.engine.chunk_stream import listen
-from tests.engine.fake_core import SAID
+from tests.engine.chunk_stream import stream_chunks
+from tests.engine.fake_core import OUTPUT_TOKEN
 from tests.syntax import ROOT
 
-CHATTER = "tests.engine.fake_core:chatter"
-QUICK = WorkerTimeouts(
+FAKE_CORE = "tests.engine.fake_core:build_fake_core"
+SHORT_TIMEOUTS = WorkerTimeouts(
     step_timeout=2.0, load_timeout=20, wait_timeout=20, min_restart_delay=0.01, max_restart_delay=0.2
 )
 
 
 @asynccontextmanager
-async def running(
-    folder: Path | str = "", limits: WorkerTimeouts = QUICK, **options: Any
+async def run_engine(
+    folder: Path | str = "", timeouts: WorkerTimeouts = SHORT_TIMEOUTS, **options: Any
 ) -> AsyncIterator[ProcessEngine]:
-    engine = ProcessEngine(folder, EngineOptions(**options), core_factory=CHATTER, timeouts=limits)
+    engine = ProcessEngine(folder, EngineOptions(**options), core_factory=FAKE_CORE, timeouts=timeouts)
     await engine.start()
     try:
         yield engine
@@ -55,61 +55,61 @@ async def running(
         await engine.close()
 
 
-def job(name: str, prompt: str = "hello", count: int | None = 5, **more: Any) -> Job:
-    return Job(id=name, tokens=tuple(prompt.encode()), sampling=Sampling(max_tokens=count), **more)
+def make_job(name: str, prompt: str = "hello", max_tokens: int | None = 5, **options: Any) -> Job:
+    return Job(id=name, tokens=tuple(prompt.encode()), sampling=Sampling(max_tokens=max_tokens), **options)
 
 
-async def collect(engine: ProcessEngine, asked: Job) -> list[Chunk]:
-    return [chunk async for chunk in listen(engine, asked)]
+async def collect_chunks(engine: ProcessEngine, job: Job) -> list[Chunk]:
+    return [chunk async for chunk in stream_chunks(engine, job)]
 
 
-async def code_of(engine: ProcessEngine, asked: Job) -> str:
+async def get_error_code(engine: ProcessEngine, job: Job) -> str:
     with pytest.raises(EngineError) as caught:
-        await collect(engine, asked)
+        await collect_chunks(engine, job)
     return caught.value.code
 
 
-def text(chunks: list[Chunk]) -> list[int]:
+def join_tokens(chunks: list[Chunk]) -> list[int]:
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-def alive(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
     return False
 
 
-async def faces(engine: ProcessEngine, *words: str) -> bool:
-    """Whether it comes to have an obstacle with all these words."""
+async def wait_until_unready(engine: ProcessEngine, *parts: str) -> bool:
+    """Waits until the engine's unready reason contains all ``parts``. Returns whether it did within 10 s."""
     for _ in range(1000):
-        if all(word in str(engine.unready_reason()) for word in words):
+        if all(part in str(engine.unready_reason()) for part in parts):
             return True
         await asyncio.sleep(0.01)
     return False
 
 
-def ticks(pid: int | None) -> int:
-    """Hundredths of a second that the process has computed so far."""
+def read_cpu_ticks(pid: int | None) -> int:
+    """Returns the CPU time that the process has used, in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").split()
     return int(fields[13]) + int(fields[14])
 
 
-def sockets(pid: int | None) -> int:
+def count_sockets(pid: int | None) -> int:
     return sum(str(path.readlink()).startswith("socket:") for path in Path(f"/proc/{pid}/fd").iterdir())
 
 
-async def gone(pid: int) -> bool:
+async def wait_for_exit(pid: int) -> bool:
     for _ in range(500):
-        if not alive(pid):
+        if not process_exists(pid):
             return True
         await asyncio.sleep(0.01)
     return False
 
 
-ORDERS: list[Command] = [
+COMMANDS: list[Command] = [
     StartCommand("a:b", "/models", EngineOptions(device="cpu", max_num_seqs=4, kv_cache_gib=0.5)),
-    AddJob(job("one", deadline=1.5)),
+    AddJob(make_job("one", deadline=1.5)),
     AddJob(Job(id="two", tokens=tuple(range(100_000)), sampling=Sampling(logit_bias={3: -1.0}, stop_ids=(7,)))),
     CancelJob("one"),
     PingCommand(),
@@ -118,14 +118,18 @@ ORDERS: list[Command] = [
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 1000, 1 << 20])
-def test_messages_survive_any_cut(size: int) -> None:
-    sent = b"".join(encode_message(order) for order in (ORDERS if size > 3 else [o for o in ORDERS if o != ORDERS[2]]))
+def test_messages_decode_from_any_split(size: int) -> None:
+    encoded = b"".join(
+        encode_message(command) for command in (COMMANDS if size > 3 else [o for o in COMMANDS if o != COMMANDS[2]])
+    )
     reader = command_decoder()
-    heard = [order for at in range(0, len(sent), size) for order in reader.feed(sent[at : at + size])]
-    assert heard == (ORDERS if size > 3 else [o for o in ORDERS if o != ORDERS[2]])
+    decoded = [
+        command for start in range(0, len(encoded), size) for command in reader.feed(encoded[start : start + size])
+    ]
+    assert decoded == (COMMANDS if size > 3 else [o for o in COMMANDS if o != COMMANDS[2]])
 
 
-def test_a_step_is_one_message_with_everything_in_it() -> None:
+def test_step_report_round_trips() -> None:
     best = TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.5)))
     step = StepReport(
         (
@@ -139,33 +143,33 @@ def test_a_step_is_one_message_with_everything_in_it() -> None:
     assert report_decoder().feed(encode_message(step)) == [step]
 
 
-def test_exits_in_words() -> None:
+def test_exit_descriptions() -> None:
     assert "memory" in describe_exit(-signal.SIGKILL) and "SIGKILL" in describe_exit(-signal.SIGKILL)
-    assert describe_exit(-signal.SIGSEGV) == "died of signal 11 (Segmentation fault)"
+    assert describe_exit(-signal.SIGSEGV) == "killed by signal 11 (Segmentation fault)"
     assert describe_exit(3) == "exit status 3"
 
 
-async def test_jobs_are_served_by_another_process() -> None:
-    async with running(max_num_seqs=2) as engine:
+async def test_jobs_run_in_another_process() -> None:
+    async with run_engine(max_num_seqs=2) as engine:
         assert engine.pid not in (None, os.getpid())
-        assert (engine.info.description, engine.unready_reason()) == ("chatter", None)
-        results = await asyncio.gather(*(collect(engine, job(str(n), count=n + 1)) for n in range(6)))
-        assert [len(text(chunks)) for chunks in results] == [1, 2, 3, 4, 5, 6]
+        assert (engine.info.description, engine.unready_reason()) == ("fake core", None)
+        results = await asyncio.gather(*(collect_chunks(engine, make_job(str(n), max_tokens=n + 1)) for n in range(6)))
+        assert [len(join_tokens(chunks)) for chunks in results] == [1, 2, 3, 4, 5, 6]
         assert all(chunks[0] == Chunk() and chunks[-1].finish == "length" for chunks in results)
         assert (engine.stats().running, engine.stats().waiting, engine.stats().generated_tokens) == (0, 0, 21)
-        assert await code_of(engine, job("r", "REFUSED")) == "grammar_unsupported"
+        assert await get_error_code(engine, make_job("r", "REFUSED")) == "grammar_unsupported"
 
 
-async def test_an_idle_process_sleeps() -> None:
-    async with running() as engine:
-        await collect(engine, job("a"))
-        before = ticks(engine.pid)
+async def test_idle_process_uses_no_cpu() -> None:
+    async with run_engine() as engine:
+        await collect_chunks(engine, make_job("a"))
+        before = read_cpu_ticks(engine.pid)
         await asyncio.sleep(0.5)
-        assert ticks(engine.pid) - before <= 2
+        assert read_cpu_ticks(engine.pid) - before <= 2
 
 
 @pytest.mark.parametrize(
-    ("fate", "reason"),
+    ("marker", "reason"),
     [
         ("KILLED", "memory ran out"),
         ("SEGFAULT", "Segmentation fault"),
@@ -176,139 +180,140 @@ async def test_an_idle_process_sleeps() -> None:
         ("POISON", "failed in 3 steps in a row"),
     ],
 )
-async def test_whatever_ends_it_the_next_job_is_served(
-    fate: str, reason: str, caplog: pytest.LogCaptureFixture
+async def test_next_job_runs_after_any_crash_of_the_process(
+    marker: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running() as engine:
-        first = engine.pid
-        unlucky = await asyncio.gather(
-            *(collect(engine, job(str(n), count=None)) for n in range(3)), _doom(engine, fate)
+    async with run_engine() as engine:
+        first_pid = engine.pid
+        failed = await asyncio.gather(
+            *(collect_chunks(engine, make_job(str(n), max_tokens=None)) for n in range(3)),
+            _trigger_fault(engine, marker),
         )
-        for chunks in unlucky:
+        for chunks in failed:
             last = chunks[-1]
             assert last.finish == "error" and last.fault is not None and last.fault.retryable
-        assert text(await collect(engine, job("next"))) == [SAID] * 5
-        assert engine.pid != first and first is not None and not alive(first)
+        assert join_tokens(await collect_chunks(engine, make_job("next"))) == [OUTPUT_TOKEN] * 5
+        assert engine.pid != first_pid and first_pid is not None and not process_exists(first_pid)
         assert reason in caplog.text and "restart" in caplog.text
         assert (engine.unready_reason(), engine.stats().running) == (None, 0)
 
 
-async def _doom(engine: ProcessEngine, fate: str) -> list[Chunk]:
-    """A job that meets its fate; poison takes three steps, and a job for each that the others do not share."""
+async def _trigger_fault(engine: ProcessEngine, marker: str) -> list[Chunk]:
+    """Runs jobs that trigger the fault. POISON needs three failed steps, each of which needs a job of its own."""
     await asyncio.sleep(0.05)
     for number in range(5):
-        chunks = await collect(engine, job(f"doomed {number}", fate, None))
-        if engine.unready_reason() is not None or fate != "POISON":
+        chunks = await collect_chunks(engine, make_job(f"fault {number}", marker, None))
+        if engine.unready_reason() is not None or marker != "POISON":
             break
     return chunks
 
 
-async def test_a_slow_step_is_no_hung_one() -> None:
-    async with running() as engine:
-        first = engine.pid
-        assert len(text(await collect(engine, job("slow", "SLOW")))) == 5
-        await asyncio.sleep(2 * QUICK.step_timeout)  # nor is one that has nothing to do
-        assert engine.pid == first and engine.unready_reason() is None
+async def test_slow_step_is_not_treated_as_hung() -> None:
+    async with run_engine() as engine:
+        first_pid = engine.pid
+        assert len(join_tokens(await collect_chunks(engine, make_job("slow", "SLOW")))) == 5
+        await asyncio.sleep(2 * SHORT_TIMEOUTS.step_timeout)  # An idle process is not hung either.
+        assert engine.pid == first_pid and engine.unready_reason() is None
 
 
-async def test_a_job_that_only_waited_is_served_by_the_next_process() -> None:
-    async with running(max_num_seqs=1) as engine:
-        doomed = asyncio.create_task(collect(engine, job("doomed", "KILLED", None)))
+async def test_waiting_job_runs_in_the_next_process() -> None:
+    async with run_engine(max_num_seqs=1) as engine:
+        failing = asyncio.create_task(collect_chunks(engine, make_job("fault", "KILLED", None)))
         await asyncio.sleep(0)
-        assert text(await collect(engine, job("waited"))) == [SAID] * 5
-        assert (await doomed)[-1].finish == "error"
+        assert join_tokens(await collect_chunks(engine, make_job("waited"))) == [OUTPUT_TOKEN] * 5
+        assert (await failing)[-1].finish == "error"
 
 
-async def test_a_stream_that_is_left_frees_its_slot_and_its_name_is_free_when_the_process_says_so() -> None:
-    async with running(max_num_seqs=1, max_waiting=0) as engine:
-        stream = listen(engine, job("a", count=None))
+async def test_closed_stream_frees_its_slot_and_its_job_id() -> None:
+    async with run_engine(max_num_seqs=1, max_waiting=0) as engine:
+        stream = stream_chunks(engine, make_job("a", max_tokens=None))
         await anext(stream)
-        assert await code_of(engine, job("b")) == "server_is_overloaded"
+        assert await get_error_code(engine, make_job("b")) == "server_is_overloaded"
         await stream.aclose()
         for _ in range(500):
             with contextlib.suppress(EngineError):
-                assert text(await collect(engine, job("a"))) == [SAID] * 5
+                assert join_tokens(await collect_chunks(engine, make_job("a"))) == [OUTPUT_TOKEN] * 5
                 return
             await asyncio.sleep(0.01)
         pytest.fail("the slot was never free again")
 
 
-async def test_more_jobs_than_fit_are_refused_without_asking_the_process() -> None:
-    async with running(max_num_seqs=2, max_waiting=3) as engine:
+async def test_excess_jobs_are_rejected_without_a_reply_of_the_process() -> None:
+    async with run_engine(max_num_seqs=2, max_waiting=3) as engine:
         assert engine.pid is not None
-        os.kill(engine.pid, signal.SIGSTOP)  # nobody there to ask
-        waiting = [asyncio.create_task(collect(engine, job(str(n)))) for n in range(5)]
+        os.kill(engine.pid, signal.SIGSTOP)  # the process cannot answer
+        waiting = [asyncio.create_task(collect_chunks(engine, make_job(str(n)))) for n in range(5)]
         await asyncio.sleep(0)
-        assert [await code_of(engine, job(f"more {n}")) for n in range(20)] == ["server_is_overloaded"] * 20
+        assert [await get_error_code(engine, make_job(f"more {n}")) for n in range(20)] == ["server_is_overloaded"] * 20
         with pytest.raises(EngineError, match="too many"):
             await engine.wait_ready()
         os.kill(engine.pid, signal.SIGCONT)
-        assert [len(text(chunks)) for chunks in await asyncio.gather(*waiting)] == [5] * 5
+        assert [len(join_tokens(chunks)) for chunks in await asyncio.gather(*waiting)] == [5] * 5
 
 
-async def test_jobs_wait_for_a_restart_but_not_for_ever(tmp_path: Path) -> None:
-    limits = WorkerTimeouts(wait_timeout=0.3, min_restart_delay=0.01, max_restart_delay=0.05)
-    async with running(tmp_path, limits, max_waiting=1, max_num_seqs=1) as engine:
+async def test_jobs_wait_for_a_restart_until_the_timeout(tmp_path: Path) -> None:
+    timeouts = WorkerTimeouts(wait_timeout=0.3, min_restart_delay=0.01, max_restart_delay=0.05)
+    async with run_engine(tmp_path, timeouts, max_waiting=1, max_num_seqs=1) as engine:
         (tmp_path / "refuse").write_text("the disk is gone", encoding="utf-8")
-        await collect(engine, job("doomed", "KILLED"))
-        waiting = [asyncio.create_task(code_of(engine, job(str(n)))) for n in range(2)]
-        in_haste = job("haste", deadline=0.1)
+        await collect_chunks(engine, make_job("fault", "KILLED"))
+        waiting = [asyncio.create_task(get_error_code(engine, make_job(str(n)))) for n in range(2)]
+        urgent = make_job("urgent", deadline=0.1)
         await asyncio.sleep(0)
-        assert await code_of(engine, in_haste) == "server_is_overloaded"
+        assert await get_error_code(engine, urgent) == "server_is_overloaded"
         await engine.cancel("1")
         assert await waiting[1] == "cancelled"
-        assert await code_of(engine, in_haste) == "deadline_exceeded"
+        assert await get_error_code(engine, urgent) == "deadline_exceeded"
         assert await waiting[0] == "engine_unavailable"
-        assert await faces(engine, "restarting", "the disk is gone")
+        assert await wait_until_unready(engine, "restarting", "the disk is gone")
         (tmp_path / "refuse").unlink()
         await asyncio.sleep(0.1)
-        for _ in range(100):  # each of them waits a while
+        for _ in range(100):  # each call waits for up to 0.3 s
             with contextlib.suppress(EngineError):
                 await engine.wait_ready()
                 break
-        assert text(await collect(engine, job("next"))) == [SAID] * 5
+        assert join_tokens(await collect_chunks(engine, make_job("next"))) == [OUTPUT_TOKEN] * 5
 
 
-async def test_pauses_double_and_begin_anew_after_a_served_job(caplog: pytest.LogCaptureFixture) -> None:
-    async with running() as engine:
+async def test_restart_delay_doubles_and_resets_after_a_served_job(caplog: pytest.LogCaptureFixture) -> None:
+    async with run_engine() as engine:
         for name in ("a", "b", "c"):
-            assert (await collect(engine, job(name, "KILLED")))[-1].finish == "error"
+            assert (await collect_chunks(engine, make_job(name, "KILLED")))[-1].finish == "error"
         assert [f"in {pause} s" in caplog.text for pause in ("0.01", "0.02", "0.04")] == [True] * 3
-        await collect(engine, job("good"))
+        await collect_chunks(engine, make_job("good"))
         caplog.clear()
-        await collect(engine, job("d", "KILLED"))
+        await collect_chunks(engine, make_job("d", "KILLED"))
         await engine.wait_ready()
-        assert "try 1 to restart it in 0.01 s" in caplog.text
+        assert "restart attempt 1 in 0.01 s" in caplog.text
 
 
-async def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_load_error_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "refuse").write_text("weights are missing; get them", encoding="utf-8")
-    told: list[str] = []
-    engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=QUICK, on_status=told.append)
+    statuses: list[str] = []
+    engine = ProcessEngine(tmp_path, core_factory=FAKE_CORE, timeouts=SHORT_TIMEOUTS, on_status=statuses.append)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0)
-    waiting = asyncio.create_task(code_of(engine, job("early")))
+    waiting = asyncio.create_task(get_error_code(engine, make_job("early")))
     with pytest.raises(EngineError, match=r"^weights are missing; get them$") as caught:
         await starting
     assert caught.value.code == "model_not_loadable"
     assert await waiting == "engine_unavailable"
-    assert told == ["loading"]
+    assert statuses == ["loading"]
 
 
-async def test_a_job_that_comes_while_it_loads_is_served_when_it_is_there(tmp_path: Path) -> None:
+async def test_job_that_arrives_during_loading_runs_after_it(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
-    told: list[str] = []
-    engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=QUICK, on_status=told.append)
+    statuses: list[str] = []
+    engine = ProcessEngine(tmp_path, core_factory=FAKE_CORE, timeouts=SHORT_TIMEOUTS, on_status=statuses.append)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0)
     with pytest.raises(EngineError, match="loading"):
         _ = engine.info
-    early = asyncio.create_task(collect(engine, job("early")))
-    assert await faces(engine, "loading: packing weights")
+    pending = asyncio.create_task(collect_chunks(engine, make_job("early")))
+    assert await wait_until_unready(engine, "loading: packing weights")
     (tmp_path / "slow").unlink()
-    assert text(await early) == [SAID] * 5
+    assert join_tokens(await pending) == [OUTPUT_TOKEN] * 5
     await starting
-    assert told == ["loading", "loading: packing weights", "ready"]
+    assert statuses == ["loading", "loading: packing weights", "ready"]
     await engine.close()
 
 
@@ -319,36 +324,38 @@ async def test_loading_a_model_reports_each_stage() -> None:
     await engine.start()
     await engine.close()
     stages = ["importing torch", "loading weights", "validating the forward pass", "packing weights"]
-    assert [text for text in reported if text.removeprefix("loading: ") in stages] == [
+    assert [status for status in reported if status.removeprefix("loading: ") in stages] == [
         f"loading: {stage}" for stage in stages
     ]
 
 
-async def test_loading_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
+async def test_loading_without_progress_times_out(tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
-    engine = ProcessEngine(tmp_path, core_factory=CHATTER, timeouts=WorkerTimeouts(step_timeout=0.2, load_timeout=1.0))
+    engine = ProcessEngine(
+        tmp_path, core_factory=FAKE_CORE, timeouts=WorkerTimeouts(step_timeout=0.2, load_timeout=1.0)
+    )
     with pytest.raises(EngineError, match="no answer for 1 s"):
         await engine.start()
 
 
-@pytest.mark.parametrize("when", ["loading", "running", "stopped"])
-async def test_closing_ends_the_process_whatever_it_does(tmp_path: Path, when: str) -> None:
-    if when == "loading":
+@pytest.mark.parametrize("state", ["loading", "running", "stopped"])
+async def test_close_ends_the_process_in_any_state(tmp_path: Path, state: str) -> None:
+    if state == "loading":
         (tmp_path / "slow").touch()
-    engine = ProcessEngine(tmp_path, core_factory=CHATTER)
+    engine = ProcessEngine(tmp_path, core_factory=FAKE_CORE)
     starting = asyncio.create_task(engine.start())
     while engine.pid is None:
         await asyncio.sleep(0.01)
     pid = engine.pid
-    if when != "loading":
+    if state != "loading":
         await starting
-        stream = listen(engine, job("a", count=None))
+        stream = stream_chunks(engine, make_job("a", max_tokens=None))
         await anext(stream)
-        if when == "stopped":
+        if state == "stopped":
             os.kill(pid, signal.SIGSTOP)
     await engine.close()
-    assert not alive(pid)
-    if when != "loading":
+    assert not process_exists(pid)
+    if state != "loading":
         last = [chunk async for chunk in stream][-1]
         assert last.fault is not None and last.fault.code == "engine_unavailable"
     starting.cancel()
@@ -357,69 +364,69 @@ async def test_closing_ends_the_process_whatever_it_does(tmp_path: Path, when: s
 
 
 @pytest.mark.parametrize("prompt", ["hello", "HANG"])
-async def test_the_process_dies_with_its_parent_even_in_a_step(prompt: str, tmp_path: Path) -> None:
+async def test_process_exits_with_its_parent_even_during_a_step(prompt: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT.replace("PROMPT", prompt), encoding="utf-8")
+    script.write_text(PARENT_SCRIPT.replace("PROMPT", prompt), encoding="utf-8")
     command = (sys.executable, str(script), str(ROOT))
     parent = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     pid = int(await parent.stdout.readline())
-    assert alive(pid)
+    assert process_exists(pid)
     parent.kill()
     await parent.communicate()
-    assert await gone(pid)
+    assert await wait_for_exit(pid)
 
 
-async def test_whoever_hears_badly_ends_its_own_job_only() -> None:
-    def deaf(chunk: Chunk) -> None:
+async def test_exception_in_a_callback_ends_only_its_own_job() -> None:
+    def fail_on_tokens(chunk: Chunk) -> None:
         if chunk.tokens:
             raise ZeroDivisionError
 
-    async with running() as engine:
-        other = asyncio.create_task(collect(engine, job("other", count=8)))
+    async with run_engine() as engine:
+        other = asyncio.create_task(collect_chunks(engine, make_job("other", max_tokens=8)))
         with pytest.raises(ZeroDivisionError):
-            await engine.generate(job("deaf", count=None), deaf)
-        assert len(text(await other)) == 8
+            await engine.generate(make_job("failing", max_tokens=None), fail_on_tokens)
+        assert len(join_tokens(await other)) == 8
         for _ in range(500):
             if engine.stats().running == 0:
                 break
             await asyncio.sleep(0.01)
-        assert engine.stats().running == 0, "the process was told to let go of it"
-        assert len(text(await collect(engine, job("deaf")))) == 5, "its name is free again"
+        assert engine.stats().running == 0, "the job is cancelled in the process"
+        assert len(join_tokens(await collect_chunks(engine, make_job("failing")))) == 5, "the job's id is free again"
 
 
-@pytest.mark.parametrize("place", [1, 3, 5])
-async def test_whoever_leaves_while_it_hears_leaves_alone(place: int) -> None:
-    """A task that waits for a future and is cancelled cancels the future: its end must not be told once more."""
-    heard: list[Chunk] = []
+@pytest.mark.parametrize("num_chunks", [1, 3, 5])
+async def test_cancel_from_within_a_callback_affects_only_its_own_job(num_chunks: int) -> None:
+    """Cancelling a task cancels the future that it awaits; the end of the job must not set that future again."""
+    chunks: list[Chunk] = []
 
-    def leave(chunk: Chunk) -> None:
-        heard.append(chunk)
-        if len(heard) == place + 1:
+    def cancel_after(chunk: Chunk) -> None:
+        chunks.append(chunk)
+        if len(chunks) == num_chunks + 1:
             leaving.cancel()
 
-    async with running() as engine:
-        pid, other = engine.pid, asyncio.create_task(collect(engine, job("other", count=12)))
-        leaving = asyncio.create_task(engine.generate(job("leaving", count=5), leave))
+    async with run_engine() as engine:
+        pid, other = engine.pid, asyncio.create_task(collect_chunks(engine, make_job("other", max_tokens=12)))
+        leaving = asyncio.create_task(engine.generate(make_job("leaving", max_tokens=5), cancel_after))
         await asyncio.wait({leaving})
-        assert len(text(await other)) == 12 and len(heard) == place + 1
-        assert len(text(await collect(engine, job("next")))) == 5 and engine.pid == pid
+        assert len(join_tokens(await other)) == 12 and len(chunks) == num_chunks + 1
+        assert len(join_tokens(await collect_chunks(engine, make_job("next")))) == 5 and engine.pid == pid
 
 
-PARENT = """
+PARENT_SCRIPT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.process.client import ProcessEngine
-from tests.engine.chunk_stream import listen
+from tests.engine.chunk_stream import stream_chunks
 
 async def main():
-    engine = ProcessEngine(core_factory="tests.engine.fake_core:chatter")
+    engine = ProcessEngine(core_factory="tests.engine.fake_core:build_fake_core")
     await engine.start()
-    said = 0
-    async for chunk in listen(engine, Job(id="a", tokens=tuple(b"PROMPT"))):
-        said += len(chunk.tokens)
-        if said == 2:
+    num_tokens = 0
+    async for chunk in stream_chunks(engine, Job(id="a", tokens=tuple(b"PROMPT"))):
+        num_tokens += len(chunk.tokens)
+        if num_tokens == 2:
             await asyncio.sleep(0.2)
             print(engine.pid, flush=True)
 
@@ -427,101 +434,104 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_that_was_begun_before_it_was_asked_is_the_first_and_imports_meanwhile() -> None:
-    with PrespawnedWorker("tests.engine.fake_core") as early:
-        engine = ProcessEngine(core_factory=CHATTER, timeouts=QUICK, spawn=early)
+async def test_prespawned_worker_is_the_first_process() -> None:
+    with PrespawnedWorker("tests.engine.fake_core") as prespawned:
+        engine = ProcessEngine(core_factory=FAKE_CORE, timeouts=SHORT_TIMEOUTS, spawn=prespawned)
         await engine.start()
         try:
-            assert engine.pid == early.pid
-            assert text(await collect(engine, job("a"))) == [SAID] * 5
-            os.kill(early.pid, signal.SIGKILL)
-            assert text(await collect(engine, job("b"))) == [SAID] * 5
-            assert engine.pid != early.pid
+            assert engine.pid == prespawned.pid
+            assert join_tokens(await collect_chunks(engine, make_job("a"))) == [OUTPUT_TOKEN] * 5
+            os.kill(prespawned.pid, signal.SIGKILL)
+            assert join_tokens(await collect_chunks(engine, make_job("b"))) == [OUTPUT_TOKEN] * 5
+            assert engine.pid != prespawned.pid
         finally:
             await engine.close()
 
 
-async def test_a_process_that_was_begun_early_and_died_is_replaced() -> None:
-    with PrespawnedWorker("tests.engine.fake_core") as early:
-        os.kill(early.pid, signal.SIGKILL)
-        await asyncio.to_thread(os.waitid, os.P_PID, early.pid, os.WEXITED | os.WNOWAIT)
-        engine = ProcessEngine(core_factory=CHATTER, timeouts=QUICK, spawn=early)
+async def test_exited_prespawned_worker_is_replaced() -> None:
+    with PrespawnedWorker("tests.engine.fake_core") as prespawned:
+        os.kill(prespawned.pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, prespawned.pid, os.WEXITED | os.WNOWAIT)
+        engine = ProcessEngine(core_factory=FAKE_CORE, timeouts=SHORT_TIMEOUTS, spawn=prespawned)
         await engine.start()
         try:
-            assert text(await collect(engine, job("a"))) == [SAID] * 5
+            assert join_tokens(await collect_chunks(engine, make_job("a"))) == [OUTPUT_TOKEN] * 5
         finally:
             await engine.close()
 
 
 @pytest.mark.parametrize("module", ["tests.engine.fake_core", "missing.module"])
-async def test_what_cannot_be_imported_early_is_told_when_it_is_asked_for(module: str) -> None:
-    with PrespawnedWorker(module) as early:
-        engine = ProcessEngine(core_factory="missing.module:build", timeouts=QUICK, spawn=early)
+async def test_import_error_of_a_prespawned_worker_is_raised_at_start(module: str) -> None:
+    with PrespawnedWorker(module) as prespawned:
+        engine = ProcessEngine(core_factory="missing.module:build", timeouts=SHORT_TIMEOUTS, spawn=prespawned)
         with pytest.raises(LoadError, match="No module named 'missing'"):
             await engine.start()
-        assert not alive(early.pid)
+        assert not process_exists(prespawned.pid)
 
 
-def test_a_process_that_nobody_asked_anything_does_not_stay() -> None:
-    with PrespawnedWorker("tests.engine.fake_core") as early:
-        assert alive(early.pid)
-    assert not alive(early.pid)
+def test_unused_prespawned_worker_exits() -> None:
+    with PrespawnedWorker("tests.engine.fake_core") as prespawned:
+        assert process_exists(prespawned.pid)
+    assert not process_exists(prespawned.pid)
 
 
-async def test_a_terminals_signals_are_the_parents() -> None:
-    async with running() as engine:
+async def test_terminal_signals_do_not_end_the_process() -> None:
+    async with run_engine() as engine:
         assert engine.pid is not None and os.getpgid(engine.pid) != os.getpgid(0)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(engine.pid, number)
-        assert len(text(await collect(engine, job("a")))) == 5
+        assert len(join_tokens(await collect_chunks(engine, make_job("a")))) == 5
 
 
-@pytest.mark.parametrize("said", [None, "0"])
-async def test_large_tensors_are_asked_for_in_huge_pages_unless_the_environment_says_otherwise(
-    said: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setting", [None, "0"])
+async def test_huge_pages_for_large_tensors_are_enabled_by_default(
+    setting: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if said is None:
+    if setting is None:
         monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     else:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", said)
-    async with running() as engine:
-        told = await asyncio.to_thread(Path(f"/proc/{engine.pid}/environ").read_bytes)
-    assert f"THP_MEM_ALLOC_ENABLE={said or 1}".encode() in told.split(b"\0")
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", setting)
+    async with run_engine() as engine:
+        environ = await asyncio.to_thread(Path(f"/proc/{engine.pid}/environ").read_bytes)
+    assert f"THP_MEM_ALLOC_ENABLE={setting or 1}".encode() in environ.split(b"\0")
 
 
-async def test_the_process_holds_nothing_of_its_parents() -> None:
+async def test_process_inherits_no_sockets() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.set_inheritable(True)
-        async with running() as engine:
-            assert sockets(engine.pid) == 1
+        async with run_engine() as engine:
+            assert count_sockets(engine.pid) == 1
 
 
 @pytest.mark.slow
-async def test_killed_again_and_again_under_many_streams() -> None:
+async def test_repeated_kills_during_many_streams() -> None:
     kills, streams = (100, 16) if FULL_COUNTS else (10, 4)
-    async with running() as engine:
+    async with run_engine() as engine:
         for number in range(kills):
-            tasks = [asyncio.create_task(collect(engine, job(f"{number} {n}", count=None))) for n in range(streams)]
+            tasks = [
+                asyncio.create_task(collect_chunks(engine, make_job(f"{number} {n}", max_tokens=None)))
+                for n in range(streams)
+            ]
             while engine.stats().running < streams:
                 await asyncio.sleep(0.005)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
             assert [chunks[-1].finish for chunks in await asyncio.gather(*tasks)] == ["error"] * streams
-            assert text(await collect(engine, job(f"next {number}"))) == [SAID] * 5
+            assert join_tokens(await collect_chunks(engine, make_job(f"next {number}"))) == [OUTPUT_TOKEN] * 5
 
 
-def test_the_parents_side_needs_no_torch() -> None:
+def test_parent_process_does_not_import_torch() -> None:
     check = "import sys, antiphon.app.cli, antiphon.engine.process.client; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
 
 
-def test_what_was_loaded_is_not_looked_through_for_garbage_again() -> None:
+def test_loaded_objects_are_frozen_for_garbage_collection() -> None:
     check = """
 import gc, sys
 from antiphon.engine.process.worker import gc_paused
 with gc_paused():
-    kept = [[] for _ in range(5000)]
+    objects = [[] for _ in range(5000)]
     assert not gc.isenabled()
 sys.exit(not (gc.isenabled() and gc.get_freeze_count() >= 5000))
 """

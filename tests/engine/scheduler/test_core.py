@@ -1,4 +1,4 @@
-"""The core: what a job may ask for, how it ends, and what one job's misfortune does to the others."""
+"""The core: sampling options, the ends of jobs, faults, cancellation, priorities and preemption."""
 
 from itertools import pairwise
 from statistics import median
@@ -14,335 +14,358 @@ from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
 from antiphon.engine.scheduler.core import Core
-from tests.engine.fake_model import Rigged, rigged
-from tests.engine.tiny_models import EOS, VOCAB, core_for, drain, fresh, generate, job_of, prompts, run, tiny, tokens_of
+from tests.engine.fake_model import FakeModel, build_core_with_fake_model
+from tests.engine.tiny_models import (
+    EOS_ID,
+    VOCAB_SIZE,
+    build_tiny_core,
+    copy_tiny_model,
+    generate_tokens,
+    generate_with_transformers,
+    join_tokens,
+    make_job,
+    make_prompts,
+    run_jobs,
+    tiny_model,
+)
 
-SHORT, LONG = prompts(4, 40)
+SHORT_PROMPT, LONG_PROMPT = make_prompts(4, 40)
 
 
-def idle(core: Core) -> bool:
+def is_idle(core: Core) -> bool:
     stats = core.stats()
     return not core.has_work and stats.running == stats.waiting == stats.running_cache_tokens == 0
 
 
-def refusal(core: Core, job: Job) -> EngineError:
+def catch_rejection(core: Core, job: Job) -> EngineError:
     with pytest.raises(EngineError) as caught:
         core.add(job)
     return caught.value
 
 
-def logits_of(tokens: list[int]) -> Any:
+def compute_logits(tokens: list[int]) -> Any:
     with torch.inference_mode():
-        return tiny("llama")(torch.tensor([tokens])).logits[0]
+        return tiny_model("llama")(torch.tensor([tokens])).logits[0]
 
 
-def test_the_first_chunk_is_admission_and_the_last_has_the_finish() -> None:
-    core = core_for()
-    chunks = drain(core, job_of(SHORT, max_tokens=3))["j"]
+def test_first_chunk_is_admission_and_last_chunk_has_the_finish() -> None:
+    core = build_tiny_core()
+    chunks = run_jobs(core, make_job(SHORT_PROMPT, max_tokens=3))["j"]
     assert chunks[0] == Chunk()
     assert [len(chunk.tokens) for chunk in chunks] == [0, 1, 1, 1]
     assert [chunk.finish for chunk in chunks] == [None, None, None, "length"]
-    assert idle(core)
+    assert is_idle(core)
     assert (core.stats().prompt_tokens, core.stats().generated_tokens, core.stats().finished_jobs) == (4, 3, 1)
 
 
-def test_a_stop_token_ends_the_turn_and_is_its_last_token() -> None:
-    core = core_for()
-    free = run(core, job_of(SHORT, max_tokens=20, ignore_eos=True))
-    stop = free[5]
-    chunks = drain(core, job_of(SHORT, max_tokens=20, stop_ids=(stop,)))["j"]
-    assert tokens_of(chunks) == free[: free.index(stop) + 1]
+def test_stop_token_ends_the_turn_and_is_its_last_token() -> None:
+    core = build_tiny_core()
+    unstopped = generate_tokens(core, make_job(SHORT_PROMPT, max_tokens=20, ignore_eos=True))
+    stop = unstopped[5]
+    chunks = run_jobs(core, make_job(SHORT_PROMPT, max_tokens=20, stop_ids=(stop,)))["j"]
+    assert join_tokens(chunks) == unstopped[: unstopped.index(stop) + 1]
     assert (chunks[-1].finish, chunks[-1].stop_id) == ("stop", stop)
-    late = run(core, job_of(SHORT, max_tokens=20, stop_ids=(stop,), min_tokens=12))
-    assert stop not in late[:12]
+    delayed = generate_tokens(core, make_job(SHORT_PROMPT, max_tokens=20, stop_ids=(stop,), min_tokens=12))
+    assert stop not in delayed[:12]
 
 
 def test_eos_ends_the_turn_unless_it_is_ignored() -> None:
-    core = core_for()
-    forced: dict[str, Any] = {"logit_bias": {EOS: 1000.0}, "max_tokens": 3}
-    assert core.info.eos_ids == (EOS,)
-    chunks = drain(core, job_of(SHORT, **forced))["j"]
-    assert tokens_of(chunks) == [EOS] and chunks[-1].finish == "stop" and chunks[-1].stop_id == EOS
-    assert run(core, job_of(SHORT, ignore_eos=True, **forced)) == [EOS] * 3
+    core = build_tiny_core()
+    forced: dict[str, Any] = {"logit_bias": {EOS_ID: 1000.0}, "max_tokens": 3}
+    assert core.info.eos_ids == (EOS_ID,)
+    chunks = run_jobs(core, make_job(SHORT_PROMPT, **forced))["j"]
+    assert join_tokens(chunks) == [EOS_ID] and chunks[-1].finish == "stop" and chunks[-1].stop_id == EOS_ID
+    assert generate_tokens(core, make_job(SHORT_PROMPT, ignore_eos=True, **forced)) == [EOS_ID] * 3
 
 
-def test_the_context_bounds_an_answer_without_max_tokens() -> None:
-    core = core_for(max_model_len=50)
+def test_context_length_limits_output_without_max_tokens() -> None:
+    core = build_tiny_core(max_model_len=50)
     assert core.info.max_model_len == 50
-    assert len(run(core, job_of(LONG, ignore_eos=True))) == 10
-    assert len(run(core, job_of(LONG, ignore_eos=True, max_tokens=99))) == 10
-    assert refusal(core, job_of([5] * 50)).code == "context_length_exceeded"
-    assert core_for(max_model_len=10_000).info.max_model_len == 256
+    assert len(generate_tokens(core, make_job(LONG_PROMPT, ignore_eos=True))) == 10
+    assert len(generate_tokens(core, make_job(LONG_PROMPT, ignore_eos=True, max_tokens=99))) == 10
+    assert catch_rejection(core, make_job([5] * 50)).code == "context_length_exceeded"
+    assert build_tiny_core(max_model_len=10_000).info.max_model_len == 256
 
 
-def test_log_probabilities_are_the_models_own() -> None:
-    core = core_for(max_batched_tokens=7)
-    job = job_of(LONG, max_tokens=4, top_logprobs=3, prompt_logprobs=2, ignore_eos=True, presence_penalty=1.0)
-    chunks = drain(core, job, job_of(SHORT, "other", max_tokens=9))["j"]
-    said = tokens_of(chunks)
-    truth = logits_of(LONG + said).log_softmax(-1)
+def test_logprobs_equal_the_models_log_softmax() -> None:
+    core = build_tiny_core(max_batched_tokens=7)
+    job = make_job(LONG_PROMPT, max_tokens=4, top_logprobs=3, prompt_logprobs=2, ignore_eos=True, presence_penalty=1.0)
+    chunks = run_jobs(core, job, make_job(SHORT_PROMPT, "other", max_tokens=9))["j"]
+    tokens = join_tokens(chunks)
+    expected = compute_logits(LONG_PROMPT + tokens).log_softmax(-1)
     entries = [entry for chunk in chunks for entry in chunk.logprobs]
-    assert [entry.id for entry in entries] == said
-    for place, entry in enumerate(entries, len(LONG) - 1):
-        assert entry.logprob == pytest.approx(float(truth[place, entry.id]), abs=1e-4)
-        assert [value for _, value in entry.top] == pytest.approx(truth[place].topk(3).values.tolist(), abs=1e-4)
+    assert [entry.id for entry in entries] == tokens
+    for index, entry in enumerate(entries, len(LONG_PROMPT) - 1):
+        assert entry.logprob == pytest.approx(float(expected[index, entry.id]), abs=1e-4)
+        assert [value for _, value in entry.top] == pytest.approx(expected[index].topk(3).values.tolist(), abs=1e-4)
     assert [bool(chunk.prompt_logprobs) for chunk in chunks] == [False, True, False, False, False]
-    first, *rest = chunks[1].prompt_logprobs
-    assert first is None and [entry.id for entry in rest if entry] == LONG[1:]
-    measured = [entry.logprob for entry in rest if entry]
-    assert measured == pytest.approx([float(truth[n, token]) for n, token in enumerate(LONG[1:])], abs=1e-4)
+    first, *others = chunks[1].prompt_logprobs
+    assert first is None and [entry.id for entry in others if entry] == LONG_PROMPT[1:]
+    measured = [entry.logprob for entry in others if entry]
+    assert measured == pytest.approx([float(expected[n, token]) for n, token in enumerate(LONG_PROMPT[1:])], abs=1e-4)
 
 
-def test_prompt_log_probabilities_can_be_all_that_is_asked_for() -> None:
-    chunks = drain(core_for(), job_of(SHORT, max_tokens=0, prompt_logprobs=0))["j"]
+def test_prompt_logprobs_without_output_tokens() -> None:
+    chunks = run_jobs(build_tiny_core(), make_job(SHORT_PROMPT, max_tokens=0, prompt_logprobs=0))["j"]
     assert [chunk.finish for chunk in chunks] == [None, "length"]
-    assert len(chunks[1].prompt_logprobs) == len(SHORT) and not chunks[1].tokens
+    assert len(chunks[1].prompt_logprobs) == len(SHORT_PROMPT) and not chunks[1].tokens
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
-    core, job = core_for(max_num_seqs=4), job_of(SHORT, temperature=1.2, seed=11, max_tokens=20, ignore_eos=True)
-    alone = run(core, job)
-    others = [job_of(prompt, str(n), temperature=0.9, max_tokens=15) for n, prompt in enumerate(prompts(9, 30, 2))]
-    assert tokens_of(drain(core, *others, job)["j"]) == alone
-    assert run(core, job_of(SHORT, temperature=1.2, seed=12, max_tokens=20, ignore_eos=True)) != alone
+def test_seeded_job_gets_the_same_tokens_alone_and_in_a_batch() -> None:
+    core, job = (
+        build_tiny_core(max_num_seqs=4),
+        make_job(SHORT_PROMPT, temperature=1.2, seed=11, max_tokens=20, ignore_eos=True),
+    )
+    expected = generate_tokens(core, job)
+    others = [
+        make_job(prompt, str(n), temperature=0.9, max_tokens=15) for n, prompt in enumerate(make_prompts(9, 30, 2))
+    ]
+    assert join_tokens(run_jobs(core, *others, job)["j"]) == expected
+    assert (
+        generate_tokens(core, make_job(SHORT_PROMPT, temperature=1.2, seed=12, max_tokens=20, ignore_eos=True))
+        != expected
+    )
 
 
-def test_bias_and_penalties_reach_the_sampler() -> None:
-    core = core_for()
-    banned = run(core, job_of(SHORT, max_tokens=4, ignore_eos=True))[0]
-    assert banned not in run(core, job_of(SHORT, max_tokens=8, logit_bias={banned: -1000.0}, ignore_eos=True))
-    varied = run(core, job_of(SHORT, max_tokens=30, frequency_penalty=500.0, ignore_eos=True))
+def test_logit_bias_and_penalties_reach_the_sampler() -> None:
+    core = build_tiny_core()
+    banned = generate_tokens(core, make_job(SHORT_PROMPT, max_tokens=4, ignore_eos=True))[0]
+    assert banned not in generate_tokens(
+        core, make_job(SHORT_PROMPT, max_tokens=8, logit_bias={banned: -1000.0}, ignore_eos=True)
+    )
+    varied = generate_tokens(core, make_job(SHORT_PROMPT, max_tokens=30, frequency_penalty=500.0, ignore_eos=True))
     assert len(set(varied)) == 30
 
 
-def test_a_long_prompt_does_not_hold_up_the_others() -> None:
-    core = core_for(max_num_seqs=2, max_batched_tokens=8)
-    core.add(job_of(SHORT, "quick", max_tokens=30, ignore_eos=True))
+def test_long_prompt_does_not_block_running_streams() -> None:
+    core = build_tiny_core(max_num_seqs=2, max_batched_tokens=8)
+    core.add(make_job(SHORT_PROMPT, "quick", max_tokens=30, ignore_eos=True))
     core.step(), core.step()
-    core.add(job_of(LONG, "slow", max_tokens=2))
-    heard = []
+    core.add(make_job(LONG_PROMPT, "slow", max_tokens=2))
+    names_by_step = []
     while core.has_work:
-        said = core.step()
-        heard.append([name for name, chunk in said if chunk.tokens])
-    waiting = heard[: next(n for n, names in enumerate(heard) if "slow" in names)]
-    assert len(waiting) >= len(LONG) // 8
-    assert all("quick" in names for names in waiting[1:])
+        chunks = core.step()
+        names_by_step.append([name for name, chunk in chunks if chunk.tokens])
+    before_slow = names_by_step[: next(n for n, names in enumerate(names_by_step) if "slow" in names)]
+    assert len(before_slow) >= len(LONG_PROMPT) // 8
+    assert all("quick" in names for names in before_slow[1:])
 
 
-def test_cancel_frees_the_slot_within_a_step() -> None:
-    core = core_for(max_num_seqs=1)
-    core.add(job_of(SHORT, "first", ignore_eos=True))
-    core.add(job_of(SHORT, "second", max_tokens=1))
+def test_cancel_frees_the_slot_in_the_next_step() -> None:
+    core = build_tiny_core(max_num_seqs=1)
+    core.add(make_job(SHORT_PROMPT, "first", ignore_eos=True))
+    core.add(make_job(SHORT_PROMPT, "second", max_tokens=1))
     core.step(), core.step()
     core.cancel("first")
     core.cancel("unknown")
     assert core.stats().running == 0
-    said = core.step()
-    assert said == [("first", Chunk(finish="cancelled")), ("second", Chunk())]
+    chunks = core.step()
+    assert chunks == [("first", Chunk(finish="cancelled")), ("second", Chunk())]
     assert [name for name, _ in core.step()] == ["second"]
-    assert idle(core)
+    assert is_idle(core)
 
 
-def test_a_waiting_job_that_is_cancelled_was_never_admitted() -> None:
-    core = core_for(max_num_seqs=1)
-    core.add(job_of(SHORT, "first", max_tokens=2))
-    core.add(job_of(SHORT, "second"))
+def test_cancelled_waiting_job_is_never_admitted() -> None:
+    core = build_tiny_core(max_num_seqs=1)
+    core.add(make_job(SHORT_PROMPT, "first", max_tokens=2))
+    core.add(make_job(SHORT_PROMPT, "second"))
     core.cancel("second")
-    assert drain(core)["second"] == [Chunk(finish="cancelled")]
+    assert run_jobs(core)["second"] == [Chunk(finish="cancelled")]
 
 
-def test_a_fault_in_the_model_fails_the_jobs_of_that_step_and_the_next_is_served(
+def test_model_fault_fails_only_the_jobs_of_that_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = fresh("llama")
+    model = copy_tiny_model("llama")
     core = build_core_from_model(model, options=EngineOptions(max_num_seqs=2))
-    core.add(job_of(SHORT, "a", ignore_eos=True))
-    core.add(job_of(LONG, "b", ignore_eos=True))
-    core.add(job_of(SHORT, "c", max_tokens=5))
+    core.add(make_job(SHORT_PROMPT, "a", ignore_eos=True))
+    core.add(make_job(LONG_PROMPT, "b", ignore_eos=True))
+    core.add(make_job(SHORT_PROMPT, "c", max_tokens=5))
     core.step(), core.step()
     handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
-    said = dict(core.step())
+    chunks = dict(core.step())
     handle.remove()
-    assert set(said) == {"a", "b"}
-    for chunk in said.values():
+    assert set(chunks) == {"a", "b"}
+    for chunk in chunks.values():
         assert chunk.finish == "error" and chunk.fault is not None
         assert (chunk.fault.code, chunk.fault.retryable) == ("server_error", True)
         assert "ZeroDivisionError" in chunk.fault.message and "\n" not in chunk.fault.message
     assert "ZeroDivisionError" in caplog.text
-    assert tokens_of(drain(core)["c"]) == generate("llama", SHORT, 5)
-    assert idle(core) and core.stats().failed_jobs == 2
+    assert join_tokens(run_jobs(core)["c"]) == generate_with_transformers("llama", SHORT_PROMPT, 5)
+    assert is_idle(core) and core.stats().failed_jobs == 2
 
 
-def test_the_queue_is_bounded() -> None:
-    core = core_for(max_num_seqs=1, max_waiting=1)
-    core.add(job_of(SHORT, "a", max_tokens=1))
-    core.add(job_of(SHORT, "b", max_tokens=1))
-    error = refusal(core, job_of(SHORT, "c"))
+def test_full_queue_rejects_jobs() -> None:
+    core = build_tiny_core(max_num_seqs=1, max_waiting=1)
+    core.add(make_job(SHORT_PROMPT, "a", max_tokens=1))
+    core.add(make_job(SHORT_PROMPT, "b", max_tokens=1))
+    error = catch_rejection(core, make_job(SHORT_PROMPT, "c"))
     assert (error.code, error.retryable) == ("server_is_overloaded", True)
-    drain(core)
-    assert idle(core)
+    run_jobs(core)
+    assert is_idle(core)
 
 
-def test_priorities_go_first_and_equals_in_the_order_of_arrival() -> None:
-    core = core_for(max_num_seqs=1)
-    for name, priority in [("a", 0), ("b", 0), ("urgent", 5), ("c", 0), ("later", -1)]:
-        core.add(job_of(SHORT, name, priority=priority, max_tokens=1))
+def test_jobs_run_by_priority_then_by_arrival() -> None:
+    core = build_tiny_core(max_num_seqs=1)
+    for name, priority in [("a", 0), ("b", 0), ("urgent", 5), ("c", 0), ("low", -1)]:
+        core.add(make_job(SHORT_PROMPT, name, priority=priority, max_tokens=1))
     order = []
     while core.has_work:
         order += [name for name, chunk in core.step() if chunk.finish]
-    assert order == ["urgent", "a", "b", "c", "later"]
+    assert order == ["urgent", "a", "b", "c", "low"]
 
 
-def test_a_deadline_ends_running_and_waiting_jobs() -> None:
+def test_deadline_ends_running_and_waiting_jobs() -> None:
     now = 0.0
-    small = core_for(max_num_seqs=1)
-    core = Core(small._forward, small.info, max_num_seqs=1, clock=lambda: now)
-    core.add(job_of(SHORT, "a", deadline=5.0, ignore_eos=True))
-    core.add(job_of(SHORT, "b", deadline=5.0))
+    tiny_core = build_tiny_core(max_num_seqs=1)
+    core = Core(tiny_core._forward, tiny_core.info, max_num_seqs=1, clock=lambda: now)
+    core.add(make_job(SHORT_PROMPT, "a", deadline=5.0, ignore_eos=True))
+    core.add(make_job(SHORT_PROMPT, "b", deadline=5.0))
     core.step(), core.step()
     now = 5.0
     ends = dict(core.step())
     assert {name: chunk.fault.code for name, chunk in ends.items() if chunk.fault} == dict.fromkeys(
         "ab", "deadline_exceeded"
     )
-    assert idle(core)
+    assert is_idle(core)
 
 
-def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -> None:
-    small = core_for(max_num_seqs=3)
+def test_preempted_sequences_are_recomputed_with_the_same_tokens() -> None:
+    tiny_core = build_tiny_core(max_num_seqs=3)
     core = Core(
-        small._forward, small.info, max_num_seqs=3, max_cache_tokens=60, max_batched_tokens=16, max_draft_seqs=0
+        tiny_core._forward, tiny_core.info, max_num_seqs=3, max_cache_tokens=60, max_batched_tokens=16, max_draft_seqs=0
     )
-    asked = prompts(12, 14, 10)
-    chunks = drain(
+    prompts = make_prompts(12, 14, 10)
+    chunks = run_jobs(
         core,
-        *(job_of(prompt, str(n), max_tokens=30, prompt_logprobs=0, ignore_eos=True) for n, prompt in enumerate(asked)),
+        *(
+            make_job(prompt, str(n), max_tokens=30, prompt_logprobs=0, ignore_eos=True)
+            for n, prompt in enumerate(prompts)
+        ),
     )
-    for n, prompt in enumerate(asked):
-        answer = generate("llama", prompt, 30)
-        assert tokens_of(chunks[str(n)])[: len(answer)] == answer
+    for n, prompt in enumerate(prompts):
+        expected = generate_with_transformers("llama", prompt, 30)
+        assert join_tokens(chunks[str(n)])[: len(expected)] == expected
         assert [chunk.finish for chunk in chunks[str(n)]].count(None) == 30
         assert sum(len(chunk.prompt_logprobs) for chunk in chunks[str(n)]) == len(prompt)
-    assert core.stats().generated_tokens == 90 and idle(core)
+    assert core.stats().generated_tokens == 90 and is_idle(core)
 
 
-def test_abort_ends_everything() -> None:
-    core = core_for(max_num_seqs=1)
-    core.add(job_of(SHORT, "a", ignore_eos=True))
-    core.add(job_of(SHORT, "b"))
+def test_abort_ends_all_jobs_with_the_fault() -> None:
+    core = build_tiny_core(max_num_seqs=1)
+    core.add(make_job(SHORT_PROMPT, "a", ignore_eos=True))
+    core.add(make_job(SHORT_PROMPT, "b"))
     core.step(), core.step()
-    fault = Fault("engine_unavailable", "bye", retryable=True)
+    fault = Fault("engine_unavailable", "stopped", retryable=True)
     assert core.abort(fault) == [(name, Chunk(finish="error", fault=fault)) for name in "ab"]
-    assert idle(core)
+    assert is_idle(core)
 
 
 @pytest.mark.parametrize(
     ("job", "code"),
     [
-        (job_of([]), "invalid_request"),
-        (job_of([VOCAB]), "invalid_request"),
-        (job_of([-1]), "invalid_request"),
-        (job_of(SHORT, logit_bias={VOCAB: 1.0}), "invalid_request"),
-        (job_of(SHORT, stop_ids=(VOCAB,)), "invalid_request"),
-        (job_of(SHORT, repetition_penalty=0.0), "invalid_request"),
-        (job_of(SHORT, grammar="start: A"), "grammar_unsupported"),
+        (make_job([]), "invalid_request"),
+        (make_job([VOCAB_SIZE]), "invalid_request"),
+        (make_job([-1]), "invalid_request"),
+        (make_job(SHORT_PROMPT, logit_bias={VOCAB_SIZE: 1.0}), "invalid_request"),
+        (make_job(SHORT_PROMPT, stop_ids=(VOCAB_SIZE,)), "invalid_request"),
+        (make_job(SHORT_PROMPT, repetition_penalty=0.0), "invalid_request"),
+        (make_job(SHORT_PROMPT, grammar="start: A"), "grammar_unsupported"),
     ],
 )
-def test_a_job_that_cannot_run_is_refused(job: Job, code: str) -> None:
-    assert refusal(core_for(), job).code == code
+def test_invalid_jobs_are_rejected(job: Job, code: str) -> None:
+    assert catch_rejection(build_tiny_core(), job).code == code
 
 
-def test_a_job_id_is_used_once_at_a_time() -> None:
-    core = core_for()
-    core.add(job_of(SHORT, max_tokens=1))
-    assert refusal(core, job_of(SHORT)).code == "invalid_request"
-    drain(core)
-    assert run(core, job_of(SHORT, max_tokens=1))
+def test_job_id_of_an_unfinished_job_is_rejected() -> None:
+    core = build_tiny_core()
+    core.add(make_job(SHORT_PROMPT, max_tokens=1))
+    assert catch_rejection(core, make_job(SHORT_PROMPT)).code == "invalid_request"
+    run_jobs(core)
+    assert generate_tokens(core, make_job(SHORT_PROMPT, max_tokens=1))
 
 
-def test_numbers_that_are_none_end_the_job_with_a_fault() -> None:
-    model = fresh("llama")
+def test_nan_logits_end_the_job_with_a_fault() -> None:
+    model = copy_tiny_model("llama")
     core = build_core_from_model(model)
     with torch.inference_mode():
         model.lm_head.weight[0] = float("nan")
-    last = drain(core, job_of(SHORT))["j"][-1]
+    last = run_jobs(core, make_job(SHORT_PROMPT))["j"][-1]
     assert last.finish == "error" and last.fault is not None and not last.fault.retryable
-    assert idle(core)
+    assert is_idle(core)
 
 
-def gaps(core: Core, forward: Rigged, names: set[str]) -> list[float]:
-    """The median time between the tokens of these streams, over each of them, until one of them ends."""
-    heard: dict[str, list[float]] = {name: [] for name in names}
+def measure_gaps(core: Core, model: FakeModel, names: set[str]) -> list[float]:
+    """Returns the median time between tokens of each of these streams, measured until one of them ends."""
+    token_times: dict[str, list[float]] = {name: [] for name in names}
     while names:
         for name, chunk in core.step():
-            if name in heard and chunk.tokens:
-                heard[name].append(forward.now)
+            if name in token_times and chunk.tokens:
+                token_times[name].append(model.now)
             if name in names and chunk.finish:
                 names = set()
-    return [median(later - earlier for earlier, later in pairwise(times)) for times in heard.values()]
+    return [median(later - earlier for earlier, later in pairwise(times)) for times in token_times.values()]
 
 
 @pytest.mark.parametrize(("base", "per_token"), [(60.0, 2.4), (131.0, 5.0), (4.0, 0.1)])
-def test_a_long_prompt_among_eight_streams_raises_their_median_gap_less_than_twofold(
-    base: float, per_token: float
-) -> None:
-    """Milliseconds as measured on two cores; the prompt is still being computed when the streams end."""
+def test_long_prompt_less_than_doubles_the_gap_of_eight_streams(base: float, per_token: float) -> None:
+    """Times are milliseconds, measured on two cores. The prompt is still being computed when the streams end."""
 
-    def streams(with_prompt: bool) -> list[float]:
-        core, forward = rigged(context=7000, max_batched_tokens=512)
-        forward.base, forward.per_token = base, per_token
+    def measure_streams(with_prompt: bool) -> list[float]:
+        core, model = build_core_with_fake_model(max_model_len=7000, max_batched_tokens=512)
+        model.base_time, model.time_per_token = base, per_token
         for n in range(8):
-            core.add(job_of([3 + n] * 20, str(n), max_tokens=100, ignore_eos=True))
+            core.add(make_job([3 + n] * 20, str(n), max_tokens=100, ignore_eos=True))
         for _ in range(20):
             core.step()
         if with_prompt:
-            core.add(job_of([4] * 6000, "long", max_tokens=1, ignore_eos=True))
-        return gaps(core, forward, set(map(str, range(8))))
+            core.add(make_job([4] * 6000, "long", max_tokens=1, ignore_eos=True))
+        return measure_gaps(core, model, set(map(str, range(8))))
 
-    before, during = median(streams(False)), median(streams(True))
+    before, during = median(measure_streams(False)), median(measure_streams(True))
     assert 1.2 * before < during < 2 * before
 
 
-def test_prompts_that_come_together_are_computed_in_whole_chunks() -> None:
-    core, forward = rigged(max_batched_tokens=512)
-    drain(core, *(job_of([3 + n] * 130, str(n), max_tokens=1, ignore_eos=True) for n in range(3)))
-    assert forward.feeds == [[(130, 1), (130, 1), (130, 1)]]
+def test_simultaneous_prompts_are_computed_in_one_pass() -> None:
+    core, model = build_core_with_fake_model(max_batched_tokens=512)
+    run_jobs(core, *(make_job([3 + n] * 130, str(n), max_tokens=1, ignore_eos=True) for n in range(3)))
+    assert model.passes == [[(130, 1), (130, 1), (130, 1)]]
 
 
-def test_an_owner_with_fewer_jobs_takes_a_place_and_whoever_loses_it_is_told() -> None:
-    core, _ = rigged(max_num_seqs=1, max_waiting=2)
+def test_job_of_a_lighter_owner_displaces_a_queued_job() -> None:
+    core, _ = build_core_with_fake_model(max_num_seqs=1, max_waiting=2)
     for name in ("a", "b", "c"):
-        core.add(job_of(SHORT, name, owner="many", max_tokens=1))
+        core.add(make_job(SHORT_PROMPT, name, owner="many", max_tokens=1))
     core.step()
-    core.add(job_of(SHORT, "d", owner="one", max_tokens=1))
-    chunks = drain(core)
+    core.add(make_job(SHORT_PROMPT, "d", owner="one", max_tokens=1))
+    chunks = run_jobs(core)
     assert [chunk.fault.code for chunk in chunks["c"] if chunk.fault] == ["server_is_overloaded"]
     assert len(chunks["c"]) == 1 and all(chunks[name][-1].finish == "length" for name in "bd")
-    assert core.stats().failed_jobs == 1 and idle(core)
+    assert core.stats().failed_jobs == 1 and is_idle(core)
 
 
-def test_a_higher_priority_is_the_last_to_give_way() -> None:
-    core, _ = rigged(max_num_seqs=3, max_cache_tokens=150, max_batched_tokens=64, max_draft_seqs=0)
+def test_high_priority_sequence_is_preempted_last() -> None:
+    core, _ = build_core_with_fake_model(max_num_seqs=3, max_cache_tokens=150, max_batched_tokens=64, max_draft_seqs=0)
     for n, priority in enumerate([-1, 0, 1]):
-        core.add(job_of([3 + n] * 30, str(n), priority=priority, max_tokens=60, ignore_eos=True))
+        core.add(make_job([3 + n] * 30, str(n), priority=priority, max_tokens=60, ignore_eos=True))
     ends = []
     while core.has_work:
         ends += [name for name, chunk in core.step() if chunk.finish]
     assert ends == ["2", "1", "0"]
 
 
-def test_prompt_tokens_are_counted_once_when_a_step_has_read_them() -> None:
-    core, forward = rigged(max_batched_tokens=16, max_num_seqs=1)
-    core.add(job_of([5] * 40, "a", max_tokens=2))
-    seen = []
+def test_prompt_tokens_are_counted_once_after_they_are_read() -> None:
+    core, model = build_core_with_fake_model(max_batched_tokens=16, max_num_seqs=1)
+    core.add(make_job([5] * 40, "a", max_tokens=2))
+    counts = []
     for _ in range(4):
         core.step()
-        seen.append(core.stats().prompt_tokens)
-    assert seen == [0, 16, 32, 40]
-    drain(core)
-    forward.broken = True
-    drain(core, job_of([6] * 40, "b"))
-    assert core.stats().prompt_tokens == 40, "nothing was read"
-    forward.broken = False
-    drain(core, job_of([5] * 40, "c", max_tokens=2))
-    assert core.stats().prompt_tokens == 80, "what is read from the cache counts too"
+        counts.append(core.stats().prompt_tokens)
+    assert counts == [0, 16, 32, 40]
+    run_jobs(core)
+    model.fails = True
+    run_jobs(core, make_job([6] * 40, "b"))
+    assert core.stats().prompt_tokens == 40, "the failed step counts nothing"
+    model.fails = False
+    run_jobs(core, make_job([5] * 40, "c", max_tokens=2))
+    assert core.stats().prompt_tokens == 80, "tokens read from the cache count too"

@@ -1,4 +1,4 @@
-"""gpt-oss against the library's own parser: on streams that are well formed, both read the same."""
+"""The gpt-oss parser against that of the openai_harmony library: both give the same messages for well-formed streams."""
 
 import random
 from typing import Any
@@ -10,33 +10,33 @@ from antiphon.harmony.gptoss.format import load_encoding
 from antiphon.state.segments import Arguments, Call, Say, Segment, Think
 from tests.harmony import parser_helpers
 
-TEXTS = ["Hello!", "Grüße, 世界 👩‍🚀", "a\n\n  b", "𝒳𒐫 x", "1 < 2 and <think>", "- one\n- two\n", "é" * 30]
-BODIES = ['{"a": 1}', '{"a": [1, {"b": "é\\n😀"}]}', "{}", '{ "a" :1.50 }']
+MESSAGE_TEXTS = ["Hello!", "Grüße, 世界 👩‍🚀", "a\n\n  b", "𝒳𒐫 x", "1 < 2 and <think>", "- one\n- two\n", "é" * 30]
+CALL_ARGUMENTS = ['{"a": 1}', '{"a": [1, {"b": "é\\n😀"}]}', "{}", '{ "a" :1.50 }']
 
 
-def oracle(tokens: list[int]) -> list[tuple[str, str, str]]:
-    """(channel, recipient, text) of each message, as the library parses them."""
+def parse_with_library(tokens: list[int]) -> list[tuple[str, str, str]]:
+    """Returns (channel, recipient, text) of each message, as the library parses it."""
     parser = StreamableParser(load_encoding(), Role.ASSISTANT)
     for token in tokens:
         parser.process(token)
     parser.process_eos()
     return [
-        (found.channel or "", found.recipient or "", "".join(part.text for part in found.content))
-        for found in parser.messages
+        (message.channel or "", message.recipient or "", "".join(part.text for part in message.content))
+        for message in parser.messages
     ]
 
 
-def ours(said: list[Segment]) -> list[tuple[str, str, str]]:
-    """The same of our reading."""
-    found: list[tuple[str, str, str]] = []
-    for segment in said:
+def convert_to_messages(segments: list[Segment]) -> list[tuple[str, str, str]]:
+    """Returns (channel, recipient, text) of each message in our segments."""
+    messages: list[tuple[str, str, str]] = []
+    for segment in segments:
         match segment:
             case Think(text):
-                found.append(("analysis", "", text))
+                messages.append(("analysis", "", text))
             case Say(text, phase):
-                found.append(({"final_answer": "final"}.get(phase or "", phase or ""), "", text))
+                messages.append(({"final_answer": "final"}.get(phase or "", phase or ""), "", text))
             case Call():
-                found.append(
+                messages.append(
                     (
                         "commentary",
                         f"functions.{parser_helpers.TOOLS.model_name_of(segment.name, segment.namespace)}",
@@ -44,40 +44,42 @@ def ours(said: list[Segment]) -> list[tuple[str, str, str]]:
                     )
                 )
             case Arguments(text):
-                found[-1] = (*found[-1][:2], text)
-    return found
+                messages[-1] = (*messages[-1][:2], text)
+    return messages
 
 
-def well_formed(case: dict[str, Any]) -> bool:
-    """Not cut, and not about tools in a way of which the library knows nothing."""
-    whole = case.get("natural", True) and case["text"] and "tool_choice" not in case
-    return bool(whole) and not case["name"].startswith("malformed") and "spelled" not in case["name"]
+def is_well_formed(case: dict[str, Any]) -> bool:
+    """Tells whether a transcript is complete and free of tool restrictions and headers that the library rejects."""
+    complete = case.get("natural", True) and case["text"] and "tool_choice" not in case
+    return bool(complete) and not case["name"].startswith("malformed") and "spelled" not in case["name"]
 
 
 @pytest.mark.parametrize(
-    "case", list(filter(well_formed, parser_helpers.cases("gpt-oss"))), ids=lambda case: case["name"]
+    "case", list(filter(is_well_formed, parser_helpers.load_transcripts("gpt-oss"))), ids=lambda case: case["name"]
 )
-def test_the_library_reads_well_formed_transcripts_alike(case: dict[str, Any]) -> None:
-    ready = parser_helpers.tokens_format("gpt-oss")
-    tokens = ready.encode(case["text"])
-    assert ours(parser_helpers.read(ready, tokens)[0]) == oracle(tokens)
+def test_transcripts_parse_as_in_openai_harmony(case: dict[str, Any]) -> None:
+    model_format = parser_helpers.load_token_format("gpt-oss")
+    tokens = model_format.encode(case["text"])
+    assert convert_to_messages(parser_helpers.parse_tokens(model_format, tokens)[0]) == parse_with_library(tokens)
 
 
-def test_the_library_reads_random_well_formed_streams_alike() -> None:
-    chance = random.Random("oracle")
-    ready = parser_helpers.tokens_format("gpt-oss")
-    for _ in range(parser_helpers.SOUPS):
-        tokens = ready.encode("<|start|>assistant".join(_message(chance) for _ in range(chance.randint(1, 6))))
-        assert ours(parser_helpers.read(ready, tokens, parser_helpers.random_cuts(len(tokens), chance))[0]) == oracle(
-            tokens
-        )
+def test_random_streams_parse_as_in_openai_harmony() -> None:
+    rng = random.Random("oracle")
+    model_format = parser_helpers.load_token_format("gpt-oss")
+    for _ in range(parser_helpers.RANDOM_OUTPUTS):
+        tokens = model_format.encode("<|start|>assistant".join(_draw_message(rng) for _ in range(rng.randint(1, 6))))
+        assert convert_to_messages(
+            parser_helpers.parse_tokens(model_format, tokens, parser_helpers.draw_cuts(len(tokens), rng))[0]
+        ) == parse_with_library(tokens)
 
 
-def _message(chance: random.Random) -> str:
-    if chance.random() < 0.6:
-        channel = chance.choice(["analysis", "commentary", "final"])
-        return f"<|channel|>{channel}<|message|>{chance.choice(TEXTS)}<|end|>"
-    to = f" to=functions.{chance.choice(['add', 'write', 'now', 'agents__spawn'])}"
-    kind = chance.choice(["", " <|constrain|>json", "<|constrain|>json", " json"])
-    head = chance.choice([f"{to}<|channel|>commentary{kind}", f"<|channel|>commentary{to}{kind}"])
-    return f"{head}<|message|>{chance.choice(BODIES)}<|call|>"
+def _draw_message(rng: random.Random) -> str:
+    if rng.random() < 0.6:
+        channel = rng.choice(["analysis", "commentary", "final"])
+        return f"<|channel|>{channel}<|message|>{rng.choice(MESSAGE_TEXTS)}<|end|>"
+    recipient = f" to=functions.{rng.choice(['add', 'write', 'now', 'agents__spawn'])}"
+    content_type = rng.choice(["", " <|constrain|>json", "<|constrain|>json", " json"])
+    header = rng.choice(
+        [f"{recipient}<|channel|>commentary{content_type}", f"<|channel|>commentary{recipient}{content_type}"]
+    )
+    return f"{header}<|message|>{rng.choice(CALL_ARGUMENTS)}<|call|>"

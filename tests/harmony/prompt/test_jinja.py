@@ -1,4 +1,4 @@
-"""Templates run as transformers runs them, and within bounds."""
+"""Chat templates render as in transformers, within limits on length and loop iterations."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
 from tests.harmony import parser_helpers
 
 
-def render(source: str, **context: object) -> str:
+def render_template(source: str, **context: object) -> str:
     return ChatTemplate(source).render(context, now=parser_helpers.NOW)
 
 
@@ -34,8 +34,8 @@ def render(source: str, **context: object) -> str:
         ("{{ undefined_thing }}{{ xs is defined }}", "True"),
     ],
 )
-def test_what_templates_use(source: str, text: str) -> None:
-    assert render(source, xs=["a", "b"]) == text
+def test_common_template_features_render(source: str, text: str) -> None:
+    assert render_template(source, xs=["a", "b"]) == text
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_what_templates_use(source: str, text: str) -> None:
     ],
 )
 @pytest.mark.timeout(60)
-def test_what_grows_or_repeats_without_end_is_stopped(source: str) -> None:
+def test_unbounded_templates_are_stopped(source: str) -> None:
     with pytest.raises(RenderError):
-        render(source, xs=["a", "b"])
+        render_template(source, xs=["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,19 @@ def test_what_grows_or_repeats_without_end_is_stopped(source: str) -> None:
         "{% include 'x' %}",
     ],
 )
-def test_what_goes_wrong_in_a_template_is_the_templates(source: str) -> None:
+def test_template_errors_raise_refused_error(source: str) -> None:
     with pytest.raises(RefusedError, match="refused the conversation"):
-        render(source, xs=["a", "b"])
+        render_template(source, xs=["a", "b"])
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{{ x | nosuchfilter }}"])
-def test_a_template_that_does_not_compile(source: str) -> None:
+def test_syntax_errors_raise_render_error(source: str) -> None:
     with pytest.raises(RenderError, match="does not compile"):
         ChatTemplate(source)
 
 
-def test_the_bounds_are_arguments() -> None:
+def test_limits_are_parameters() -> None:
     with pytest.raises(RenderError, match="too long"):
         ChatTemplate("{{ xs }}").render({"xs": "abc"}, now=parser_helpers.NOW, max_chars=2)
-    with pytest.raises(RenderError, match="runs too long"):
+    with pytest.raises(RenderError, match="exceeds the limit on loop iterations"):
         ChatTemplate("{% for x in xs %}{% endfor %}").render({"xs": "abc"}, now=parser_helpers.NOW, max_turns=2)

@@ -1,4 +1,4 @@
-"""Texts whose messages come again: the same ids as of the whole, and remembered for nobody else."""
+"""The encode cache: repeated messages give the ids of the whole text, and the cache of each owner is separate."""
 
 import random
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from antiphon.harmony.tokens.encode_cache import MIN_PIECE_CHARS, CachedEncoder
 
-END = "<|im_end|>"
-WORDS = [
+END_TOKEN = "<|im_end|>"
+TEXT_PIECES = [
     "a",
     "word ",
     " two",
@@ -24,110 +24,122 @@ WORDS = [
     "3",
     "<",
     "|im_end|",
-    END,
+    END_TOKEN,
     "<think>",
 ]
 
 
-def tokenizer(normalizer: Any = None, pre: Any = None, **flags: bool) -> Tokenizer:
-    """One whose tokens are letters and some pairs of them."""
-    letters = sorted(
-        {letter for word in WORDS for letter in word} | set(pre_tokenizers.ByteLevel.alphabet()) | {"\u2581"}
+def create_tokenizer(normalizer: Any = None, pre_tokenizer: Any = None, **flags: bool) -> Tokenizer:
+    """Returns a BPE tokenizer over single characters and four merged pairs."""
+    characters = sorted(
+        {character for text in TEXT_PIECES for character in text}
+        | set(pre_tokenizers.ByteLevel.alphabet())
+        | {"\u2581"}
     )
-    vocabulary = {letter: n for n, letter in enumerate([*letters, "wo", "\u2581a", "Ġt", "12"])}
-    found = Tokenizer(models.BPE(vocabulary, [("w", "o"), ("\u2581", "a"), ("Ġ", "t"), ("1", "2")]))
-    found.normalizer = normalizer  # type: ignore[assignment]
-    found.pre_tokenizer = pre
-    found.add_special_tokens([AddedToken(END, normalized=False, special=True, **flags)])
-    found.add_tokens([AddedToken("<think>", normalized=False)])
-    return found
+    vocabulary = {character: number for number, character in enumerate([*characters, "wo", "\u2581a", "Ġt", "12"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("w", "o"), ("\u2581", "a"), ("Ġ", "t"), ("1", "2")]))
+    tokenizer.normalizer = normalizer  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.add_special_tokens([AddedToken(END_TOKEN, normalized=False, special=True, **flags)])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return tokenizer
 
 
-def encoder(found: Tokenizer) -> Callable[[str], list[int]]:
-    return lambda text: list(found.encode(text, add_special_tokens=False).ids)
+def create_encode(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-TOKENIZERS = {
-    "bytes": lambda: tokenizer(pre=pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "bytes with a blank in front": lambda: tokenizer(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)),
-    "composed": lambda: tokenizer(normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "in front of all": lambda: tokenizer(normalizers.Prepend("\u2581")),
-    "in front of the first": lambda: tokenizer(pre=pre_tokenizers.Metaspace(prepend_scheme="first")),
-    "stripped": lambda: tokenizer(normalizers.Strip(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "strips to the left": lambda: tokenizer(pre=pre_tokenizers.ByteLevel(add_prefix_space=False), lstrip=True),
-    "strips to the right": lambda: tokenizer(pre=pre_tokenizers.ByteLevel(add_prefix_space=False), rstrip=True),
-    "a word of its own": lambda: tokenizer(pre=pre_tokenizers.ByteLevel(add_prefix_space=False), single_word=True),
+TOKENIZER_FACTORIES = {
+    "bytes": lambda: create_tokenizer(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "bytes with a blank in front": lambda: create_tokenizer(
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)
+    ),
+    "composed": lambda: create_tokenizer(normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "in front of all": lambda: create_tokenizer(normalizers.Prepend("\u2581")),
+    "in front of the first": lambda: create_tokenizer(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "stripped": lambda: create_tokenizer(normalizers.Strip(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "strips to the left": lambda: create_tokenizer(
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False), lstrip=True
+    ),
+    "strips to the right": lambda: create_tokenizer(
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False), rstrip=True
+    ),
+    "a word of its own": lambda: create_tokenizer(
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False), single_word=True
+    ),
 }
-PROVED = {"bytes", "composed", "in front of all", "in front of the first"}
+CACHEABLE_TOKENIZERS = {"bytes", "composed", "in front of all", "in front of the first"}
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_the_ids_are_those_of_the_whole_text(name: str) -> None:
-    found = TOKENIZERS[name]()
-    encode, chance = encoder(found), random.Random(1)
-    added = {token.content: number for number, token in found.get_added_tokens_decoder().items()}
-    pieces = CachedEncoder(encode, [END], added)
-    assert pieces._cut is not None or name not in PROVED
+@pytest.mark.parametrize("name", TOKENIZER_FACTORIES)
+def test_cached_encoding_equals_encoding_of_the_whole_text(name: str) -> None:
+    tokenizer = TOKENIZER_FACTORIES[name]()
+    encode, rng = create_encode(tokenizer), random.Random(1)
+    added_tokens = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    cached_encoder = CachedEncoder(encode, [END_TOKEN], added_tokens)
+    assert cached_encoder._cut is not None or name not in CACHEABLE_TOKENIZERS
     for _ in range(300):
-        text = "".join(chance.choices(WORDS, k=chance.randint(0, 200)))
+        text = "".join(rng.choices(TEXT_PIECES, k=rng.randint(0, 200)))
         for _ in range(2):
-            assert pieces.encode(text, "me") == encode(text)
+            assert cached_encoder.encode(text, "me") == encode(text)
 
 
-class Counted:
-    """Encodes to bytes, and knows how often."""
+class CountingEncoder:
+    """Encodes text to bytes and records every text that it encodes."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.encoded_texts: list[str] = []
 
     def __call__(self, text: str) -> list[int]:
-        self.asked.append(text)
+        self.encoded_texts.append(text)
         return [
-            256 if part == END else byte for part in _parts(text) for byte in (part.encode() if part != END else b"?")
+            256 if part == END_TOKEN else byte
+            for part in _split_at_end_token(text)
+            for byte in (part.encode() if part != END_TOKEN else b"?")
         ]
 
 
-def _parts(text: str) -> list[str]:
-    first, *rest = text.split(END)
-    return [first, *(part for later in rest for part in (END, later))]
+def _split_at_end_token(text: str) -> list[str]:
+    first, *following = text.split(END_TOKEN)
+    return [first, *(part for piece in following for part in (END_TOKEN, piece))]
 
 
-def counted(**options: Any) -> tuple[CachedEncoder, Counted]:
-    encode = Counted()
-    pieces = CachedEncoder(encode, [END], {END: 256}, **options)
-    encode.asked.clear()
-    return pieces, encode
+def create_counting_cache(**options: Any) -> tuple[CachedEncoder, CountingEncoder]:
+    encode = CountingEncoder()
+    cached_encoder = CachedEncoder(encode, [END_TOKEN], {END_TOKEN: 256}, **options)
+    encode.encoded_texts.clear()
+    return cached_encoder, encode
 
 
-def test_what_is_said_again_is_not_encoded_again_but_for_its_owner_alone() -> None:
-    pieces, encode = counted()
-    said, more = "x" * MIN_PIECE_CHARS, "y" * MIN_PIECE_CHARS
-    text = f"{said}{END}{said}{END}"
-    assert pieces.encode(text, "me") == encode(text)
-    encode.asked.clear()
-    assert pieces.encode(f"{text}{more}", "me") == Counted()(f"{text}{more}")
-    assert encode.asked == [f"{END}{more}"]
-    encode.asked.clear()
-    pieces.encode(f"{text}{more}", "you")
-    assert len(encode.asked) == 3
+def test_repeated_text_is_encoded_once_per_owner() -> None:
+    cached_encoder, encode = create_counting_cache()
+    piece, new_piece = "x" * MIN_PIECE_CHARS, "y" * MIN_PIECE_CHARS
+    text = f"{piece}{END_TOKEN}{piece}{END_TOKEN}"
+    assert cached_encoder.encode(text, "me") == encode(text)
+    encode.encoded_texts.clear()
+    assert cached_encoder.encode(f"{text}{new_piece}", "me") == CountingEncoder()(f"{text}{new_piece}")
+    assert encode.encoded_texts == [f"{END_TOKEN}{new_piece}"]
+    encode.encoded_texts.clear()
+    cached_encoder.encode(f"{text}{new_piece}", "you")
+    assert len(encode.encoded_texts) == 3
 
 
-def test_what_was_not_asked_for_lately_is_forgotten() -> None:
-    pieces, encode = counted(bound=20 * MIN_PIECE_CHARS)
+def test_least_recently_used_pieces_are_evicted() -> None:
+    cached_encoder, encode = create_counting_cache(bound=20 * MIN_PIECE_CHARS)
     texts = [str(n) * 3 * MIN_PIECE_CHARS for n in range(9)]
-    for text in texts:  # turned over with the fourth and the eighth
-        pieces.encode(text, "me")
-        pieces.encode(texts[0], "me")
-    assert encode.asked == texts
-    pieces.encode(texts[1], "me")
-    assert encode.asked == [*texts, texts[1]]
-    held = [*pieces._memory._known, *pieces._memory._older]
-    assert sum(len(piece) for _, piece in held) <= 20 * MIN_PIECE_CHARS + len(texts[0])
+    for text in texts:  # the fourth and the eighth start a new generation of the cache
+        cached_encoder.encode(text, "me")
+        cached_encoder.encode(texts[0], "me")
+    assert encode.encoded_texts == texts
+    cached_encoder.encode(texts[1], "me")
+    assert encode.encoded_texts == [*texts, texts[1]]
+    cached_pieces = [*cached_encoder._memory._newer, *cached_encoder._memory._older]
+    assert sum(len(piece) for _, piece in cached_pieces) <= 20 * MIN_PIECE_CHARS + len(texts[0])
 
 
 @pytest.mark.parametrize("other", ["<|im_end|>!", "!<|im_end|>", "a<", "b<|im_end|", "<|im_end|><|im_end|>"])
-def test_an_end_that_others_hold_or_run_into_is_no_place_to_cut(other: str) -> None:
-    assert CachedEncoder(Counted(), [END], {END: 256, other: 257})._cut is None
-    assert CachedEncoder(Counted(), [END], {END: 256, "<think>": 257})._cut is not None
-    assert CachedEncoder(Counted(), [], {END: 256})._cut is None
-    assert CachedEncoder(Counted(), ["</s>"], {END: 256})._cut is None
+def test_ambiguous_end_token_disables_the_cache(other: str) -> None:
+    assert CachedEncoder(CountingEncoder(), [END_TOKEN], {END_TOKEN: 256, other: 257})._cut is None
+    assert CachedEncoder(CountingEncoder(), [END_TOKEN], {END_TOKEN: 256, "<think>": 257})._cut is not None
+    assert CachedEncoder(CountingEncoder(), [], {END_TOKEN: 256})._cut is None
+    assert CachedEncoder(CountingEncoder(), ["</s>"], {END_TOKEN: 256})._cut is None

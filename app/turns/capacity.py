@@ -1,0 +1,57 @@
+"""Counts open turns against the capacity of each engine.
+
+An engine decides how many turns it accepts, but it sees a job only after the prompt was rendered. In a burst that is
+too late, so every earlier check uses this count.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from antiphon.app.errors import from_engine
+from antiphon.engine.protocol import Engine, overloaded_error
+
+
+class TurnSlot:
+    """One slot of an engine, held from before the prompt is rendered until the turn has ended."""
+
+    def __init__(self, open_turns: Counter[Engine], engine: Engine) -> None:
+        self._open_turns, self._engine = open_turns, engine
+        self._is_held = True
+        open_turns[engine] += 1
+
+    def release(self) -> None:
+        """Frees the slot. Only the first call has an effect."""
+        if self._is_held:
+            self._is_held = False
+            self._open_turns[self._engine] -= 1
+
+
+class TurnCapacity:
+    """Free slots of these engines."""
+
+    def __init__(self, engines: Iterable[Engine]) -> None:
+        self._engines = tuple(engines)
+        self._open_turns: Counter[Engine] = Counter()
+
+    def acquire(self, engine: Engine, count: int = 1) -> list[TurnSlot]:
+        """Takes `count` slots of the engine, all or none. Raises `ApiError` 429."""
+        self.check(engine, count)
+        return [TurnSlot(self._open_turns, engine) for _ in range(count)]
+
+    def check(self, engine: Engine, count: int = 1) -> None:
+        """Raises `ApiError` 429 if the engine lacks capacity for `count` more turns."""
+        if self.free_slots(engine) < count:
+            raise from_engine(overloaded_error())
+
+    def check_any(self) -> None:
+        """Raises `ApiError` 429 if no engine can take a turn. Used before the body that names the model is parsed."""
+        if self._engines and not self.total_free_slots():
+            raise from_engine(overloaded_error())
+
+    def free_slots(self, engine: Engine) -> int:
+        """Returns the number of further turns that the engine can take; negative if its capacity has shrunk."""
+        return engine.capacity() - self._open_turns[engine]
+
+    def total_free_slots(self) -> int:
+        """Returns the number of further turns that all engines together can take."""
+        return sum(max(self.free_slots(engine), 0) for engine in self._engines)

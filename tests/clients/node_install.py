@@ -1,0 +1,97 @@
+"""Installs the openai SDK for Node with npm, and a Node where the system has none or an older one. Runs scripts."""
+
+import json
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.install_lock import hold_lock
+from tests.syntax import ROOT
+
+INSTALL_FOLDER = ROOT / "build" / "node"
+SDK_VERSION, NODE_VERSION = "7.55.0", "22.23.3"
+MIN_NODE_MAJOR = 22
+INSTALL_TIMEOUT_S = 180.0
+SCRIPT_TIMEOUT_S = 100.0
+
+
+def install_node_sdk() -> Path:
+    """Returns a Node program that can import the SDK from `INSTALL_FOLDER`. Skips the test if there is none."""
+    with hold_lock(INSTALL_FOLDER):
+        missing = _missing_packages()
+        if missing:
+            _install_packages(missing)
+        program = _find_node()
+        if _major_version(program) < MIN_NODE_MAJOR or program is None:
+            pytest.skip(f"the SDK needs Node {MIN_NODE_MAJOR}, and npm did not install it")
+        return Path(program)
+
+
+def run_node_script(node: Path, name: str, *args: str | Path) -> dict[str, Any]:
+    """Runs a script of this folder and returns the JSON object that it prints.
+
+    Node imports the SDK from the folder of the script, so the script is copied there. The copy has a unique name,
+    because test processes run the same script at the same time.
+    """
+    script = INSTALL_FOLDER / f"{uuid.uuid4().hex}-{name}"
+    shutil.copy(Path(__file__).with_name(name), script)
+    try:
+        done = subprocess.run(
+            [node, script, *args], capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False
+        )
+    finally:
+        script.unlink()
+    assert done.returncode == 0, done.stderr[-2000:]
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
+
+
+def _missing_packages() -> list[str]:
+    installed = _package_version(INSTALL_FOLDER / "node_modules" / "openai")
+    missing = [] if installed == SDK_VERSION else [f"openai@{SDK_VERSION}"]
+    return missing + ([] if _major_version(_find_node()) >= MIN_NODE_MAJOR else [f"node@{NODE_VERSION}"])
+
+
+def _find_node() -> str | None:
+    """Returns the system's Node if it is new enough, otherwise the path at which npm installs one."""
+    program = shutil.which("node")
+    if _major_version(program) >= MIN_NODE_MAJOR:
+        return program
+    return str(INSTALL_FOLDER / "node_modules" / ".bin" / "node")
+
+
+def _install_packages(packages: list[str]) -> None:
+    if not shutil.which("npm"):
+        pytest.skip("npm, which installs the SDK, is not installed")
+    args = ["npm", "install", "--prefix", str(INSTALL_FOLDER), "--no-audit", "--no-fund", *packages]
+    try:
+        done = subprocess.run(args, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"npm did not install {' '.join(packages)} within {INSTALL_TIMEOUT_S:g} s")
+    if done.returncode:
+        reason = (done.stderr.strip() or "no output").splitlines()[-1]
+        pytest.skip(f"npm did not install {' '.join(packages)}: {reason}")
+
+
+def _package_version(package: Path) -> str | None:
+    try:
+        version: str = json.loads((package / "package.json").read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return version
+
+
+def _major_version(program: str | None) -> int:
+    if program is None:
+        return 0
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return 0
+    match = re.match(r"v(\d+)\.", done.stdout)
+    return int(match[1]) if match else 0

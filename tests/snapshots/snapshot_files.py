@@ -1,0 +1,34 @@
+"""Files of the snapshots: one for each case, one for each dialect, named after it."""
+
+from pathlib import Path
+
+from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+
+SNAPSHOT_FOLDER = Path(__file__).resolve().parents[2] / "snapshots"
+DIALECT_SNAPSHOT_FOLDER = SNAPSHOT_FOLDER / "dialects"
+
+
+class CaseSnapshot(SingleFileSnapshotExtension):
+    """One text file for each case: `snapshots/NAME.txt`."""
+
+    _write_mode = WriteMode.TEXT
+    file_extension = "txt"
+    folder = SNAPSHOT_FOLDER
+
+    @classmethod
+    def dirname(cls, *, test_location: object) -> str:
+        return str(cls.folder)
+
+    @classmethod
+    def matches_test_location(cls, *, test_location: object, snapshot_location: str) -> bool:
+        return Path(snapshot_location).parent == cls.folder
+
+    @classmethod
+    def get_snapshot_name(cls, *, test_location: object, index: object = 0) -> str:
+        return str(index)
+
+
+class DialectSnapshot(CaseSnapshot):
+    """One text file for each dialect: `snapshots/dialects/NAME.txt`."""
+
+    folder = DIALECT_SNAPSHOT_FOLDER
