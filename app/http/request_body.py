@@ -80,10 +80,10 @@ def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def _decompress_body(receive: AsgiReceive, max_bytes: int, encoding: str) -> AsgiReceive:
-    """Returns a `receive` whose first message has the whole decompressed body."""
+    """Returns a `receive` whose first message has the receive_body decompressed body."""
     done = False
 
-    async def whole() -> AsgiMessage:
+    async def receive_body() -> AsgiMessage:
         nonlocal done
         if done:
             return await receive()
@@ -100,7 +100,7 @@ def _decompress_body(receive: AsgiReceive, max_bytes: int, encoding: str) -> Asg
         body = await loop.run_in_executor(_DECOMPRESS_EXECUTOR, decompress, b"".join(pieces), encoding, max_bytes)
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return whole
+    return receive_body
 
 
 def _inflate(data: bytes, max_bytes: int) -> tuple[bytes, bool]:

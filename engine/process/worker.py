@@ -35,9 +35,9 @@ from antiphon.engine.process.messages import (
     StopCommand,
     WorkerFailed,
     WorkerReady,
+    command_decoder,
     encode_message,
 )
-from antiphon.engine.process.messages import command_decoder as order_reader
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class ParentConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._decoder = order_reader()
+        self._decoder = command_decoder()
 
     def send(self, report: Report) -> None:
         """Sends a report; blocks while the socket's buffer is full."""
@@ -260,12 +260,12 @@ def _exit_with_parent(parent: int) -> None:
 def _receive_connection(control: socket.socket, module: str) -> socket.socket:
     """Waits for the connection that the parent passes through ``control``. Imports ``module`` while waiting."""
 
-    def prepare() -> None:
+    def import_module() -> None:
         with contextlib.suppress(Exception):  # the import is repeated, and its error reported, when the module is used
             importlib.import_module(module)
 
     gc.disable()  # for the same reason as in `gc_paused`, which enables it again
-    threading.Thread(target=prepare, name="imports", daemon=True).start()
+    threading.Thread(target=import_module, name="imports", daemon=True).start()
     with control:
         descriptors = socket.recv_fds(control, 1, 1)[1]
     if not descriptors:

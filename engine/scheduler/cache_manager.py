@@ -4,7 +4,7 @@ A new sequence gets a cache that already holds the longest reusable prefix of it
 sequence stays in the :class:`PrefixCache` while memory allows. Memory is counted in tokens of capacity, not of use.
 """
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING, NamedTuple
 
 from antiphon.engine.cache.base import KVCache, round_capacity
@@ -53,7 +53,7 @@ class KVCacheManager:
         self._allocate_spare = self._enable_prefix_caching and not forward.is_paged
         """True if caches get extra capacity for the next turn. Paged caches need none: they grow without a copy."""
 
-    def allocate(self, sequence: Sequence, running: Several[Sequence]) -> int:
+    def allocate(self, sequence: Sequence, running: SequenceABC[Sequence]) -> int:
         """Gives a running sequence its cache. Returns the number of tokens that the cache holds already."""
         free = self._max_tokens - sum(other.reserved_tokens for other in running if other is not sequence)
         capacity = self._choose_capacity(sequence, free)
@@ -78,7 +78,7 @@ class KVCacheManager:
             self.prefix_cache.insert(sequence.cache_key, sequence.tokens[:length], cache)
             self.prefix_cache.evict_to(self._max_idle_tokens)
 
-    def grow_caches(self, running: Several[Sequence]) -> None:
+    def grow_caches(self, running: SequenceABC[Sequence]) -> None:
         """Reserves capacity for the tokens that each running sequence has.
 
         Together the sequences must fit into the cache; a sequence that runs alone may exceed it.
@@ -91,13 +91,13 @@ class KVCacheManager:
                 total += sequence.reserved_tokens
         self.evict_to_fit(running)
 
-    def evict_to_fit(self, running: Several[Sequence]) -> None:
+    def evict_to_fit(self, running: SequenceABC[Sequence]) -> None:
         """Evicts idle caches until they fit next to those of the running sequences."""
         self.prefix_cache.evict_to(
             min(self._max_tokens - sum(sequence.reserved_tokens for sequence in running), self._max_idle_tokens)
         )
 
-    def prefix_leader(self, sequence: Sequence, running: Several[Sequence]) -> tuple[Sequence, int] | None:
+    def prefix_leader(self, sequence: Sequence, running: SequenceABC[Sequence]) -> tuple[Sequence, int] | None:
         """The running sequence whose prefix to wait for, and the length of that prefix; None if there is none.
 
         Example: sequences A and B begin with the same 2000 tokens, and A, in prefill, has computed 512 of them. B waits
@@ -119,7 +119,7 @@ class KVCacheManager:
         num_cached = source.length if source else 0
         return (leader, length) if length > num_cached + MIN_SHARED_TOKENS_TO_WAIT else None
 
-    def _find_prefix(self, sequence: Sequence, running: Several[Sequence]) -> PrefixHit | None:
+    def _find_prefix(self, sequence: Sequence, running: SequenceABC[Sequence]) -> PrefixHit | None:
         """The longest computed prefix, idle or of a running sequence. At least one token is left to compute."""
         max_length = len(sequence.tokens) - 1
         entry, length = self.prefix_cache.longest_match(sequence.cache_key, sequence.tokens, max_length)

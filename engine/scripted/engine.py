@@ -116,17 +116,17 @@ class ScriptedEngine:
             await self._wait_for_slot(run)
             on_chunk(Chunk(cached_tokens=min(reply.cached_tokens, len(job.tokens))))
 
-            def take(chunk: Chunk) -> bool:
+            def deliver(chunk: Chunk) -> bool:
                 output = run.final_chunk() or chunk
                 self._count_chunk(run, output)
                 on_chunk(output)
                 return output.finish is None
 
             chunks = play_reply(reply, job, self.info, self._encode, self._delay)
-            while delayed := await self._step_loop.play_chunks(chunks, take):
+            while delayed := await self._step_loop.play_chunks(chunks, deliver):
                 wait, chunk = delayed
                 await run.sleep(wait)
-                if not take(chunk):
+                if not deliver(chunk):
                     return
         finally:
             self._release_slot(run)
