@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
+from antiphon.app.api_keys import ApiKeyError, read_api_keys
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings, key_digest
+from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES
@@ -36,8 +37,14 @@ def main() -> None:
     "--api-key",
     "api_keys",
     multiple=True,
-    envvar="ANTIPHON_API_KEY",
-    help="API key that clients must send; repeatable. Default: $ANTIPHON_API_KEY, otherwise none.",
+    help="API key that clients must send; repeatable. Other users of the machine can see it in the process list: use "
+    "--api-key-file or $ANTIPHON_API_KEY, which may hold several keys separated by spaces.",
+)
+@click.option(
+    "--api-key-file",
+    envvar="ANTIPHON_API_KEY_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with API keys, one per line.",
 )
 @click.option("--allowed-host", "allowed_hosts", multiple=True, help="Additional allowed Host header; repeatable.")
 @click.option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
@@ -151,7 +158,12 @@ def serve(**flags: Any) -> None:
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     """
-    digests = tuple(key_digest(key) for key in flags.pop("api_keys"))
+    try:
+        digests = read_api_keys(
+            flags.pop("api_keys"), flags.pop("api_key_file"), os.environ.pop("ANTIPHON_API_KEY", None)
+        )
+    except ApiKeyError as error:
+        raise ServeError(str(error)) from None
     store = _resolve_store_file(flags.pop("store"))
     settings = Settings(api_key_digests=digests, store_file=store, **_pick(Settings, flags))
     engine_options = EngineOptions(
@@ -202,7 +214,9 @@ def _check_public_bind(settings: Settings, *, insecure: bool) -> None:
     if settings.api_key_digests or insecure or settings.host in LOOPBACK_HOSTS or settings.host.startswith("127."):
         return
     audience = "every network" if settings.host in WILDCARD_HOSTS else settings.host
-    raise ServeError(f"--host {settings.host} opens the server to {audience}: set --api-key KEY, or pass --insecure")
+    raise ServeError(
+        f"--host {settings.host} opens the server to {audience}: set an API key with --api-key-file, or pass --insecure"
+    )
 
 
 if __name__ == "__main__":

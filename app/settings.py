@@ -2,11 +2,9 @@
 
 Two modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
 vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where
-compiled kernels are stored) and `CC`. The engine's worker process inherits the environment.
+compiled kernels are stored) and `CC`. The engine's worker process inherits the environment without its secrets.
 """
 
-import hashlib
-import hmac
 from pathlib import Path
 from typing import Literal
 
@@ -65,17 +63,3 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 DEFAULT_SETTINGS = Settings()
 """Default settings, for functions that receive none."""
-
-
-def key_digest(key: str) -> bytes:
-    """Returns the SHA-256 digest of an API key; the key itself is never stored."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def matching_key(keys: tuple[bytes, ...], sent: str) -> bytes | None:
-    """Returns the digest of `sent` if it is in `keys`, else None. Compares all keys, so that timing reveals nothing."""
-    digest, match = key_digest(sent), None
-    for key in keys:
-        if hmac.compare_digest(key, digest):
-            match = key
-    return match

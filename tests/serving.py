@@ -11,12 +11,13 @@ from typing import Any
 import uvloop
 from msgspec import Struct
 
+from antiphon.app.api_keys import key_digest
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.server import AntiphonServer, bind_socket, build_app
-from antiphon.app.settings import Settings, key_digest
+from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo

@@ -14,13 +14,14 @@ from functools import lru_cache
 
 import structlog
 
+from antiphon.app.api_keys import matching_key
 from antiphon.app.errors import SERVER_ERROR, ApiError, clip_text
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.request_body import body_too_large, check_encoding, limit_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.observability.access_log import AccessRecord
-from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings, matching_key
+from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 WEBSOCKET_PATH = "/v1/responses"
@@ -166,9 +167,10 @@ class RequestGuard:
         if not self._settings.api_key_digests:
             return ""
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        key = matching_key(self._settings.api_key_digests, credentials.strip()) if scheme.lower() == "bearer" else None
+        sent = credentials.encode("latin-1").strip()
+        key = matching_key(self._settings.api_key_digests, sent) if sent and scheme.lower() == "bearer" else None
         if key is None:
-            message = "Incorrect API key provided." if credentials else "You didn't provide an API key."
+            message = "Incorrect API key provided." if sent else "You didn't provide an API key."
             message += " Send it as a header: 'Authorization: Bearer YOUR_KEY'."
             raise ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))
         return key.hex()[:32]

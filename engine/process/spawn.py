@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,10 +19,31 @@ run_worker(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 """Code that the worker runs. ``-P`` keeps the current folder off ``sys.path``, so that the worker imports the same code
 as its parent."""
 
+_SECRET_NAME = re.compile(
+    r"^ANTIPHON_|(?:^|_)(?:API_?)?(?:KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASS|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|$)",
+    re.IGNORECASE,
+)
+_URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*@")
+
 DEFAULT_ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Environment variables of the worker, unless the parent's environment sets them. This one makes torch request huge
 pages from Linux for large tensors. The logits of 64 requests are 40 MB, allocated again in each step; mapping them in
 pages of 4 KiB takes as long as computing them."""
+
+
+def worker_environment(parent: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a worker: the parent's, without variables that may hold secrets.
+
+    The worker runs third-party native code and needs no credentials: the server downloads checkpoints. A variable is
+    dropped if a word of its name means a secret (``HF_TOKEN``, ``AWS_SECRET_ACCESS_KEY``), if it is one of Antiphon's
+    own, or if its value is a URL with a user or password.
+    """
+    kept = {
+        name: value
+        for name, value in parent.items()
+        if not _SECRET_NAME.search(name) and not _URL_WITH_PASSWORD.search(value)
+    }
+    return DEFAULT_ENVIRONMENT | kept
 
 
 class WorkerHandle(Protocol):
@@ -57,7 +79,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-P", "-c", BOOTSTRAP, str(worker_end.fileno()), str(os.getpid()), *preload],
                 pass_fds=(worker_end.fileno(),),
-                env=DEFAULT_ENVIRONMENT | os.environ,
+                env=worker_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the server's
                 start_new_session=True,

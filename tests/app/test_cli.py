@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from antiphon.app.api_keys import key_digest
 from antiphon.app.cli import _resolve_store_file, main
 from antiphon.app.observability import startup
-from antiphon.app.settings import Settings, key_digest, matching_key
+from antiphon.app.settings import Settings
 from tests.serving import scripted_registry
 from tests.syntax import ROOT
 
@@ -160,9 +161,14 @@ def test_error_in_the_worker_process_ends_with_one_line() -> None:
     assert last_line.startswith("Error: ") and "abacus" in last_line
 
 
-def test_api_keys_are_stored_as_digests() -> None:
-    keys = (key_digest("one"), key_digest("two"))
-    assert matching_key(keys, "two") == key_digest("two")
-    assert matching_key(keys, "three") is None
-    assert matching_key((), "") is None
-    assert b"one" not in b"".join(keys)
+@pytest.mark.parametrize("options", [("--api-key", ""), ("--api-key", " ")])
+def test_empty_api_key_is_an_error(options: tuple[str, ...], script: str) -> None:
+    error = read_error_line(run_serve("--host", "0.0.0.0", "--engine", "scripted", "--script", script, *options))
+    assert "the API key is empty" in error
+
+
+@pytest.mark.parametrize("value", ["", " ", "a,b"])
+def test_empty_api_key_in_the_environment_is_an_error(value: str, script: str) -> None:
+    options = ["serve", "--port", "0", "--host", "0.0.0.0", "--engine", "scripted", "--script", script]
+    result = CliRunner(env={"ANTIPHON_API_KEY": value}).invoke(main, options)
+    assert "ANTIPHON_API_KEY" in read_error_line(result)

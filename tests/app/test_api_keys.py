@@ -1,0 +1,81 @@
+"""API keys: their sources, unusable keys, and the comparison with what a client sends."""
+
+import hashlib
+import http.client
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from antiphon.app.api_keys import ApiKeyError, key_digest, matching_key, read_api_keys
+from tests.conftest import StartServer
+
+HELLO = [{"name": "hello", "output": ["Hello."]}]
+
+
+def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# clients\nsk-file\n\n  sk-other  \n", encoding="utf-8")
+    digests = read_api_keys(["sk-flag", "sk-flag"], file, "sk-environment")
+    assert digests == tuple(map(key_digest, ("sk-flag", "sk-file", "sk-other")))
+
+
+def test_environment_holds_keys_separated_by_spaces() -> None:
+    assert read_api_keys([], None, "sk-one  sk-two\n") == (key_digest("sk-one"), key_digest("sk-two"))
+    assert read_api_keys([], None, None) == ()
+
+
+@pytest.mark.parametrize("key", ["", " ", "\t", "a b", "a\x00b", "a\nb", "\u00a0"])
+def test_unusable_key_is_rejected_at_start(key: str) -> None:
+    with pytest.raises(ApiKeyError, match="--api-key: the API key"):
+        read_api_keys([key], None, None)
+
+
+@pytest.mark.parametrize("value", ["", "  ", "sk-one,sk-two", "a\x00b"])
+def test_unusable_environment_is_rejected_at_start(value: str) -> None:
+    with pytest.raises(ApiKeyError, match="ANTIPHON_API_KEY"):
+        read_api_keys([], None, value)
+
+
+@pytest.mark.parametrize("content", [b"", b"# only a comment\n", b"\xff\xfe", None])
+def test_unusable_key_file_is_rejected_at_start(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ApiKeyError, match=str(file)):
+        read_api_keys([], file, None)
+
+
+def test_error_does_not_contain_the_key() -> None:
+    with pytest.raises(ApiKeyError) as caught:
+        read_api_keys(["sk-private key"], None, None)
+    assert "private" not in str(caught.value)
+
+
+def test_only_the_whole_digest_matches() -> None:
+    first = key_digest("sk-0")
+    digests = {hashlib.sha256(f"sk-{n}".encode()).digest() for n in range(2000)}
+    similar = next(digest for digest in digests if digest[:1] == first[:1] and digest != first)
+    assert matching_key((similar,), b"sk-0") is None
+    assert matching_key((similar, first), b"sk-0") == first
+    assert matching_key((), b"") is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_key_with_non_ascii_characters_can_be_used(encoding: str, start_server: StartServer) -> None:
+    server = start_server(HELLO, api_keys=("sk-schlüssel",))
+    headers = {b"authorization": b"Bearer " + "sk-schlüssel".encode(encoding)}
+    assert httpx.get(f"{server.url}/models", headers=headers).status_code == 200
+    headers = {b"authorization": b"Bearer " + "sk-schlussel".encode(encoding)}
+    assert httpx.get(f"{server.url}/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("value", ["Bearer ", "Bearer", "Bearer \t", "", "bearer  "])
+def test_empty_credentials_are_rejected(value: str, start_server: StartServer) -> None:
+    server = start_server(HELLO, api_keys=("sk-one",))
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", "/v1/models", headers={"Authorization": value})
+    reply = connection.getresponse()
+    assert (reply.status, json.load(reply)["error"]["code"]) == (401, "invalid_api_key")
+    connection.close()
