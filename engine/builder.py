@@ -64,6 +64,7 @@ def build_core_from_model(
     _apply_determinism(forward, options, packing)
     info = engine_info(model, checkpoint)
     cache_tokens = _cache_token_budget(forward, str(model.device), options)
+    max_num_seqs = min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs)
     context = _limit_context(min(options.max_model_len or info.max_model_len, info.max_model_len), cache_tokens)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
     info = msgspec.structs.replace(
@@ -74,7 +75,7 @@ def build_core_from_model(
     return Core(
         forward,
         info,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_waiting=options.max_waiting,
         max_batched_tokens=options.max_batched_tokens,
         max_cache_tokens=cache_tokens,

@@ -34,6 +34,8 @@ class ForwardPass(Protocol):
     """True if a prompt may be split over several passes."""
     prompt_alignment: int
     """Number of tokens at multiples of which a prompt may be split."""
+    max_num_seqs: int | None
+    """Maximum number of sequences in progress at once; None without a limit."""
 
     @property
     def is_paged(self) -> bool:
@@ -53,13 +55,18 @@ class ForwardPass(Protocol):
 
 
 class SequentialForward:
-    """Runs each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use."""
+    """Runs each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use.
+
+    ``max_num_seqs`` is 1 for a model that keeps the state of a sequence in its modules instead of the cache: another
+    sequence would read that state. The state lasts until the next sequence begins.
+    """
 
     supports_chunked_prefill = False
     prompt_alignment = 1
     is_paged = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int | None = None) -> None:
+        self.max_num_seqs = max_num_seqs
         self._model: Any = model
         self._cache_name = (
             "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ("past_key_values")

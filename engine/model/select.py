@@ -52,6 +52,14 @@ def select_forward(model: PreTrainedModel, *, paged: bool = False, kernels: Kern
             reason = one_line(failure)
         model.set_attn_implementation(original)
     log.warning("%s runs one sequence at a time: %s", type(model).__name__, reason)
+    mismatch = _interleaving_mismatch(sequential, model)
+    if mismatch is not None:
+        sequential.max_num_seqs = 1
+        log.warning(
+            "%s serves one request at a time: sequences that take turns change each other: %s",
+            type(model).__name__,
+            mismatch,
+        )
     return sequential
 
 
@@ -68,11 +76,22 @@ def _mismatch(forward: VarlenForward, model: PreTrainedModel, expected: Tensor) 
         error = _relative_error(_probe_logits(forward, model, pieces=True), expected)
     except Exception as failure:  # noqa: BLE001  another pass is used instead
         return one_line(failure)
-    return (
-        None
-        if error <= (0.01 if model.dtype == torch.float32 else 0.1)
-        else f"its logits differ by {error:.2g} from the sequential pass"
-    )
+    return None if error <= _tolerance(model) else f"its logits differ by {error:.2g} from the sequential pass"
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    """Largest relative error at which two passes count as equal."""
+    return 0.01 if model.dtype == torch.float32 else 0.1
+
+
+def _interleaving_mismatch(forward: SequentialForward, model: PreTrainedModel) -> str | None:
+    """Reason why two sequences that take turns do not get the logits that each gets alone; None if they do."""
+    try:
+        alone = _probe_sequential_logits(forward, model, interleaved=False)
+        error = _relative_error(_probe_sequential_logits(forward, model, interleaved=True), alone)
+    except Exception as failure:  # noqa: BLE001  a model that fails here may still serve one request at a time
+        return one_line(failure)
+    return None if error <= _tolerance(model) else f"the logits differ by {error:.2g}"
 
 
 def _unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -116,15 +135,17 @@ def _probe_ids(model: PreTrainedModel, base: int, length: int) -> list[int]:
     return [(base + 17 * n) % vocabulary for n in range(length)]
 
 
+def _probe_sequences(model: PreTrainedModel) -> list[list[int]]:
+    return [_probe_ids(model, base, length) for base, length in zip((3, 11), PROBE_LENGTHS_TOKENS, strict=True)]
+
+
 @torch.inference_mode()
 def _probe_logits(forward: ForwardPass, model: PreTrainedModel, *, pieces: bool) -> Tensor:
     """Logits of the last tokens of two short sequences.
 
     With ``pieces``, the sequences are batched, split over several passes, and begin in different passes.
     """
-    first, second = (
-        _probe_ids(model, base, length) for base, length in zip((3, 11), PROBE_LENGTHS_TOKENS, strict=True)
-    )
+    first, second = _probe_sequences(model)
     if not pieces:
         return torch.cat([forward.run([SequenceInput(forward.new_cache(0), ids, 1)]) for ids in (first, second)])
     first_cache, second_cache = forward.new_cache(0), forward.new_cache(0)
@@ -132,6 +153,23 @@ def _probe_logits(forward: ForwardPass, model: PreTrainedModel, *, pieces: bool)
     forward.run([SequenceInput(first_cache, first[4:-2], 0), SequenceInput(second_cache, second[:-2], 0)])
     forward.run([SequenceInput(first_cache, first[-2:-1], 0), SequenceInput(second_cache, second[-2:-1], 0)])
     return forward.run([SequenceInput(first_cache, first[-1:], 1), SequenceInput(second_cache, second[-1:], 1)])
+
+
+@torch.inference_mode()
+def _probe_sequential_logits(forward: SequentialForward, model: PreTrainedModel, *, interleaved: bool) -> Tensor:
+    """Logits of the last two tokens of two short sequences, one after another or ``interleaved`` token by token.
+
+    Both orders split the sequences into the same passes, so that only the order can change the logits.
+    """
+    sequences = _probe_sequences(model)
+    caches = [forward.new_cache(0) for _ in sequences]
+    passes = [(number, part) for number in range(len(sequences)) for part in range(3)]
+    logits = {}
+    for number, part in sorted(passes, key=lambda place: place[::-1]) if interleaved else passes:
+        ids = sequences[number]
+        piece = (ids[:-2], ids[-2:-1], ids[-1:])[part]
+        logits[number, part] = forward.run([SequenceInput(caches[number], piece, int(part > 0))])
+    return torch.cat([logits[place] for place in passes])
 
 
 def _relative_error(logits: Tensor, expected: Tensor) -> float:

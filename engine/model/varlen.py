@@ -31,6 +31,7 @@ class VarlenForward:
 
     supports_chunked_prefill = True
     prompt_alignment = 1
+    max_num_seqs: int | None = None
 
     def __init__(
         self,

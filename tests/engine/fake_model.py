@@ -38,6 +38,7 @@ class FakeModel:
 
     supports_chunked_prefill = True
     prompt_alignment = 1
+    max_num_seqs: int | None = None
 
     def __init__(self, next_token: NextToken = next_token_by_hash, pages: PagePool | None = None) -> None:
         self.next_token = next_token

@@ -29,7 +29,7 @@ BASE_CONFIG = {
     "pad_token_id": 0,
     "initializer_range": 0.3,
 }
-SEQUENTIAL_FAMILIES = {"bloom", "mamba", "lfm2"}
+SEQUENTIAL_FAMILIES = {"bloom", "mamba", "lfm2", "recurrent_gemma"}
 """Families that run one sequence at a time, because their layers cannot be batched."""
 
 NUM_OUTPUT_TOKENS = 24
@@ -53,6 +53,16 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
     "mamba": ("MambaConfig", {}),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {
+            "block_types": ["recurrent", "attention"],
+            "attention_window_size": 16,
+            "lru_width": 32,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 

@@ -63,6 +63,16 @@ def test_varlen_forward_is_selected_for_the_families_it_supports(caplog: pytest.
     assert caplog.text.count("runs one sequence at a time") == len(SEQUENTIAL_FAMILIES)
 
 
+@pytest.mark.parametrize("family", sorted(SEQUENTIAL_FAMILIES))
+def test_model_that_keeps_a_sequence_in_its_modules_runs_one_job_at_a_time(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = build_tiny_core(family, max_num_seqs=3)
+    keeps_state = family == "recurrent_gemma"
+    assert core.stats().max_num_seqs == (1 if keeps_state else 3)
+    assert ("serves one request at a time" in caplog.text) == keeps_state
+
+
 def test_varlen_forward_with_wrong_logits_is_not_selected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
