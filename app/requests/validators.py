@@ -12,6 +12,9 @@ from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value
 
 Validator = Callable[[Any, str], None]
 
+MAX_INTEGER = 2**31 - 1
+"""Largest integer of a field without a smaller bound. Larger ones could not be passed to the engine's process."""
+MAX_QUOTED_BITS = 64
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Pattern of tool and format names. They are pasted into prompts, so no other characters are allowed."""
 
@@ -38,7 +41,7 @@ def accept_any(value: Any, path: str) -> None:
     """Accepts any value: the field is checked elsewhere, or always refused."""
 
 
-def integer_between(low: int | None = None, high: int | None = None) -> Validator:
+def integer_between(low: int = 0, high: int = MAX_INTEGER) -> Validator:
     """Returns a validator of integers from `low` to `high`."""
 
     def check(value: Any, path: str) -> None:
@@ -173,16 +176,23 @@ def join_words(values: Sequence[str]) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])}, and {quoted[-1]}"
 
 
-def _check_bounds(value: float, path: str, low: float | None, high: float | None, kind: str) -> None:
-    if low is not None and value < low:
+def _check_bounds(value: float, path: str, low: float, high: float, kind: str) -> None:
+    if value < low:
         side, bound, sign = "below minimum", low, ">="
-    elif high is not None and value > high:
+    elif value > high:
         side, bound, sign = "above maximum", high, "<="
     else:
         return
-    expectation = f"Expected a value {sign} {bound}, but got {clip_text(str(value), 40)} instead."
+    expectation = f"Expected a value {sign} {bound}, but got {_quote_number(value)} instead."
     code = f"{kind}_{side.replace('minimum', 'min').replace('maximum', 'max').replace(' ', '_')}_value"
     raise ApiError(400, code, f"Invalid '{path}': {kind} {side} value. {expectation}", path)
+
+
+def _quote_number(value: float) -> str:
+    """Returns the digits of a number, shortened. Python refuses to write integers of more than 4 300 digits."""
+    if isinstance(value, int) and value.bit_length() > MAX_QUOTED_BITS:
+        return "an integer of more than 64 bits"
+    return clip_text(str(value), 40)
 
 
 def _too_long(path: str, longest: int, length: int) -> ApiError:

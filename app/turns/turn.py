@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from antiphon.app.errors import ApiError, from_engine
+from antiphon.app.errors import SERVER_ERROR, ApiError, from_engine
 from antiphon.app.event_log import EntryDetail, EventLog
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
@@ -95,6 +95,7 @@ class Turn:
             trace = [f"{state.name} {machine_input.name}" for state, machine_input in self._processor.machine.trace]
             _logger.exception("unhandled exception in turn", response=self.log.id, trace=trace)
             self._end_turn(lambda: self._processor.fail("server_error", BROKEN_MESSAGE))
+            self._reject(ApiError(500, "server_error", BROKEN_MESSAGE, kind=SERVER_ERROR))
         finally:
             keepalive.cancel()
             try:

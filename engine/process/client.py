@@ -175,8 +175,8 @@ class ProcessEngine:
             raise _unavailable_error(NOT_RUNNING)
         if deadline_at is not None:
             job = msgspec.structs.replace(job, deadline=deadline_at - asyncio.get_running_loop().time())
+        self._connection.send(AddJob(job))  # before the job is counted: a job that cannot be encoded raises here
         pending = self._jobs[job.id] = PendingJob(on_chunk)
-        self._connection.send(AddJob(job))
         try:
             await pending.done
         finally:

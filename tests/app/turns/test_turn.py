@@ -15,6 +15,7 @@ from antiphon.app.turns.manager import TurnManager, _build_job
 from antiphon.app.turns.token_history import TokenHistory
 from antiphon.app.turns.turn import BROKEN_MESSAGE, SHUTTING_DOWN_MESSAGE, TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
+from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.state.machine import Machine
 from tests.invariants import check_stream
 from tests.serving import scripted_registry
@@ -234,3 +235,16 @@ async def test_each_choice_has_its_own_seed() -> None:
     )
     jobs = [_build_job(scripted.model, request.spec, turn_prompt, number) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]
+
+
+async def test_server_bug_before_any_event_is_an_error_500(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = ScriptedTurns(["Hi"])
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(ScriptedEngine, "generate", fail)
+    with pytest.raises(ApiError) as caught:
+        await scripted.start_turn()
+    assert (caught.value.status, caught.value.code) == (500, "server_error")
+    await wait_until_idle(scripted)

@@ -273,3 +273,16 @@ async def test_failed_start_reports_the_reason() -> None:
     with pytest.raises(EngineError, match="not running"):
         _ = engine.info
     assert engine.unready_reason() == "the engine is not running"
+
+
+async def test_job_that_cannot_be_encoded_gives_its_place_back() -> None:
+    engine = await start_engine(max_num_seqs=1, max_waiting=1)
+    try:
+        for number in range(8):
+            job = make_job(SHORT_PROMPT, f"huge {number}", max_tokens=2**70)
+            with pytest.raises(OverflowError):
+                await collect_chunks(engine, job)
+        chunks = await collect_chunks(engine, make_job(SHORT_PROMPT, "valid", max_tokens=2))
+        assert chunks[-1].finish == "length"
+    finally:
+        await engine.close()
