@@ -13,6 +13,8 @@ from tests.syntax import ROOT
 os.environ["PYTHONPATH"] = str(ROOT)
 """Worker processes that tests start import their engine core from `tests.engine.fake_core`."""
 
+pytest_plugins = ("tests.skip_report",)
+
 StartServer = Callable[..., RunningServer]
 
 

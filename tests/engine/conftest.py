@@ -11,13 +11,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> "Kernels":
-    """The CPU kernels compiled on this machine. Skips the test without a C compiler."""
-    from antiphon.engine.kernels.library import load_kernels
+    """The CPU kernels compiled on this machine. Skips the test without a C compiler, fails it if they are refused."""
+    from tests.engine.kernel_builds import require_kernels
 
-    kernels = load_kernels()
-    if kernels is None:
-        pytest.skip("this machine has no C compiler")
-    return kernels
+    return require_kernels()
 
 
 @pytest.fixture(params=["torch", "kernels"])

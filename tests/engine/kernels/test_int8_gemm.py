@@ -1,5 +1,6 @@
 """The compiled int8 GEMM: the same integers with every instruction set, and rows that do not affect each other."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.compiler import CompilationError, load_library
 from antiphon.engine.kernels.int8_layout import OUTPUTS_PER_CHUNK, pack_int8_weight
-from antiphon.engine.kernels.library import SOURCES, verify_kernels
+from tests.engine.kernel_builds import find_c_compiler, require_int8_kernels
 
 COMPILER_FLAGS = [
     "",
@@ -31,14 +31,16 @@ NAN, INF = float("nan"), float("inf")
 def build_kernels(flags: str, folder: Path) -> Kernels:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setenv("CC", f"cc {flags}")
-        try:
-            kernels = verify_kernels(load_library(*SOURCES))
-        except CompilationError as error:
-            pytest.skip(f"not compiled: {error}")
-    if not kernels.supports_int8_linear(torch.ones(1, 1)):
-        pytest.skip("no int8 kernel for this CPU")
-    return kernels
+        patch.setenv("CC", f"{find_c_compiler()} {flags}")
+        skip_if_flags_are_unknown(flags)
+        return require_int8_kernels()
+
+
+def skip_if_flags_are_unknown(flags: str) -> None:
+    """Skips the test if the compiler does not know the flags, as on another architecture."""
+    args = [find_c_compiler(), *flags.split(), "-fsyntax-only", "-x", "c", "/dev/null"]
+    if subprocess.run(args, capture_output=True, check=False).returncode:
+        pytest.skip(f"the C compiler does not know {flags}")
 
 
 @pytest.fixture(scope="module", params=COMPILER_FLAGS)

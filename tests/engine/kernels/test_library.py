@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from antiphon.engine.builder import build_core_from_model
@@ -28,6 +29,7 @@ from antiphon.engine.kernels.bindings import (
 from antiphon.engine.kernels.compiler import INCLUDE_DIR, CompilationError, load_library
 from antiphon.engine.kernels.library import SOURCES, load_kernels, verify_kernels
 from antiphon.engine.options import EngineOptions
+from tests.engine.kernel_builds import require_int8_kernels, require_kernels
 from tests.engine.tiny_models import copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
 NAN, INF = float("nan"), float("inf")
@@ -87,8 +89,7 @@ def test_rms_norm_of_a_nan_row_is_nan(compiled_kernels: Kernels) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral", "gemma2"])
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_model_output_is_the_same_with_and_without_kernels(family: str, quantize: Any) -> None:
-    if load_kernels() is None:
-        pytest.skip("this machine has no C compiler")
+    require_kernels()
     outputs = []
     for compile_ in (True, False):
         core = build_core_from_model(
@@ -224,10 +225,29 @@ def test_library_with_wrong_results_is_rejected(
     name: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if name == "int8_linear" and not compiled_kernels.supports_int8_linear(torch.ones(1, 1)):
-        pytest.skip("no int8 kernel for this CPU")
+    if name == "int8_linear":
+        require_int8_kernels()
     assert build_altered_kernels(original, replacement) is None
     assert f"results differ from torch's: {name}" in caplog.text
+
+
+def test_refused_library_fails_the_tests_instead_of_skipping_them(
+    compiled_kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute_wrong_norm(*_: object) -> Tensor:
+        return torch.zeros(3, 5, 64)
+
+    monkeypatch.setattr(Kernels, "rms_norm", compute_wrong_norm)
+    with pytest.raises(pytest.fail.Exception, match=r"refused: .*: rms_norm$"):
+        require_kernels()
+
+
+def test_failing_compiler_fails_the_tests_instead_of_skipping_them(
+    compiled_kernels: Kernels, empty_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(pytest.fail.Exception, match="refused: false: compilation failed"):
+        require_int8_kernels()
 
 
 @pytest.mark.parametrize(

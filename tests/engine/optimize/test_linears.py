@@ -21,6 +21,7 @@ from antiphon.engine.optimize.linears import (
     UnusableKernelError,
     build_int8_linear,
 )
+from tests.engine.kernel_builds import require_int8_kernels
 
 torch.set_num_threads(1)
 
@@ -29,10 +30,7 @@ ROW_COUNTS = [1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 100]
 
 
 def build_compiled_linear(weight: Any, bias: Any) -> CompiledInt8Linear:
-    kernels = load_kernels()
-    if kernels is None or not kernels.supports_int8_linear(torch.ones(1, 1)):
-        pytest.skip("no compiled kernel for int8")
-    return CompiledInt8Linear(weight, bias, kernels)
+    return CompiledInt8Linear(weight, bias, require_int8_kernels())
 
 
 LINEAR_KERNELS = [OneDnnLinear, FbgemmInt8Linear, build_compiled_linear]

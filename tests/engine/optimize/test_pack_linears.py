@@ -2,6 +2,7 @@
 
 import random
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from antiphon.engine.builder import INT8_PROMPT_BLOCK_TOKENS, build_core_from_model
+from antiphon.engine.builder import INT8_PROMPT_BLOCK_TOKENS, build_core_from_model, check_int8_similarity
 from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.forward import SequenceInput
@@ -88,7 +89,7 @@ def make_texts(total: int, length: int = 50) -> list[list[int]]:
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for _ in range(total // length)]
 
 
-@pytest.mark.parametrize("family", [*DENSE_FAMILIES, *MOE_FAMILIES, "bloom", "lfm2"])
+@pytest.mark.parametrize("family", [*DENSE_FAMILIES, *MOE_FAMILIES, "bloom", "lfm2", "mamba"])
 def test_packed_greedy_output_equals_transformers_generate(family: str) -> None:
     prompts = make_prompts(3, 30, 1, 9)
     expected = [generate_with_transformers(family, prompt, 16) for prompt in prompts]
@@ -140,25 +141,29 @@ def _modify_input_in_place(model: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("use", "layer_type"),
+    ("use", "layer_types"),
     [
-        (lambda m, x: m.q_proj(x) + m.k_proj(x) + m.v_proj(x), MergedLinearSlice),
-        (lambda m, x: m.q_proj(x) + m.k_proj(x.clone()) + m.v_proj(x), PackedLinear),
-        (lambda m, x: m.q_proj(x) + m.k_proj(m.q_proj(x)) + m.v_proj(x), PackedLinear),
-        (lambda m, x: m.q_proj(x) + m.k_proj(x), PackedLinear),
-        (_modify_input_in_place, PackedLinear),
-        (lambda m, x: x @ m.q_proj.weight + m.k_proj(x) + m.v_proj(x), nn.Linear),
-        (lambda m, x: m.q_proj(x).view(-1) + m.k_proj(x).view(-1) + m.v_proj(x).view(-1), nn.Linear),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x) + m.v_proj(x), [MergedLinearSlice] * 3),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x.clone()) + m.v_proj(x), [PackedLinear] * 3),
+        (lambda m, x: m.q_proj(x) + m.k_proj(m.q_proj(x)) + m.v_proj(x), [PackedLinear] * 3),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x), [PackedLinear] * 3),
+        (_modify_input_in_place, [PackedLinear] * 3),
+        (lambda m, x: x @ m.q_proj.weight + m.k_proj(x) + m.v_proj(x), [nn.Linear, PackedLinear, PackedLinear]),
+        (lambda m, x: m.q_proj(x) + m.k_proj(x) + m.v_proj(x) - m.k_proj.bias, [PackedLinear, nn.Linear, PackedLinear]),
+        (lambda m, x: m.q_proj(x).view(-1) + m.k_proj(x).view(-1) + m.v_proj(x).view(-1), [PackedLinear] * 3),
+        (lambda m, x: x @ (m.q_proj.weight + m.k_proj.weight + m.v_proj.weight), [nn.Linear] * 3),
+        (lambda m, x: m.q_proj(x) if type(m.q_proj) is nn.Linear else m.q_proj(x) + 1, [nn.Linear] * 3),
     ],
 )
-def test_layers_are_merged_or_packed_only_where_equivalent(use: Any, layer_type: type[nn.Module]) -> None:
+def test_layers_are_merged_or_packed_only_where_equivalent(use: Any, layer_types: list[type[nn.Module]]) -> None:
     model, result, before, after = pack_shared_input_model(use)
-    assert {type(layer) for layer in (model.q_proj, model.k_proj, model.v_proj)} == {layer_type}
+    assert [type(layer) for layer in (model.q_proj, model.k_proj, model.v_proj)] == layer_types
     assert torch.allclose(before, after, atol=1e-5)
-    assert bool(result.description) == (layer_type is not nn.Linear)
+    assert bool(result.description) == (layer_types != [nn.Linear] * 3)
+    assert result.is_complete == (nn.Linear not in layer_types)
 
 
-@pytest.mark.parametrize("function", ["find_merged_groups", "_build_kernel"])
+@pytest.mark.parametrize("function", ["plan_packing", "_build_kernel"])
 def test_failed_packing_leaves_the_model_unchanged(
     function: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +308,47 @@ def test_int8_reports_its_error_and_keeps_experts_and_routers_in_fp32(caplog: py
     assert description and float(description[1]) > 0.95
     assert "6 weights stay fp32" in caplog.text  # two layers, each with a router and two expert weights
     assert generate_tokens(core, make_job(make_prompts(4)[0], max_tokens=3))
+
+
+def add_outlier(model: Any, factor: float) -> Any:
+    """Multiplies one input of the output layer by ``factor`` and divides its weights by it: the same logits in fp32."""
+    with torch.no_grad():
+        model.model.norm.weight[0] *= factor
+        model.lm_head.weight[:, 0] /= factor
+    return model
+
+
+def build_int8_core_with_outlier(factor: float, *, force: bool = False) -> Core:
+    options = EngineOptions(quantization="int8", force_quantization=force)
+    return build_core_from_model(add_outlier(copy_tiny_model("llama"), factor), options=options, optimize=True)
+
+
+def test_int8_model_far_from_fp32_is_refused_unless_forced(caplog: pytest.LogCaptureFixture) -> None:
+    assert "int8" in build_int8_core_with_outlier(1.0).info.description
+    assert "noticeably" not in caplog.text
+    with pytest.raises(LoadError, match=r"fp32 logits is 0\.\d+, .* least 0\.80; .* --force-quantization"):
+        build_int8_core_with_outlier(1e6)
+    assert "int8" in build_int8_core_with_outlier(1e6, force=True).info.description
+    assert "noticeably" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("similarity", "force", "warns", "fails"),
+    [
+        (0.95, False, False, False),
+        (0.9499, False, True, False),
+        (0.8, False, True, False),
+        (0.7999, False, False, True),
+        (float("nan"), False, False, True),
+        (0.7999, True, True, False),
+    ],
+)
+def test_limits_of_int8_similarity(
+    similarity: float, force: bool, warns: bool, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LoadError) if fails else nullcontext():
+        check_int8_similarity(similarity, force=force)
+    assert ("noticeably" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("size", [64, 896, 2880, 5120, 16384])
