@@ -84,6 +84,7 @@ def main() -> None:
     help="KV cache type on a CPU. Default: float16 with int8 weights, otherwise the model's.",
 )
 @click.option("--quantization", type=click.Choice(["int8"]), help="Quantize linear layers to 8 bits (CPU only).")
+@click.option("--force-quantization", is_flag=True, help="Serve a quantized model even if its logits differ too much.")
 @click.option(
     "--deterministic", is_flag=True, help="Generate the same tokens for the same seed under any load. Slower."
 )

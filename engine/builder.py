@@ -37,6 +37,12 @@ The block size affects the last bits of the result, which may move an activation
 therefore be the same however a prompt is chunked. Larger blocks make longer steps.
 """
 
+MIN_INT8_SIMILARITY = 0.8
+"""Mean cosine similarity to the fp32 logits below which an int8 model is refused."""
+
+WARN_INT8_SIMILARITY = 0.95
+"""Mean cosine similarity to the fp32 logits below which an int8 model is served with a warning."""
+
 
 def build_core(path: Path, options: EngineOptions) -> Core:
     """Loads the model in a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
@@ -117,8 +123,21 @@ def _optimize(
     notes = [packing.description, *_use_fp16_cache(forward, options)]
     if options.quantization is not None and packing.logits_before is not None:
         similarity = mean_cosine(reference_logits(forward, model), packing.logits_before)
+        check_int8_similarity(similarity, force=options.force_quantization)
         notes.append(f"cosine similarity to fp32 logits {similarity:.5f}")
     return packing._replace(description=", ".join(note for note in notes if note))
+
+
+def check_int8_similarity(similarity: float, *, force: bool) -> None:
+    """Warns, or raises :class:`LoadError`, if int8 changes the logits too much. ``force`` only warns."""
+    figures = f"the cosine similarity of its int8 logits to fp32 logits is {similarity:.2f}"
+    if not similarity >= MIN_INT8_SIMILARITY and not force:
+        raise LoadError(
+            f"int8 changes this model too much: {figures}, and must be at least {MIN_INT8_SIMILARITY:.2f}; "
+            "leave --quantization out, or add --force-quantization"
+        )
+    if not similarity >= WARN_INT8_SIMILARITY:
+        log.warning("int8 changes this model: %s; its output may be noticeably worse", figures)
 
 
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:

@@ -23,6 +23,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compiles kernels with the machine's C compiler, if there is one. fp32 on a CPU only."""
     quantization: Quantization | None = None
     """`int8`: linear layers with 8 bits per weight and activation. fp32 on a CPU only."""
+    force_quantization: bool = False
+    """Serves a quantized model even if its logits are far from those of fp32."""
     deterministic: bool = False
     """Makes a job with a given seed produce the same tokens, alone and in any batch."""
     max_model_len: int | None = None

@@ -1,8 +1,8 @@
 """Replaces a loaded model's linear layers by packed ones, where this provably changes nothing but speed.
 
-A dry run comes first: the model runs once with stand-ins that have no weight attribute. It shows whether the model only
-calls its linear layers, and which of them are always called with the same tensor. Then the weights are packed and
-verified, and the originals freed, one after another.
+A dry run comes first: the model runs once with stand-ins. It shows which layers the model only calls, and which of them
+are always called with the same tensor. A layer whose weight the model reads itself, as some routers' are, stays
+unchanged. Then the weights are packed and verified, and the originals freed, one after another.
 """
 
 import logging
@@ -70,7 +70,8 @@ def pack_linears(
     groups: list[list[str]] = []
     if logits_before is not None:
         try:
-            groups = find_merged_groups(model, linears, run, logits_before)
+            groups = plan_packing(model, linears, run, logits_before)
+            reason = None if groups else "the model reads the weights of all of them itself"
         except Exception as failure:  # noqa: BLE001  the model's own layers can still serve it
             reason = one_line(failure)
     if logits_before is None or reason is not None:
@@ -85,19 +86,28 @@ def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     return ((name, module) for name, module in model.named_modules() if type(module) is nn.Linear)
 
 
-def find_merged_groups(
-    model: nn.Module, linears: dict[str, nn.Linear], run: RunModel, expected: Tensor
-) -> list[list[str]]:
-    """Returns the groups of layers that share their input, by a dry run.
+def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel, expected: Tensor) -> list[list[str]]:
+    """Returns the layers to pack, by dry runs: groups of layers that share their input, and groups of one.
 
-    Raises :class:`UnusableKernelError` if the logits differ, or the model's own error.
+    A layer whose weight or bias the model reads itself is in no group. If the model does not run with merged layers,
+    none are merged. Raises :class:`UnusableKernelError` if the logits differ, or the model's own error.
     """
+    candidates = _candidate_groups(linears)
+    try:
+        return _run_dry(model, linears, candidates, run, expected)
+    except Exception:
+        if not candidates:
+            raise
+        log.debug("the dry run with merged layers failed", exc_info=True)
+    return _run_dry(model, linears, [], run, expected)
+
+
+def _run_dry(
+    model: nn.Module, linears: dict[str, nn.Linear], candidates: list[list[str]], run: RunModel, expected: Tensor
+) -> list[list[str]]:
+    """Implements :func:`plan_packing` for these candidates of merged groups."""
     stand_ins = {name: _LinearStandIn(layer) for name, layer in linears.items()}
-    groups = _candidate_groups(linears)
-    for names in groups:
-        watcher = _CallWatcher([stand_ins[name] for name in names])
-        for name in names:
-            stand_ins[name].watcher = watcher
+    watchers = [_CallWatcher([stand_ins[name] for name in names]) for names in candidates]
     try:
         for name, stand_in in stand_ins.items():
             _set_submodule(model, name, stand_in)
@@ -108,7 +118,10 @@ def find_merged_groups(
     error = relative_error(logits, expected)
     if not error <= DRY_RUN_RTOL:
         raise UnusableKernelError(f"the dry run's logits differ by {error:.2g}")
-    return [names for names in groups if (group := stand_ins[names[0]].watcher) is not None and group.is_shared]
+    groups = [names for names, watcher in zip(candidates, watchers, strict=True) if watcher.is_shared]
+    merged = {name for names in groups for name in names}
+    callable_only = (name for name, stand_in in stand_ins.items() if not stand_in.was_read)
+    return [*groups, *([name] for name in callable_only if name not in merged)]
 
 
 class _CallWatcher:
@@ -117,14 +130,16 @@ class _CallWatcher:
     def __init__(self, members: list["_LinearStandIn"]) -> None:
         self._shared = True
         self._members = members
+        for member in members:
+            member.watcher = self
         self._waiting: list[_LinearStandIn] = []
         self._input: Tensor | None = None
         self._copy: Tensor | None = None
 
     @property
     def is_shared(self) -> bool:
-        """True if all calls shared their input, and the last round included every layer."""
-        return self._shared and not self._waiting
+        """True if all calls shared their input, the last round included every layer, and no weight was read."""
+        return self._shared and not self._waiting and not any(member.was_read for member in self._members)
 
     def record_call(self, member: "_LinearStandIn", x: Tensor) -> None:
         if not self._waiting:
@@ -138,13 +153,29 @@ class _CallWatcher:
 
 
 class _LinearStandIn(nn.Module):
-    """A linear layer without a weight attribute. In a group, its results are views, as those of a merged layer are."""
+    """A linear layer that records whether the model reads its parameters, which a packed layer does not have.
+
+    In a group, its results are views, as those of a merged layer are.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.watcher: _CallWatcher | None = None
+        self.was_read = False
         self._layer = [layer]  # in a list, so that torch does not register it as a submodule
+
+    @property
+    def weight(self) -> Tensor:
+        """Returns the layer's weight and records the access."""
+        self.was_read = True
+        return self._layer[0].weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Returns the layer's bias and records the access."""
+        self.was_read = True
+        return self._layer[0].bias
 
     def forward(self, x: Tensor) -> Tensor:
         result = functional.linear(x, self._layer[0].weight, self._layer[0].bias)
@@ -176,9 +207,8 @@ def _pack_groups(
     kernels: Kernels | None,
 ) -> bool:
     """Packs group by group; layers that cannot be packed stay unchanged. Tells whether every matrix is packed."""
-    grouped = {name for names in groups for name in names}
     failures: dict[str, str] = {}
-    for names in [*groups, *([name] for name in linears if name not in grouped)]:
+    for names in groups:
         layers = [linears.pop(name) for name in names]
         exact = quantize is None or names[0].rpartition(".")[2] in ROUTER_NAMES
         try:
@@ -194,7 +224,11 @@ def _pack_groups(
         name for name, parameter in model.named_parameters() if parameter.ndim > 1 and not _is_embedding(model, name)
     ]
     if unpacked and quantize is not None:
-        log.warning("%d weights stay fp32 because they are not in linear layers: %s, …", len(unpacked), unpacked[0])
+        log.warning(
+            "%d weights stay fp32 because they are not in linear layers that can be packed: %s, …",
+            len(unpacked),
+            unpacked[0],
+        )
     return not unpacked
 
 
