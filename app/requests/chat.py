@@ -35,9 +35,18 @@ def read_chat_request(
     tool_table = request_tools.build_table()
     refuse_unsupported(CHAT_FIELDS, body)
     tool_choice = read_tool_choice(_flatten_tool_choice(body.get("tool_choice")), tool_table)
-    response_format = _response_format(body.get("response_format"))
-    output_constraints = constraints.tool_constraints(request_tools)
-    if (schema := constraints.answer_schema(response_format)) is not None:
+    schema = constraints.answer_schema(_response_format(body.get("response_format")))
+    prompt_input = PromptInput(
+        items=items,
+        tools=tool_table,
+        tool_choice=tool_choice.mode,
+        allowed_tools=tool_choice.allowed_tools,
+        effort=effort,
+        answer_schema=schema,
+        single_call=body.get("parallel_tool_calls") is False,
+    )
+    output_constraints = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
+    if schema is not None:
         output_constraints.append(OutputConstraint("schema", json.dumps(schema), "response_format.json_schema.schema"))
     token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
     sampling = shared.read_sampling(body, model.engine.info.default_sampling, token_limit, top_logprobs)
@@ -47,15 +56,7 @@ def read_chat_request(
     )  # fmt: skip
     spec = TurnSpec(
         base_response=base_response,
-        prompt_input=PromptInput(
-            items=items,
-            tools=tool_table,
-            tool_choice=tool_choice.mode,
-            allowed_tools=tool_choice.allowed_tools,
-            effort=effort,
-            answer_schema=schema,
-            single_call=body.get("parallel_tool_calls") is False,
-        ),
+        prompt_input=prompt_input,
         constraints=tuple(output_constraints),
         sampling=sampling,
         stop_strings=shared.read_stop_strings(body),

@@ -60,7 +60,7 @@ def read_responses_request(
 
 def _output_constraints(offered: tools.RequestTools, prompt_input: PromptInput) -> list[OutputConstraint]:
     """Returns the schemas and grammars that the answer must match."""
-    result = constraints.tool_constraints(offered)
+    result = constraints.tool_constraints(offered, all_schemas=prompt_input.needs_grammar)
     if prompt_input.answer_schema is not None:
         result.append(OutputConstraint("schema", json.dumps(prompt_input.answer_schema), "text.format.schema"))
     return result

@@ -33,6 +33,8 @@ class PromptRenderer:
 
     async def render_in_thread(self, model: ServedModel, spec: TurnSpec, owner: str, now: float) -> TurnPrompt:
         """Returns the prompt, however long it is. Raises `ApiError`."""
+        for constraint in spec.constraints:
+            await check_constraint(constraint)
         render = partial(self._render, model, spec, owner, datetime.fromtimestamp(now, UTC))
         try:
             return await run_with_cpu_limit(self._cpu_limit_s, render)
@@ -43,8 +45,6 @@ class PromptRenderer:
             raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
 
     def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
-        for constraint in spec.constraints:
-            check_constraint(constraint)
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
         if spec.truncate and len(prompt.prompt.tokens) >= model.engine.info.max_model_len:
             prompt = self._truncate(model, spec, prompt)

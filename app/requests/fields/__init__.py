@@ -298,7 +298,9 @@ CHAT_FIELDS = (
         c.array_of(c.is_object),
         "Required. The roles are `developer`, `system`, `user`, `assistant` and `tool`.",
     ),
-    RequestField("max_completion_tokens", "honoured", c.integer_between(1), "1 to 2147483647; includes reasoning tokens."),
+    RequestField(
+        "max_completion_tokens", "honoured", c.integer_between(1), "1 to 2147483647; includes reasoning tokens."
+    ),
     RequestField(
         "max_tokens", "honoured", c.integer_between(1), "Older name of `max_completion_tokens`. Send only one of them."
     ),

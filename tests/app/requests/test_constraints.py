@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
 from tests.counts import FULL_COUNTS
@@ -46,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def load_served_model(name: str, folder: Path) -> ServedModel:
-    engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.2})
+    engine = ProcessEngine(folder, EngineOptions(threads=1, kv_cache_gib=0.2))
     return ServedModel(names=(name,), engine=engine, format=detect.load_format(folder, None).format, created=1)
 
 
