@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
-from antiphon.engine.hardware import cpu_features, free_memory, physical_cores
+from antiphon.engine.hardware import cpu_features, free_memory, physical_cores, return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.forward import ForwardPass
@@ -67,6 +67,7 @@ def build_core_from_model(
     kernels = _load_kernels(model, options) if optimize else None
     forward = _select_forward(model, options, kernels)
     packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()
+    return_freed_memory()  # before the cache is sized
     _apply_determinism(forward, options, packing)
     info = engine_info(model, checkpoint)
     cache_tokens = _cache_token_budget(forward, str(model.device), options)
