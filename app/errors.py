@@ -98,6 +98,11 @@ def invalid_type(param: str, expected: str, value: object) -> ApiError:
     return ApiError(400, "invalid_type", message, param)
 
 
+def storage_unavailable(reason: str) -> ApiError:
+    """Returns the error for a request whose data cannot be stored."""
+    return ApiError(503, "storage_unavailable", reason, headers=(("retry-after", "1"),))
+
+
 def not_found(message: str, param: str | None = None) -> ApiError:
     """Returns the same error for an object that does not exist and for one that belongs to another owner."""
     return ApiError(404, None, message, param)

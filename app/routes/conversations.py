@@ -35,8 +35,8 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     items = _read_items(request, body.get("items") or [])
     created_at = int(context.turn_manager.current_time())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.get("metadata") or {})
-    context.store.save_conversation(request_owner(request), conversation)
-    context.store.add_items(request_owner(request), conversation.id, items)
+    await context.store.save_conversation(request_owner(request), conversation)
+    await context.store.add_items(request_owner(request), conversation.id, items)
     return _conversation_json(conversation)
 
 
@@ -51,7 +51,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
     """Replaces the metadata of a conversation."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, {"metadata"})
     updated = msgspec.structs.replace(conversation, metadata=_require_key(body, "metadata"))
-    server_context(request).store.save_conversation(request_owner(request), updated)
+    await server_context(request).store.save_conversation(request_owner(request), updated)
     return _conversation_json(updated)
 
 
@@ -59,7 +59,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
     conversation = _find_conversation(request, conversation_id)
-    server_context(request).store.delete_conversation(request_owner(request), conversation.id)
+    await server_context(request).store.delete_conversation(request_owner(request), conversation.id)
     return json_reply(msgspec.json.encode({"id": conversation.id, "object": "conversation.deleted", "deleted": True}))
 
 
@@ -68,7 +68,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, {"items"})
     items = _read_items(request, _require_key(body, "items"))
-    server_context(request).store.add_items(request_owner(request), conversation.id, items)
+    await server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
 
@@ -96,7 +96,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Deletes an item and returns the conversation."""
     conversation = _find_conversation(request, conversation_id)
-    if not server_context(request).store.delete_item(request_owner(request), conversation.id, item_id):
+    if not await server_context(request).store.delete_item(request_owner(request), conversation.id, item_id):
         raise _item_not_found(item_id)
     return _conversation_json(conversation)
 

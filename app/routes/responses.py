@@ -65,7 +65,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     context, log = server_context(request), _find_log(request, response_id)
     if log.base_response.background:
         context.turn_manager.cancel_turn(log)
-    context.store.delete_response(log.owner, log.id)
+    await context.store.delete_response(log.owner, log.id)
     return json_reply(msgspec.json.encode({"id": log.id, "object": "response", "deleted": True}))
 
 
@@ -79,7 +79,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     if context.turn_manager.is_running(log):
         context.turn_manager.cancel_turn(log)
     elif not log.ended:
-        context.store.request_cancel(log)
+        await context.store.request_cancel(log)
     return json_reply(await cancel_on_disconnect(request, responses.final_response(log)))
 
 

@@ -30,39 +30,41 @@ class ResponseStore(Protocol):
     def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
         """Returns an input item or a completed output item by its id."""
 
-    async def close(self) -> None:
-        """Writes everything that is pending and closes the store."""
-        ...
-
-    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
-        """Stores a new conversation, or the new metadata of an existing one."""
-
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the conversation with this id."""
-
-    def delete_conversation(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation and its items."""
 
     def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation, each with an id, in order."""
         ...
 
-    def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
-        """Appends items, each with an id. The store itself appends the items of a turn in the conversation."""
-
-    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
-        """Deletes an item. Returns whether it existed."""
-        ...
-
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
-
-    def request_cancel(self, log: EventLog) -> None:
-        """Asks the process that writes a log to cancel its turn. The process notices within seconds."""
 
     def on_cancel_request(self, callback: Callable[[str], None]) -> None:
         """Registers a callback for the id of each response here that another process cancels or takes over."""
 
-    def delete_response(self, owner: str, response_id: str) -> bool:
+    async def close(self) -> None:
+        """Writes everything that is pending and closes the store."""
+        ...
+
+    # Changes return when they are durable. They raise `ApiError` 503, and change nothing, if they cannot be stored.
+
+    async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
+        """Stores a new conversation, or the new metadata of an existing one."""
+
+    async def delete_conversation(self, owner: str, conversation_id: str) -> None:
+        """Deletes a conversation and its items."""
+
+    async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+        """Appends items, each with an id. The store itself appends the items of a turn in the conversation."""
+
+    async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """Deletes an item. Returns whether it existed."""
+        ...
+
+    async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes a response. Returns whether it existed. Readers that already follow it are not interrupted."""
         ...
+
+    async def request_cancel(self, log: EventLog) -> None:
+        """Asks the process that writes a log to cancel its turn. The process notices within seconds."""

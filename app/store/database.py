@@ -5,8 +5,7 @@ in the column `writer` until the response has ended, and it checks before each s
 To cancel the response, another process sets `cancel_requested`.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,17 +54,6 @@ class Database:
         """Rolls the transaction back, if there is one."""
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Runs the block in one transaction, which is on disk when the block has ended."""
-        self.begin(sync=True)
-        try:
-            yield
-        except BaseException:
-            self.rollback()
-            raise
-        self.commit()
 
     # Writes, to be called between `begin` and `commit`
 

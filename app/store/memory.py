@@ -32,18 +32,18 @@ class MemoryStore:
     def on_append(self, log: EventLog, first: int) -> None:
         """Adds the items of a response to its conversation when the response has completed or is incomplete."""
         if is_terminal(log.entries[first:]):
-            self.add_items(log.owner, log.conversation_id, conversation_items(log))
+            self._append_items(log.owner, log.conversation_id, conversation_items(log))
 
     def unavailable_reason(self) -> None:
         """Returns None: memory is always available."""
 
-    def request_cancel(self, log: EventLog) -> None:
+    async def request_cancel(self, log: EventLog) -> None:
         """Does nothing: no other process writes logs of this store."""
 
     def on_cancel_request(self, callback: Callable[[str], None]) -> None:
         """Does nothing: no other process uses this store."""
 
-    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
+    async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Stores a conversation, or its new metadata."""
         _, items = self._conversations.get((owner, conversation.id), (None, []))
         self._conversations[owner, conversation.id] = conversation, items
@@ -53,7 +53,7 @@ class MemoryStore:
         found = self._conversations.get((owner, conversation_id))
         return found[0] if found else None
 
-    def delete_conversation(self, owner: str, conversation_id: str) -> None:
+    async def delete_conversation(self, owner: str, conversation_id: str) -> None:
         """Deletes a conversation and its items."""
         self._conversations.pop((owner, conversation_id), None)
 
@@ -62,12 +62,16 @@ class MemoryStore:
         found = self._conversations.get((owner, conversation_id))
         return tuple(found[1]) if found else ()
 
-    def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+    async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+        """Appends items to a conversation."""
+        self._append_items(owner, conversation_id, items)
+
+    def _append_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """Appends items to a conversation. Does nothing if it has been deleted."""
         if found := self._conversations.get((owner, conversation_id)):
             found[1].extend(items)
 
-    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
+    async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
         items = self._conversations.get((owner, conversation_id), (None, []))[1]
         remaining = [item for item in items if item.id != item_id]
@@ -82,7 +86,7 @@ class MemoryStore:
     async def close(self) -> None:
         """Does nothing: there is no file to close."""
 
-    def delete_response(self, owner: str, response_id: str) -> bool:
+    async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes the owner's response. Returns whether it existed."""
         self._count_finished()
         key = owner, response_id

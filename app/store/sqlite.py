@@ -13,22 +13,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import find_item
 from antiphon.app.store.quarantine import quarantine_if_corrupt
-from antiphon.app.store.writer import AppendEvents, DeleteResponse, StoreTimings, StoreWriter, WriteOp
+from antiphon.app.store.writer import AppendEvents, StoreChange, StoreTimings, StoreWriter, WriteOp
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 from antiphon.state.recovery import failure_events
 
+T = TypeVar("T")
+
 MAX_RECENT_LOGS = 256
 """Finished logs that are cached in memory."""
 DELETED_MESSAGE = "The response was deleted."
-DELETE_RETRY_S = 1.0
-"""Seconds until a failed deletion is retried."""
+NOT_WRITABLE = "The response store is not writable."
 POLL_INTERVAL_S = 0.05
 """Seconds between two polls for events that another process has written."""
 
@@ -114,18 +117,17 @@ class SqliteStore:
 
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
-        return None if self._writer.healthy else "The response store is not writable."
+        return None if self._writer.healthy else NOT_WRITABLE
 
-    def request_cancel(self, log: EventLog) -> None:
+    async def request_cancel(self, log: EventLog) -> None:
         """Asks the process that writes a log to cancel its turn."""
-        with self._database.transaction():
-            self._database.request_cancel(log.id)
+        await self._commit(lambda database: database.request_cancel(log.id))
 
     def on_cancel_request(self, callback: Callable[[str], None]) -> None:
         """Sets the callback for ids of responses that are to end."""
         self._on_cancel_request = callback
 
-    def delete_response(self, owner: str, response_id: str) -> bool:
+    async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes the owner's response. Returns whether it existed."""
         log = self.find_log(owner, response_id)
         if log is None:
@@ -139,38 +141,45 @@ class SqliteStore:
             log.listener = None
             log.publish()
         self._deleted.add(response_id)
-        self._writer.enqueue(DeleteResponse(response_id))
+        change = self._enqueue_change(lambda database: database.delete_response(response_id))
+        # Not when this coroutine ends: its client may leave, and the response must not be read again before the commit.
+        change.add_done_callback(lambda _: self._deleted.discard(response_id))
+        await asyncio.shield(change)
         return True
 
-    # Conversations change rarely, so each change is a transaction of its own on the event loop
-
-    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
+    async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Stores a conversation, or its new metadata."""
-        with self._database.transaction():
-            self._database.save_conversation(owner, conversation)
+        await self._commit(lambda database: database.save_conversation(owner, conversation))
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the owner's conversation with this id."""
         return self._database.find_conversation(owner, conversation_id)
 
-    def delete_conversation(self, owner: str, conversation_id: str) -> None:
+    async def delete_conversation(self, owner: str, conversation_id: str) -> None:
         """Deletes a conversation and its items."""
-        with self._database.transaction():
-            self._database.delete_conversation(owner, conversation_id)
+        await self._commit(lambda database: database.delete_conversation(owner, conversation_id))
 
     def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation."""
         return self._database.conversation_items(owner, conversation_id)
 
-    def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
+    async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """Appends items to a conversation."""
-        with self._database.transaction():
-            self._database.add_items(owner, conversation_id, items)
+        await self._commit(lambda database: database.add_items(owner, conversation_id, items))
 
-    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
+    async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
-        with self._database.transaction():
-            return self._database.delete_item(owner, conversation_id, item_id)
+        return await self._commit(lambda database: database.delete_item(owner, conversation_id, item_id))
+
+    def _enqueue_change(self, apply: Callable[[Database], T]) -> "asyncio.Future[T]":
+        """Queues a change for the writer's next transaction. Returns a future of its result, set after the commit."""
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._writer.enqueue(StoreChange(apply, done))
+        return done
+
+    async def _commit(self, apply: Callable[[Database], T]) -> T:
+        """Applies a change and returns its result once it is durable. The change continues if the client leaves."""
+        return await asyncio.shield(self._enqueue_change(apply))
 
     # Methods of `WriteListener`, called in the writer's thread, and their handlers on the event loop
 
@@ -206,8 +215,8 @@ class SqliteStore:
 
     def _handle_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
         for op in committed:
-            if isinstance(op, DeleteResponse):
-                self._deleted.discard(op.response_id)
+            if isinstance(op, StoreChange):
+                op.done.set_result(op.result)
                 continue
             log, entries = op.log, op.entries
             self._persisted.add(log.id)
@@ -225,8 +234,9 @@ class SqliteStore:
     def _handle_failed(self, ops: list[WriteOp]) -> None:
         """Publishes unwritten steps, since readers must not wait forever, and keeps their logs in memory."""
         for op in ops:
-            if isinstance(op, DeleteResponse):
-                self._loop.call_later(DELETE_RETRY_S, self._writer.enqueue, op)
+            if isinstance(op, StoreChange):
+                op.done.set_exception(storage_unavailable(f"{NOT_WRITABLE} Nothing was changed. Retry later."))
+                op.done.exception()  # marks it as retrieved: the client may have left
                 continue
             log = op.log
             self._repairing.discard(log.id)

@@ -4,6 +4,7 @@ One commit serves all streams, and the event loop never waits for the disk. The 
 of this process and ends the responses of processes whose heartbeat has stopped.
 """
 
+import asyncio
 import contextlib
 import queue
 import sqlite3
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from msgspec import Struct
@@ -51,13 +52,19 @@ class AppendEvents(Struct, frozen=True):
     """True if `entries` are all entries of a finished log that could not be written before."""
 
 
-class DeleteResponse(Struct, frozen=True):
-    """Deletes a response."""
+class StoreChange:
+    """Changes the file in another way than by a step of a response. `done` gets the result once it is committed."""
 
-    response_id: str
+    def __init__(self, apply: Callable[[Database], object], done: "asyncio.Future[Any]") -> None:
+        self._apply, self.done = apply, done
+        self.result: object = None
+
+    def apply(self, database: Database) -> None:
+        """Runs the statements in the current transaction, which may be repeated after a failure."""
+        self.result = self._apply(database)
 
 
-WriteOp = AppendEvents | DeleteResponse
+WriteOp = AppendEvents | StoreChange
 
 
 class WriteListener(Protocol):
@@ -166,10 +173,10 @@ class StoreWriter:
 
     def _run_transaction(self, batch: list[WriteOp]) -> list[WriteOp]:
         lost: list[WriteOp] = []
-        self._database.begin(sync=any(isinstance(op, AppendEvents) and is_terminal(op.entries) for op in batch))
+        self._database.begin(sync=any(isinstance(op, StoreChange) or is_terminal(op.entries) for op in batch))
         for op in batch:
-            if isinstance(op, DeleteResponse):
-                self._database.delete_response(op.response_id)
+            if isinstance(op, StoreChange):
+                op.apply(self._database)
                 continue
             if op.is_first:
                 self._database.insert_response(op.log, self._name)

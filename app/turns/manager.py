@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from antiphon.app.encryption import Sealer
-from antiphon.app.errors import ApiError
+from antiphon.app.errors import ApiError, storage_unavailable
 from antiphon.app.event_log import EventLog
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnObserver, TurnStats
@@ -96,8 +96,7 @@ class TurnManager:
         if self._shutting_down:
             raise ApiError(503, "server_shutting_down", SHUTTING_DOWN_MESSAGE, headers=(("retry-after", "1"),))
         if spec.base_response.store and (reason := self.store.unavailable_reason()):
-            message = f"{reason} Set 'store' to false, or retry later."
-            raise ApiError(503, "storage_unavailable", message, headers=(("retry-after", "1"),))
+            raise storage_unavailable(f"{reason} Set 'store' to false, or retry later.")
 
     def _on_cancel_request(self, response_id: str) -> None:
         if response_id in self._running:

@@ -17,37 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.store.store_helpers import SERVER_PROGRAM
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.syntax import ROOT
 
 NUM_KILLS = 200 if FULL_COUNTS else 4
 NUM_STREAMS = 4
-SERVER_PROGRAM = """
-import sys
-sys.path.insert(0, ROOT)
-import uvloop
-from pathlib import Path
-from antiphon.app.context import create_context
-from antiphon.app.server import bind_socket, run_server
-from antiphon.app.settings import Settings
-from antiphon.app.store.factory import open_store
-from tests.serving import scripted_registry
-
-OUTPUT = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
-SCRIPT = [{"name": "long", "output": [OUTPUT], "tokens_per_chunk": 2}]
-
-async def main(path):
-    settings = Settings(port=0, shutdown_timeout=0.2, store_file=Path(path))
-    with bind_socket(settings) as listener:
-        store = open_store(settings)
-        context = create_context(settings, scripted_registry(SCRIPT, delay=0.003), store=store)
-        on_ready = lambda port: print(port, flush=True)
-        await run_server(context, listener, on_ready=on_ready, on_request_done=lambda record: None)
-        await store.close()
-
-uvloop.run(main(*sys.argv[1:]))
-"""
 STREAM_BODY = {"model": "scripted", "input": "Hi", "background": True, "stream": True}
 ReceivedEvents = dict[str, list[str]]
 """Response id to the `data:` lines that a client received."""

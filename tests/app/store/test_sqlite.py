@@ -3,8 +3,6 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +13,17 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.schema import SCHEMA_VERSION, StoreError
 from antiphon.app.store.sqlite import SqliteStore
 from antiphon.app.store.writer import StoreTimings
-from antiphon.app.turns.stored_history import with_ids
-from antiphon.events.base import Event
-from antiphon.events.inputs import HostedInput, InputMessage
-from antiphon.events.response import Response
-from antiphon.state.segments import Say
+from tests.app.store.store_helpers import (
+    add_log,
+    make_response,
+    make_steps,
+    open_test_store,
+)
 from tests.invariants import check_stream
 from tests.state.machine_helpers import convert_events_to_json, create_machine
 
-SHORT_TIMINGS = StoreTimings(heartbeat_s=0.05, lease_s=0.4, sweep_interval_s=0.05)
-INPUT_ITEMS = (InputMessage(role="user", content="hi"), HostedInput(kind="web_search_call", payload={"query": "x"}))
-
-
-@asynccontextmanager
-async def open_test_store(path: Path, **options: Any) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, **{"timings": SHORT_TIMINGS, **options})
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def make_response(name: str, *, background: bool = False, created: int = 2_000_000_000) -> Response:
-    return Response(id=f"resp_{name}", created_at=created, model="m", background=background, metadata={"a": "b"})
-
-
-def make_steps() -> list[list[Event]]:
-    machine = create_machine()
-    return [machine.begin(), machine.feed(Say("a")), machine.feed(Say("b")), machine.stop()]
-
-
-def add_log(store: SqliteStore, name: str, count: int = 4, owner: str = "me", **options: Any) -> EventLog:
-    """Adds a log to the store and appends the first `count` of its four steps."""
-    first = make_response(name, **options)
-    log = EventLog(first, owner, with_ids(INPUT_ITEMS, first.id))
-    for number, step in enumerate(make_steps()[:count]):
-        log.append_step(step)
-        if number == 0:
-            store.add_log(log)
-    if count == 4:
-        log.end_log()
-    return log
+SYNCHRONOUS_FULL = 2
+"""Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
 
 
 def entry_data(log: EventLog) -> list[bytes]:
@@ -122,6 +90,30 @@ async def test_foreground_response_waits_for_the_commit_of_its_last_step_only(pa
         assert (await log.wait_finished()).status == "completed"
 
 
+async def test_last_step_of_a_response_is_committed_with_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kill -9` cannot show a missing sync, only a power cut can, so the test reads the level at each commit."""
+    commits: list[tuple[int, set[str]]] = []
+    commit = Database.commit
+
+    def record_commit(database: Database) -> None:
+        (level,) = database._connection.execute("PRAGMA synchronous").fetchone()
+        finished = database._connection.execute("SELECT id FROM responses WHERE writer IS NULL")
+        commits.append((level, {row[0] for row in finished}))
+        commit(database)
+
+    monkeypatch.setattr(Database, "commit", record_commit)
+    async with open_test_store(path) as store:
+        for name, background in (("a", False), ("b", True)):
+            log = add_log(store, name, count=3, background=background)
+            await log.wait_published()
+            log.append_step(make_steps()[3])
+            log.end_log()
+            await log.wait_finished()
+    for name in ("resp_a", "resp_b"):
+        first_level = next(level for level, finished in commits if name in finished)
+        assert first_level == SYNCHRONOUS_FULL, name
+
+
 async def test_input_and_output_items_are_found_by_id(path: Path) -> None:
     async with open_test_store(path) as store:
         log = add_log(store, "a")
@@ -137,12 +129,12 @@ async def test_input_and_output_items_are_found_by_id(path: Path) -> None:
 async def test_deleted_response_is_not_found_and_its_rows_are_removed(path: Path) -> None:
     async with open_test_store(path) as store:
         ended, running = add_log(store, "a"), add_log(store, "b", count=2, background=True)
-        assert not store.delete_response("you", "resp_a")
+        assert not await store.delete_response("you", "resp_a")
         for log in (ended, running):
             assert (
-                store.delete_response("me", log.id)
+                await store.delete_response("me", log.id)
                 and store.find_log("me", log.id) is None
-                and not store.delete_response("me", log.id)
+                and not await store.delete_response("me", log.id)
             )
         running.append_step(make_steps()[2])
         assert running.published == len(running.entries), "its readers continue"
@@ -264,6 +256,30 @@ async def test_old_and_excess_responses_are_deleted_and_running_ones_stay(path: 
         assert await becomes_true(lambda: store._database.load_log("me", "resp_new") is None)
 
 
+async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    async with open_test_store(path) as store:
+        for age, name in enumerate(names):
+            await add_log(store, name, created=2_000_000_000 + age).wait_published()
+    with sqlite3.connect(path) as connection:
+        sizes = [row[0] for row in connection.execute("SELECT size FROM responses ORDER BY created")]
+    connection.close()
+    assert len(sizes) == 4 and all(sizes)
+    database = Database(path)
+
+    def delete_down_to(max_bytes: int) -> list[str]:
+        database.begin(sync=False)
+        database.delete_expired(0, max_bytes)
+        database.commit()
+        return [name for name in names if database.load_log("me", f"resp_{name}")]
+
+    assert delete_down_to(sum(sizes)) == names, "a store that is exactly full keeps everything"
+    assert delete_down_to(sum(sizes) - 1) == names[1:], "one byte too many costs one response"
+    assert delete_down_to(sizes[2] + sizes[3]) == names[2:]
+    assert delete_down_to(0) == []
+    database.close()
+
+
 async def test_damaged_file_is_renamed_and_replaced(path: Path) -> None:
     async with open_test_store(path) as store:
         add_log(store, "a")
@@ -327,7 +343,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, downgrade: str) 
         assert found is not None and found.response.status == "completed" and len(found.entries) == 10
         assert [item.id for item in found.input_items] == ["msg_old0000"]
         assert [item.id for item in store.conversation_items("me", "conv_1")] == ["msg_old0000", "msg_0"]
-        store.request_cancel(found)
+        await store.request_cancel(found)
         await add_log(store, "new", background=True).wait_finished()
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
