@@ -10,9 +10,15 @@ from typing import Any
 
 import msgspec
 
+from antiphon.engine.checkpoint.formats import (
+    check_is_folder,
+    check_kind,
+    check_quantization,
+    explain_missing_config,
+    explain_missing_weights,
+)
 from antiphon.engine.errors import LoadError
 
-PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes per element in a safetensors file; types not listed take 1."""
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -35,18 +41,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
     """Checks a local model folder and reads its metadata. Raises :class:`LoadError`."""
-    if not path.exists():
-        raise LoadError(f"{path}: no such folder; give a folder with config.json and safetensors weights, or a hub id")
-    if not path.is_dir():
-        raise LoadError(f"{path} is a file; give the folder that holds config.json and safetensors weights")
+    check_is_folder(path)
     if not (path / "config.json").exists():
-        raise LoadError(f"{path}: no config.json; give a model folder in transformers' format")
+        raise explain_missing_config(path)
     config = _read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{path / 'config.json'}: no model_type; give a model folder in transformers' format")
+    check_kind(path, config)
     names = config.get("architectures") or []
     if names and not any(str(name).endswith(CAUSAL_LM_SUFFIXES) for name in names):
         raise LoadError(f"{path}: {names[0]} is not a causal language model; choose a text generation model")
+    check_quantization(path, config)
     generation = path / "generation_config.json"
     tensors: dict[str, int] = {}
     for weights in _find_weight_files(path):
@@ -79,11 +84,7 @@ def _find_weight_files(path: Path) -> list[Path]:
         return files
     if (path / "model.safetensors").exists():
         return [path / "model.safetensors"]
-    if (path / "adapter_config.json").exists():
-        raise LoadError(f"{path} holds an adapter, not a model; merge it into its base model and save that")
-    if any(next(path.glob(pattern), None) for pattern in PICKLE_PATTERNS):
-        raise LoadError(f"{path}: its weights are pickled, and unpickling runs code; convert them to safetensors")
-    raise LoadError(f"{path}: no model.safetensors; finish the download or save the model with save_pretrained")
+    raise explain_missing_weights(path)
 
 
 def _read_header(path: Path) -> dict[str, int]:

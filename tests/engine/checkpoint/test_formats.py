@@ -1,0 +1,111 @@
+"""Folders that hold something else than a servable model: each is refused in one line that names it and the remedy."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.engine.checkpoint import formats
+from antiphon.engine.checkpoint.files import inspect_checkpoint
+from antiphon.engine.errors import LoadError
+
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+WEIGHTS = struct.pack("<Q", 2) + b"{}"
+"""A safetensors file without tensors."""
+
+
+def write_folder(folder: Path, *, config: dict[str, Any] | None = None, **files: bytes) -> Path:
+    """Writes config.json and files. In their names, two underscores are a point."""
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_bytes(content)
+    return folder
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(LoadError) as caught:
+        inspect_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_folder_of_a_text_model_is_accepted(tmp_path: Path) -> None:
+    write_folder(tmp_path, config=QWEN3, model__safetensors=WEIGHTS, extra__gguf=b"GGUF")
+    assert inspect_checkpoint(tmp_path).config == QWEN3
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "words"),
+    [
+        (None, {"model__gguf": b"GGUF"}, ["model.gguf is GGUF weights, the format of llama.cpp", "safetensors"]),
+        (QWEN3, {"model__gguf": b"GGUF"}, ["model.gguf is GGUF weights", "safetensors"]),
+        (None, {"model__onnx": b""}, ["ONNX"]),
+        (
+            None,
+            {
+                "adapter_config__json": b'{"base_model_name_or_path": "org/base"}',
+                "adapter_model__safetensors": WEIGHTS,
+            },
+            ["LoRA adapter of org/base", "merge"],
+        ),
+        (None, {"adapter_config__json": b"{"}, ["LoRA adapter,", "merge"]),
+        (QWEN3, {"adapter_config__json": b"{}"}, ["LoRA adapter,", "merge"]),
+        (None, {"params__json": b"{}", "consolidated__safetensors": WEIGHTS}, ["Mistral's own format"]),
+        (None, {"model_index__json": b"{}"}, ["diffusers"]),
+        (QWEN3, {"model__fp16__safetensors": WEIGHTS}, ["only the variant model.fp16.safetensors"]),
+        (QWEN3, {"modules__json": b"[]", "model__safetensors": WEIGHTS}, ["embedding model"]),
+    ],
+)
+def test_folder_in_another_format_is_named(
+    tmp_path: Path, config: dict[str, Any] | None, files: dict[str, bytes], words: list[str]
+) -> None:
+    message = refusal(write_folder(tmp_path, config=config, **files))
+    assert all(word in message for word in words), message
+
+
+def test_gguf_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    assert "model.gguf is GGUF weights" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "architecture", "words"),
+    [
+        ("T5Config", "T5ForConditionalGeneration", ["t5 is an encoder-decoder", "decoder-only"]),
+        ("BartConfig", "BartForConditionalGeneration", ["bart is an encoder-decoder"]),
+        ("WhisperConfig", "WhisperForConditionalGeneration", ["whisper is a speech model"]),
+    ],
+)
+def test_model_of_another_kind_is_named(tmp_path: Path, config_class: str, architecture: str, words: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, config_class)(architectures=[architecture])
+    config.save_pretrained(tmp_path)
+    message = refusal(write_folder(tmp_path, model__safetensors=WEIGHTS))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, ["with gptq", "pip install optimum gptqmodel"]),
+        ({"quant_method": "awq"}, ["with awq", "pip install accelerate gptqmodel"]),
+        ({"quant_method": "compressed-tensors"}, ["pip install compressed-tensors"]),
+        ({"quant_method": "bitsandbytes"}, ["pip install accelerate bitsandbytes"]),
+        ({"group_size": 64, "bits": 4}, ["as MLX does"]),
+    ],
+)
+def test_quantized_weights_name_the_missing_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: dict[str, Any], words: list[str]
+) -> None:
+    write_folder(tmp_path, config=QWEN3 | {"quantization_config": quantization}, model__safetensors=WEIGHTS)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    message = refusal(tmp_path)
+    assert all(word in message for word in words), message
+    monkeypatch.setattr(formats, "find_spec", lambda name: sys.__spec__)
+    if "quant_method" in quantization:
+        inspect_checkpoint(tmp_path)
