@@ -79,3 +79,11 @@ def test_empty_credentials_are_rejected(value: str, start_server: StartServer) -
     reply = connection.getresponse()
     assert (reply.status, json.load(reply)["error"]["code"]) == (401, "invalid_api_key")
     connection.close()
+
+
+@pytest.mark.parametrize("index", range(hashlib.sha256().digest_size))
+def test_every_byte_of_a_digest_is_compared(index: int) -> None:
+    digest = bytearray(key_digest("sk-one"))
+    digest[index] ^= 1
+    assert matching_key((bytes(digest),), b"sk-one") is None
+    assert matching_key((bytes(digest), key_digest("sk-one")), b"sk-one") == key_digest("sk-one")

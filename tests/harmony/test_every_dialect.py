@@ -93,6 +93,32 @@ def test_custom_tool_input_is_parsed_unchanged(dialect: Dialect) -> None:
             assert parser_helpers.parse_tokens(model_format, tokens, [cut])[0] == segments
 
 
+NUMBER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "factor": {"type": "number"},
+        "offset": {"type": ["number", "null"]},
+        "ratio": {"anyOf": [{"type": "number"}, {"type": "boolean"}]},
+        "size": {"type": "number"},
+    },
+}
+
+
+@EACH_CALLING_DIALECT
+def test_integer_fits_a_number_parameter(dialect: Dialect) -> None:
+    tools = ToolTable.from_request([FunctionTool(name="scale", parameters=NUMBER_SCHEMA)])
+    offer = tools.find_tool("scale")
+    assert offer is not None
+    arguments = {"factor": 3, "offset": -4, "ratio": 0, "size": 2.5}
+    texts = (frame.write_calls([(offer, json.dumps(arguments))]) for frame in dialect.calls)
+    text = next(text for text in texts if text is not None)
+    for model_format in load_formats(dialect.name):
+        segments, _ = parser_helpers.parse_tokens(
+            model_format, model_format.encode(text), prompt_input=parser_helpers.build_prompt_input(tools=tools)
+        )
+        assert parser_helpers.collect_calls(segments) == [("scale", arguments)]
+
+
 @EACH_CALLING_DIALECT
 def test_two_calls_are_parsed_as_two(dialect: Dialect) -> None:
     for model_format in load_formats(dialect.name):
@@ -463,6 +489,8 @@ REAL_OUTPUTS = [
     ("functiongemma", '<start_function_call>call:write{yes:<escape>true<escape>,path:<escape>7<escape>,tags:<escape>["u"]<escape>}<end_function_call>', [("write", {"yes": True, "path": "7", "tags": ["u"]})]),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"arguments": {}, "name": "now"}]', [("add", {"a": 1}), ("now", {})]),
     ("llama3", '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}', [("add", {"a": 1}), ("now", {})]),
+    ("llama3", '{"name": "add", "parameters": {"a": 1}}, {"name": "now", "parameters": {}}', [("add", {"a": 1}), ("now", {})]),
+    ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}},\n{"name": "now", "parameters": {}}', [("add", {"a": 1}), ("now", {})]),
     ("llama3", '{"type": "function", "name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
     ("llama4-pythonic", '{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
     ("llama4-pythonic", '<|python_start|>{"name": "add", "parameters": {"a": 1}}<|python_end|>', [("add", {"a": 1})]),
@@ -470,6 +498,8 @@ REAL_OUTPUTS = [
     ("olmo3", "<function_calls>\nadd(a=1)\nwrite(text='''x\n\"y\"''')\n</function_calls>", [("add", {"a": 1}), ("write", {"text": 'x\n"y"'})]),
     ("lfm2", r"""<|tool_call_start|>[write(text="\ud83d\ude00 \033[1m \x41 \'", deep={"a\"b": (1, 2)})]<|tool_call_end|>""", [("write", {"text": "😀 \033[1m A '", "deep": {'a"b': [1, 2]}})]),
     ("gemma4", '<|tool_call>call:write{path:<|"|>a "b"<|"|>,deep:{x:[1,2,{y:<|"|>z<|"|>}]},yes:true}<tool_call|>', [("write", {"path": 'a "b"', "deep": {"x": [1, 2, {"y": "z"}]}, "yes": True})]),
+    ("gemma4", r"""<|tool_call>call:write{path:"a \"b\" \\ c",text:"one\ntwo \u00e9",deep:{"k\"":"\t"}}<tool_call|>""", [("write", {"path": 'a "b" \\ c', "text": "one\ntwo é", "deep": {'k"': "\t"}})]),
+    ("gemma4", r"""<|tool_call>call:write{path:<|"|>a \n b<|"|>}<tool_call|>""", [("write", {"path": r"a \n b"})]),
 ]  # fmt: skip
 TEXT_LIKE_CALLS = [
     ("llama3", '{"city": "x", "name": "add"}'),

@@ -124,6 +124,24 @@ def test_held_whitespace_keeps_its_logprob() -> None:
     ]
 
 
+@pytest.mark.parametrize("ending", ["stop", "cut"])
+@pytest.mark.parametrize("split", [False, True])
+def test_trailing_whitespace_keeps_its_logprobs(ending: str, split: bool) -> None:
+    text, blank = PlacedLogprob(0, create_logprob("a")), create_logprob("\n")
+    segments = (
+        [Say("a", logprobs=(text,)), Say("\n", logprobs=(PlacedLogprob(0, blank),))]
+        if split
+        else [Say("a\n", logprobs=(text, PlacedLogprob(1, blank)))]
+    )
+    events, response = run_machine(*segments, ending=ending)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    assert [entry.token for delta in deltas for entry in delta.logprobs] == ["a", "\n"]
+    (message,) = response.output
+    assert isinstance(message, Message) and isinstance(message.content[0], OutputText)
+    assert message.content[0].text == "a\n"
+    assert [entry.token for entry in message.content[0].logprobs or ()] == ["a", "\n"]
+
+
 def test_call_without_arguments_gets_an_empty_object() -> None:
     _, response = run_machine(Call("f"), Close())
     assert [item.arguments for item in response.output if isinstance(item, FunctionCall)] == ["{}"]

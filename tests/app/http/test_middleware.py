@@ -1,5 +1,6 @@
 """The middleware over a real socket: media types, size limits, API keys, hosts, origins, and malformed HTTP."""
 
+import gzip
 import json
 import socket
 import time
@@ -9,7 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 
+from antiphon.app.errors import ApiError
+from antiphon.app.http.admission import RequestHead
+from antiphon.app.http.middleware import MAX_HEADER_BYTES, MAX_HEADERS, RequestGuard
+from antiphon.app.settings import DEFAULT_SETTINGS
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
 
@@ -239,6 +245,41 @@ def test_malformed_or_oversized_http_is_rejected(server: RunningServer, data: by
     assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert CLIENT.get(server.root + "/health").status_code == 200
+
+
+def check_head(*pairs: tuple[bytes, bytes]) -> int:
+    """Returns the status that the guard gives to a head with these headers. 429: the head passed all checks."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), *pairs]
+    scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers}
+    guard = RequestGuard(None, DEFAULT_SETTINGS)  # type: ignore[arg-type]  # the application is not called
+    return int(guard.reject_head(RequestHead(scope, 0), ApiError(429, None, "busy"))[0].status)
+
+
+def test_number_of_headers_is_limited_exactly() -> None:
+    extra = [(b"x-%d" % n, b"1") for n in range(MAX_HEADERS - 2)]
+    assert check_head(*extra) == 429
+    assert check_head(*extra, (b"x-more", b"1")) == 431
+
+
+@pytest.mark.parametrize("name_bytes", [1, 30_000, MAX_HEADER_BYTES - 100])
+def test_bytes_of_header_names_and_values_are_limited_exactly(name_bytes: int) -> None:
+    used = len(b"hostlocalhostcontent-typeapplication/json")
+    value_bytes = MAX_HEADER_BYTES - used - name_bytes
+    assert check_head((b"x" * name_bytes, b"v" * value_bytes)) == 429
+    assert check_head((b"x" * name_bytes, b"v" * (value_bytes + 1))) == 431
+    assert check_head((b"x" * (name_bytes + 1), b"v" * value_bytes)) == 431
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "zstd"])
+def test_body_size_is_limited_exactly(start_server: StartServer, encoding: str, chunked: bool) -> None:
+    limit = 1000
+    server = start_server(HELLO_SCRIPT, max_body_bytes=limit)
+    compress = {"identity": bytes, "gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}[encoding]
+    for size, status in ((limit, 200), (limit + 1, 413)):
+        body = compress(json.dumps(BODY).encode().ljust(size))
+        headers = {"content-type": "application/json", "content-encoding": encoding}
+        assert post_request(server, content=iter([body]) if chunked else body, headers=headers).status_code == status
 
 
 def test_content_length_with_chunked_encoding_is_rejected(server: RunningServer) -> None:

@@ -118,6 +118,27 @@ def test_every_role_and_part_becomes_an_item() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        ({"content": None, "refusal": "I cannot."}, (RefusalInput(refusal="I cannot."),)),
+        ({"refusal": "I cannot."}, (RefusalInput(refusal="I cannot."),)),
+        ({"content": "No.", "refusal": "I cannot."}, (OutputTextInput(text="No."), RefusalInput(refusal="I cannot."))),
+    ],
+)
+def test_refusal_of_the_assistant_is_part_of_the_history(message: dict[str, Any], parts: tuple[Any, ...]) -> None:
+    spec = read_chat_spec(messages=[USER_MESSAGE, {"role": "assistant", **message}, USER_MESSAGE])
+    assert spec.prompt_input.items[1] == InputMessage(role="assistant", content=parts)
+
+
+@pytest.mark.parametrize("answered", ["c1", "c2"])
+def test_tool_message_answers_only_the_call_that_it_names(answered: str) -> None:
+    calls = {"role": "assistant", "tool_calls": [{**TOOL_CALL, "id": call_id} for call_id in ("c1", "c2")]}
+    other = {"c1": "c2", "c2": "c1"}[answered]
+    with pytest.raises(ApiError, match=f"No 'tool' message has the tool_call_id '{other}'"):
+        read_chat_spec(messages=[USER_MESSAGE, calls, {**TOOL_MESSAGE, "tool_call_id": answered}])
+
+
 def test_tool_calls_and_tool_messages_become_items() -> None:
     custom = {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
     spec = read_chat_spec(

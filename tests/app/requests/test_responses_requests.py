@@ -142,6 +142,27 @@ def test_unpaired_calls_have_the_messages_of_the_openai_api() -> None:
         read_responses_spec(input=[USER, CALL])
 
 
+@pytest.mark.parametrize("answered", ["c1", "c2"])
+@pytest.mark.parametrize("kind", ["function", "custom tool"])
+def test_output_answers_only_the_call_that_it_names(answered: str, kind: str) -> None:
+    other = {"c1": "c2", "c2": "c1"}[answered]
+    if kind == "function":
+        calls, output = [{**CALL, "call_id": call_id} for call_id in ("c1", "c2")], {**OUTPUT, "call_id": answered}
+    else:
+        calls = [
+            {"type": "custom_tool_call", "call_id": call_id, "name": "run", "input": "x"} for call_id in ("c1", "c2")
+        ]
+        output = {"type": "custom_tool_call_output", "call_id": answered, "output": "done"}
+    with pytest.raises(ApiError, match=rf"No tool output found for {kind} call {other}\."):
+        read_responses_spec(input=[USER, *calls, output])
+
+
+def test_output_does_not_answer_a_call_of_another_kind() -> None:
+    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "run", "input": "x"}
+    with pytest.raises(ApiError, match=r"No tool output found for custom tool call c1\."):
+        read_responses_spec(input=[USER, CALL, custom, OUTPUT])
+
+
 def test_minimal_request_gets_defaults() -> None:
     spec = read_responses_spec()
     assert spec.prompt_input.items == (InputMessage(role="user", content="hi"),)

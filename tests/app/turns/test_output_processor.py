@@ -118,3 +118,25 @@ def test_random_markers_always_give_a_valid_stream(dialect: str) -> None:
             raise AssertionError(
                 f"soup {number}: {case_processor.format.decode([t for c in cuts for t in c])!r} {finish}"
             ) from error
+
+
+ANSWER_FORMATS = {
+    "schema": {
+        "type": "json_schema",
+        "name": "answer",
+        "schema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    },
+    "object": {"type": "json_object"},
+}
+
+
+@pytest.mark.parametrize("name", [None, *ANSWER_FORMATS])
+def test_stop_string_does_not_cut_promised_json(name: str | None) -> None:
+    answer = '{"text": "One. STOP Two."}'
+    fields = {} if name is None else {"text": {"format": ANSWER_FORMATS[name]}}
+    # The input mentions JSON, as the API demands for an answer of any JSON object.
+    case = Case("stop and format", [answer], request={"stop": ["STOP"], "input": "In JSON."}, responses=fields)
+    case_processor = CaseProcessor(case)
+    response = check_stream(case_processor.process_tokens([case_processor.format.encode(answer)], "stop"))
+    (message,) = response["output"]
+    assert message["content"][0]["text"] == ('{"text": "One. ' if name is None else answer)

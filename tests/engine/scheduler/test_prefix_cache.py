@@ -261,6 +261,20 @@ def test_owners_and_cache_salts_share_no_entries(other: dict[str, str]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("other", "num_running"),
+    [({}, 1), ({"owner": "b"}, 2), ({"cache_salt": "y"}, 2), ({"owner": "b", "cache_salt": "y"}, 2)],
+)
+def test_sequence_waits_only_for_a_prefix_with_its_own_key(other: dict[str, str], num_running: int) -> None:
+    """A wait for the prefix of another owner would show that owner's prompt in the latency."""
+    core, _ = build_core_with_fake_model(max_num_seqs=8, max_batched_tokens=64)
+    options = {"owner": "a", "cache_salt": "x"}
+    core.add(make_job([*make_tokens(300), 3], "first", max_tokens=5, **options))
+    core.add(make_job([*make_tokens(300), 4], "second", max_tokens=5, **options | other))
+    core.step(), core.step()
+    assert core.stats().running == num_running
+
+
 def test_prompt_logprobs_are_computed_without_the_cache() -> None:
     core, _ = build_core_with_fake_model()
     for _ in range(2):

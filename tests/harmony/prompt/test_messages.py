@@ -23,6 +23,7 @@ from antiphon.events.inputs import (
     InputReasoning,
     InputText,
     OutputTextInput,
+    RefusalInput,
 )
 from antiphon.events.items import ReasoningText
 from antiphon.harmony.detect import DIALECTS
@@ -120,6 +121,26 @@ def test_reasoning_is_attached_to_the_following_message() -> None:
     )
     assert (first["reasoning_content"], second["reasoning_content"]) == ("a\n\nb", "c")
     assert render_messages(reasoning_item("a"), user_message("hi"))[-1] == {"role": "user", "content": "hi"}
+
+
+def test_unanswered_reasoning_is_not_attached_to_a_later_turn() -> None:
+    *_, question, answer = render_messages(
+        user_message("one"), reasoning_item("of the first turn"), user_message("two"), assistant_message("done")
+    )
+    assert question == {"role": "user", "content": "two"}
+    assert answer == {"role": "assistant", "content": "done"}
+    *_, answer = render_messages(
+        reasoning_item("of the first turn"),
+        user_message("two"),
+        reasoning_item("of the second"),
+        assistant_message("done"),
+    )
+    assert answer["reasoning_content"] == "of the second"
+
+
+def test_refusal_is_part_of_the_prompt() -> None:
+    refusal = InputMessage(role="assistant", content=(OutputTextInput(text="No."), RefusalInput(refusal="I cannot.")))
+    assert render_messages(user_message("do"), refusal)[-1] == {"role": "assistant", "content": "No.\nI cannot."}
 
 
 def test_text_after_a_call_is_a_separate_message() -> None:
