@@ -1,12 +1,14 @@
 """Attention over a batch whose tokens form one row, where each token attends only to the past of its own sequence.
 
 transformers calls :func:`attend` through its attention interface, once per layer; :class:`AttentionMetadata` is passed
-as a keyword of the forward call. The linear layers process the tokens of all sequences at once, without padding.
-Attention runs per sequence, so that its result does not depend on the rest of the batch; compiled kernels process all
-sequences in one call. With paged caches, sequences that decode one token each are batched and padded to the longest.
+as a keyword of the forward call, and by :data:`CURRENT_METADATA` to models whose layers do not pass keywords on. The
+linear layers process the tokens of all sequences at once, without padding. Attention runs per sequence, so that its
+result does not depend on the rest of the batch; compiled kernels process all sequences in one call. With paged caches,
+sequences that decode one token each are batched and padded to the longest.
 """
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +91,10 @@ class AttentionMetadata:
         return table, fp16_cache
 
 
+CURRENT_METADATA: ContextVar[AttentionMetadata] = ContextVar("CURRENT_METADATA")
+"""Metadata of the pass that runs now."""
+
+
 class AttentionParams(NamedTuple):
     """Parameters of a layer; see :func:`attend`."""
 
@@ -110,7 +116,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001  always None: see ATTENTION_NAME
     *,
-    attn_metadata: AttentionMetadata,
+    attn_metadata: AttentionMetadata | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -121,6 +127,8 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     Also writes ``key`` and ``value`` to the caches. ``softcap`` limits the scores (Gemma 2), ``s_aux`` holds one sink
     score per head (gpt-oss).
     """
+    if attn_metadata is None:
+        attn_metadata = CURRENT_METADATA.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux)

@@ -11,7 +11,7 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.attention import AttentionMetadata, SequenceSpan
+from antiphon.engine.model.attention import CURRENT_METADATA, AttentionMetadata, SequenceSpan
 from antiphon.engine.model.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.model.decode_batch import DecodeBatch, bucket_by_length, build_tables
 from antiphon.engine.model.forward import SequenceInput
@@ -185,9 +185,13 @@ class VarlenForward:
     ) -> Tensor:
         """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
         selected = {"logits_to_keep": logit_indices} if self._selects_logits and logit_indices is not None else {}
-        logits: Tensor = self._model(
-            input_ids=ids, position_ids=positions, use_cache=False, attn_metadata=attn_metadata, **selected
-        ).logits[0]
+        token = CURRENT_METADATA.set(attn_metadata)
+        try:
+            logits: Tensor = self._model(
+                input_ids=ids, position_ids=positions, use_cache=False, attn_metadata=attn_metadata, **selected
+            ).logits[0]
+        finally:
+            CURRENT_METADATA.reset(token)
         return logits if self._selects_logits or logit_indices is None else logits[logit_indices]
 
 
