@@ -41,15 +41,27 @@ class LoadedFormat(Struct, frozen=True):
     reason: str
 
 
+class ModelTemplates(Struct, frozen=True):
+    """Chat templates of a model. `for_tools` is the one for requests with tools, if there are two."""
+
+    default: str
+    for_tools: str = ""
+
+    @property
+    def source(self) -> str:
+        """Text of both templates."""
+        return "\n".join(filter(None, (self.for_tools, self.default)))
+
+
 class DialectError(ValueError):
     """Raised for a model whose dialect cannot be set up. The message names the remedy."""
 
 
 def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
     """Returns the format of the model in a folder. Raises `DialectError`."""
-    template = _read_chat_template(folder)
+    templates = read_chat_templates(folder)
     dialect_name, reason = (
-        (dialect, "chosen by name") if dialect else detect_dialect(_read_json(folder / "config.json"), template)
+        (dialect, "chosen by name") if dialect else detect_dialect(_read_json(folder / "config.json"), templates.source)
     )
     if dialect_name == GPT_OSS:
         return LoadedFormat(GptOssFormat(), f"dialect {dialect_name}: {reason}")
@@ -61,10 +73,17 @@ def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
     if not (folder / "tokenizer.json").is_file():
         raise DialectError(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
     vocabulary = TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    if not template:
-        template, reason = _CHATML.read_text(encoding="utf-8"), f"{reason}; it has no chat template, so ChatML is used"
+    if not templates.default:
+        reason = f"{reason}; it has no chat template, so ChatML is used"
+    template = templates.default or _CHATML.read_text(encoding="utf-8")
     try:
-        model_format = TemplateFormat(declaration, vocabulary, ChatTemplate(template), _token_names(tokenizer_config))
+        model_format = TemplateFormat(
+            declaration,
+            vocabulary,
+            ChatTemplate(template),
+            _token_names(tokenizer_config),
+            ChatTemplate(templates.for_tools) if templates.for_tools else None,
+        )
     except RenderError as error:
         raise DialectError(error.message) from error
     return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}")
@@ -128,15 +147,28 @@ def dialect_table() -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def _read_chat_template(folder: Path) -> str:
-    """Returns the chat template: from its own file, or from the tokenizer configuration, which may name several."""
+def read_chat_templates(folder: Path) -> ModelTemplates:
+    """Returns the chat templates of a model: from their own files, or from the tokenizer's or processor's file.
+
+    A model may have named templates. `tool_use` is for requests with tools only.
+    """
     if (file := folder / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
-    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+        template: object = file.read_text(encoding="utf-8")
+    else:
+        files = ("tokenizer_config.json", "chat_template.json")
+        values = (_read_json(folder / name).get("chat_template") for name in files)
+        template = next((value for value in values if value), "")
+    named: dict[Any, Any] = {
+        path.stem: path.read_text("utf-8") for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
+    }
     if isinstance(template, list):
-        templates = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = templates.get("tool_use") or templates.get("default") or next(iter(templates.values()), "")
-    return template if isinstance(template, str) else ""
+        named |= {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    elif isinstance(template, str) and template:
+        named["default"] = template
+    templates: dict[str, str] = {name: text for name, text in named.items() if isinstance(text, str) and text}
+    for_tools = templates.pop("tool_use", "")
+    default = templates.get("default", next(iter(templates.values()), ""))
+    return ModelTemplates(default, for_tools) if default else ModelTemplates(for_tools)
 
 
 def _token_names(config: Mapping[str, Any]) -> dict[str, str]:

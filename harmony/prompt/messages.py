@@ -26,12 +26,10 @@ from antiphon.events.inputs import (
     RefusalInput,
 )
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.prompt.shapes import PARAGRAPH_BREAK, ChatMessage
 from antiphon.harmony.prompt.tool_instructions import WriteCalls
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper
 from antiphon.harmony.tools import INPUT, ToolCall, ToolSpec, ToolTable
-
-ChatMessage = dict[str, Any]
-_PARAGRAPH_BREAK = "\n\n"
 
 
 def content_text(content: str | Sequence[InputPart]) -> str:
@@ -61,7 +59,7 @@ def reasoning_text(item: InputReasoning) -> str:
 def system_text(conversation: PromptInput) -> str:
     """Returns the instructions and every system or developer message, in order."""
     texts = (content_text(item.content) for item in conversation.items if is_instruction(item))
-    return _PARAGRAPH_BREAK.join(filter(None, (conversation.instructions, *texts)))
+    return PARAGRAPH_BREAK.join(filter(None, (conversation.instructions, *texts)))
 
 
 def is_instruction(item: AnyInput) -> TypeGuard[InputMessage]:
@@ -83,8 +81,8 @@ class MessageBuilder:
     `freeform_call` is the text of a custom tool call in the assistant's message, with `{name}` and `{input}`; if it is
     empty, such a call is written as a function call with one argument. `native_custom_tools` leaves such calls to the
     template. `arguments_as_objects` wraps arguments that are not an object in one. `join_user_messages` joins adjacent
-    user messages. `write_calls` is for a template without tool support: it writes calls into the assistant's text, and
-    tool outputs become user messages.
+    user messages. `write_calls` is for a template that shows no calls: it writes them into the assistant's text.
+    `outputs_as_user` turns the outputs of tools into user messages.
     """
 
     def __init__(
@@ -97,8 +95,9 @@ class MessageBuilder:
         arguments_as_objects: bool = False,
         join_user_messages: bool = False,
         write_calls: WriteCalls | None = None,
+        outputs_as_user: bool = False,
     ) -> None:
-        self._write_calls = write_calls
+        self._write_calls, self._outputs_as_user = write_calls, outputs_as_user
         self._escaper, self._tools, self._freeform_call, self._native_custom_tools = (
             escaper,
             tools,
@@ -115,7 +114,7 @@ class MessageBuilder:
         """Returns the messages. `extra_system_text`, the dialect's own, joins the system message without escaping."""
         texts = [self._escaper.escape_text(system_text(conversation)), extra_system_text]
         if any(texts):
-            self._messages.append({"role": "system", "content": _PARAGRAPH_BREAK.join(filter(None, texts))})
+            self._messages.append({"role": "system", "content": PARAGRAPH_BREAK.join(filter(None, texts))})
         for item in conversation.items:
             if not is_instruction(item):
                 self._add_item(item)
@@ -128,7 +127,7 @@ class MessageBuilder:
             case InputMessage():
                 self._add_assistant_text(self._escaper.escape_text(content_text(item.content)))
             case InputReasoning():
-                self._pending_reasoning = _PARAGRAPH_BREAK.join(
+                self._pending_reasoning = PARAGRAPH_BREAK.join(
                     filter(None, (self._pending_reasoning, self._escaper.escape_text(reasoning_text(item))))
                 )
             case InputFunctionCall():
@@ -151,7 +150,7 @@ class MessageBuilder:
     def _add_user_text(self, text: str) -> None:
         self._pending_reasoning = ""  # the reasoning led to no output
         if self._join_user_messages and self._messages and (last := self._messages[-1])["role"] == "user":
-            last["content"] += _PARAGRAPH_BREAK + text
+            last["content"] += PARAGRAPH_BREAK + text
         else:
             self._messages.append({"role": "user", "content": text})
 
@@ -166,7 +165,7 @@ class MessageBuilder:
             self._pending_reasoning = ""
         return last
 
-    def _add_assistant_text(self, text: str, separator: str = _PARAGRAPH_BREAK) -> None:
+    def _add_assistant_text(self, text: str, separator: str = PARAGRAPH_BREAK) -> None:
         message = self._open_assistant()
         if "tool_calls" in message:
             # Templates write a message's text before its calls, so text after a call starts a new message.
@@ -218,7 +217,7 @@ class MessageBuilder:
         )
 
     def _add_output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
-        if self._write_calls is not None:
+        if self._outputs_as_user:
             label = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
             self._add_user_text(label + self._escaper.escape_text(content_text(item.output)))
             return

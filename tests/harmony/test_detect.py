@@ -73,6 +73,40 @@ def test_template_is_read_from_a_list_or_a_separate_file(tmp_path: Path) -> None
     assert load_format(tmp_path).format.name == "plain"
 
 
+def render_text(folder: Path, **fields: Any) -> str:
+    return load_format(folder).format.render_prompt(PromptInput(**fields), now=parser_helpers.NOW).text
+
+
+@pytest.mark.parametrize("place", ["list", "folder"])
+def test_tool_template_is_used_where_there_are_tools(tmp_path: Path, place: str) -> None:
+    default, tool_use = "plain", "{% for tool in tools %}<tool_call>{{ tool.function.name }}{% endfor %}"
+    templates = [{"name": "default", "template": default}, {"name": "tool_use", "template": tool_use}]
+    write_model_folder(tmp_path, templates if place == "list" else default)
+    if place == "folder":
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
+    assert load_format(tmp_path).format.name == "hermes"
+    assert render_text(tmp_path, tools=parser_helpers.TOOLS).startswith("<tool_call>add<tool_call>write")
+    assert render_text(tmp_path) == "plain"
+    assert render_text(tmp_path, tools=parser_helpers.TOOLS, tool_choice="none") == "plain"
+
+
+def test_only_named_template_is_used_for_everything(tmp_path: Path) -> None:
+    write_model_folder(tmp_path, [{"name": "tool_use", "template": "only"}])
+    assert render_text(tmp_path) == render_text(tmp_path, tools=parser_helpers.TOOLS) == "only"
+
+
+def test_template_of_the_processor_is_read(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert render_text(tmp_path) == "of the processor"
+    assert "ChatML" not in load_format(tmp_path).reason
+    write_model_folder(tmp_path, "of the tokenizer")
+    assert render_text(tmp_path) == "of the tokenizer"
+    (tmp_path / "chat_template.jinja").write_text("of its own file")
+    assert render_text(tmp_path) == "of its own file"
+
+
 def test_chatml_is_used_without_a_template(tmp_path: Path) -> None:
     loaded = load_format(write_model_folder(tmp_path))
     assert "ChatML" in loaded.reason

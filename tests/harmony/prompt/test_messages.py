@@ -166,13 +166,13 @@ def test_arguments_that_are_not_an_object_stay_text() -> None:
 def test_strict_templates_get_merged_users_and_object_arguments() -> None:
     strict_template = """{% for m in messages %}{% if m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}
 {{- raise_exception('roles must alternate') }}{% endif %}{{ m.content }}
-{%- for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}{% endfor %}"""
+{%- for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}[{{ c.function.name }} {{ k }}={{ v }}]{% endfor %}{% endfor %}{% endfor %}"""
     prompt_input = PromptInput(
         items=(user_message("a"), user_message("b"), function_call(1, "{bad"), function_call(2, '{"x": 1}'))
     )
     assert (
         create_format(strict_template).render_prompt(prompt_input, now=parser_helpers.NOW).text
-        == "a\n\nb[arguments={bad][x=1]"
+        == "a\n\nb[add arguments={bad][add x=1]"
     )
 
 

@@ -111,7 +111,7 @@ def test_gpt_oss_control_tokens_do_not_depend_on_user_text() -> None:
 
 SPLICING_TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% for c in m.content.split('%') %}{{ c }}{% endfor %}<|im_end|>{% endfor %}
-{% for t in tools or [] %}{% for k in t.function.parameters %}<{{ k }}>{{ t.function.parameters[k] }}</{{ k }}><|{{ k }}|>{% endfor %}{% endfor %}"""
+{% for t in tools or [] %}{{ t.function.name }}{% for k in t.function.parameters %}<{{ k }}>{{ t.function.parameters[k] }}</{{ k }}><|{{ k }}|>{% endfor %}{% endfor %}"""
 
 
 def test_adjacent_user_strings_never_form_a_control_token() -> None:

@@ -1,0 +1,218 @@
+"""Renders a conversation with a chat template, in the shape that the template takes."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from antiphon.events.inputs import InputMessage
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.format import PromptInput, RenderError
+from antiphon.harmony.prompt import tool_instructions
+from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.prompt.messages import MessageBuilder
+from antiphon.harmony.prompt.probe import ShapeSearch
+from antiphon.harmony.prompt.shapes import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
+from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
+from antiphon.harmony.tools import ToolCall, ToolTable
+
+NO_THINK = "no_think"
+"""Value of `reasoning_effort` that turns reasoning off in templates that name it."""
+_NEAREST_EFFORTS = {
+    "minimal": ("low",),
+    "low": ("minimal", "medium"),
+    "medium": ("high", "low"),
+    "high": ("xhigh", "medium"),
+    "xhigh": ("high",),
+}
+"""Efforts to use in place of one that a template refuses, in order."""
+_PROBE_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - prompts hold a date without a time zone
+
+
+class ShapeVariant(Struct, frozen=True, kw_only=True):
+    """Change of a shape for one conversation."""
+
+    wraps_arguments: bool = False
+    """Wraps arguments that are not an object in one."""
+    joins_users: bool = False
+    """Joins adjacent user messages."""
+    joins_calls: bool = False
+    """Keeps a message's text and its calls together."""
+
+
+VARIANTS = tuple(
+    ShapeVariant(wraps_arguments=wraps, joins_users=users, joins_calls=calls)
+    for calls in (False, True)
+    for users in (False, True)
+    for wraps in (False, True)
+)
+"""Variants to try in order. Some templates refuse arguments that are not an object, others two messages of one role in
+a row. One bad call, or one agent that writes as the user, must not make a conversation unusable."""
+
+
+class TemplateRenderer:
+    """Renders conversations with one template. `for_tools`: it is used only where there are tools."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        template: ChatTemplate,
+        token_names: Mapping[str, str],
+        tokens: SpecialTokens,
+        *,
+        for_tools: bool = False,
+    ) -> None:
+        self.source = template.source
+        self._dialect, self._template, self._token_names, self._tokens = dialect, template, token_names, tokens
+        self._for_tools = for_tools
+        self._has_custom_tools = "custom" in template.source
+        self._effort_variables: dict[str, dict[str, Any]] = {}
+
+    @cached_property
+    def shape(self) -> MessageShape:
+        """Shape that the template takes, found by rendering small conversations."""
+        try:
+            search = ShapeSearch(
+                self._render_probe,
+                has_tools=self._for_tools,
+                names_tool_role=any(f"{quote}tool{quote}" in self.source for quote in "'\""),
+            )
+            return search.find_shape()
+        except RenderError:  # a limit on the template's work
+            return MessageShape()
+
+    def _render_probe(
+        self, conversation: PromptInput, shape: MessageShape, variables: Mapping[str, Any] | None = None
+    ) -> str | None:
+        escaper = SpecialTokenEscaper(self._tokens, [self.source])
+        context = {**self._build_context(conversation, escaper, shape, ShapeVariant()), **(variables or {})}
+        try:
+            return self._template.render(context, now=_PROBE_TIME).replace(escaper.sentinel, "")
+        except RefusedError:
+            return None
+
+    def render(self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime) -> str:
+        """Renders the first variant that the template accepts. Raises `RenderError` if it refuses all."""
+        variables = self._find_effort_variables(conversation.effort)
+        for variant in VARIANTS[:-1]:
+            with contextlib.suppress(RefusedError):
+                context = self._build_context(conversation, escaper, self.shape, variant)
+                return self._template.render({**context, **variables}, now=now)
+        context = self._build_context(conversation, escaper, self.shape, VARIANTS[-1])
+        return self._template.render({**context, **variables}, now=now)
+
+    def _find_effort_variables(self, effort: str | None) -> dict[str, Any]:
+        """Returns the reasoning effort as variables of the template; the nearest one if it refuses the value."""
+        if effort is None:
+            return {}
+        if effort not in self._effort_variables:
+            tools = ToolTable()
+            conversation = PromptInput(items=(InputMessage(role="user", content="Hello."),), tools=tools)
+            candidates = list(self._list_effort_variables(effort))
+            accepted = (
+                variables
+                for variables in candidates
+                if self._render_probe(conversation, self.shape, variables) is not None
+            )
+            self._effort_variables[effort] = next(accepted, candidates[0])
+        return self._effort_variables[effort]
+
+    def _list_effort_variables(self, effort: str) -> Iterator[dict[str, Any]]:
+        switch = {"enable_thinking": effort != "none", "thinking": effort != "none"}
+        if effort != "none":
+            for value in (effort, *_NEAREST_EFFORTS.get(effort, ())):
+                yield {**switch, "reasoning_effort": value}
+        elif NO_THINK in self.source and "reasoning_effort" in self.source:
+            yield {**switch, "reasoning_effort": NO_THINK}
+        yield switch
+
+    def _build_context(
+        self, conversation: PromptInput, escaper: SpecialTokenEscaper, shape: MessageShape, variant: ShapeVariant
+    ) -> dict[str, Any]:
+        tools = conversation.tools if conversation.tool_choice != "none" else ToolTable()
+        freeform_call = "" if self._has_custom_tools else self._dialect.freeform_call
+        builder = MessageBuilder(
+            escaper,
+            conversation.tools,
+            freeform_call=freeform_call,
+            native_custom_tools=self._has_custom_tools,
+            arguments_as_objects=variant.wraps_arguments,
+            join_user_messages=variant.joins_users,
+            write_calls=self.write_calls if shape.written_calls else None,
+            outputs_as_user=shape.outputs_as_user,
+        )
+        instructions = self._write_instructions(tools, escaper, shape, custom=not freeform_call)
+        messages = builder.build_messages(conversation, instructions)
+        # A tool whose calls could not be parsed is better not offered.
+        schemas = (
+            tool_instructions.tool_schemas(tools, escaper, custom=not freeform_call, native=self._has_custom_tools)
+            if self._dialect.calls
+            else []
+        )
+        variables = _tool_variables(schemas, messages, shape)
+        if variant.joins_calls:
+            shape = replace(shape, separate_calls=False)
+        context = {"messages": apply_shape(messages, shape), "documents": None, "add_generation_prompt": True}
+        return {**self._token_names, **context, **variables}
+
+    def _write_instructions(
+        self, tools: ToolTable, escaper: SpecialTokenEscaper, shape: MessageShape, *, custom: bool
+    ) -> str:
+        """Returns the text for the system message that tells what the template does not: tools, raw-text calls."""
+        if not self._dialect.calls:
+            return ""
+        in_words = shape.tools_in == "words"
+        texts = (
+            tool_instructions.tool_instructions(tools, escaper, self.write_calls, custom=custom) if in_words else "",
+            ""
+            if custom
+            else tool_instructions.freeform_instructions(self._dialect.freeform_instructions, tools, escaper),
+        )
+        return PARAGRAPH_BREAK.join(filter(None, texts))
+
+    def write_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Writes calls as the model would: as an example in the tool instructions, and for earlier calls."""
+        native_calls = [
+            (tool, arguments if tool.kind == "custom" else _as_json_object(arguments)) for tool, arguments in calls
+        ]
+        function_calls = [
+            (replace(tool, kind="function"), tool_instructions.function_arguments(tool, arguments))
+            for tool, arguments in native_calls
+        ]
+        candidates = (
+            call_format.write_calls(variant)
+            for variant in (native_calls, function_calls)
+            for call_format in self._dialect.calls
+        )
+        fallback = "\n".join(f"{tool.model_name}({arguments})" for tool, arguments in native_calls)
+        return next((text for text in candidates if text is not None), fallback)
+
+
+def _tool_variables(schemas: list[dict[str, Any]], messages: list[ChatMessage], shape: MessageShape) -> dict[str, Any]:
+    """Returns the template's variables for tools, or puts the tools into the system message."""
+    variables: dict[str, Any] = {} if shape.omits_missing_tools else {"tools": None}
+    if not schemas or shape.tools_in == "words":
+        return variables
+    if shape.tools_in == "tools":
+        return {"tools": schemas}
+    functions = [next(schema[kind] for kind in ("function", "custom") if kind in schema) for schema in schemas]
+    if shape.tools_in == "xml_tools":
+        return {**variables, "xml_tools": [json.dumps(function, ensure_ascii=False) for function in functions]}
+    if not messages or messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": ""})
+    messages[0]["tools"] = json.dumps(functions, ensure_ascii=False)
+    return variables
+
+
+def _as_json_object(arguments: str) -> str:
+    """Returns the arguments if they are a JSON object, else an object with them as its only member."""
+    try:
+        is_object = isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    return (arguments or "{}") if is_object else json.dumps({"arguments": arguments}, ensure_ascii=False)

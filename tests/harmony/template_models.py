@@ -1,0 +1,131 @@
+"""Models as folders, with chat templates that make the demands of published ones, and the output such models write."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+TEMPLATES_FOLDER = Path(__file__).parent / "templates"
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+DEEPSEEK_TOKENS = tuple(
+    f"<｜{text}｜>"
+    for text in (
+        "User", "Assistant", "end▁of▁sentence", "tool▁calls▁begin", "tool▁calls▁end", "tool▁call▁begin",
+        "tool▁call▁end", "tool▁sep", "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin", "tool▁output▁end",
+    )
+)  # fmt: skip
+HY3_TOKENS = tuple(
+    tag.format(f"{name}:opensource")
+    for name in ("think", "tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value", "tool_response")
+    for tag in ("<{}>", "</{}>")
+)
+SOLAR_TOKENS = tuple(
+    f"<|{text}|>"
+    for text in (
+        "begin", "end", "content", "think", "flush", "calls", "tool_calls", "tool_call:begin", "tool_call:name",
+        "tool_call:args", "tool_call:end", "tool_response",
+    )
+)  # fmt: skip
+HARMONY_TOKENS = tuple(f"<|{text}|>" for text in ("start", "end", "message", "channel", "constrain", "return", "call"))
+
+
+@dataclass(frozen=True)
+class TemplateModel:
+    """A model: its template, and the output that calls `find_weather` for Oslo and then for Bergen."""
+
+    name: str
+    dialect: str
+    output: str = ""
+    """Output with both calls; empty if the model calls no tools."""
+    tokens: tuple[str, ...] = ()
+    model_type: str = "llama"
+    legacy_file: bool = False
+    """True if the template is in `chat_template.json`."""
+
+    def write_folder(self, folder: Path) -> Path:
+        """Writes the model's small files."""
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens(["<s>", "</s>", *self.tokens])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        config = {"bos_token": "<s>", "eos_token": "</s>"}
+        (folder / "config.json").write_text(json.dumps({"model_type": self.model_type}))
+        files = {file.stem.partition(f"{self.name}.")[2]: file for file in TEMPLATES_FOLDER.glob(f"{self.name}.*jinja")}
+        templates = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        templates[""] = (TEMPLATES_FOLDER / f"{self.name}.jinja").read_text("utf-8") if "" in files else ""
+        named = [{"name": name, "template": text} for name, text in sorted(templates.items()) if name]
+        if self.legacy_file:
+            (folder / "chat_template.json").write_text(json.dumps({"chat_template": templates[""]}))
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        else:
+            template = named or templates[""]
+            (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+        return folder
+
+
+_OSLO, _BERGEN = '{"city": "Oslo", "days": 2}', '{"city": "Bergen", "days": 3}'
+_HERMES_CALLS = (
+    f'<tool_call>\n{{"name": "find_weather", "arguments": {_OSLO}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"name": "find_weather", "arguments": {_BERGEN}}}\n</tool_call>'
+)
+_ARRAY = f'[{{"name": "find_weather", "arguments": {_OSLO}}}, {{"name": "find_weather", "arguments": {_BERGEN}}}]'
+_PYTHONIC = '[find_weather(city="Oslo", days=2), find_weather(city="Bergen", days=3)]'
+
+
+def _hy3_call(city: str, days: int) -> str:
+    arguments = "".join(
+        f"<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>\n"
+        for key, value in (("city", city), ("days", days))
+    )
+    return f"<tool_call:opensource>find_weather<tool_sep:opensource>\n{arguments}</tool_call:opensource>\n"
+
+
+TEMPLATE_MODELS = (
+    TemplateModel("mistral-v3", "mistral", f"[TOOL_CALLS] {_ARRAY}", ("[INST]", "[/INST]", "[TOOL_CALLS]")),
+    TemplateModel(
+        "mistral-v11",
+        "mistral-v11",
+        f"[TOOL_CALLS]find_weather[ARGS]{_OSLO}[TOOL_CALLS]find_weather[ARGS]{_BERGEN}",
+        ("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    ),
+    TemplateModel("mixtral-v0.1", "plain"),
+    TemplateModel(
+        "deepseek-r1",
+        "deepseek-v3",
+        "Two cities.\n</think>\n\n<｜tool▁calls▁begin｜>"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_OSLO}\n```<｜tool▁call▁end｜>\n"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_BERGEN}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        DEEPSEEK_TOKENS,
+    ),
+    TemplateModel(
+        "deepseek-v3.1",
+        "deepseek-v3.1",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find_weather<｜tool▁sep｜>{_OSLO}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>find_weather<｜tool▁sep｜>{_BERGEN}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        DEEPSEEK_TOKENS,
+    ),
+    TemplateModel(
+        "llama-3.1",
+        "llama3",
+        f'{{"name": "find_weather", "parameters": {_OSLO}}}; {{"name": "find_weather", "parameters": {_BERGEN}}}',
+        ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    ),
+    TemplateModel("hermes-2-pro", "hermes", _HERMES_CALLS, CHATML_TOKENS),
+    TemplateModel("smollm3", "hermes", f"<think>\nTwo cities.\n</think>\n{_HERMES_CALLS}", CHATML_TOKENS, "smollm3"),
+    TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
+    TemplateModel(
+        "glm-4.5",
+        "glm",
+        "Two cities.</think>\n<tool_call>find_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>find_weather\n"
+        "<arg_key>city</arg_key>\n<arg_value>Bergen</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+        "</tool_call>",
+        ("<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"),
+    ),
+    TemplateModel("smolvlm", "plain", tokens=("<|im_start|>", "<end_of_utterance>"), legacy_file=True),
+    TemplateModel("llama-2", "plain", tokens=("[INST]", "[/INST]")),
+)

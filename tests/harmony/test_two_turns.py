@@ -1,0 +1,131 @@
+"""Two turns with tools on templates of many kinds: nothing of the conversation is lost, and no template refuses it."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from antiphon.events.inputs import AnyInput, FunctionTool, InputFunctionCall, InputFunctionOutput, InputMessage
+from antiphon.harmony.detect import load_format
+from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.tools import ToolTable
+from antiphon.state.segments import Say
+from tests.harmony import parser_helpers
+from tests.harmony.template_models import TEMPLATE_MODELS, TEMPLATES_FOLDER, TemplateModel
+
+QUESTION = InputMessage(role="user", content="How is the weather in the two cities?")
+ANSWER = InputMessage(role="assistant", content="Rainy in both.")
+TOOLS = ToolTable.from_request(
+    [
+        FunctionTool(
+            name="find_weather",
+            description="Finds the weather.",
+            parameters={
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city"],
+            },
+        )
+    ]
+)
+CALLS = [("find_weather", {"city": "Oslo", "days": 2}), ("find_weather", {"city": "Bergen", "days": 3})]
+CALL_ITEMS: tuple[AnyInput, ...] = (
+    InputFunctionCall(call_id="call_8f3a90c1", name="find_weather", arguments='{"city": "Oslo", "days": 2}'),
+    InputFunctionCall(call_id="call_77ab02de", name="find_weather", arguments='{"city": "Bergen", "days": 3}'),
+)
+OUTPUT_ITEMS: tuple[AnyInput, ...] = (
+    InputFunctionOutput(call_id="call_8f3a90c1", output="sleet until noon"),
+    InputFunctionOutput(call_id="call_77ab02de", output="drizzle all day"),
+)
+EACH_MODEL = pytest.mark.parametrize("model", TEMPLATE_MODELS, ids=lambda model: model.name)
+EACH_CALLING_MODEL = pytest.mark.parametrize(
+    "model", [model for model in TEMPLATE_MODELS if model.output], ids=lambda model: model.name
+)
+
+
+@cache
+def load_model(model: TemplateModel) -> ModelFormat:
+    with TemporaryDirectory() as folder:
+        return load_format(model.write_folder(Path(folder))).format
+
+
+def render(model: TemplateModel, *items: AnyInput, tools: ToolTable = TOOLS, effort: str | None = None) -> str:
+    prompt_input = PromptInput(instructions="Be brief.", items=items, tools=tools, effort=effort)
+    return load_model(model).render_prompt(prompt_input, now=parser_helpers.NOW).text
+
+
+def test_every_template_has_a_model() -> None:
+    names = {file.name.removesuffix(".jinja") for file in TEMPLATES_FOLDER.glob("*.jinja")}
+    models = [model.name for model in TEMPLATE_MODELS]
+    assert {
+        next(model for model in models if name in (model, f"{model}.default", f"{model}.tool_use")) for name in names
+    }
+    assert len(models) == len(set(models))
+
+
+@EACH_MODEL
+def test_dialect_is_detected(model: TemplateModel) -> None:
+    assert load_model(model).name == model.dialect
+
+
+@EACH_CALLING_MODEL
+def test_first_prompt_holds_the_tools(model: TemplateModel) -> None:
+    text = render(model, QUESTION)
+    assert "Be brief." in text and QUESTION.content in text
+    assert "find_weather" in text and "city" in text
+
+
+@EACH_CALLING_MODEL
+def test_output_in_the_models_own_syntax_is_two_calls(model: TemplateModel) -> None:
+    model_format = load_model(model)
+    prompt_input = PromptInput(items=(QUESTION,), tools=TOOLS)
+    prompt = model_format.render_prompt(prompt_input, now=parser_helpers.NOW)
+    tokens = model_format.encode(model.output)
+    segments, _ = parser_helpers.parse_tokens(
+        model_format, tokens, prompt_input=prompt_input, thinking=prompt.in_reasoning
+    )
+    assert parser_helpers.collect_calls(segments) == CALLS
+    assert "".join(segment.text for segment in segments if isinstance(segment, Say)).strip() in ("", "Looking.")
+    for size in (1, 7):
+        cuts = range(0, len(tokens), size)
+        split, _ = parser_helpers.parse_tokens(
+            model_format, tokens, cuts, prompt_input=prompt_input, thinking=prompt.in_reasoning
+        )
+        assert split == segments
+
+
+@EACH_MODEL
+@pytest.mark.parametrize("text", ["", "Let me look."], ids=["calls", "text and calls"])
+@pytest.mark.parametrize("tools", [TOOLS, ToolTable()], ids=["tools", "no tools"])
+def test_second_prompt_holds_calls_and_outputs(model: TemplateModel, text: str, tools: ToolTable) -> None:
+    said = (InputMessage(role="assistant", content=text),) if text else ()
+    rendered = render(model, QUESTION, *said, *CALL_ITEMS, *OUTPUT_ITEMS, tools=tools)
+    history = rendered[rendered.index(str(QUESTION.content)) :]
+    assert "Be brief." in rendered
+    assert history.count("find_weather") >= 2
+    for part in (text, "Oslo", "Bergen", "sleet until noon", "drizzle all day"):
+        assert part in history
+    assert history.index("Oslo") < history.index("sleet until noon")
+    assert history.index("Bergen") < history.index("drizzle all day")
+
+
+@EACH_MODEL
+def test_third_prompt_holds_the_answer(model: TemplateModel) -> None:
+    following = InputMessage(role="user", content="And tomorrow?")
+    rendered = render(model, QUESTION, *CALL_ITEMS, *OUTPUT_ITEMS, ANSWER, following)
+    for part in ("Oslo", "drizzle all day", str(ANSWER.content), str(following.content)):
+        assert part in rendered
+
+
+@EACH_MODEL
+def test_chat_without_tools_is_rendered(model: TemplateModel) -> None:
+    rendered = render(model, QUESTION, ANSWER, QUESTION, tools=ToolTable())
+    assert "Be brief." in rendered and rendered.count(str(QUESTION.content)) == 2 and str(ANSWER.content) in rendered
+    assert "find_weather" not in rendered
+
+
+@EACH_MODEL
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
+def test_every_reasoning_effort_is_rendered(model: TemplateModel, effort: str) -> None:
+    assert str(QUESTION.content) in render(model, QUESTION, effort=effort)
