@@ -72,7 +72,7 @@ def build_core_from_model(
     info = engine_info(model, checkpoint)
     cache_tokens = _cache_token_budget(forward, str(model.device), options)
     max_num_seqs = min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs)
-    context = _limit_context(min(options.max_model_len or info.max_model_len, info.max_model_len), cache_tokens)
+    context = _limit_context(_choose_context(options.max_model_len, info.max_model_len), cache_tokens)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
     info = msgspec.structs.replace(
         info, max_model_len=context, description=_describe(info.description, packing, model, options)
@@ -178,6 +178,13 @@ def _cache_token_budget(forward: ForwardPass, device: str, options: EngineOption
         return None
     tokens = int(budget / forward.bytes_per_token)
     return tokens - tokens % PAGE_TOKENS if forward.is_paged else tokens
+
+
+def _choose_context(requested: int | None, supported: int) -> int:
+    """Returns the requested context length in tokens, but at most what the model supports."""
+    if requested is not None and requested > supported:
+        log.warning("the context of %d tokens is cut to %d, the model's own", requested, supported)
+    return min(requested or supported, supported)
 
 
 def _limit_context(context: int, cache_tokens: int | None) -> int:

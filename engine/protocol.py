@@ -124,6 +124,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: Sampling = Sampling()
     """The model's own generation defaults. The caller applies them to parameters that a request does not set."""
     eos_ids: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
+    """Token ids that the model never generates, whatever a request asks for."""
     description: str = ""
 
 

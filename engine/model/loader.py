@@ -25,6 +25,8 @@ CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 DEFAULT_CONTEXT_TOKENS = 131_072
 """Context length in tokens of a model whose configuration has none, such as a recurrent one."""
 
+IGNORED_GENERATION_SETTINGS = ("bad_words_ids", "no_repeat_ngram_size", "stop_strings", "begin_suppress_tokens")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,6 +48,7 @@ def load_model(
     except Exception as error:
         log.debug("loading %s failed", path, exc_info=True)
         raise LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files") from error
+    warn_about_ignored_settings(checkpoint.generation_config)
     if missing:
         raise LoadError(f"{path}: {len(missing)} weights are missing ({missing[0]}, …); fetch the model again")
     return model, checkpoint
@@ -82,7 +85,7 @@ def check_architecture(folder: Checkpoint) -> None:
 
 
 def choose_device(requested: str | None) -> str:
-    """The ``wanted`` device; by default cuda if available, else cpu. Raises :class:`LoadError` if it is unavailable."""
+    """The ``requested`` device; by default cuda if available, else cpu. Raises :class:`LoadError` without CUDA."""
     available = torch.cuda.is_available()
     if requested is None:
         return "cuda" if available else "cpu"
@@ -107,22 +110,53 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
     context_lengths = [getattr(config, name, None) for name in CONTEXT_NAMES]
     generation = folder.generation_config if folder else {}
     eos = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
+    suppressed = generation.get("suppress_tokens") or ()
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    context = next((int(value) for value in context_lengths if value), DEFAULT_CONTEXT_TOKENS)
     return EngineInfo(
-        max_model_len=next((int(value) for value in context_lengths if value), DEFAULT_CONTEXT_TOKENS),
+        max_model_len=max(context, _yarn_context(getattr(config, "rope_parameters", None))),
         vocab_size=int(config.vocab_size),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         default_sampling=sampling_defaults(generation),
         eos_ids=tuple(int(token) for token in ([eos] if isinstance(eos, int) else eos or ())),
+        suppressed_ids=tuple(int(token) for token in suppressed if 0 <= int(token) < config.vocab_size),
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
     )
 
 
+def _yarn_context(rope_parameters: Any) -> int:
+    """Returns the context in tokens to which YaRN extends a model, 0 without YaRN. Layer types may have their own.
+
+    Models are published with YaRN switched off and ``max_position_embeddings`` without it; switching it on, as their
+    documentation says, changes only the rotary parameters.
+    """
+    if not isinstance(rope_parameters, dict):
+        return 0
+    nested = max((_yarn_context(value) for value in rope_parameters.values()), default=0)
+    factor, original = (rope_parameters.get(name) for name in ("factor", "original_max_position_embeddings"))
+    if rope_parameters.get("rope_type") != "yarn" or not factor or not original:
+        return nested
+    return max(nested, int(factor * original))
+
+
+def warn_about_ignored_settings(generation: dict[str, Any]) -> None:
+    """Logs the settings of a generation_config.json that change the output and are not supported."""
+    ignored = [name for name in IGNORED_GENERATION_SETTINGS if generation.get(name)]
+    if ignored:
+        log.warning("generation_config.json: %s is not supported and ignored", ", ".join(ignored))
+
+
 def sampling_defaults(generation: dict[str, Any]) -> Sampling:
-    """Sampling defaults of a generation_config.json; an explicit ``do_sample: false`` means temperature 0."""
+    """Sampling defaults of a generation_config.json; an explicit ``do_sample: false`` means temperature 0.
+
+    ``max_new_tokens`` limits the turns whose request sets no limit.
+    """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     values = {name: generation[name] for name in names if isinstance(generation.get(name), (int, float))}
+    limit = generation.get("max_new_tokens")
+    if isinstance(limit, int) and limit > 0:
+        values["max_tokens"] = limit
     if generation.get("do_sample") is False:
         values["temperature"] = 0.0
     return msgspec.convert(values, Sampling, strict=False)

@@ -19,7 +19,7 @@ from antiphon.engine.scheduler.grammar import CompilerFactory, GrammarMatcher, p
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sampler import SamplingState
 from antiphon.engine.scheduler.scheduler import Scheduler
-from antiphon.engine.scheduler.sequence import Sequence, deadline_fault
+from antiphon.engine.scheduler.sequence import Sequence, deadline_fault, suppress_tokens
 from antiphon.engine.scheduler.step_output import ScheduledTokens, SequenceOutput, process_logits
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,12 @@ class Core:
         remaining = self.info.max_model_len - len(job.tokens)
         sequence = Sequence(
             job,
-            SamplingState(sampling, job.tokens, stop_ids, self._grammar_matcher(job, stop_ids)),
+            SamplingState(
+                suppress_tokens(sampling, self.info.suppressed_ids),
+                job.tokens,
+                stop_ids,
+                self._grammar_matcher(job, stop_ids),
+            ),
             max_new_tokens=remaining if sampling.max_tokens is None else min(remaining, sampling.max_tokens),
             stop_ids=stop_ids,
             deadline_at=None if job.deadline is None else self._clock() + job.deadline,

@@ -3,14 +3,19 @@
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from antiphon.engine.cache.base import KVCache
-from antiphon.engine.protocol import Fault, FinishReason, Job, TokenLogprob
+from antiphon.engine.protocol import Fault, FinishReason, Job, Sampling, TokenLogprob
 from antiphon.engine.scheduler.ngram import Drafter
 
 if TYPE_CHECKING:  # importing it imports torch
     from antiphon.engine.scheduler.sampler import SamplingState
+
+
+SUPPRESSED_BIAS = -1e9
+"""Logit bias of tokens that the model never generates. It is finite, so that a grammar that allows no others works."""
 
 
 class Sequence:
@@ -111,3 +116,10 @@ def common_prefix_length(a: "array[int]", b: "array[int]", limit: int) -> int:
     differ = np.frombuffer(a, np.intc, length) != np.frombuffer(b, np.intc, length)
     first = int(differ.argmax())
     return first if differ[first] else length
+
+
+def suppress_tokens(sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
+    """Adds a bias against tokens that the model never generates; it replaces the request's own bias for them."""
+    if not ids:
+        return sampling
+    return msgspec.structs.replace(sampling, logit_bias=sampling.logit_bias | dict.fromkeys(ids, SUPPRESSED_BIAS))

@@ -95,6 +95,62 @@ def test_small_kv_cache_limits_the_context_length(checkpoint_copy: Path, caplog:
     )
 
 
+def test_context_beyond_the_models_is_cut_with_a_warning(
+    checkpoint_copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert build_core(checkpoint_copy, EngineOptions(max_model_len=256)).info.max_model_len == 256
+    assert "context" not in caplog.text
+    assert build_core(checkpoint_copy, EngineOptions(max_model_len=1000)).info.max_model_len == 256
+    assert "context of 1000 tokens is cut to 256" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 256),
+        ({"type": "yarn", "factor": 2.5}, 640),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            256,
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_yarn_extends_the_context(checkpoint_copy: Path, scaling: dict[str, Any], context: int) -> None:
+    update_json(checkpoint_copy / "config.json", rope_scaling=scaling, rope_parameters=None)
+    core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=0.01))
+    assert core.info.max_model_len == context
+    assert build_core(checkpoint_copy, EngineOptions(max_model_len=100)).info.max_model_len == 100
+
+
+def test_suppressed_tokens_and_token_limit_of_the_generation_config_are_applied(
+    checkpoint_copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = make_prompts(9)[0]
+    suppressed = sorted(set(generate_with_transformers("llama", prompt, 12)))
+    update_json(
+        checkpoint_copy / "generation_config.json",
+        suppress_tokens=suppressed,
+        max_new_tokens=7,
+        no_repeat_ngram_size=3,
+        bad_words_ids=None,
+    )
+    core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=0.01))
+    assert core.info.default_sampling.max_tokens == 7
+    for options in ({}, {"logit_bias": {suppressed[0]: 100.0}}, {"temperature": 1.0, "seed": 3}):
+        tokens = generate_tokens(core, make_job(prompt, max_tokens=12, ignore_eos=True, **options))
+        assert len(tokens) == 12 and not set(tokens) & set(suppressed)
+    assert "no_repeat_ngram_size" in caplog.text and "bad_words_ids" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
