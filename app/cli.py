@@ -5,6 +5,7 @@ its own imports, and imports the server at the same time.
 """
 
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import click
 
 from antiphon.app.api_keys import ApiKeyError, read_api_keys
 from antiphon.app.serve_options import ServeError, ServeOptions
-from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
+from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES
@@ -173,10 +174,13 @@ def serve(**flags: Any) -> None:
     options = ServeOptions(engine_options=engine_options, **_pick(ServeOptions, flags))
     _check_public_bind(settings, insecure=flags["insecure"])
     preloading = PrespawnedWorker(PRELOADED_MODULE) if options.engine == "torch" else nullcontext(WorkerProcess)
-    with preloading as spawn:
-        from antiphon.app.launch import run_until_signal  # noqa: PLC0415  see the module's docstring
+    try:
+        with preloading as spawn:
+            from antiphon.app.launch import run_until_signal  # noqa: PLC0415  see the module's docstring
 
-        run_until_signal(options, settings, flags["log_format"], spawn)
+            run_until_signal(options, settings, flags["log_format"], spawn)
+    except KeyboardInterrupt:  # during the imports; click would print "Aborted!"
+        sys.exit(130)
 
 
 @main.command("dialects")
@@ -212,7 +216,7 @@ def _resolve_store_file(value: str | None) -> Path | None:
 
 def _check_public_bind(settings: Settings, *, insecure: bool) -> None:
     """Raises `ServeError` if other machines can reach the server and it requires no API key."""
-    if settings.api_key_digests or insecure or settings.host in LOOPBACK_HOSTS or settings.host.startswith("127."):
+    if settings.api_key_digests or insecure or is_loopback(settings.host):
         return
     audience = "every network" if settings.host in WILDCARD_HOSTS else settings.host
     raise ServeError(

@@ -22,6 +22,7 @@ from antiphon.app.encryption import KeyFileError
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
+from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
@@ -46,32 +47,37 @@ def run_until_signal(
     options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker
 ) -> None:
     """Serves until a signal arrives. `spawn` starts the engine's worker process. Raises `ServeError`."""
+    open_missing_descriptors()
+    sink = LogSink(describe=log_config.describe_dropped_json if style == "json" else describe_dropped)
+    log_config.configure_logging(style, sink)
     try:
-        uvloop.run(_run_server(options, settings, style, spawn))
+        uvloop.run(_run_server(options, settings, style, spawn, sink))
     except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, server.BindError) as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        sink.close()
 
 
 async def _run_server(
-    options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker
+    options: ServeOptions, settings: Settings, style: log_config.LogFormat, spawn: SpawnWorker, sink: LogSink
 ) -> None:
-    screen = startup.create_console()
-    log_config.configure_logging(style)
+    screen = startup.create_console(sink)
+    display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
     with server.bind_socket(settings) as listener:  # first, so that a port in use fails immediately
         store = open_store(settings)
         try:
-            with startup.LoadingStatus(screen) as loading:
-                model, note = await _create_model(options, loading.update, spawn)
-                loading.start(model.names[0])
+            with display:
+                model, note = await _create_model(options, display.update, spawn)
+                display.start(model.names[0])
                 context = create_context(settings, ModelRegistry([model]), store=store)
-                access_log = AccessLog(json_format if style == "json" else console_format(screen), loading.print_lines)
+                access_log = AccessLog(json_format if style == "json" else console_format(screen), display.print_lines)
                 try:
                     await server.run_server(
                         context,
                         listener,
-                        on_ready=partial(_on_ready, loading, context, note),
+                        on_ready=partial(_on_ready, display, context, note),
                         on_request_done=access_log.add_record,
                     )
                 finally:
@@ -89,17 +95,16 @@ def tune_gc() -> None:
     gc.set_threshold(GC_THRESHOLD, 10, 10)
 
 
-def _on_ready(loading: startup.LoadingStatus, context: ServerContext, note: str, port: int) -> None:
+def _on_ready(display: startup.StartupDisplay, context: ServerContext, note: str, port: int) -> None:
     tune_gc()
-    loading.stop()
     notes = {model.names[0]: note for model in context.models.served}
-    startup.show_banner(loading.screen, context.settings, context.models, port, notes)
+    display.show_ready(context.settings, context.models, port, notes)
 
 
 async def _create_model(
     options: ServeOptions, on_status: Callable[[str], None], spawn: SpawnWorker
 ) -> tuple[ServedModel, str]:
-    """Returns the model, its engine not started, and a line about its dialect. `told` receives the engine's status."""
+    """Returns the model and a line about its dialect. The engine is not started; `on_status` receives its status."""
     if options.engine == "scripted":
         engine, loaded, name = _create_scripted_engine(options)
     elif options.script is not None:

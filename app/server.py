@@ -8,6 +8,8 @@ A second signal exits immediately.
 import asyncio
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
@@ -204,6 +206,7 @@ async def run_server(
     """
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server = AntiphonServer(context, build_app(context, on_request_done), listening.set_result)
+    _handle_hangup(server)
 
     async def load() -> None:
         try:
@@ -224,6 +227,20 @@ async def run_server(
         loading.cancel()
         await asyncio.wait({loading})
         await _close_engines(context.models.served)
+
+
+def _handle_hangup(server: AntiphonServer) -> None:
+    """Makes SIGHUP end a server that runs in a terminal, as SIGTERM does, because its terminal was closed.
+
+    Other servers ignore it: service managers and log rotation send it to make a process read its files again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    in_terminal = sys.stderr is not None and sys.stderr.isatty()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: server.handle_exit(signal.SIGTERM, None) if in_terminal else _log.info("SIGHUP ignored")
+    )
 
 
 async def _close_engines(models: Iterable[ServedModel]) -> None:

@@ -61,5 +61,10 @@ class Settings(Struct, frozen=True, kw_only=True):
         )
 
 
+def is_loopback(host: str) -> bool:
+    """Tells whether only this machine can reach a server that is bound to `host`."""
+    return host in LOOPBACK_HOSTS or host.startswith("127.")
+
+
 DEFAULT_SETTINGS = Settings()
 """Default settings, for functions that receive none."""

@@ -5,10 +5,12 @@ styled parts of a line are rendered once for the same reason.
 """
 
 import asyncio
+import io
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -60,11 +62,16 @@ class AccessLog:
 
 def console_format(screen: Console) -> LineFormat:
     """Returns a formatter for status, method, path, duration and id, in color if the terminal supports it."""
+    color_system: Any = screen.color_system
+    # Not `screen` itself: while it shows an animated status, a capture would contain that, too.
+    renderer = Console(
+        file=io.StringIO(), force_terminal=screen.is_terminal, color_system=color_system, legacy_windows=False
+    )
 
     @cache
     def marked(text: str, style: str) -> str:
-        with screen.capture() as captured:
-            screen.print(text, style=style, end="", markup=False, highlight=False)
+        with renderer.capture() as captured:
+            renderer.print(text, style=style, end="", markup=False, highlight=False)
         return captured.get()
 
     dim, _, reset = marked("@", "dim").partition("@")

@@ -5,9 +5,8 @@ Requests are logged with method, path, status, time and id. Prompts, responses, 
 
 import json
 import logging
-import sys
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -15,15 +14,16 @@ from structlog.typing import Processor
 LogFormat = Literal["console", "json"]
 
 
-def configure_logging(style: LogFormat) -> None:
-    """Logs this project's messages from level INFO on and those of libraries from WARNING on, all to standard error."""
-    handler = logging.StreamHandler()
+def configure_logging(style: LogFormat, stream: TextIO) -> None:
+    """Logs this project's messages from level INFO on and those of libraries from WARNING on, all to `stream`."""
+    handler = logging.StreamHandler(stream)
+    logging.captureWarnings(capture=True)
     if style == "json":
         handler.setFormatter(_JsonFormatter())
         renderers: list[Processor] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        renderers = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        renderers = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     common_processors: list[Processor] = [
         structlog.processors.add_log_level,
@@ -32,8 +32,19 @@ def configure_logging(style: LogFormat) -> None:
     structlog.configure(
         processors=[*common_processors, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
     )
+
+
+def describe_dropped_json(count: int) -> str:
+    """Returns the log line that reports dropped lines, as a JSON object."""
+    fields = {
+        "event": "log lines dropped",
+        "count": count,
+        "level": "warning",
+        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+    }
+    return json.dumps(fields) + "\n"
 
 
 class _JsonFormatter(logging.Formatter):

@@ -1,10 +1,12 @@
-"""Terminal output for the operator: loading progress, the start-up banner, and the lines of the access log.
+"""Output of the start: loading progress and the addresses, as text for a person or as log lines in JSON.
 
 Everything is written to standard error, so that standard output stays free for pipes.
 """
 
-from typing import Self
+import socket
+from typing import Protocol, Self, TextIO
 
+import structlog
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
@@ -12,7 +14,7 @@ from rich.status import Status
 from rich.text import Text
 
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.settings import WILDCARD_HOSTS, Settings
+from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 
 CODEX_CONFIG = """model = "{model}"
 model_provider = "antiphon"
@@ -20,16 +22,88 @@ model_provider = "antiphon"
 name = "Antiphon"
 base_url = "{url}"
 wire_api = "responses\""""
+OPEN_WARNING = "No API key is required, and every machine that reaches this address can use the server."
 CODEX_ENV_KEY = '\nenv_key = "ANTIPHON_API_KEY"'
 
 
-def create_console() -> Console:
-    """Returns a console on standard error; it writes plain text if that is not a terminal."""
-    return Console(stderr=True, highlight=False)
+_log = structlog.get_logger(__name__)
 
 
-class LoadingStatus:
-    """Loading progress of a model: an animated line in a terminal, else one line per stage."""
+def create_console(stream: TextIO) -> Console:
+    """Returns a console on a stream; it writes plain text if that is not a terminal."""
+    return Console(file=stream, highlight=False)
+
+
+class StartupDisplay(Protocol):
+    """Shows the operator what the server does until it is ready. A context manager, which ends the progress display."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start(self, name: str) -> None:
+        """Shows that the model `name` is being loaded."""
+
+    def update(self, status: str) -> None:
+        """Shows a status of the engine."""
+
+    def print_lines(self, lines: str) -> None:
+        """Prints complete lines of the access log, unchanged."""
+
+    def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
+        """Shows the addresses and models. `notes` maps a model's first name to an extra line."""
+
+
+class StartupLog:
+    """A `StartupDisplay` of log lines in JSON."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._name = stream, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Does nothing: there is no animated line to end."""
+
+    def start(self, name: str) -> None:
+        """Logs that the model is being loaded."""
+        self._name = name
+        _log.info("loading model", model=name)
+
+    def update(self, status: str) -> None:
+        """Logs a status of the engine."""
+        _log.info("engine status", model=self._name, status=status)
+
+    def print_lines(self, lines: str) -> None:
+        """Writes lines of the access log."""
+        self._stream.write(lines)
+
+    def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
+        """Logs one line for the server and one for each model."""
+        for served in models.served:
+            info = served.engine.info
+            _log.info(
+                "model",
+                names=served.names,
+                description=info.description,
+                device=info.device,
+                dtype=info.dtype,
+                max_model_len=info.max_model_len,
+                note=notes.get(served.names[0], ""),
+            )
+        _log.info(
+            "ready",
+            base_urls=base_urls(settings, port),
+            store=str(settings.store_file or "memory"),
+            api_key_required=bool(settings.api_key_digests),
+        )
+        if is_open(settings):
+            _log.warning(OPEN_WARNING)
+
+
+class StartupScreen:
+    """A `StartupDisplay` for a person: an animated line in a terminal, else one line per stage; then a banner."""
 
     def __init__(self, screen: Console) -> None:
         self.screen, self._name = screen, ""
@@ -39,7 +113,7 @@ class LoadingStatus:
         return self
 
     def start(self, name: str) -> None:
-        """Shows that `what` is being loaded."""
+        """Shows that the model `name` is being loaded."""
         self._name = escape(name)
         if self._status is not None:
             self._status.update(f"Loading {self._name} …")
@@ -66,6 +140,11 @@ class LoadingStatus:
         else:  # above the animated line
             self.screen.print(Text.from_ansi(lines), soft_wrap=True)
 
+    def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
+        """Ends the progress display and prints the banner."""
+        self.stop()
+        show_banner(self.screen, settings, models, port, notes)
+
     def stop(self) -> None:
         """Ends the progress display."""
         if self._status is not None:
@@ -76,18 +155,41 @@ class LoadingStatus:
         self.stop()
 
 
-def base_url(settings: Settings, port: int) -> str:
-    """Returns the base URL for clients on this machine."""
-    host = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
+def base_urls(settings: Settings, port: int) -> list[str]:
+    """Returns the base URLs for clients: the first for this machine, and one for others if all addresses are bound."""
+    if settings.host not in WILDCARD_HOSTS:
+        return [_base_url(settings.host, port)]
+    address = _network_address(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    return [_base_url("127.0.0.1", port), *([_base_url(address, port)] if address else [])]
+
+
+def _base_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def _network_address(family: socket.AddressFamily) -> str:
+    """Returns the address of this machine that packets to other networks come from; empty if there is none."""
+    documentation_address = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((documentation_address, 9))  # selects a route and sends nothing
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def is_open(settings: Settings) -> bool:
+    """Tells whether other machines can use the server without an API key."""
+    return not settings.api_key_digests and not is_loopback(settings.host)
 
 
 def show_banner(
     screen: Console, settings: Settings, catalogue: ModelRegistry, port: int, notes: dict[str, str]
 ) -> None:
     """Prints the base URL, the models and examples to paste. `notes` maps a model's first name to an extra line."""
-    url, model = base_url(settings, port), catalogue.served[0].names[0]
+    (url, *network_urls), model = base_urls(settings, port), catalogue.served[0].names[0]
     rows = [f"[bold]base URL[/]  {escape(url)}"]
+    rows += [f"[bold]network[/]   {escape(network_url)}" for network_url in network_urls]
     for served in catalogue.served:
         info = served.engine.info
         parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
@@ -99,6 +201,8 @@ def show_banner(
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
     rows.append(f"[bold]responses[/] kept {escape(location)}")
     rows.append(f"[bold]API key[/]   {'required' if settings.api_key_digests else 'not required'}")
+    if is_open(settings):
+        rows.append(f"[bold yellow]warning[/]   {OPEN_WARNING}")
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
     screen.print(
         "[bold]curl[/]", _curl_example(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True

@@ -1,15 +1,19 @@
 """Starts and kills the engine's worker process, and describes its exit."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
+
+from antiphon.engine.process.output import forward_output
 
 BOOTSTRAP = """
 import sys
@@ -25,10 +29,11 @@ _SECRET_NAME = re.compile(
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*@")
 
-DEFAULT_ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Environment variables of the worker, unless the parent's environment sets them. This one makes torch request huge
-pages from Linux for large tensors. The logits of 64 requests are 40 MB, allocated again in each step; mapping them in
-pages of 4 KiB takes as long as computing them."""
+DEFAULT_ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1", "TQDM_DISABLE": "1"}
+"""Environment variables of the worker, unless the parent's environment sets them. The first makes torch request huge
+pages from Linux for large tensors: the logits of 64 requests are 40 MB, allocated again in each step, and mapping them
+in pages of 4 KiB takes as long as computing them. The second removes the progress bars of libraries, since the server
+shows the progress."""
 
 
 def worker_environment(parent: Mapping[str, str]) -> dict[str, str]:
@@ -67,6 +72,8 @@ SpawnWorker = Callable[[socket.socket], WorkerHandle]
 class WorkerProcess:
     """Runs ``engine.process.worker`` in a new process that inherits only ``worker_end``, one end of a socket pair.
 
+    What it prints is forwarded to this process's log (:mod:`antiphon.engine.process.output`).
+
     With ``preload``, the name of a module, the process imports that module while it waits for its connection, which is
     passed through ``worker_end`` as a file descriptor.
 
@@ -75,15 +82,23 @@ class WorkerProcess:
     """
 
     def __init__(self, worker_end: socket.socket, *preload: str) -> None:
-        with worker_end:
+        output, worker_output = os.pipe()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, worker_output)
+            stack.enter_context(worker_end)
+            unread = stack.enter_context(contextlib.ExitStack())
+            unread.callback(os.close, output)
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-P", "-c", BOOTSTRAP, str(worker_end.fileno()), str(os.getpid()), *preload],
                 pass_fds=(worker_end.fileno(),),
                 env=worker_environment(os.environ),
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # standard output is the server's
+                stdout=worker_output,
+                stderr=worker_output,
                 start_new_session=True,
             )
+            unread.pop_all()  # the thread closes it
+        threading.Thread(target=forward_output, args=(output,), name="worker-output", daemon=True).start()
         self.pid = self._process.pid
 
     def kill(self) -> None:

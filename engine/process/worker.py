@@ -38,6 +38,7 @@ from antiphon.engine.process.messages import (
     command_decoder,
     encode_message,
 )
+from antiphon.engine.process.output import WORKER_FORMAT
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 
 log = logging.getLogger(__name__)
@@ -287,7 +288,7 @@ def run_worker(descriptor: int, parent: int, preload: str = "") -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format=WORKER_FORMAT)
     logging.getLogger().handlers[0].setLevel(logging.WARNING)
     code = 1
     try:

@@ -136,7 +136,7 @@ def test_banner_has_lines_to_copy() -> None:
 
 def test_loading_status_is_printed_as_lines_without_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
-    with startup.LoadingStatus(console) as loading:
+    with startup.StartupScreen(console) as loading:
         loading.start("tiny[bold]")
         for status in ("loading", "loading: weights", "ready"):
             loading.update(status)

@@ -11,6 +11,7 @@ from antiphon.app.errors import ApiError
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS, RequestField
 from antiphon.app.requests.fields.__main__ import render_page
 from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.requests.validators import accept_any
 from antiphon.harmony.tools import ToolTable
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 from tests.syntax import ROOT
@@ -49,9 +50,14 @@ def test_null_equals_an_absent_field(field: RequestField, reader: Any) -> None:
 
 @pytest.mark.parametrize(("field", "reader"), ALL_FIELDS)
 def test_wrong_type_names_its_field(field: RequestField, reader: Any) -> None:
-    """A list or an object is invalid for every field except those that take any object or reject every value."""
+    """A list of an object, or an object with a list, is invalid for every field. A refused field rejects any value."""
     errors = [error for value in ([{}], {"a": [1]}) if (error := check_field(field, value))]
-    assert errors or field.handling == "refused" or field.name in {"tools", "messages", "prediction", "input"}
+    if not errors:
+        assert field.check is accept_any and field.handling == "refused"
+        for value in ([{}], {"a": [1]}, "x", 1):
+            with pytest.raises(ApiError) as caught:
+                reader(**{field.name: value})
+            assert summarize_error(caught.value) == (400, "unsupported_parameter", field.name)
     for error in errors:
         assert error.status == 400
         assert (error.param or "").startswith(field.name)
