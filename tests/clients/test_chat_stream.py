@@ -92,7 +92,7 @@ async def read_chat_stream_async(client: openai.AsyncOpenAI, server: RunningServ
 @pytest.mark.parametrize("case", ANSWERED_CASES)
 def test_stream_helper_yields_every_chunk_and_raises_documented_errors(case_server: RunningServer, case: Case) -> None:
     with open_sdk(case_server) as (client, replies):
-        check_chat_result(read_chat_stream(client, case_server, case), replies)
+        check_chat_result(read_chat_stream(client, case_server, case), replies, fails=case.fails)
 
 
 @pytest.mark.parametrize("case", ANSWERED_CASES)
@@ -100,12 +100,13 @@ async def test_async_stream_helper_yields_every_chunk_and_raises_documented_erro
     case_server: RunningServer, case: Case
 ) -> None:
     async with open_async_sdk(case_server) as (client, replies):
-        check_chat_result(await read_chat_stream_async(client, case_server, case), replies)
+        check_chat_result(await read_chat_stream_async(client, case_server, case), replies, fails=case.fails)
 
 
-def check_chat_result(result: ChatStreamResult, replies: RecordedReplies) -> None:
+def check_chat_result(result: ChatStreamResult, replies: RecordedReplies, *, fails: bool) -> None:
     """Checks the helper's chunks, event types and errors against the bytes on the wire."""
-    if result.stream_error is not None:
+    assert (result.stream_error is not None) == fails
+    if fails:
         sent = parse_events(replies.last().partition(b'data: {"error"')[0] + b"data: [DONE]\n\n")
         assert type(result.stream_error) is openai.APIError
         assert result.chunks == sent

@@ -6,6 +6,8 @@ from tests.clients.sdk_helpers import CASES, FOLLOW_UP_TEXT, Case, Json, chat_bo
 from tests.serving import RunningServer
 
 UNCANCELLED_CASES = [pytest.param(case, id=case.name) for case in CASES if not case.refused and not case.cancel]
+ANSWERED_CASES = [param for param in UNCANCELLED_CASES if not param.values[0].fails]  # type: ignore[attr-defined]
+FAILING_CASES = [param for param in UNCANCELLED_CASES if param.values[0].fails]  # type: ignore[attr-defined]
 FOLLOW_UP = {"role": "user", "content": FOLLOW_UP_TEXT}
 
 
@@ -41,12 +43,17 @@ def test_completed_items_can_be_referenced_by_id(case_server: RunningServer, cas
     assert second.status_code == 200, second.text
 
 
-@pytest.mark.parametrize("case", UNCANCELLED_CASES)
+@pytest.mark.parametrize("case", FAILING_CASES)
+def test_failed_chat_turn_is_an_error_without_a_message(case_server: RunningServer, case: Case) -> None:
+    reply = post(f"{case_server.url}/chat/completions", json=chat_body(case))
+    assert reply.status_code == 500 and set(reply.json()) == {"error"}
+
+
+@pytest.mark.parametrize("case", ANSWERED_CASES)
 def test_chat_message_is_accepted_as_history(case_server: RunningServer, case: Case) -> None:
     body = chat_body(case)
     first = post(f"{case_server.url}/chat/completions", json=body)
-    if first.status_code == 500:
-        return
+    assert first.status_code == 200, first.text
     message = first.json()["choices"][0]["message"]
     tool_messages = [
         {"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in message.get("tool_calls") or []

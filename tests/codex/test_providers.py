@@ -112,7 +112,7 @@ def test_server_works_as_a_local_provider(
 # Structured output
 
 
-def test_last_message_matches_the_requested_schema(
+def test_requested_schema_reaches_the_server_and_is_accepted(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, tmp_path: Path
 ) -> None:
     schema = {

@@ -42,6 +42,8 @@ class Case:
     """The turn is cancelled after the script has stalled."""
     refused: bool = False
     """The reply is an HTTP error."""
+    fails: bool = False
+    """The response ends as failed. An unstreamed chat reply is then an HTTP error."""
 
 
 FAULT = {"fault": "the accelerator is on fire", "code": "server_error"}
@@ -78,14 +80,14 @@ CASES = [
     Case("token_limit_inside_reasoning", ["<think>\nHalf a thou\n"], finish="length"),
     Case("token_limit_inside_a_call", ["I run it.", '<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'], finish="length",
          comment="half a call is kept, and never done"),
-    Case("engine_fault_inside_a_message", ["Half a sen", FAULT]),
-    Case("engine_fault_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', FAULT]),
-    Case("engine_fault_before_anything_was_said", [FAULT]),
+    Case("engine_fault_inside_a_message", ["Half a sen", FAULT], fails=True),
+    Case("engine_fault_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', FAULT], fails=True),
+    Case("engine_fault_before_anything_was_said", [FAULT], fails=True),
     Case("engine_refuses", [{"refuse": "too many requests are waiting", "code": "server_is_overloaded", "retryable": True}], refused=True),
     Case("cancelled_inside_a_message", ["Half a sen", {"stall": True}], cancel=True),
     Case("cancelled_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', {"stall": True}], cancel=True),
     Case("end_of_turn_inside_arguments", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'],
-         comment="the model stopped inside a call: loud, so that an agent tries again"),
+         comment="the model stopped inside a call: loud, so that an agent tries again", fails=True),
     Case("nothing_generated", []),
     Case("blanks_only", ["\n", " \n"]),
     Case("blanks_only_at_the_token_limit", ["\n", " \n"], finish="length"),

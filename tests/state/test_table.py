@@ -33,6 +33,57 @@ INPUT_OF_STEP = {
 }
 
 
+DRAWN_TABLE = """
+in            | NEW                  | QUEUED             | IDLE                        | REASONING                       | MESSAGE                         | CALL
+QUEUE         | QUEUED: create queue | -                  | -                           | -                               | -                               | -
+BEGIN         | IDLE: create begin   | IDLE: begin        | -                           | -                               | -                               | -
+KEEPALIVE     | -                    | QUEUED: keepalive  | IDLE: keepalive             | -                               | -                               | -
+THINK         | -                    | -                  | REASONING: drop open grow   | REASONING: grow                 | REASONING: drop close open grow | ENDED: freeze fail
+THINK_BLANK   | -                    | -                  | IDLE: discard               | REASONING: hold                 | MESSAGE: discard                | CALL: discard
+SAY           | -                    | -                  | MESSAGE: open grow          | MESSAGE: drop close open grow   | MESSAGE: grow                   | ENDED: freeze fail
+SAY_BLANK     | -                    | -                  | IDLE: hold                  | IDLE: drop close hold           | MESSAGE: hold                   | CALL: discard
+REFUSE        | -                    | -                  | MESSAGE: open grow          | MESSAGE: drop close open grow   | MESSAGE: grow                   | ENDED: freeze fail
+REFUSE_BLANK  | -                    | -                  | IDLE: hold                  | IDLE: drop close hold           | MESSAGE: hold                   | CALL: discard
+CITE          | -                    | -                  | -                           | -                               | MESSAGE: cite                   | -
+CALL          | -                    | -                  | CALL: drop open             | CALL: drop close open           | CALL: drop close open           | ENDED: freeze fail
+ARGUMENTS     | -                    | -                  | -                           | -                               | -                               | CALL: grow
+CLOSE         | -                    | -                  | IDLE: drop                  | IDLE: drop close                | IDLE: flush close               | IDLE: close
+COMPLETE_ITEM | -                    | -                  | IDLE: drop insert           | IDLE: drop close insert         | IDLE: drop close insert         | ENDED: freeze fail
+STOP          | -                    | -                  | ENDED: drop complete        | ENDED: drop close complete      | ENDED: flush close complete     | ENDED: freeze fail
+CUT           | -                    | -                  | ENDED: drop incomplete      | ENDED: drop cut incomplete      | ENDED: flush cut incomplete     | ENDED: freeze incomplete
+FAIL          | -                    | ENDED: freeze fail | ENDED: freeze fail          | ENDED: freeze fail              | ENDED: freeze fail              | ENDED: freeze fail
+CANCEL        | -                    | ENDED: freeze cancel | ENDED: freeze cancel      | ENDED: freeze cancel            | ENDED: freeze cancel            | ENDED: freeze cancel
+"""
+"""Every cell, drawn a second time and not read from the code: the next state and the verbs; `-` is illegal."""
+
+DRAWN_GUARDS = {
+    (State.IDLE, Input.KEEPALIVE): "no item yet",
+    (State.MESSAGE, Input.SAY): "same phase",
+    (State.MESSAGE, Input.SAY_BLANK): "same phase",
+    (State.MESSAGE, Input.CITE): "text part open",
+}
+PATHS_WITH_UNMET_GUARDS = {("IDLE, after an item", "keepalive"), ("MESSAGE, refusal part", "cite")}
+
+
+def parse_drawn_table() -> dict[tuple[State, Input], tuple[State, tuple[str, ...]]]:
+    header, *rows = [[cell.strip() for cell in row.split("|")] for row in DRAWN_TABLE.strip().splitlines()]
+    cells = {}
+    for name, *row in rows:
+        for state, cell in zip(header[1:], row, strict=True):
+            target, _, verbs = cell.partition(":")
+            if target != "-":
+                cells[State[state], Input[name]] = (State[target], tuple(verbs.split()))
+    return cells
+
+
+DRAWN_CELLS = parse_drawn_table()
+
+
+def test_code_has_exactly_the_drawn_cells_and_guards() -> None:
+    assert {pair: (cell.next, cell.verbs) for pair, cell in TABLE.items()} == DRAWN_CELLS
+    assert GUARDS == DRAWN_GUARDS
+
+
 def find_input(step: str) -> Input:
     return INPUT_OF_STEP.get(step) or Input[step.upper()]
 
@@ -65,15 +116,12 @@ def test_steps_reach_every_state_and_input() -> None:
 def test_every_state_with_every_input(path: str, step: str) -> None:
     machine = create_machine_in(path)
     state = machine.state
-    cell = TABLE.get((state, find_input(step)))
-    guard = GUARDS.get((state, find_input(step)))
-    allowed = cell is not None and not (
-        (guard == "no item yet" and path == "IDLE, after an item")
-        or (guard == "text part open" and path == "MESSAGE, refusal part")
-    )
-    if allowed and cell is not None:
+    cell = DRAWN_CELLS.get((state, find_input(step)))
+    if cell is not None and (path, step) not in PATHS_WITH_UNMET_GUARDS:
+        num_steps = len(machine.trace)
         ALL_STEPS[step](machine)
-        assert machine.state is cell.next
+        assert machine.state is cell[0]
+        assert [entry[1] for entry in machine.trace][num_steps:] == [find_input(step)]
         return
     untouched = copy.deepcopy(machine)
     with pytest.raises(IllegalInput) as error_info:
@@ -97,10 +145,6 @@ def test_ended_accepts_nothing() -> None:
 def test_table_uses_exactly_the_defined_verbs() -> None:
     used = {verb for cell in TABLE.values() for verb in cell.verbs}
     assert used == set(get_args(Verb))
-
-
-def test_every_guard_belongs_to_a_cell() -> None:
-    assert set(GUARDS) <= set(TABLE)
 
 
 def test_phase_change_requires_close() -> None:
@@ -128,22 +172,3 @@ def test_second_close_does_nothing(segment: Think | Say | Refuse | Call, draft: 
     machine.feed(Close())
     assert machine.feed(Close()) == [], "a second close finds nothing open"
     assert machine.state is State.IDLE
-
-
-DESIGN_TABLE = """
-in       | THINK                                 | THINK_BLANK | SAY                                 | SAY_BLANK             | CALL                         | CLOSE            | STOP                        | CUT
-IDLE      | REASONING: drop open grow             | IDLE: discard | MESSAGE: open grow                 | IDLE: hold             | CALL: drop open              | IDLE: drop        | ENDED: drop complete        | ENDED: drop incomplete
-REASONING| REASONING: grow                       | REASONING: hold | MESSAGE: drop close open grow   | IDLE: drop close hold  | CALL: drop close open        | IDLE: drop close  | ENDED: drop close complete  | ENDED: drop cut incomplete
-MESSAGE  | REASONING: drop close open grow       | MESSAGE: discard | MESSAGE: grow                  | MESSAGE: hold         | CALL: drop close open        | IDLE: flush close | ENDED: flush close complete | ENDED: flush cut incomplete
-CALL     | ENDED: freeze fail                    | CALL: discard | ENDED: freeze fail                | CALL: discard         | ENDED: freeze fail           | IDLE: close       | ENDED: freeze fail          | ENDED: freeze incomplete
-"""
-
-
-def test_cells_match_the_design_table() -> None:
-    header, *rows = [[cell.strip() for cell in row.split("|")] for row in DESIGN_TABLE.strip().splitlines()]
-    for state, *cells in rows:
-        for input_name, cell in zip(header[1:], cells, strict=True):
-            target, _, verbs = cell.partition(":")
-            assert TABLE[State[state], Input[input_name]] == (State[target], tuple(verbs.split())), (state, input_name)
-    assert {state for state, symbol in TABLE if symbol is Input.ARGUMENTS} == {State.CALL}
-    assert {state for state, symbol in TABLE if symbol is Input.CITE} == {State.MESSAGE}

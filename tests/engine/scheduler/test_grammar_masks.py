@@ -98,7 +98,7 @@ def test_lark_grammars_and_patterns_constrain_the_output(tokenizer: Tokenizer, g
             build_random_core(), make_job_with_grammar("j", grammar, temperature=temperature, max_tokens=400)
         )["j"]
         text = decode_output(tokenizer, chunks)
-        assert chunks[-1].finish == "length" or re.fullmatch(pattern, text), text
+        assert chunks[-1].finish == "stop" and re.fullmatch(pattern, text), text
 
 
 def test_stop_tokens_are_allowed_only_after_a_complete_output(tokenizer: Tokenizer) -> None:
