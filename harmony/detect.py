@@ -31,6 +31,8 @@ _SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _ADDED_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _LIKE_A_TOKEN = re.compile(r"</?[|｜]?[^<>\s=]*[|｜]?>|\[/?[A-Z_]{3,}\]")  # noqa: RUF001  # DeepSeek's bars
 _TOKEN_PART = re.compile(r"<\|\w+\|>")
+GPT_OSS_TYPE = "gpt_oss"
+"""`model_type` of gpt-oss."""
 _CHATML = Path(__file__).parent / "prompt" / "chatml.jinja"
 
 
@@ -59,20 +61,20 @@ class DialectError(ValueError):
 
 def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
     """Returns the format of the model in a folder. Raises `DialectError`."""
-    templates = read_chat_templates(folder)
-    dialect_name, reason = (
-        (dialect, "chosen by name") if dialect else detect_dialect(_read_json(folder / "config.json"), templates.source)
-    )
-    if dialect_name == GPT_OSS:
-        return LoadedFormat(GptOssFormat(), f"dialect {dialect_name}: {reason}")
-    if dialect_name not in DIALECTS:
-        raise DialectError(f"Unknown dialect {dialect_name!r}. Use one of: {', '.join(NAMES)}.")
-    declaration, tokenizer_config = DIALECTS[dialect_name], _read_json(folder / "tokenizer_config.json")
+    config, templates = _read_json(folder / "config.json"), read_chat_templates(folder)
+    if dialect not in (None, *NAMES):
+        raise DialectError(f"Unknown dialect {dialect!r}. Use one of: {', '.join(NAMES)}.")
+    if dialect == GPT_OSS or (dialect is None and config.get("model_type") == GPT_OSS_TYPE):
+        reason = "chosen by name" if dialect else f"its model_type is {GPT_OSS_TYPE}"
+        return LoadedFormat(GptOssFormat(), f"dialect {GPT_OSS}: {reason}")
+    vocabulary = _read_vocabulary(folder)
+    added_tokens = vocabulary.added_tokens
+    name, reason = (dialect, "chosen by name") if dialect else detect_dialect(config, templates.source, added_tokens)
+    if name == GPT_OSS:
+        return LoadedFormat(GptOssFormat(), f"dialect {name}: {reason}")
+    declaration, tokenizer_config = DIALECTS[name], _read_json(folder / "tokenizer_config.json")
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
-    if not (folder / "tokenizer.json").is_file():
-        raise DialectError(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
-    vocabulary = TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
     if not templates.default:
         reason = f"{reason}; it has no chat template, so ChatML is used"
     template = templates.default or _CHATML.read_text(encoding="utf-8")
@@ -123,15 +125,24 @@ def bytes_format(dialect: str) -> ModelFormat:
     return TemplateFormat(declaration, vocabulary, ChatTemplate(_CHATML.read_text(encoding="utf-8")))
 
 
-def detect_dialect(config: Mapping[str, Any], template: str) -> tuple[str, str]:
-    """Returns the dialect's name and the reason, from a model's configuration and chat template."""
-    if config.get("model_type") == "gpt_oss":
-        return GPT_OSS, "its model_type is gpt_oss"
+def detect_dialect(
+    config: Mapping[str, Any], template: str, added_tokens: Mapping[str, int] | None = None
+) -> tuple[str, str]:
+    """Returns the dialect's name and the reason, from a model's configuration, chat template and added tokens."""
+    model_type, added_tokens = config.get("model_type"), added_tokens or {}
+    if model_type == GPT_OSS_TYPE:
+        return GPT_OSS, f"its model_type is {GPT_OSS_TYPE}"
     if "<|channel|>" in template and "<|start|>" in template:
         return GPT_OSS, "its chat template writes <|channel|>"
     for dialect in DIALECTS.values():
-        if dialect.template_markers and all(marker in template for marker in dialect.template_markers):
-            return dialect.name, f"its chat template writes {' and '.join(dialect.template_markers)}"
+        if markers := dialect.find_template_markers(template):
+            return dialect.name, f"its chat template writes {' and '.join(markers)}"
+    for dialect in DIALECTS.values():
+        if dialect.vocabulary_markers and all(marker in added_tokens for marker in dialect.vocabulary_markers):
+            return dialect.name, f"its vocabulary has {' and '.join(dialect.vocabulary_markers)}"
+    for dialect in DIALECTS.values():
+        if model_type in dialect.model_types:
+            return dialect.name, f"its model_type is {model_type}"
     return PLAIN.name, "its chat template has no known tool call markers" if template else "it has no chat template"
 
 
@@ -169,6 +180,12 @@ def read_chat_templates(folder: Path) -> ModelTemplates:
     for_tools = templates.pop("tool_use", "")
     default = templates.get("default", next(iter(templates.values()), ""))
     return ModelTemplates(default, for_tools) if default else ModelTemplates(for_tools)
+
+
+def _read_vocabulary(folder: Path) -> TokenizerVocabulary:
+    if not (folder / "tokenizer.json").is_file():
+        raise DialectError(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
+    return TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
 
 def _token_names(config: Mapping[str, Any]) -> dict[str, str]:

@@ -27,6 +27,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Models that use the dialect, for display."""
     template_markers: tuple[str, ...] = ()
     """Texts that must all occur in a chat template for the dialect to be detected; empty if it never is."""
+    other_template_markers: tuple[tuple[str, ...], ...] = ()
+    """Further sets of such texts, of other templates for the same models."""
+    vocabulary_markers: tuple[str, ...] = ()
+    """Tokens that must all be in the vocabulary for the dialect to be detected where the template does not decide."""
+    model_types: tuple[str, ...] = ()
+    """Values of `model_type` for which the dialect is detected where nothing else decides."""
     think: tuple[str, str] | None = None
     think_aliases: tuple[tuple[str, str], ...] = ()
     """Other pairs of reasoning markers that such models write."""
@@ -40,6 +46,11 @@ class Dialect(Struct, frozen=True, kw_only=True):
     freeform_call: str = ""
     freeform_instructions: str = ""
     stop: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+
+    def find_template_markers(self, template: str) -> tuple[str, ...]:
+        """Returns the first set of markers that all occur in a chat template; empty if there is none."""
+        sets = filter(None, (self.template_markers, *self.other_template_markers))
+        return next((markers for markers in sets if all(marker in template for marker in markers)), ())
 
     @property
     def think_markers(self) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects.deepseek import V3, V4, V31, V32
-from antiphon.harmony.dialects.gemma import FUNCTIONGEMMA, GEMMA4
+from antiphon.harmony.dialects.gemma import FUNCTIONGEMMA, GEMMA3, GEMMA4
 from antiphon.harmony.dialects.glm import GLM
 from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.dialects.json_arrays import APERTUS, COHERE, GIGACHAT, GRANITE3, HUNYUAN, JAMBA, PHI4, XLAM
@@ -26,7 +26,7 @@ DIALECTS: Mapping[str, Dialect] = {
     for dialect in (
         SEED, GLM, V32, V4, V3, V31, KIMI, K3, M3, MINIMAX, DOTS, MINICPM, STEP3, MISTRAL_V11, MISTRAL, LLAMA4, LLAMA3,
         OLMO3, LFM2, GEMMA4, FUNCTIONGEMMA, GRANITE3, APERTUS, COHERE, GIGACHAT, HUNYUAN, JAMBA, PHI4, INTERNLM,
-        LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM, PYTHONIC, PLAIN,
+        LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM, GEMMA3, PYTHONIC, PLAIN,
     )
 }  # fmt: skip
 """Dialects by name."""

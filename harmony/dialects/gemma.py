@@ -1,6 +1,9 @@
-"""FunctionGemma and Gemma 4: arguments in a private object notation, with markers around strings."""
+"""FunctionGemma and Gemma 4: arguments in a private object notation, with markers around strings.
 
-from antiphon.harmony.calls.pythonic import BraceCall
+Gemma 1 to 3 have no syntax of their own for calls; the prompt teaches them Google's `tool_code` blocks.
+"""
+
+from antiphon.harmony.calls.pythonic import BraceCall, PythonicCall
 from antiphon.harmony.calls.raw_text import RawTextCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
@@ -29,4 +32,17 @@ FUNCTIONGEMMA = Dialect(
     stop=("<end_of_turn>", "<eos>"),
     freeform_call=freeform.write_call("<start_function_call>", "<end_function_call>"),
     freeform_instructions=freeform.write_instructions("<start_function_call>", "<end_function_call>"),
+)
+GEMMA3 = Dialect(
+    name="gemma3",
+    models="Gemma 1, 2, 3",
+    template_markers=("<start_of_turn>",),
+    calls=(
+        PythonicCall(open="```tool_code", close="```", separator="\n", brackets=False),
+        PythonicCall(open="["),
+        RawTextCall(open="```tool_code", close="```"),
+    ),
+    stop=("<end_of_turn>", "<eos>"),
+    freeform_call=freeform.write_call("```tool_code", "```"),
+    freeform_instructions=freeform.write_instructions("```tool_code", "```"),
 )

@@ -114,6 +114,10 @@ TEMPLATE_MODELS = (
         f'{{"name": "find_weather", "parameters": {_OSLO}}}; {{"name": "find_weather", "parameters": {_BERGEN}}}',
         ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
     ),
+    TemplateModel("gemma-2", "gemma3", _PYTHONIC, ("<start_of_turn>", "<end_of_turn>"), "gemma2"),
+    TemplateModel(
+        "gemma-3", "gemma3", f"```tool_code\n{_PYTHONIC}\n```", ("<start_of_turn>", "<end_of_turn>"), "gemma3_text"
+    ),
     TemplateModel("hermes-2-pro", "hermes", _HERMES_CALLS, CHATML_TOKENS),
     TemplateModel("smollm3", "hermes", f"<think>\nTwo cities.\n</think>\n{_HERMES_CALLS}", CHATML_TOKENS, "smollm3"),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
