@@ -19,8 +19,11 @@ OLMO3 = Dialect(
 )
 LFM2 = Dialect(
     name="lfm2",
-    models="LFM2",
+    models="LFM2, LFM2.5",
     template_markers=("<|tool_call_start|>",),
+    other_template_markers=(("<|tool_list_start|>",),),
+    vocabulary_markers=("<|tool_call_start|>",),
+    model_types=("lfm2", "lfm2_moe"),
     think=("<think>", "</think>"),
     calls=(
         PythonicCall(open="<|tool_call_start|>", close="<|tool_call_end|>"),

@@ -119,6 +119,18 @@ TEMPLATE_MODELS = (
         "gemma-3", "gemma3", f"```tool_code\n{_PYTHONIC}\n```", ("<start_of_turn>", "<end_of_turn>"), "gemma3_text"
     ),
     TemplateModel("hermes-2-pro", "hermes", _HERMES_CALLS, CHATML_TOKENS),
+    TemplateModel(
+        "lfm2",
+        "lfm2",
+        f"<|tool_call_start|>{_PYTHONIC}<|tool_call_end|>",
+        (*CHATML_TOKENS, "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>", "<|tool_list_end|>"),
+    ),
+    TemplateModel(
+        "lfm2.5",
+        "lfm2",
+        f"<|tool_call_start|>{_PYTHONIC}<|tool_call_end|>Looking.",
+        (*CHATML_TOKENS, "<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
     TemplateModel("smollm3", "hermes", f"<think>\nTwo cities.\n</think>\n{_HERMES_CALLS}", CHATML_TOKENS, "smollm3"),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
     TemplateModel(
