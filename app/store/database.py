@@ -7,6 +7,7 @@ To cancel the response, another process sets `cancel_requested`.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -18,6 +19,8 @@ from antiphon.events import stream as ev
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import Response
 
+T = TypeVar("T")
+
 MAX_DELETES_PER_TRANSACTION = 200
 """Responses deleted in one transaction. The limit keeps it short, since it blocks all other writes."""
 _log = structlog.get_logger(__name__)
@@ -28,6 +31,18 @@ _items_decoder = msgspec.json.Decoder(tuple[AnyInput, ...])
 
 class LeaseLostError(Exception):
     """This process no longer owns the response: another one deleted it, or took it over after missed heartbeats."""
+
+
+class UnreadableRowError(Exception):
+    """A row of a response cannot be decoded, because the file was damaged."""
+
+
+def _decode_row(decode: Callable[[bytes], T], data: bytes) -> T:
+    """Decodes a column of JSON. Raises `UnreadableRowError`."""
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        raise UnreadableRowError(str(error)) from None
 
 
 class Database:
@@ -192,20 +207,25 @@ class Database:
     def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation, in order."""
         query = "SELECT data FROM conversation_items WHERE owner = ? AND conversation = ? ORDER BY position"
-        return tuple(
-            _item_decoder.decode(data) for (data,) in self._connection.execute(query, (owner, conversation_id))
-        )
+        items: list[AnyInput] = []
+        for (data,) in self._connection.execute(query, (owner, conversation_id)):
+            try:
+                items.append(_decode_row(_item_decoder.decode, data))
+            except UnreadableRowError as error:
+                _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
+        return tuple(items)
 
     def load_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
         """Returns the current log of the owner's response, and its writer, which is None if the response has ended.
 
-        Returns None if the owner has no such response.
+        Returns None if the owner has no such response. Raises `UnreadableRowError`.
         """
         query = "SELECT base_response, input_items, writer FROM responses WHERE id = ? AND owner = ?"
         row = self._connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
             return None
-        log = EventLog(_response_decoder.decode(row[0]), owner, _items_decoder.decode(row[1]))
+        base_response = _decode_row(_response_decoder.decode, row[0])
+        log = EventLog(base_response, owner, _decode_row(_items_decoder.decode, row[1]))
         log.add_stored(self.load_entries(response_id))
         if row[2] is None:
             log.end_log()
@@ -216,13 +236,13 @@ class Database:
         row = self._connection.execute(
             "SELECT data FROM conversation_items WHERE owner = ? AND id = ?", (owner, item_id)
         ).fetchone()
-        return _item_decoder.decode(row[0]) if row else None
+        return _decode_row(_item_decoder.decode, row[0]) if row else None
 
     def load_entries(self, response_id: str, start: int = 0) -> list[LogEntry]:
-        """Returns the log entries of a response from sequence number `start` on."""
+        """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""
         query = "SELECT data FROM events WHERE response = ? AND number >= ? ORDER BY number"
         return [
-            LogEntry(ev.decode_event(data), data, None)
+            LogEntry(_decode_row(ev.decode_event, data), data, None)
             for (data,) in self._connection.execute(query, (response_id, start))
         ]
 

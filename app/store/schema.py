@@ -53,11 +53,51 @@ def open_connection(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)  # before SQLite creates it: the -wal and -shm files get the same mode
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")  # a damaged text is no error
         connection.execute("PRAGMA journal_mode = WAL")
         _migrate(connection)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"cannot open the store {path}: {error}") from None
     return connection
+
+
+def find_schema_fault(connection: sqlite3.Connection) -> str:
+    """Returns the reason why the tables of a file cannot be used; empty if they can, or if the file is empty.
+
+    Migrates in a transaction that is rolled back. A file of a newer version has no fault: it is refused, not damaged.
+    Raises `StoreError` for a database of another program.
+    """
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        return ""
+    if version == 0:
+        if _read_columns(connection):
+            raise StoreError("it is a database of another program. Choose another file with --store.")
+        return ""
+    with sqlite3.connect(":memory:") as reference:
+        for statement in SCHEMA.split(";"):
+            reference.execute(statement)
+        expected = _read_columns(reference)
+    reference.close()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        _run_migrations(connection, version)
+        missing = expected - _read_columns(connection)
+    finally:
+        connection.execute("ROLLBACK")
+    return f"missing columns: {', '.join(sorted(f'{table}.{column}' for table, column in missing))}" if missing else ""
+
+
+def _read_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Returns the table and name of every column."""
+    query = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
+    return set(connection.execute(query).fetchall())
+
+
+def _run_migrations(connection: sqlite3.Connection, version: int) -> None:
+    for migration in MIGRATIONS[version - 1 :]:
+        for statement in migration.split(";"):
+            connection.execute(statement)
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
@@ -73,8 +113,6 @@ def _migrate(connection: sqlite3.Connection) -> None:
         for statement in SCHEMA.split(";"):
             connection.execute(statement)
     else:
-        for migration in MIGRATIONS[version - 1 :]:
-            for statement in migration.split(";"):
-                connection.execute(statement)
+        _run_migrations(connection, version)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")

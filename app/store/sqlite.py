@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store.base import StoredConversation
-from antiphon.app.store.database import Database
+from antiphon.app.store.database import Database, UnreadableRowError
 from antiphon.app.store.log_items import find_item
 from antiphon.app.store.quarantine import quarantine_if_corrupt
 from antiphon.app.store.writer import AppendEvents, StoreChange, StoreTimings, StoreWriter, WriteOp
@@ -27,6 +29,7 @@ from antiphon.events.response import OutputItem
 from antiphon.state.recovery import failure_events
 
 T = TypeVar("T")
+_log = structlog.get_logger(__name__)
 
 MAX_RECENT_LOGS = 256
 """Finished logs that are cached in memory."""
@@ -96,7 +99,11 @@ class SqliteStore:
             return self._remote[key][0]
         if (cached := self._live.get(key) or self._failed.get(key) or self._recent.get(key)) is not None:
             return cached
-        found = self._database.load_log(owner, response_id)
+        try:
+            found = self._database.load_log(owner, response_id)
+        except UnreadableRowError as error:
+            _log.error("stored response is unreadable", response=response_id, error=str(error))
+            return None
         if found is None:
             return None
         log, writer = found

@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
-from antiphon.app.store.database import Database, LeaseLostError
+from antiphon.app.store.database import Database, LeaseLostError, UnreadableRowError
 from antiphon.app.store.log_items import conversation_items
 from antiphon.state.recovery import failure_events
 
@@ -208,7 +208,13 @@ class StoreWriter:
         """Ends a response whose writer is dead as failed, unless another process has taken it over."""
         self._database.begin(sync=True)
         if self._database.take_over(response_id, writer, self._name):
-            events = [entry.event for entry in self._database.load_entries(response_id)]
+            try:
+                events = [entry.event for entry in self._database.load_entries(response_id)]
+            except UnreadableRowError as error:
+                _log.error("unreadable response deleted", response=response_id, error=str(error))
+                self._database.delete_response(response_id)
+                self._database.commit()
+                return
             missing = failure_events(events, code=RESTARTED_CODE, message=RESTARTED_MESSAGE)
             entries = [LogEntry.from_event(event) for event in missing]
             if entries:
