@@ -9,8 +9,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 HERMES = Dialect(
     name="hermes",
-    models="Hermes, Qwen2.5, Qwen3, Granite 4",
+    models="Hermes, Qwen2.5, Qwen3, Granite 4, SmolLM3",
     template_markers=("<tool_call>",),
+    model_types=("smollm3",),
     think=("<think>", "</think>"),
     calls=(JsonCall(open=OPEN, close=CLOSE), RawTextCall(open=OPEN, close=CLOSE)),
     freeform_call=freeform.write_call(OPEN, CLOSE),

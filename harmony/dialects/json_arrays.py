@@ -26,11 +26,29 @@ PHI4 = Dialect(
     name="phi4-mini",
     models="Phi-4-mini",
     template_markers=("functools",),
+    other_template_markers=(("<|/tool|>",),),
     think=THINK,
-    calls=(JsonArrayCall(open="functools"), RawTextCall(open="functools", close="")),
+    calls=(
+        JsonArrayCall(open="<|tool_call|>", close="<|/tool_call|>"),
+        JsonArrayCall(open="functools"),
+        RawTextCall(open="<|tool_call|>", close="<|/tool_call|>"),
+    ),
     stop=("<|end|>", "<|endoftext|>"),
-    freeform_call=freeform.write_call("functools", ""),
-    freeform_instructions=freeform.write_instructions("functools", ""),
+    freeform_call=freeform.write_call("<|tool_call|>", "<|/tool_call|>"),
+    freeform_instructions=freeform.write_instructions("<|tool_call|>", "<|/tool_call|>"),
+)
+NEMOTRON2 = Dialect(
+    name="nemotron-nano-v2",
+    models="Nemotron Nano v2, Llama-Nemotron",
+    template_markers=("<TOOLCALL>",),
+    think=THINK,
+    calls=(
+        JsonArrayCall(open="<TOOLCALL>", close="</TOOLCALL>"),
+        RawTextCall(open="<TOOLCALL>", close="</TOOLCALL>"),
+    ),
+    stop=("<SPECIAL_12>", "<|eot_id|>", "<|im_end|>"),
+    freeform_call=freeform.write_call("<TOOLCALL>", "</TOOLCALL>"),
+    freeform_instructions=freeform.write_instructions("<TOOLCALL>", "</TOOLCALL>"),
 )
 XLAM = Dialect(
     name="xlam",
