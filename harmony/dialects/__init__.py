@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects.deepseek import V3, V4, V31, V32
 from antiphon.harmony.dialects.gemma import FUNCTIONGEMMA, GEMMA3, GEMMA4
-from antiphon.harmony.dialects.glm import GLM
+from antiphon.harmony.dialects.glm import GLM, HY3, HY3_PREVIEW
 from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.dialects.json_arrays import (
     APERTUS,
@@ -34,9 +34,9 @@ from antiphon.harmony.dialects.seed import SEED
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        SEED, GLM, V32, V4, V3, V31, KIMI, K3, M3, MINIMAX, DOTS, MINICPM, STEP3, MISTRAL_V11, MISTRAL,
-        NEMOTRON2, LLAMA4, LLAMA3, OLMO3, LFM2, GEMMA4, FUNCTIONGEMMA, PHI4, GRANITE3, APERTUS, COHERE, GIGACHAT,
-        HUNYUAN, JAMBA, INTERNLM, LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM, GEMMA3, PYTHONIC, PLAIN,
+        SEED, HY3, HY3_PREVIEW, GLM, V32, V4, V3, V31, KIMI, K3, M3, MINIMAX, DOTS, MINICPM, STEP3, MISTRAL_V11,
+        MISTRAL, NEMOTRON2, LLAMA4, LLAMA3, OLMO3, LFM2, GEMMA4, FUNCTIONGEMMA, PHI4, GRANITE3, APERTUS, COHERE,
+        GIGACHAT, HUNYUAN, JAMBA, INTERNLM, LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM, GEMMA3, PYTHONIC, PLAIN,
     )
 }  # fmt: skip
 """Dialects by name."""

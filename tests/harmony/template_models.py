@@ -169,6 +169,12 @@ TEMPLATE_MODELS = (
     ),
     TemplateModel("smollm3", "hermes", f"<think>\nTwo cities.\n</think>\n{_HERMES_CALLS}", CHATML_TOKENS, "smollm3"),
     TemplateModel("smollm3-repackaged", "hermes", _HERMES_CALLS, CHATML_TOKENS, "smollm3"),
+    TemplateModel(
+        "hy3",
+        "hy3",
+        f"<tool_calls:opensource>\n{_hy3_call('Oslo', 2)}{_hy3_call('Bergen', 3)}</tool_calls:opensource>",
+        HY3_TOKENS,
+    ),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
     TemplateModel(
         "glm-4.5",

@@ -129,3 +129,19 @@ def test_chat_without_tools_is_rendered(model: TemplateModel) -> None:
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
 def test_every_reasoning_effort_is_rendered(model: TemplateModel, effort: str) -> None:
     assert str(QUESTION.content) in render(model, QUESTION, effort=effort)
+
+
+@pytest.mark.parametrize(
+    ("effort", "rendered"),
+    [
+        (None, "no_think"),
+        ("none", "no_think"),
+        ("minimal", "low"),
+        ("low", "low"),
+        ("medium", "high"),
+        ("xhigh", "high"),
+    ],
+)
+def test_refused_effort_becomes_the_nearest_one(effort: str | None, rendered: str) -> None:
+    model = next(model for model in TEMPLATE_MODELS if model.name == "hy3")
+    assert f"<｜hy_Mode:opensource｜>{rendered}<" in render(model, QUESTION, effort=effort)
