@@ -119,7 +119,9 @@ class DialectReader(TapeReader):
             self.emit_text(count)
 
     def _handle_marker(self, marker: str) -> Parser[None]:
-        if marker in self._closers and (self._in_reasoning or self._at_start):
+        if marker in self._unwrapping and (self._in_reasoning or not self._wrapped):
+            self._emit_text(1)  # the newline; the marker after it may have another meaning
+        elif marker in self._closers and (self._in_reasoning or self._at_start):
             self._switch_mode(len(marker), thinking=False)
         elif marker in self._openers and self._at_start:
             # Mid-text the marker is a quotation, not an opener; directly after an opener it is a repetition.

@@ -18,7 +18,8 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
 
     `before`, the fences and the closer may be missing, and so may `end` if a brace follows. `native_ids`: the header
     is `NAME:NUMBER`, and all of it, `before` included, is the call's own id, which the model expects to see again.
-    `id_mark`: marker that may follow the name, before an id that is not used.
+    `id_mark`: marker that may follow the name, before an id that is not used. `name_mark`: marker that follows such an
+    id in front of the name.
     """
 
     end: str
@@ -27,17 +28,20 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
     fence_end: str = ""
     native_ids: bool = False
     id_mark: str = ""
+    name_mark: str = ""
 
     @property
     def markers(self) -> Sequence[str]:
         """Markers of the format, openers included."""
-        texts = (self.open, self.end, self.close, self.before, self.id_mark)
+        texts = (self.open, self.end, self.close, self.before, self.id_mark, self.name_mark)
         return tuple(text for text in texts if text.strip())
 
     def read_calls(self, reader: TapeReader) -> Parser[None]:
         """Parses a call, beginning at its opener."""
         tape, tape_text = reader.tape, reader.tape.alphabet.tape_text
         yield from tape.expect(tape_text(self.open))
+        if self.name_mark:
+            yield from tape.skip_word(tape_text(self.name_mark))
         yield from tape.skip_whitespace()
         prefixed = self.before != "" and (yield from tape.skip_literal(tape_text(self.before)))
         header = (yield from self._read_header(tape)).strip()
@@ -83,6 +87,7 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
             return None
         name = grammar.literal_text(tool.model_name + (":" if self.native_ids else ""))
         parts = [
+            f"/[a-z0-9]{{10}}/ {grammar.marker_symbol(self.name_mark)}" if self.name_mark else "",
             grammar.marker_symbol(self.before) if self.before else "",
             name,
             "/[0-9]{1,4}/" if self.native_ids else "",
@@ -97,4 +102,5 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
             return None
         number = f":{index}" if self.native_ids else ""
         inside = f"{self.fence}{arguments}{self.fence_end}"
-        return f"{self.open}{self.before}{tool.model_name}{number}{self.end}{inside}{self.close}"
+        name_mark = f"{index:010d}{self.name_mark}" if self.name_mark else ""
+        return f"{self.open}{name_mark}{self.before}{tool.model_name}{number}{self.end}{inside}{self.close}"

@@ -175,6 +175,14 @@ TEMPLATE_MODELS = (
         f"<tool_calls:opensource>\n{_hy3_call('Oslo', 2)}{_hy3_call('Bergen', 3)}</tool_calls:opensource>",
         HY3_TOKENS,
     ),
+    TemplateModel(
+        "solar-open",
+        "solar-open",
+        "<|think|>Two cities.<|end|><|begin|>assistant<|tool_calls|>"
+        f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>find_weather<|tool_call:args|>{_OSLO}<|tool_call:end|>"
+        f"<|tool_call:begin|>f6g7h8i9j0<|tool_call:name|>find_weather<|tool_call:args|>{_BERGEN}<|tool_call:end|><|calls|>",
+        SOLAR_TOKENS,
+    ),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
     TemplateModel(
         "glm-4.5",

@@ -1,0 +1,60 @@
+"""Dialects that write the tool's name in a header: Solar Open; the harmony format over other vocabularies."""
+
+from antiphon.harmony.calls.name_header import NamedJsonCall
+from antiphon.harmony.calls.raw_text import RawTextCall
+from antiphon.harmony.calls.section import CallSection
+from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.dialects import freeform
+
+_SOLAR_CALLS = ("<|tool_calls|>", "<|calls|>")
+_SOLAR_CALL = ("<|tool_call:begin|>", "<|tool_call:end|>")
+
+SOLAR = Dialect(
+    name="solar-open",
+    models="Solar Open",
+    template_markers=("<|tool_call:begin|>", "<|tool_call:name|>"),
+    think=("<|think|>", "<|end|>"),
+    answer=("<|content|>", "<|end|>"),
+    ignored_markers=("<|begin|>assistant",),
+    calls=(
+        CallSection(
+            open=_SOLAR_CALLS[0],
+            close=_SOLAR_CALLS[1],
+            calls=(
+                NamedJsonCall(
+                    open=_SOLAR_CALL[0],
+                    name_mark="<|tool_call:name|>",
+                    end="<|tool_call:args|>",
+                    close=_SOLAR_CALL[1],
+                    separator="",
+                ),
+                RawTextCall(open=_SOLAR_CALL[0], close=_SOLAR_CALL[1]),
+            ),
+        ),
+    ),
+    stop=("<|flush|>", "<|calls|>"),
+    freeform_call=freeform.write_call(_SOLAR_CALLS[0] + _SOLAR_CALL[0], _SOLAR_CALL[1] + _SOLAR_CALLS[1]),
+    freeform_instructions=freeform.write_instructions(
+        _SOLAR_CALLS[0] + _SOLAR_CALL[0], _SOLAR_CALL[1] + _SOLAR_CALLS[1]
+    ),
+)
+_COMMENTARY = "<|channel|>commentary to=functions."
+HARMONY = Dialect(
+    name="harmony",
+    models="llm-jp 4 and others with gpt-oss's format and a vocabulary of their own",
+    think=("<|channel|>analysis<|message|>", "<|end|>"),
+    answer=("<|channel|>final<|message|>", "<|end|>"),
+    ignored_markers=("<|start|>assistant", "<|channel|>commentary<|message|>", "<|end|>", "<|call|>"),
+    calls=(
+        NamedJsonCall(open=_COMMENTARY, end=" <|constrain|>json<|message|>", close="<|call|>", separator=""),
+        NamedJsonCall(open=_COMMENTARY, end="<|message|>", id_mark="<|constrain|>", close="<|call|>"),
+        NamedJsonCall(
+            open="<|start|>assistant to=functions.", end="<|message|>", id_mark="<|channel|>", close="<|call|>"
+        ),
+        NamedJsonCall(open="to=functions.", end="<|message|>", id_mark="<|channel|>", close="<|call|>"),
+        RawTextCall(open="<|channel|>commentary to=custom<|message|>", close="<|call|>"),
+    ),
+    stop=("<|return|>", "<|call|>"),
+    freeform_call=freeform.write_call("<|channel|>commentary to=custom<|message|>", "<|call|>"),
+    freeform_instructions=freeform.write_instructions("<|channel|>commentary to=custom<|message|>", "<|call|>"),
+)
