@@ -12,7 +12,10 @@ from antiphon.harmony.tools import ToolCall, ToolSpec
 
 
 class CallSection(Struct, frozen=True, kw_only=True):
-    """`open call* close`. `aliases`: other openers and closers that models write. The closer may be missing."""
+    """`open call* close`. `aliases`: other openers and closers that models write. The closer may be missing.
+
+    `close` is empty if the model's stop token ends the section.
+    """
 
     open: str
     close: str
@@ -38,7 +41,7 @@ class CallSection(Struct, frozen=True, kw_only=True):
     @property
     def markers(self) -> Sequence[str]:
         """Markers of the section and of its calls."""
-        return *(marker for pair in self._marker_pairs for marker in pair), *(
+        return *(marker for pair in self._marker_pairs for marker in pair if marker), *(
             marker for call_format in self.calls for marker in call_format.markers
         )
 
@@ -60,7 +63,7 @@ class CallSection(Struct, frozen=True, kw_only=True):
                 return
 
     def _skip_closer(self, reader: TapeReader) -> Parser[bool]:
-        for _, closer in self._marker_pairs:
+        for closer in filter(None, (closer for _, closer in self._marker_pairs)):
             if (yield from reader.tape.skip_literal(reader.tape.alphabet.tape_text(closer), cut=True)):
                 return True
         return False
@@ -91,7 +94,9 @@ class CallSection(Struct, frozen=True, kw_only=True):
         for call_format in self.calls:
             if (rule := call_format.grammar_rule(tool, grammar)) is not None:
                 opener = grammar.marker_symbol(call_format.openers[0])
-                return f"BLANKS {opener} {rule} BLANKS {grammar.marker_symbol(self.close)}"
+                return f"BLANKS {opener} {rule}" + (
+                    f" BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
+                )
         return None
 
     def write_calls(self, calls: Sequence[ToolCall]) -> str | None:

@@ -6,7 +6,7 @@ from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import freeform
 
-_SOLAR_CALLS = ("<|tool_calls|>", "<|calls|>")
+_SOLAR_CALLS = "<|tool_calls|>"
 _SOLAR_CALL = ("<|tool_call:begin|>", "<|tool_call:end|>")
 
 SOLAR = Dialect(
@@ -15,11 +15,11 @@ SOLAR = Dialect(
     template_markers=("<|tool_call:begin|>", "<|tool_call:name|>"),
     think=("<|think|>", "<|end|>"),
     answer=("<|content|>", "<|end|>"),
-    ignored_markers=("<|begin|>assistant",),
+    ignored_markers=("<|begin|>assistant", "<|calls|>"),
     calls=(
         CallSection(
-            open=_SOLAR_CALLS[0],
-            close=_SOLAR_CALLS[1],
+            open=_SOLAR_CALLS,
+            close="",
             calls=(
                 NamedJsonCall(
                     open=_SOLAR_CALL[0],
@@ -33,10 +33,8 @@ SOLAR = Dialect(
         ),
     ),
     stop=("<|flush|>", "<|calls|>"),
-    freeform_call=freeform.write_call(_SOLAR_CALLS[0] + _SOLAR_CALL[0], _SOLAR_CALL[1] + _SOLAR_CALLS[1]),
-    freeform_instructions=freeform.write_instructions(
-        _SOLAR_CALLS[0] + _SOLAR_CALL[0], _SOLAR_CALL[1] + _SOLAR_CALLS[1]
-    ),
+    freeform_call=freeform.write_call(_SOLAR_CALLS + _SOLAR_CALL[0], _SOLAR_CALL[1]),
+    freeform_instructions=freeform.write_instructions(_SOLAR_CALLS + _SOLAR_CALL[0], _SOLAR_CALL[1]),
 )
 _COMMENTARY = "<|channel|>commentary to=functions."
 HARMONY = Dialect(
@@ -46,15 +44,13 @@ HARMONY = Dialect(
     answer=("<|channel|>final<|message|>", "<|end|>"),
     ignored_markers=("<|start|>assistant", "<|channel|>commentary<|message|>", "<|end|>", "<|call|>"),
     calls=(
-        NamedJsonCall(open=_COMMENTARY, end=" <|constrain|>json<|message|>", close="<|call|>", separator=""),
-        NamedJsonCall(open=_COMMENTARY, end="<|message|>", id_mark="<|constrain|>", close="<|call|>"),
-        NamedJsonCall(
-            open="<|start|>assistant to=functions.", end="<|message|>", id_mark="<|channel|>", close="<|call|>"
-        ),
-        NamedJsonCall(open="to=functions.", end="<|message|>", id_mark="<|channel|>", close="<|call|>"),
-        RawTextCall(open="<|channel|>commentary to=custom<|message|>", close="<|call|>"),
+        NamedJsonCall(open=_COMMENTARY, end=" <|constrain|>json<|message|>", separator="<|call|>"),
+        NamedJsonCall(open=_COMMENTARY, end="<|message|>", id_mark="<|constrain|>"),
+        NamedJsonCall(open="<|start|>assistant to=functions.", end="<|message|>", id_mark="<|channel|>"),
+        NamedJsonCall(open="to=functions.", end="<|message|>", id_mark="<|channel|>"),
+        RawTextCall(open="<|channel|>commentary to=custom<|message|>"),
     ),
     stop=("<|return|>", "<|call|>"),
-    freeform_call=freeform.write_call("<|channel|>commentary to=custom<|message|>", "<|call|>"),
-    freeform_instructions=freeform.write_instructions("<|channel|>commentary to=custom<|message|>", "<|call|>"),
+    freeform_call=freeform.write_call("<|channel|>commentary to=custom<|message|>", ""),
+    freeform_instructions=freeform.write_instructions("<|channel|>commentary to=custom<|message|>", ""),
 )
