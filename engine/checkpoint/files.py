@@ -21,6 +21,8 @@ from antiphon.engine.errors import LoadError
 
 DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes per element in a safetensors file; types not listed take 1."""
+MXFP4_WEIGHTS_PER_BYTE = 32 / 17
+"""MXFP4 stores 32 weights in 16 bytes and their common scale in one."""
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -32,11 +34,23 @@ class Checkpoint(msgspec.Struct, frozen=True):
     generation_config: dict[str, Any]
     elements_by_dtype: dict[str, int]
 
-    def weight_bytes(self, itemsize: int) -> int:
-        """Returns the memory of the weights at ``itemsize`` bytes each; quantized weights keep their stored size."""
-        if "quantization_config" in self.config:
-            return sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in self.elements_by_dtype.items())
-        return sum(self.elements_by_dtype.values()) * itemsize
+    @property
+    def quantization_method(self) -> str | None:
+        """The method by which the weights are quantized; None if they are not."""
+        quantization = self.config.get("quantization_config")
+        return str(quantization.get("quant_method", "")) if isinstance(quantization, dict) else None
+
+    def weight_bytes(self, itemsize: int, *, unpacks: bool = False) -> int:
+        """Returns the memory of the weights at ``itemsize`` bytes each.
+
+        Quantized weights keep their stored size, unless loading ``unpacks`` them.
+        """
+        method = self.quantization_method
+        if method is None or unpacks:
+            packed = MXFP4_WEIGHTS_PER_BYTE if method == "mxfp4" else 1
+            weights = (count * (packed if dtype == "U8" else 1) for dtype, count in self.elements_by_dtype.items())
+            return int(sum(weights) * itemsize)
+        return sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in self.elements_by_dtype.items())
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:

@@ -5,18 +5,19 @@ Only safetensors are read: no code from the repository, no pickles. The default 
 
 import logging
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
-from antiphon.engine.errors import LoadError
+from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.hardware import free_memory
+from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.protocol import EngineInfo, Sampling
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ DEFAULT_CONTEXT_TOKENS = 131_072
 
 IGNORED_GENERATION_SETTINGS = ("bad_words_ids", "no_repeat_ngram_size", "stop_strings", "begin_suppress_tokens")
 
+NATIVE_FP8_CAPABILITY = (8, 9)
+"""CUDA compute capability from which transformers keeps FP8 weights as they are stored."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,16 +39,20 @@ def load_model(
 ) -> tuple[PreTrainedModel, Checkpoint]:
     """Loads a local folder. ``device`` is cpu or cuda, ``dtype`` one of ``DTYPES``. Raises :class:`LoadError`."""
     checkpoint = inspect_checkpoint(path)
-    check_architecture(checkpoint)
+    model_class = choose_model_class(checkpoint)
+    check_quantization_method(checkpoint)
     device, torch_dtype = choose_device(device), None if dtype is None else DTYPES.get(dtype)
     if dtype is not None and torch_dtype is None:
         raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
     torch_dtype = torch_dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
-    check_memory(checkpoint, torch_dtype.itemsize, free_memory(device))
+    unpacks = unpacks_weights(checkpoint, device)
+    check_memory(checkpoint, torch_dtype.itemsize, free_memory(device), unpacks=unpacks)
     try:
-        model, missing = _pretrained(path, torch_dtype, device)
+        model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model") from error
+    except ImportError as error:
+        raise LoadError(f"{path} needs a package that is not installed ({one_line(error)}); install it") from error
     except Exception as error:
         log.debug("loading %s failed", path, exc_info=True)
         raise LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files") from error
@@ -54,12 +62,16 @@ def load_model(
     return model, checkpoint
 
 
-def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, list[str]]:
+def _load_pretrained(
+    model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str
+) -> tuple[PreTrainedModel, list[str]]:
     """The model on its device, and the names of weights that are missing from the files."""
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]  # a progress bar is noise in a log file
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path,
+    config = load_config(checkpoint)
+    loaded: Any = model_class.from_pretrained(
+        checkpoint.path,
+        **({} if config is None else {"config": config}),
         dtype=dtype,
         use_safetensors=True,
         trust_remote_code=False,
@@ -68,20 +80,6 @@ def _pretrained(path: Path, dtype: torch.dtype, device: str) -> tuple[PreTrained
     )
     model, report = loaded
     return model.eval().to(device), sorted(report["missing_keys"])
-
-
-def check_architecture(folder: Checkpoint) -> None:
-    """Raises :class:`LoadError` unless transformers supports the model without code from the model's repository."""
-    model_type = folder.config["model_type"]
-    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return
-    if folder.config.get("auto_map"):
-        raise LoadError(
-            f"{folder.path}: {model_type} needs code from its repository, which is never run; choose another model"
-        )
-    raise LoadError(
-        f"{folder.path}: transformers does not know {model_type} as a text model; update it, or choose another model"
-    )
 
 
 def choose_device(requested: str | None) -> str:
@@ -94,12 +92,26 @@ def choose_device(requested: str | None) -> str:
     return requested
 
 
-def check_memory(folder: Checkpoint, itemsize: int, free: int | None) -> None:
-    """Raises :class:`LoadError` if the weights, at ``itemsize`` bytes each, do not fit into ``free`` bytes."""
-    needed = folder.weight_bytes(itemsize)
+def unpacks_weights(checkpoint: Checkpoint, device: str) -> bool:
+    """Tells whether transformers unpacks the quantized weights of the checkpoint when it loads them on the device."""
+    method = checkpoint.quantization_method
+    if method == "mxfp4":
+        return find_spec("kernels") is None or find_spec("triton") is None
+    if method in {"fp8", "mxfp8"}:
+        return not device.startswith("cuda") or torch.cuda.get_device_capability(device) < NATIVE_FP8_CAPABILITY
+    return False
+
+
+def check_memory(folder: Checkpoint, itemsize: int, free: int | None, *, unpacks: bool = False) -> None:
+    """Raises :class:`LoadError` if the weights do not fit into ``free`` bytes.
+
+    A weight takes ``itemsize`` bytes; quantized weights take as much if loading ``unpacks`` them.
+    """
+    needed = folder.weight_bytes(itemsize, unpacks=unpacks)
     if free is not None and needed > free:
+        unpacked = f" once {folder.quantization_method} is unpacked" if unpacks else ""
         raise LoadError(
-            f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights, {free / 2**30:.1f} GiB are free; "
+            f"{folder.path} needs {needed / 2**30:.1f} GiB for its weights{unpacked}, {free / 2**30:.1f} GiB are free; "
             "free some memory, or choose a smaller model"
         )
 

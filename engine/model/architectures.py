@@ -1,0 +1,78 @@
+"""Chooses the class of transformers that loads a checkpoint. Vision-language models are loaded whole, to serve text."""
+
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.errors import LoadError
+
+MODEL_TYPE_ALIASES = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers has under another name; their repositories only repeat its code."""
+
+AUDIO_TASKS = (
+    "SPEECH_SEQ_2_SEQ",
+    "CTC",
+    "RNNT",
+    "TDT",
+    "TEXT_TO_WAVEFORM",
+    "TEXT_TO_SPECTROGRAM",
+    "AUDIO_CLASSIFICATION",
+)
+"""Tasks of transformers' mappings from model types to classes, for models that read or write sound."""
+
+
+def choose_model_class(checkpoint: Checkpoint) -> Any:
+    """Returns transformers' automatic class for the checkpoint. Raises :class:`LoadError` if none can serve it."""
+    model_type = resolve_model_type(checkpoint)
+    if model_type in _types_of(*AUDIO_TASKS):
+        raise LoadError(f"{checkpoint.path}: {model_type} is a speech model; choose a text generation model")
+    if model_type in _types_of("CAUSAL_LM"):
+        return AutoModelForCausalLM
+    if model_type in _types_of("IMAGE_TEXT_TO_TEXT"):
+        return AutoModelForImageTextToText
+    if model_type in CONFIG_MAPPING:
+        raise LoadError(f"{checkpoint.path}: {model_type} is not a text generation model; choose another model")
+    if checkpoint.config.get("auto_map"):
+        raise LoadError(
+            f"{checkpoint.path}: {model_type} needs code from its repository, which is never run; choose another model"
+        )
+    raise LoadError(
+        f"{checkpoint.path}: transformers does not know {model_type}; update transformers, or choose another model"
+    )
+
+
+def _types_of(*tasks: str) -> set[str]:
+    """Returns the model types that transformers has a class for."""
+    return {name for task in tasks for name in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", ())}
+
+
+def resolve_model_type(checkpoint: Checkpoint) -> str:
+    """Returns the name that transformers has for the checkpoint's model type."""
+    model_type = str(checkpoint.config["model_type"])
+    return MODEL_TYPE_ALIASES.get(model_type, model_type)
+
+
+def load_config(checkpoint: Checkpoint) -> PreTrainedConfig | None:
+    """Returns the configuration of a model type that transformers has under another name; None for others."""
+    model_type = resolve_model_type(checkpoint)
+    if model_type == checkpoint.config["model_type"]:
+        return None
+    config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(checkpoint.config | {"model_type": model_type})
+    return config
+
+
+def check_quantization_method(checkpoint: Checkpoint) -> None:
+    """Raises :class:`LoadError` if the weights are quantized by a method that transformers does not know.
+
+    transformers itself would ignore the method, and load packed weights as if they were the model's.
+    """
+    method = checkpoint.quantization_method
+    if method is not None and method != "bitsandbytes" and method not in AUTO_QUANTIZER_MAPPING:
+        raise LoadError(
+            f"{checkpoint.path}: transformers does not know the quantization method {method}; "
+            "choose unquantized weights"
+        )
