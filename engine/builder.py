@@ -13,7 +13,7 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.hardware import cpu_features, free_memory, physical_cores, return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
-from antiphon.engine.model.forward import ForwardPass
+from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.loader import engine_info, load_model
 from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.model.varlen import VarlenForward
@@ -21,6 +21,7 @@ from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
 from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
 from antiphon.engine.optimize.pack_linears import PackingResult, mean_cosine, pack_linears
 from antiphon.engine.optimize.rms_norm import replace_norms
+from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import compiler_factory
@@ -64,6 +65,8 @@ def build_core_from_model(
     by faster ones.
     """
     options = options or EngineOptions()
+    if optimize:
+        remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model))
     kernels = _load_kernels(model, options) if optimize else None
     forward = _select_forward(model, options, kernels)
     packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()

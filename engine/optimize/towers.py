@@ -1,0 +1,55 @@
+"""Removes the parts of a multimodal model that text does not use, such as a vision tower, and frees their weights."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from antiphon.engine.errors import LoadError, one_line
+
+log = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def remove_unused_towers(model: PreTrainedModel, run: Callable[[], Tensor]) -> list[str]:
+    """Removes children of a multimodal model's body that ``run``, which runs it on text, does not call.
+
+    Returns their names. Raises :class:`LoadError` if the model does not run on text alone.
+    """
+    body: Any = model.base_model
+    if model.config.get_text_config(decoder=True) is model.config or body is model:
+        return []
+    called: set[str] = set()
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+        for name, child in body.named_children()
+        for module in child.modules()
+    ]
+    try:
+        expected = run()
+    except Exception as error:
+        raise LoadError(
+            f"{type(model).__name__} does not run on text alone ({one_line(error)}); choose a text generation model"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    unused = {name: child for name, child in body.named_children() if name not in called}
+    _set_children(body, dict.fromkeys(unused))
+    try:
+        differs = not torch.equal(run(), expected)
+    except Exception:  # a part that is not called may still be read
+        log.debug("%s does not run without %s", type(model).__name__, ", ".join(unused), exc_info=True)
+        differs = True
+    if differs:
+        _set_children(body, unused)
+        return []
+    return list(unused)
+
+
+def _set_children(body: nn.Module, children: dict[str, Any]) -> None:
+    for name, child in children.items():
+        setattr(body, name, child)
