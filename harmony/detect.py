@@ -20,6 +20,7 @@ from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
 from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
+from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
 from antiphon.harmony.format import ModelFormat, RenderError
 from antiphon.harmony.gptoss.format import GptOssFormat
@@ -33,6 +34,8 @@ _LIKE_A_TOKEN = re.compile(r"</?[|｜]?[^<>\s=]*[|｜]?>|\[/?[A-Z_]{3,}\]")  # n
 _TOKEN_PART = re.compile(r"<\|\w+\|>")
 GPT_OSS_TYPE = "gpt_oss"
 """`model_type` of gpt-oss."""
+GPT_OSS_TOKEN_IDS = {"<|start|>": 200006, "<|channel|>": 200005}
+"""Tokens of gpt-oss's format, with their ids in its vocabulary."""
 _CHATML = Path(__file__).parent / "prompt" / "chatml.jinja"
 
 
@@ -132,7 +135,9 @@ def detect_dialect(
     model_type, added_tokens = config.get("model_type"), added_tokens or {}
     if model_type == GPT_OSS_TYPE:
         return GPT_OSS, f"its model_type is {GPT_OSS_TYPE}"
-    if "<|channel|>" in template and "<|start|>" in template:
+    if all(token in template for token in GPT_OSS_TOKEN_IDS):
+        if added_tokens and any(added_tokens.get(text) != token for text, token in GPT_OSS_TOKEN_IDS.items()):
+            return HARMONY.name, "its chat template writes <|channel|>, and its vocabulary is not that of gpt-oss"
         return GPT_OSS, "its chat template writes <|channel|>"
     for dialect in DIALECTS.values():
         if markers := dialect.find_template_markers(template):

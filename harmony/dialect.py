@@ -42,6 +42,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Syntax of citations inside the text."""
     ignored_markers: tuple[str, ...] = ()
     """Markers that such models write between the other parts and that have no meaning. They are skipped."""
+    message_opener: str = ""
+    """Text with which such models begin a message of their own, as between reasoning and answer. It is skipped."""
     calls: tuple[CallFormat, ...] = ()
     freeform_call: str = ""
     freeform_instructions: str = ""
@@ -58,12 +60,17 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return (self.think, *self.think_aliases) if self.think else ()
 
     @property
+    def skipped_markers(self) -> tuple[str, ...]:
+        """Markers without a meaning, wherever they occur."""
+        return (*self.ignored_markers, self.message_opener) if self.message_opener else self.ignored_markers
+
+    @property
     def all_markers(self) -> tuple[str, ...]:
         """Markers of every kind, each once. Any other output is text."""
         markers = (
             *(marker for pair in self.think_markers for marker in pair),
             *(self.answer or ()),
-            *self.ignored_markers,
+            *self.skipped_markers,
         )
         markers += (self.citations.open, self.citations.close) if self.citations else ()
         return tuple(
@@ -93,7 +100,7 @@ class DialectReader(TapeReader):
         openers = {opener for _, openers in self._call_formats for opener in openers}
         self._citations, self._items = dialect.citations, prompt_input.items
         self._cite = tape_text(dialect.citations.open) if dialect.citations else None
-        self._ignored = {tape_text(marker) for marker in dialect.ignored_markers}
+        self._ignored = {tape_text(marker) for marker in dialect.skipped_markers}
         markers = [
             *filter(None, [self._cite]),
             *sorted(self._ignored),

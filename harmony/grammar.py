@@ -131,7 +131,7 @@ class GrammarBuilder:
 
 def build_turn_grammar(
     grammar: GrammarBuilder,
-    think: tuple[str, str] | None,
+    think: tuple[str, ...] | None,
     calls: Mapping[str, Sequence[str]],
     markers: Sequence[str],
     *,
@@ -144,12 +144,14 @@ def build_turn_grammar(
 
     `thinking`: the prompt ends inside reasoning, so the grammar begins there. `calls`: for each opener, the rules of
     what may follow it; openers in `bare` count only at the start of an answer. `markers`: texts that plain text must
-    not contain. `wrapper`: opener and closer that may surround the text.
+    not contain. `wrapper`: opener and closer that may surround the text. `think`: opener and closer of reasoning, and
+    texts that may follow it.
     """
     answer = _answer_rule(grammar, calls, markers, requirements, head_only_openers, wrapper)
     if think is None:
         return grammar.build(answer)
     reasoning = grammar.text_until(think[1], *markers)
+    reasoning += "".join(f" (BLANKS {grammar.marker_symbol(text)})?" for text in think[2:])
     if thinking:
         return grammar.build(f"{reasoning} {answer}")
     return grammar.build(f"(BLANKS {grammar.marker_symbol(think[0])} {reasoning})? {answer}")

@@ -82,7 +82,10 @@ class TemplateFormat:
         control_texts = [
             text for text, token in self._vocabulary.added_tokens.items() if token in self._vocabulary.special_ids
         ]
-        turn_starts = (rendered.rfind(text) for text in control_texts if text not in (*openers, *closers))
+        # Control tokens that reasoning markers consist of begin no turn.
+        turn_starts = (
+            rendered.rfind(text) for text in control_texts if not any(text in marker for marker in (*openers, *closers))
+        )
         turn_start = max([0, *turn_starts])
         return max(rendered.rfind(marker, turn_start) for marker in openers) > max(
             rendered.rfind(marker, turn_start) for marker in closers
@@ -105,7 +108,9 @@ class TemplateFormat:
         requirements = answer_requirements(prompt_input)
         if requirements.call_required and not calls:
             return None
-        think = self._dialect.think if prompt_input.effort != "none" or prompt.in_reasoning else None
+        think: tuple[str, ...] | None = None
+        if self._dialect.think is not None and (prompt_input.effort != "none" or prompt.in_reasoning):
+            think = tuple(filter(None, (*self._dialect.think, self._dialect.message_opener)))
         head_only_openers = frozenset(
             opener for call_format in self._dialect.calls if call_format.head_only for opener in call_format.openers
         )

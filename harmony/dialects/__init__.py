@@ -9,7 +9,7 @@ from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects.deepseek import V3, V4, V31, V32
 from antiphon.harmony.dialects.gemma import FUNCTIONGEMMA, GEMMA3, GEMMA4
 from antiphon.harmony.dialects.glm import GLM, HY3, HY3_PREVIEW
-from antiphon.harmony.dialects.headers import SOLAR
+from antiphon.harmony.dialects.headers import HARMONY, SOLAR
 from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.dialects.json_arrays import (
     APERTUS,
@@ -34,10 +34,10 @@ from antiphon.harmony.dialects.qwen3coder import QWEN3CODER, SEED
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        SEED, HY3, HY3_PREVIEW, GLM, V32, V4, V3, V31, KIMI, K3, M3, MINIMAX, DOTS, MINICPM, SOLAR, STEP3,
-        MISTRAL_V11, MISTRAL, NEMOTRON2, LLAMA4, LLAMA3, OLMO3, LFM2, GEMMA4, FUNCTIONGEMMA, PHI4, GRANITE3,
-        APERTUS, COHERE, GIGACHAT, HUNYUAN, JAMBA, INTERNLM, LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM, GEMMA3,
-        PYTHONIC, PLAIN,
+        SEED, HY3, HY3_PREVIEW, GLM, V32, V4, V3, V31, KIMI, K3, M3, MINIMAX, DOTS, MINICPM, SOLAR, HARMONY,
+        STEP3, MISTRAL_V11, MISTRAL, NEMOTRON2, LLAMA4, LLAMA3, OLMO3, LFM2, GEMMA4, FUNCTIONGEMMA, PHI4,
+        GRANITE3, APERTUS, COHERE, GIGACHAT, HUNYUAN, JAMBA, INTERNLM, LONGCAT, ERNIE, QWEN3CODER, HERMES, XLAM,
+        GEMMA3, PYTHONIC, PLAIN,
     )
 }  # fmt: skip
 """Dialects by name."""

@@ -14,8 +14,9 @@ SOLAR = Dialect(
     models="Solar Open",
     template_markers=("<|tool_call:begin|>", "<|tool_call:name|>"),
     think=("<|think|>", "<|end|>"),
+    message_opener="<|begin|>assistant",
     answer=("<|content|>", "<|end|>"),
-    ignored_markers=("<|begin|>assistant", "<|calls|>"),
+    ignored_markers=("<|calls|>",),
     calls=(
         CallSection(
             open=_SOLAR_CALLS,
@@ -41,8 +42,9 @@ HARMONY = Dialect(
     name="harmony",
     models="llm-jp 4 and others with gpt-oss's format and a vocabulary of their own",
     think=("<|channel|>analysis<|message|>", "<|end|>"),
+    message_opener="<|start|>assistant",
     answer=("<|channel|>final<|message|>", "<|end|>"),
-    ignored_markers=("<|start|>assistant", "<|channel|>commentary<|message|>", "<|end|>", "<|call|>"),
+    ignored_markers=("<|channel|>commentary<|message|>", "<|end|>", "<|call|>"),
     calls=(
         NamedJsonCall(open=_COMMENTARY, end=" <|constrain|>json<|message|>", separator="<|call|>"),
         NamedJsonCall(open=_COMMENTARY, end="<|message|>", id_mark="<|constrain|>"),

@@ -183,6 +183,14 @@ TEMPLATE_MODELS = (
         f"<|tool_call:begin|>f6g7h8i9j0<|tool_call:name|>find_weather<|tool_call:args|>{_BERGEN}<|tool_call:end|><|calls|>",
         SOLAR_TOKENS,
     ),
+    TemplateModel(
+        "llm-jp-4",
+        "harmony",
+        "<|channel|>analysis<|message|>Two cities.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.find_weather <|constrain|>json<|message|>{_OSLO}<|call|>"
+        f"<|start|>assistant to=functions.find_weather<|channel|>commentary json<|message|>{_BERGEN}<|call|>",
+        HARMONY_TOKENS,
+    ),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
     TemplateModel(
         "glm-4.5",

@@ -52,6 +52,14 @@ def test_dialect_is_detected_from_the_template(config: dict[str, Any], template:
     assert detect_dialect(config, template)[0] == name
 
 
+def test_harmony_template_over_another_vocabulary_is_not_gpt_oss() -> None:
+    template, own_ids = "<|start|>assistant<|channel|>final", {"<|start|>": 200006, "<|channel|>": 200005}
+    assert detect_dialect({}, template, own_ids)[0] == "gpt-oss"
+    assert detect_dialect({}, template, {"<|start|>": 5, "<|channel|>": 6})[0] == "harmony"
+    assert detect_dialect({}, template, {"<|start|>": 200006})[0] == "harmony"
+    assert detect_dialect({"model_type": "gpt_oss"}, template, {"<|start|>": 5, "<|channel|>": 6})[0] == "gpt-oss"
+
+
 def test_load_format_returns_the_reason(tmp_path: Path) -> None:
     loaded = load_format(
         write_model_folder(
