@@ -264,6 +264,16 @@ def test_open_reasoning_is_detected_at_the_end_of_the_prompt(tail: str, thinking
     assert create_format(template).render_prompt(prompt_input, now=parser_helpers.NOW).in_reasoning is thinking
 
 
+def test_open_reasoning_is_detected_if_its_marker_consists_of_control_tokens() -> None:
+    tokens = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+    prompts = []
+    for tail in ("", "<|channel|>analysis<|message|>", "<|channel|>analysis<|message|><|end|>"):
+        template = ChatTemplate(f"<|start|>user<|message|>hi<|end|><|start|>assistant{tail}")
+        model_format = TemplateFormat(DIALECTS["harmony"], ByteVocabulary((), tokens), template)
+        prompts.append(model_format.render_prompt(PromptInput(), now=parser_helpers.NOW).in_reasoning)
+    assert prompts == [False, True, False]
+
+
 def test_unclosed_reasoning_of_an_earlier_turn_is_ignored() -> None:
     assert (
         not create_format("<think>old<|im_end|>new").render_prompt(PromptInput(), now=parser_helpers.NOW).in_reasoning
