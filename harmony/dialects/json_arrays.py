@@ -117,9 +117,27 @@ COHERE = Dialect(
     freeform_call=freeform.write_call("<|START_ACTION|>", "<|END_ACTION|>"),
     freeform_instructions=freeform.write_instructions("<|START_ACTION|>", "<|END_ACTION|>"),
 )
+_GIGACHAT_TURN = "<|message_sep|>"
+GIGACHAT30 = Dialect(
+    name="gigachat3.0",
+    models="GigaChat 3.0",
+    template_markers=("function call", "<|role_sep|>"),
+    ignored_markers=(_GIGACHAT_TURN,),
+    calls=(
+        JsonSequenceCall(
+            open="function call<|role_sep|>",
+            separator=f"{_GIGACHAT_TURN}\n\nfunction call<|role_sep|>\n",
+            arguments=("arguments", "parameters"),
+        ),
+        RawTextCall(open="function call<|role_sep|>", close=_GIGACHAT_TURN),
+    ),
+    stop=("</s>",),
+    freeform_call=freeform.write_call("function call<|role_sep|>", _GIGACHAT_TURN),
+    freeform_instructions=freeform.write_instructions("function call<|role_sep|>", _GIGACHAT_TURN),
+)
 GIGACHAT = Dialect(
     name="gigachat3",
-    models="GigaChat 3",
+    models="GigaChat 3.1",
     template_markers=("<|function_call|>",),
     calls=(
         JsonSequenceCall(open="<|function_call|>", arguments=("arguments", "parameters")),

@@ -184,6 +184,13 @@ TEMPLATE_MODELS = (
         SOLAR_TOKENS,
     ),
     TemplateModel(
+        "gigachat-3.0",
+        "gigachat3.0",
+        f'<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "find_weather", "arguments": {_OSLO}}}<|message_sep|>\n\n'
+        f'function call<|role_sep|>\n{{"name": "find_weather", "arguments": {_BERGEN}}}<|message_sep|>\n\n',
+        ("<|message_sep|>", "<|role_sep|>"),
+    ),
+    TemplateModel(
         "llm-jp-4",
         "harmony",
         "<|channel|>analysis<|message|>Two cities.<|end|>"
