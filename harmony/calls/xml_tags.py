@@ -17,6 +17,7 @@ from antiphon.harmony.parsing.tape import MalformedText, Parser, Tape, literals
 from antiphon.harmony.tools import INPUT, ToolSpec
 
 _LINE = "\n"
+CDATA_OPEN, CDATA_CLOSE = "<![CDATA[", "]]>"
 _MARKS = """[ \\t]*["']?"""
 
 
@@ -75,7 +76,8 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     `type_attribute` names an attribute that states whether a value is a string (`true`) or JSON (`false`); the
     attribute `type` states the JSON type. `count_attribute` names an attribute of the call that counts from 1. `gap`
     belongs to the tags at either end of a value. Without `end`, the tool's name extends to the end of its line or to
-    the first tag. If a value's closing tag is missing, the newline before the next tag ends the value.
+    the first tag. If a value's closing tag is missing, the newline before the next tag ends the value. `cdata`: a value
+    may be wrapped in a CDATA section, which is not part of it.
     """
 
     head: str
@@ -89,6 +91,7 @@ class XmlTagCall(NumberedCall, frozen=True, kw_only=True):
     type_attribute: str = ""
     count_attribute: str = ""
     gap: str = "\n"
+    cdata: bool = False
     outer_closers: tuple[str, ...] = ()
     """Closers of the section around the call. They also end a call whose own end is missing."""
 
@@ -303,6 +306,8 @@ class TagValueReader:
         trimmed = self._tags if frame.trims_newlines else self._tags[1:]
         self._stops = literals(self._tags[0], *("\n" + tag for tag in trimmed), controls=True)
         self._outer = [tape_text(text) for text in frame.outer_closers]
+        self._cdata_stops = literals(CDATA_CLOSE, controls=True)
+        self._in_cdata = False
 
     def read_value(self, name: str, attributes: Mapping[str, str]) -> Parser[None]:
         """Reads a value, from after its opening tag to after its closing tag."""
@@ -313,6 +318,7 @@ class TagValueReader:
             yield from tape.expect(tape.alphabet.tape_text(self._frame.value))
         if self._frame.trims_newlines:
             yield from tape.skip_literal("\n")
+        self._in_cdata = self._frame.cdata and (yield from tape.skip_literal(CDATA_OPEN))
         yield from tape.wait_more()
         if name in self._emitted_names or (custom and self._emitted_names):
             yield from self._read_pieces(tape.skip)
@@ -363,6 +369,9 @@ class TagValueReader:
     def _read_pieces(self, take: Callable[[int], None]) -> Parser[None]:
         """Passes the lengths of the value's pieces to `take`, up to its end. Raises `MalformedText` without one."""
         tape = self._reader.tape
+        if self._in_cdata:
+            yield from self._read_cdata(take)
+            return
         while (yield from tape.wait_more()):
             if count := tape.count_clear(self._stops):
                 take(count)
@@ -373,6 +382,26 @@ class TagValueReader:
                 if (yield from self._skip_end(bare, len(tag))):
                     return
                 take(len(tag))
+        raise MalformedText("no end")
+
+    def _read_cdata(self, take: Callable[[int], None]) -> Parser[None]:
+        """Passes the lengths of the pieces inside a CDATA section to `take`, up to the value's closing tag."""
+        tape = self._reader.tape
+        while (yield from tape.wait_more()):
+            if count := tape.count_clear(self._cdata_stops):
+                take(count)
+            elif (yield from tape.match_literal(self._cdata_stops)) != CDATA_CLOSE:
+                break
+            else:
+                mark = tape.mark()
+                tape.skip(len(CDATA_CLOSE))
+                yield from tape.skip_whitespace()
+                if (yield from tape.skip_literal(self._tags[0])):
+                    tape.release()
+                    return
+                tape.rewind(mark)
+                tape.release()
+                take(len(CDATA_CLOSE))
         raise MalformedText("no end")
 
     def _skip_end(self, tag: str, count: int) -> Parser[bool]:

@@ -63,6 +63,7 @@ MINICPM = Dialect(
             value_end="</param>",
             quote='"',
             gap="",
+            cdata=True,
         ),
     ),
 )

@@ -198,6 +198,14 @@ TEMPLATE_MODELS = (
         f"<|start|>assistant to=functions.find_weather<|channel|>commentary json<|message|>{_BERGEN}<|call|>",
         HARMONY_TOKENS,
     ),
+    TemplateModel(
+        "minicpm5",
+        "minicpm5",
+        "Two cities.\n</think>\n"
+        '<function name="find_weather"><param name="city"><![CDATA[Oslo]]></param><param name="days">2</param></function>\n'
+        '<function name="find_weather"><param name="city">Bergen</param><param name="days"><![CDATA[3]]></param></function>',
+        CHATML_TOKENS,
+    ),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
     TemplateModel(
         "glm-4.5",
