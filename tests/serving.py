@@ -23,11 +23,11 @@ from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
 from antiphon.harmony.detect import bytes_format
+from tests.progress import wait_with_progress
 
 Script = Path | Sequence[dict[str, Any]]
 WrapApp = Callable[[AsgiApp], AsgiApp]
 """Wraps the whole application, for example in a recorder."""
-START_TIMEOUT_S = 30
 
 
 def _unwrapped(app: AsgiApp) -> AsgiApp:
@@ -119,7 +119,7 @@ class _ServerThread:
 
     def wait_started(self) -> RunningServer:
         """Returns the running server. Raises the error that prevented its start."""
-        assert self._started.wait(START_TIMEOUT_S), "the server did not start"
+        wait_with_progress(lambda: self._started.is_set() or not self._thread.is_alive(), "the server did not start")
         self._raise_error()
         assert self._running is not None
         return self._running
@@ -127,8 +127,7 @@ class _ServerThread:
     def stop(self) -> None:
         """Stops the server and waits for the thread. Raises the thread's error."""
         self._request_stop()
-        self._thread.join(START_TIMEOUT_S)
-        assert not self._thread.is_alive(), "the server did not stop"
+        wait_with_progress(lambda: not self._thread.is_alive(), "the server did not stop")
         self._raise_error()
 
     def _request_stop(self) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tests.app.server_helpers import FAKE_CORE_FACTORY, free_port, process_engine_registry, wait_until
 from tests.counts import FULL_COUNTS
 from tests.invariants import Event, check_stream
+from tests.progress import wait_with_progress
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
@@ -191,7 +192,7 @@ def is_healthy(url: str) -> bool:
 def test_server_answers_while_the_engine_loads(tmp_path: Path, start_process: StartProcess) -> None:
     (tmp_path / "slow").write_text("until", encoding="utf-8")
     url, process = start_process()
-    assert wait_until(60, lambda: is_healthy(url))
+    wait_with_progress(lambda: is_healthy(url), "the server did not start", pid=process.pid)
     reply = httpx.get(f"{url}/ready")
     assert reply.status_code == 503
     assert wait_until(60, lambda: httpx.get(f"{url}/ready").json()["reason"] == "chatter: loading: packing weights")
@@ -213,7 +214,7 @@ def test_server_answers_while_the_engine_loads(tmp_path: Path, start_process: St
 def test_sigterm_during_loading_answers_503_and_ends_the_server(tmp_path: Path, start_process: StartProcess) -> None:
     (tmp_path / "slow").write_text("until", encoding="utf-8")
     url, process = start_process()
-    assert wait_until(60, lambda: is_healthy(url))
+    wait_with_progress(lambda: is_healthy(url), "the server did not start", pid=process.pid)
 
     async def stop_while_waiting() -> httpx.Response:
         async with httpx.AsyncClient(timeout=CLIENT_TIMEOUT) as client:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.app.server_helpers import free_port, wait_until
 from tests.conftest import StartServer
+from tests.progress import wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
@@ -182,7 +183,7 @@ class ScriptedServerProcess:
         command += ["--port", str(self._port), *options]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.url = f"http://127.0.0.1:{self._port}"
-        assert wait_until(20, self._answers), "the server did not start"
+        wait_with_progress(self._answers, "the server did not start", pid=self.process.pid)
 
     def _answers(self) -> bool:
         try:

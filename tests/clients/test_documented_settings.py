@@ -12,7 +12,7 @@ from antiphon.app.settings import Settings
 from antiphon.app.store.database import Database
 from antiphon.app.store.factory import open_store
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
-from tests.app.store.test_sqlite import add_log
+from tests.app.store.store_helpers import add_log
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
 from tests.serving import RunningServer

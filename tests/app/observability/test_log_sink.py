@@ -18,6 +18,7 @@ import pytest
 
 from antiphon.app.observability.log_sink import MAX_QUEUED_CHARS, LogSink
 from tests.app.server_helpers import free_port
+from tests.progress import wait_with_progress
 from tests.syntax import ROOT
 
 SCRIPT = '[[reply]]\nname = "hello"\noutput = ["Hello."]\n'
@@ -37,15 +38,14 @@ def serve_command(script: str, port: int, *options: str) -> list[str]:
 
 
 def wait_until_ready(port: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         assert process.poll() is None, "the server exited"
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200:
-                return
+            return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
         except httpx.TransportError:
-            time.sleep(0.05)
-    raise AssertionError("the server did not start")
+            return False
+
+    wait_with_progress(is_ready, "the server did not start", pid=process.pid)
 
 
 @contextmanager

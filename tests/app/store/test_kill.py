@@ -20,6 +20,7 @@ import pytest
 from tests.app.store.store_helpers import SERVER_PROGRAM
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
+from tests.progress import wait_with_progress
 from tests.syntax import ROOT
 
 NUM_KILLS = 200 if FULL_COUNTS else 4
@@ -36,8 +37,9 @@ async def run_server(path: Path) -> AsyncIterator[tuple[str, Callable[[], None]]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        port = int(await asyncio.wait_for(process.stdout.readline(), 60))
-        yield f"http://127.0.0.1:{port}/v1", process.kill
+        reading = asyncio.create_task(process.stdout.readline())
+        await asyncio.to_thread(wait_with_progress, reading.done, "the server did not start", pid=process.pid)
+        yield f"http://127.0.0.1:{int(reading.result())}/v1", process.kill
     finally:
         if process.returncode is None:
             process.kill()

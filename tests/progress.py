@@ -1,0 +1,76 @@
+"""Waits for servers that start or stop: as long as they make progress, however slow the machine is.
+
+A fixed deadline fails on a busy machine, and its message does not tell a slow server from a dead one. Progress is CPU
+time of the process and its descendants: a process that computes will be done some time, one that hangs uses none.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+POLL_INTERVAL_S = 0.01
+STALL_WINDOW_S = 30.0
+"""Time without progress after which a process counts as stalled."""
+MIN_CPU_S_PER_WINDOW = 0.5
+"""CPU time in a window that counts as progress. Polling takes less."""
+PROC = Path("/proc")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class StalledError(AssertionError):
+    """The process neither reached the state nor used the CPU."""
+
+
+def wait_with_progress(
+    condition: Callable[[], object],
+    what: str,
+    *,
+    pid: int | None = None,
+    cpu_seconds: Callable[[int], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits until the condition is true. Raises `StalledError` if the process `pid` (default: this one) stalls.
+
+    The condition may raise an error of its own, such as that the process has exited.
+    """
+    pid, measure = pid or os.getpid(), cpu_seconds or tree_cpu_seconds
+    window_start, cpu_at_start = clock(), measure(pid)
+    while not condition():
+        sleep(POLL_INTERVAL_S)
+        if clock() - window_start < STALL_WINDOW_S:
+            continue
+        cpu = measure(pid)
+        if cpu - cpu_at_start < MIN_CPU_S_PER_WINDOW and not condition():
+            raise StalledError(f"{what}: no progress for {STALL_WINDOW_S:g} s ({cpu - cpu_at_start:.2f} s of CPU time)")
+        window_start, cpu_at_start = clock(), cpu
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Returns the CPU time of a process and its descendants in seconds; without `/proc`, wall-clock time.
+
+    A descendant that exits and was waited for is counted by its parent.
+    """
+    if not (PROC / "self/stat").exists():
+        return time.monotonic()  # the test's own time limit is then the only one
+    parents: dict[int, int] = {}
+    times: dict[int, float] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            try:
+                # The name of the program, in parentheses, may contain blanks.
+                fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            except OSError:  # it has exited
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            times[int(entry.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
+    return sum(seconds for process, seconds in times.items() if _descends(process, pid, parents))
+
+
+def _descends(process: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while process > 0:
+        if process == ancestor:
+            return True
+        process = parents.get(process, 0)
+    return False
