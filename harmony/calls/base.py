@@ -122,15 +122,17 @@ class NumberedCall(DelimitedCall, frozen=True, kw_only=True):
 class ListCall(DelimitedCall, frozen=True, kw_only=True):
     """Base class of formats that hold all calls of a turn in one list: `open [call, call] close`.
 
-    If the opener is the bracket itself, the list counts only at the start of an answer.
+    If the opener is the bracket itself, the list counts only at the start of an answer. Without `brackets`, each call
+    is on a line of its own.
     """
 
     separator: str = ", "
+    brackets: bool = True
 
     @property
     def brackets_around(self) -> tuple[str, str]:
         """Texts between the markers and the calls."""
-        return ("" if self.head_only else "[", "]")
+        return ("" if self.head_only else "[", "]") if self.brackets else ("\n", "\n")
 
     def join_calls(self, written: Sequence[str]) -> str:
         """Joins calls that were written one by one."""

@@ -14,12 +14,17 @@ from antiphon.harmony.tools import ToolSpec
 class JsonArrayCall(ListCall, frozen=True, kw_only=True):
     """`open [{"name": …, "arguments": …}, …] close`; `keyed`: the elements are `{NAME: arguments}`.
 
-    The closer may be missing. A single object instead of the array is one call.
+    The closer may be missing. Objects may follow each other without the array; `brackets` tells which is written.
     """
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     keyed: bool = False
+
+    @property
+    def allows_bare_calls(self) -> bool:
+        """True if a closer ends the calls, so that they need no brackets."""
+        return self.close != ""
 
     def read_one_call(self, reader: TapeReader) -> Parser[None]:
         """Parses one element of the array."""
@@ -45,14 +50,15 @@ class JsonArrayCall(ListCall, frozen=True, kw_only=True):
         )
 
     def grammar_rule(self, tool: ToolSpec, grammar: GrammarBuilder) -> str | None:
-        """Returns the rule of what may follow the opener: an array of one call."""
+        """Returns the rule of what may follow the opener: a list of one call."""
         if tool.kind == "custom":
             return None
         value = grammar.json_value(tool.parameters)
-        bracket = "" if self.head_only else grammar.literal_text("[")
+        begin, end = (grammar.literal_text(text) if text else "" for text in self.brackets_around)
         closer = f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""
         head = grammar.literal_text(self._element_head(tool))
-        return f"{bracket} {head} {value} BLANKS {grammar.literal_text('}]')} {closer}"
+        brace = grammar.literal_text("}")
+        return f"{begin} {head} {value} BLANKS {brace} {end if self.brackets else ''} {closer}"
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes an element of the array."""

@@ -18,8 +18,6 @@ _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 class PythonicCall(ListCall, frozen=True, kw_only=True):
     """`open [add(a=1), sub(b="x")] close`, in Python syntax. The brackets may be missing."""
 
-    brackets: bool = True
-
     @property
     def allows_bare_calls(self) -> bool:
         """True: several calls may follow each other without brackets."""
@@ -62,11 +60,6 @@ class PythonicCall(ListCall, frozen=True, kw_only=True):
             grammar.literal_text(")" + ("]" if self.brackets else "")),
         ]
         return " ".join(filter(None, [*parts, f"BLANKS {grammar.marker_symbol(self.close)}" if self.close else ""]))
-
-    @property
-    def brackets_around(self) -> tuple[str, str]:
-        """Texts between the markers and the calls."""
-        return super().brackets_around if self.brackets else ("\n", "\n")
 
     def write_call(self, tool: ToolSpec, arguments: str) -> str | None:
         """Writes a call in Python syntax."""

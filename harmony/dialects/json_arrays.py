@@ -75,6 +75,19 @@ JAMBA = Dialect(
     freeform_call=freeform.write_call("<tool_calls>", "</tool_calls>"),
     freeform_instructions=freeform.write_instructions("<tool_calls>", "</tool_calls>"),
 )
+MINIMAX1 = Dialect(
+    name="minimax-m1",
+    models="MiniMax M1",
+    template_markers=("<tool_calls>", "<beginning_of_sentence>"),
+    think=THINK,
+    calls=(
+        JsonArrayCall(open="<tool_calls>", close="</tool_calls>", brackets=False, separator="\n"),
+        RawTextCall(open="<tool_calls>", close="</tool_calls>"),
+    ),
+    stop=("<end_of_sentence>",),
+    freeform_call=freeform.write_call("<tool_calls>", "</tool_calls>"),
+    freeform_instructions=freeform.write_instructions("<tool_calls>", "</tool_calls>"),
+)
 HUNYUAN = Dialect(
     name="hunyuan",
     models="Hunyuan A13B",

@@ -206,6 +206,13 @@ TEMPLATE_MODELS = (
         '<function name="find_weather"><param name="city">Bergen</param><param name="days"><![CDATA[3]]></param></function>',
         CHATML_TOKENS,
     ),
+    TemplateModel(
+        "minimax-m1",
+        "minimax-m1",
+        f'<tool_calls>\n{{"name": "find_weather", "arguments": {_OSLO}}}\n'
+        f'{{"name": "find_weather", "arguments": {_BERGEN}}}\n</tool_calls>',
+        ("<beginning_of_sentence>", "<end_of_sentence>"),
+    ),
     TemplateModel("qwen3", "hermes", f"<think>\nTwo cities.\n</think>\n\n{_HERMES_CALLS}", CHATML_TOKENS),
     TemplateModel(
         "glm-4.5",
