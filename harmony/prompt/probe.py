@@ -79,6 +79,7 @@ class ShapeSearch:
         parts = (_USER, _NAME, _VALUES[0], _OUTPUTS[0])
         if not self._choose(self._list_call_shapes(), self._with_tools(one), parts):
             self._shape = replace(self._shape, written_calls=True, outputs_as_user=True)
+        self._prefer_null_content(self._with_tools(one), parts)
         text_and_call = (_USER_MESSAGE, _ASSISTANT_MESSAGE, _call(0), _output(0))
         self._choose(
             [self._shape, replace(self._shape, separate_calls=True)],
@@ -99,6 +100,13 @@ class ShapeSearch:
             (_SYSTEM, *parts),
             ordered=False,
         )
+
+    def _prefer_null_content(self, conversation: PromptInput, parts: Sequence[str]) -> None:
+        """Takes None as the text of calls if the template writes an empty message for an empty text."""
+        with_null = replace(self._shape, null_content=True)
+        rendered, shorter = self._render(conversation, self._shape), self._render(conversation, with_null)
+        if rendered and shorter and len(shorter) < len(rendered) and _holds(shorter, parts, ordered=True):
+            self._shape = with_null
 
     def _list_call_shapes(self) -> list[MessageShape]:
         """Returns the forms of calls and outputs: the template's own ones first, then text."""

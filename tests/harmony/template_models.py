@@ -83,6 +83,12 @@ def _hy3_call(city: str, days: int) -> str:
     return f"<tool_call:opensource>find_weather<tool_sep:opensource>\n{arguments}</tool_call:opensource>\n"
 
 
+_R1_OUTPUT = (
+    "Two cities.\n</think>\n\n<｜tool▁calls▁begin｜>"
+    f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_OSLO}\n```<｜tool▁call▁end｜>\n"
+    f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_BERGEN}\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>"
+)
 TEMPLATE_MODELS = (
     TemplateModel("mistral-v3", "mistral", f"[TOOL_CALLS] {_ARRAY}", ("[INST]", "[/INST]", "[TOOL_CALLS]")),
     TemplateModel(
@@ -92,15 +98,8 @@ TEMPLATE_MODELS = (
         ("[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     ),
     TemplateModel("mixtral-v0.1", "plain"),
-    TemplateModel(
-        "deepseek-r1",
-        "deepseek-v3",
-        "Two cities.\n</think>\n\n<｜tool▁calls▁begin｜>"
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_OSLO}\n```<｜tool▁call▁end｜>\n"
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>find_weather\n```json\n{_BERGEN}\n```<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>",
-        DEEPSEEK_TOKENS,
-    ),
+    TemplateModel("deepseek-r1", "deepseek-v3", _R1_OUTPUT, DEEPSEEK_TOKENS),
+    TemplateModel("deepseek-r1-distill", "deepseek-v3", _R1_OUTPUT, DEEPSEEK_TOKENS, "qwen2"),
     TemplateModel(
         "deepseek-v3.1",
         "deepseek-v3.1",

@@ -111,9 +111,11 @@ def test_second_prompt_holds_calls_and_outputs(model: TemplateModel, text: str, 
 
 
 @EACH_MODEL
-def test_third_prompt_holds_the_answer(model: TemplateModel) -> None:
+@pytest.mark.parametrize("text", ["", "Let me look."], ids=["calls", "text and calls"])
+def test_third_prompt_holds_the_answer(model: TemplateModel, text: str) -> None:
+    said = (InputMessage(role="assistant", content=text),) if text else ()
     following = InputMessage(role="user", content="And tomorrow?")
-    rendered = render(model, QUESTION, *CALL_ITEMS, *OUTPUT_ITEMS, ANSWER, following)
+    rendered = render(model, QUESTION, *said, *CALL_ITEMS, *OUTPUT_ITEMS, ANSWER, following)
     for part in ("Oslo", "drizzle all day", str(ANSWER.content), str(following.content)):
         assert part in rendered
 
@@ -145,3 +147,14 @@ def test_every_reasoning_effort_is_rendered(model: TemplateModel, effort: str) -
 def test_refused_effort_becomes_the_nearest_one(effort: str | None, rendered: str) -> None:
     model = next(model for model in TEMPLATE_MODELS if model.name == "hy3")
     assert f"<｜hy_Mode:opensource｜>{rendered}<" in render(model, QUESTION, effort=effort)
+
+
+def test_message_of_calls_is_followed_by_no_empty_message() -> None:
+    """Some templates end a message of calls, and then write its text, even if there is none."""
+    rendered = render(
+        TEMPLATE_MODELS[[model.name for model in TEMPLATE_MODELS].index("deepseek-r1-distill")],
+        QUESTION,
+        *CALL_ITEMS,
+        *OUTPUT_ITEMS,
+    )
+    assert rendered.count("<｜Assistant｜>") == 1
