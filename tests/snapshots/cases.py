@@ -7,6 +7,8 @@ the behavior that it shows.
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.state.drafts import ReasoningOutput
+
 WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -44,6 +46,16 @@ class Case:
     """The reply is an HTTP error."""
     fails: bool = False
     """The response ends as failed. An unstreamed chat reply is then an HTTP error."""
+    faces: tuple[str, ...] = ("responses", "chat")
+    """Endpoints through which the case is read."""
+    reasoning_output: ReasoningOutput = "content"
+    """Setting of the server."""
+    cached_tokens: int = 0
+    """Prompt tokens that the engine reports as read from its cache."""
+    texts_before_refusal: int | None = None
+    """The dialect's reader says so many texts, and refuses with the later ones. No shipped dialect knows refusals."""
+    waits: bool = False
+    """The engine is busy until the turn has been reported as queued and one keepalive has been sent."""
 
 
 FAULT = {"fault": "the accelerator is on fire", "code": "server_error"}
@@ -66,6 +78,8 @@ CASES = [
          "unescaped as it comes"),
     Case("custom_call_in_its_raw_frame", ["<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n", '+"quoted" \\n', "\n</custom>\n</tool_call>"],
          "raw text, without escapes"),
+    Case("end_marker_inside_a_custom_input", ["<tool_call>\n<custom=apply_patch>\n*** Begin Patch\n", "+a </tool_call> and", " a </custom> inside", "\n</custom>\n</tool_call>"],
+         "only both end markers in a row end the input"),
     Case("tagged_call", ["<think>\nHm.\n</think>\n\n", "<tool_call>\n<function=get_weather>\n<parameter=city>\nOs", 'lo "N"\n</parameter>\n<parameter=days>\n', "3\n</parameter>\n</function>\n</tool_call>"],
          "strings stream as they come, numbers when they close", dialect="qwen3-coder"),
     Case("commentary_then_final", ["<|channel|>commentary<|message|>Looking…<|end|>", "<|start|>assistant<|channel|>final<|message|>Sunny.<|return|>"],

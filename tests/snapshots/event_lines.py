@@ -52,6 +52,8 @@ def _format_payload(kind: str, event: dict[str, Any]) -> str:
         return format_item(event["item"])
     if "part" in event:
         return format_part(event["part"])
+    if "annotation" in event:
+        return f"annotation {event['annotation_index']} {_dump_json(event['annotation'])}"
     return _dump_json({key: value for key, value in event.items() if key not in ("type", "sequence_number")})
 
 
@@ -62,8 +64,10 @@ def format_response(data: dict[str, Any]) -> str:
     if usage := data["usage"]:
         reasoning = usage["output_tokens_details"]["reasoning_tokens"]
         fields.append(
-            f"tokens {usage['input_tokens']} + {usage['output_tokens']}"
+            f"tokens {usage['input_tokens']} (cached {usage['input_tokens_details']['cached_tokens']})"
+            f" + {usage['output_tokens']}"
             + (f" (reasoning {reasoning})" if reasoning else "")
+            + f" = {usage['total_tokens']}"
         )
     return "  ".join(fields) + "".join(f"\n     - {format_item(item)}" for item in data["output"])
 
@@ -73,12 +77,16 @@ def format_item(data: dict[str, Any]) -> str:
     fields += [f"{key}={data[key]}" for key in ("phase", "namespace", "name") if key in data]
     fields += [f"call={data['call_id']}"] if "call_id" in data else []
     fields += [_dump_json(data[key]) for key in ("arguments", "input") if key in data]
+    fields += [f"encrypted={_dump_json(data['encrypted_content'])}"] if "encrypted_content" in data else []
     fields += [format_part(part) for part in [*data.get("content", []), *data.get("summary", [])]]
     return " ".join(fields)
 
 
 def format_part(data: dict[str, Any]) -> str:
-    return f"{data['type']} {_dump_json(data.get('text', data.get('refusal')))}"
+    fields = [data["type"], _dump_json(data.get("text", data.get("refusal")))]
+    fields += [f"annotations={_dump_json(data['annotations'])}"] if data.get("annotations") else []
+    fields += [f"logprobs={_format_logprobs(data['logprobs'])}"] if data.get("logprobs") else []
+    return " ".join(fields)
 
 
 def format_chunk(data: dict[str, Any], numbers: IdNumbers) -> str:
@@ -96,7 +104,16 @@ def format_chunk(data: dict[str, Any], numbers: IdNumbers) -> str:
 
 
 def _format_logprobs(logprobs: list[dict[str, Any]]) -> str:
-    return " ".join(f"{entry['token']!r}:{entry['logprob']}" for entry in logprobs)
+    """Returns each token with its log-probability, and the most likely tokens in its place if there are any."""
+    return " ".join(
+        f"{entry['token']!r}:{entry['logprob']}"
+        + (
+            "(" + " ".join(f"{top['token']!r}:{top['logprob']}" for top in tops) + ")"
+            if (tops := entry["top_logprobs"])
+            else ""
+        )
+        for entry in logprobs
+    )
 
 
 def _dump_json(value: object) -> str:

@@ -5,15 +5,22 @@ import itertools
 import json
 from typing import Any
 
+import msgspec
+
+from antiphon.app.encryption import KEY_BYTES, Purpose, Sealer
 from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder, pump
+from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import chat, responses
 from antiphon.app.requests import chat as chat_request
 from antiphon.app.requests import responses as responses_request
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
+from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput, RenderedPrompt
+from antiphon.state.segments import Refuse, Say, Segment
 from tests.serving import scripted_registry
 from tests.snapshots.cases import TOOLS, Case
 
@@ -73,20 +80,88 @@ def make_turn_manager(**options: Any) -> TurnManager:
     )
 
 
-def make_single_case_registry(case: Case):
-    reply = {"name": case.name, "output": case.output, "finish": case.finish, "tokens_per_chunk": case.step}
-    return scripted_registry([reply], dialect=case.dialect)
+class PlainSealer(Sealer):
+    """Marks what would be encrypted, so that a snapshot shows it."""
+
+    def seal(self, owner: str, purpose: Purpose, text: str) -> str:
+        return f"<{purpose}: {text}>"
+
+
+class RefusingFormat:
+    """A model format whose readers turn texts into a refusal, all but the first `num_texts`."""
+
+    def __init__(self, model_format: ModelFormat, num_texts: int) -> None:
+        self._format, self._num_texts = model_format, num_texts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._format, name)
+
+    def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> Any:
+        return RefusingReader(self._format.create_reader(prompt, prompt_input), self._num_texts)
+
+
+class RefusingReader:
+    """An output reader that turns texts into a refusal."""
+
+    def __init__(self, reader: OutputReader, num_texts: int) -> None:
+        self._reader, self._num_texts = reader, num_texts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def feed(self, *args: Any) -> list[Segment]:
+        return list(map(self._convert, self._reader.feed(*args)))
+
+    def finish(self, *, natural: bool) -> list[Segment]:
+        return list(map(self._convert, self._reader.finish(natural=natural)))
+
+    def _convert(self, segment: Segment) -> Segment:
+        if not isinstance(segment, Say):
+            return segment
+        self._num_texts -= 1
+        return segment if self._num_texts >= 0 else Refuse(segment.text)
+
+
+BLOCKER = {"name": "blocker", "when": ["[block]"], "output": [{"stall": True}]}
+KEEPALIVE_AFTER_S = 0.3
+"""Time until the keepalive of a case that waits. A second one would need the event loop to stand still as long."""
+
+
+def make_single_case_registry(case: Case) -> ModelRegistry:
+    reply = {
+        "name": case.name,
+        "output": case.output,
+        "finish": case.finish,
+        "tokens_per_chunk": case.step,
+        "cached_tokens": case.cached_tokens,
+    }
+    registry = scripted_registry([BLOCKER, reply], dialect=case.dialect, **({"max_num_seqs": 1} if case.waits else {}))
+    if case.texts_before_refusal is None:
+        return registry
+    (model,) = registry.served
+    model_format: Any = RefusingFormat(model.format, case.texts_before_refusal)
+    return ModelRegistry([msgspec.structs.replace(model, format=model_format)])
+
+
+def make_case_manager(case: Case, options: dict[str, Any]) -> TurnManager:
+    timeouts = {"timeouts": TurnTimeouts(keepalive_after_s=KEEPALIVE_AFTER_S)} if case.waits else {}
+    return make_turn_manager(
+        **{"reasoning_output": case.reasoning_output, "sealer": PlainSealer(b"x" * KEY_BYTES)} | timeouts | options
+    )
 
 
 async def read_responses(case: Case, **options: Any) -> CaseResult:
     """Runs the case through `/v1/responses`, streamed and unstreamed."""
     body = {"model": "scripted", "input": USER_TEXT, "tools": TOOLS, "stream": True} | case.request | case.responses
     parsed = responses_request.read_responses_request(body, make_single_case_registry(case))
-    manager = make_turn_manager(**options)
+    manager = make_case_manager(case, options)
+    blocker = await _start_blocker(parsed.model, manager) if case.waits else None
     try:
         log = await manager.start_turn(parsed.model, parsed.spec)
     except ApiError as error:
         return CaseResult(b"", error, None)
+    if blocker is not None:
+        await _unblock_after_keepalive(log, blocker, manager)
     await _cancel_stalled_turn(case, manager, [log])
     frames = await collect_frames(responses.ResponsesStream(log))
     assert parsed.model.engine.stats().running == 0
@@ -104,7 +179,7 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
         "stream_options": {"include_usage": True},
     }
     parsed = chat_request.read_chat_request(body | case.request | case.chat, make_single_case_registry(case))
-    manager = make_turn_manager(**options)
+    manager = make_case_manager(case, options)
     try:
         logs = await manager.start_choices(parsed.model, parsed.spec)
     except ApiError as error:
@@ -120,6 +195,22 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     tool_type = tool["type"]
     return {"type": tool_type, tool_type: {key: value for key, value in tool.items() if key != "type"}}
+
+
+async def _start_blocker(model: ServedModel, manager: TurnManager) -> EventLog:
+    """Starts a turn that takes the only place of the engine."""
+    registry = ModelRegistry([model])
+    body = {"model": model.names[0], "input": "[block]", "stream": True}
+    parsed = responses_request.read_responses_request(body, registry)
+    return await manager.start_turn(parsed.model, parsed.spec)
+
+
+async def _unblock_after_keepalive(log: EventLog, blocker: EventLog, manager: TurnManager) -> None:
+    """Frees the engine's place after the first keepalive of a waiting turn."""
+    async with asyncio.timeout(30):
+        while len(log.entries) < len(("created", "queued", "keepalive")):
+            await asyncio.sleep(0)
+    manager.cancel_turn(blocker)
 
 
 async def _cancel_stalled_turn(case: Case, manager: TurnManager, logs: list[EventLog]) -> None:

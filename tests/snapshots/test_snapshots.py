@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -10,8 +11,12 @@ from antiphon.app.errors import ApiError
 from tests.invariants import check_stream
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, Case
+from tests.snapshots.extra_cases import EXTRA_CASES
 from tests.snapshots.run_case import CaseResult, read_chat, read_responses
 from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
+
+RESPONSES_CASES = [case for case in (*CASES, *EXTRA_CASES) if not case.refused and "responses" in case.faces]
+CHAT_CASES = [case for case in (*CASES, *EXTRA_CASES) if not case.refused and "chat" in case.faces]
 
 
 @pytest.fixture
@@ -19,14 +24,15 @@ def case_snapshot(snapshot: SnapshotAssertion) -> SnapshotAssertion:
     return snapshot.use_extension(CaseSnapshot)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *EXTRA_CASES], ids=lambda case: case.name)
 @pytest.mark.filterwarnings(r"ignore:\s*Can not relate snapshot name")  # files are named after cases, not after tests
 async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
-    through_responses, through_chat = await read_responses(case), await read_chat(case)
+    through_responses = await read_responses(case) if "responses" in case.faces else None
+    through_chat = await read_chat(case) if "chat" in case.faces else None
     assert _format_case(case, through_responses, through_chat) == case_snapshot(name=case.name)
 
 
-def _format_case(case: Case, response_result: CaseResult, chat_result: CaseResult) -> str:
+def _format_case(case: Case, response_result: CaseResult | None, chat_result: CaseResult | None) -> str:
     lines = [
         f"# {case.name.replace('_', ' ')}" + (f": {case.comment}" if case.comment else ""),
         f"# the model ({case.dialect}):",
@@ -34,21 +40,24 @@ def _format_case(case: Case, response_result: CaseResult, chat_result: CaseResul
     lines += [f"#   {json.dumps(step, ensure_ascii=False)}" for step in case.output] or ["#   nothing"]
     if case.finish != "stop" or case.cancel:
         lines.append("#   and is cancelled" if case.cancel else "#   and is cut by the token limit")
-    settings = case.request | case.responses
+    settings = case.request | (case.responses if "responses" in case.faces else case.chat)
     lines += [f"# the request: {json.dumps(settings)}"] if settings else []
+    lines += [f"# reasoning is told as: {case.reasoning_output}"] if case.reasoning_output != "content" else []
     numbers = event_lines.IdNumbers()
-    lines += [
-        "",
-        "Responses",
-        *(event_lines.format_event(event, numbers) for event in response_result.data),
-        *_format_error(response_result),
-    ]
-    lines += [
-        "",
-        "Chat",
-        *(event_lines.format_chunk(chunk, numbers) for chunk in chat_result.data),
-        *_format_error(chat_result),
-    ]
+    if response_result is not None:
+        lines += [
+            "",
+            "Responses",
+            *(event_lines.format_event(event, numbers) for event in response_result.data),
+            *_format_error(response_result),
+        ]
+    if chat_result is not None:
+        lines += [
+            "",
+            "Chat",
+            *(event_lines.format_chunk(chunk, numbers) for chunk in chat_result.data),
+            *_format_error(chat_result),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +67,7 @@ def _format_error(result: CaseResult) -> list[str]:
     return [f"HTTP {result.reply.status} {result.reply.encoded_body.decode()}"] if not result.frames else []
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", RESPONSES_CASES, ids=lambda case: case.name)
 async def test_what_was_streamed_is_what_is_returned(case: Case) -> None:
     result = await read_responses(case)
     response = check_stream(result.data)
@@ -66,7 +75,7 @@ async def test_what_was_streamed_is_what_is_returned(case: Case) -> None:
     assert json.loads(result.reply) == response == result.data[-1]["response"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CHAT_CASES, ids=lambda case: case.name)
 async def test_a_whole_chat_reply_is_the_sum_of_its_chunks(case: Case) -> None:
     result = await read_chat(case)
     chunks = result.data
@@ -74,8 +83,19 @@ async def test_a_whole_chat_reply_is_the_sum_of_its_chunks(case: Case) -> None:
         assert chunks[-1] == json.loads(result.reply.encoded_body)
         return
     completion = json.loads(result.reply)
-    (choice,) = completion["choices"]
-    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert [choice["index"] for choice in completion["choices"]] == list(range(case.chat.get("n", 1)))
+    for choice in completion["choices"]:
+        check_choice(
+            choice, [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        )
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == completion["usage"], "the last chunk has the usage"
+
+
+def check_choice(choice: dict[str, Any], choices: list[dict[str, Any]]) -> None:
+    """Checks that a choice is the sum of its parts in the chunks."""
+    assert "".join(part["delta"].get("refusal") or "" for part in choices) == (choice["message"]["refusal"] or "")
+    scored = [entry for part in choices if part["logprobs"] for entry in part["logprobs"]["content"]]
+    assert scored == ((choice["logprobs"] or {}).get("content") or [])
     assert "".join(part["delta"].get("content") or "" for part in choices) == (choice["message"]["content"] or "")
     assert "".join(part["delta"].get("reasoning") or "" for part in choices) == choice["message"].get("reasoning", "")
     assert [part["finish_reason"] for part in choices if part["finish_reason"]] == [choice["finish_reason"]]
@@ -91,7 +111,6 @@ async def test_a_whole_chat_reply_is_the_sum_of_its_chunks(case: Case) -> None:
     assert [call["text"] for call in calls] == [
         call[call["type"]].get("arguments", call[call["type"]].get("input")) for call in expected_calls
     ]
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == completion["usage"], "the last chunk has the usage"
 
 
 @dataclass
@@ -112,7 +131,12 @@ def read_told_response(result: CaseResult) -> ToldTurn:
         for item in output
         if item["type"] == "message"
     ]
-    thoughts = [part["text"] for item in output if item["type"] == "reasoning" for part in item["content"]]
+    thoughts = [
+        part["text"]
+        for item in output
+        if item["type"] == "reasoning"
+        for part in item.get("content") or item.get("summary")
+    ]
     payloads = [item.get("arguments", item.get("input")) for item in output if item["type"].endswith("_call")]
     error = response["error"] and response["error"]["message"]
     return ToldTurn("\n\n".join(texts), "".join(thoughts), payloads, error)
@@ -144,7 +168,7 @@ DIFFERENT_CHATS = {
 """Cases that a chat tells differently: it has no namespaces and no limit on calls. Maps a name to the chat's turn."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CHAT_CASES if case in RESPONSES_CASES], ids=lambda case: case.name)
 async def test_both_faces_tell_the_same(case: Case) -> None:
     """Text, reasoning, calls and error are the same in a chat completion and a response."""
     in_response, in_chat = read_told_response(await read_responses(case)), read_told_chat(await read_chat(case))
@@ -167,5 +191,6 @@ async def test_reasoning_told_as_summaries(case: Case, reasoning_output: str) ->
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert {path.stem for path in SNAPSHOT_FOLDER.glob("*.txt")} == {case.name for case in CASES}
+    names = [case.name for case in (*CASES, *EXTRA_CASES)]
+    assert len(set(names)) == len(names)
+    assert {path.stem for path in SNAPSHOT_FOLDER.glob("*.txt")} == set(names)
