@@ -1,12 +1,13 @@
 """A real server on a loopback socket, in a thread of its own, for tests of whole requests."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 import uvloop
 from msgspec import Struct
@@ -174,3 +175,14 @@ class _ServerThread:
             for model in self._models.served:
                 await model.engine.close()
             await store.close()
+
+
+def read_until_ready(log: TextIO) -> dict[str, Any]:
+    """Reads the JSON log of a starting server up to the line `ready`, which it returns, or fails with what it read."""
+    lines: list[str] = []
+    for line in log:
+        lines.append(line)
+        record: dict[str, Any] = json.loads(line)
+        if record["event"] == "ready":
+            return record
+    raise AssertionError(f"the server did not start: {lines}")

@@ -47,9 +47,11 @@ def read_chat_request(
     )
     output_constraints = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
     if schema is not None:
-        output_constraints.append(OutputConstraint("schema", json.dumps(schema), "response_format.json_schema.schema"))
+        is_nested = body["response_format"]["type"] == "json_schema"
+        schema_path = "response_format.json_schema.schema" if is_nested else "response_format.schema"
+        output_constraints.append(OutputConstraint("schema", json.dumps(schema), schema_path))
     token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
-    sampling = shared.read_sampling(body, model.engine.info.default_sampling, token_limit, top_logprobs)
+    sampling = shared.read_sampling(body, model.engine.info, token_limit, top_logprobs)
     base_response = shared.base_response(
         body, sampling, tools=request_tools.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=max_tokens,
         reasoning=shared.reasoning_config(effort, None), store=False,

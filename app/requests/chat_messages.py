@@ -48,7 +48,7 @@ def read_messages(messages: Sequence[SentObject]) -> tuple[AnyInput, ...]:
         path = f"messages[{index}]"
         role = c.require_key(sent, "role", path)
         c.one_of(ROLES)(role, f"{path}.role")
-        _check_name(sent, path)
+        c.string_like(256)(sent.get("name") or "", f"{path}.name")
         _ROLE_READERS[role](chat, sent, path)
     if chat.open:
         message = (
@@ -58,16 +58,18 @@ def read_messages(messages: Sequence[SentObject]) -> tuple[AnyInput, ...]:
     return tuple(chat.items)
 
 
-def _check_name(sent: SentObject, path: str) -> None:
-    """Checks a participant's name. It is accepted but not rendered: no supported template has a place for it."""
-    if sent.get("name") is not None:
-        c.string_like(256)(sent["name"], f"{path}.name")
+def _add_name(sent: SentObject, content: str | tuple[Any, ...], text_type: type[InputText | OutputTextInput]) -> Any:
+    """Returns the content after the participant's name, if the message has one: no template has a place for it."""
+    if not sent.get("name"):
+        return content
+    prefix = f"{sent['name']}: "
+    return f"{prefix}{content}" if isinstance(content, str) else (text_type(text=prefix), *content)
 
 
 def _read_input_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
     """Reads a user, developer or system message."""
     content = _read_content(sent.get("content"), f"{path}.content", _INPUT_PARTS)
-    chat.items.append(InputMessage(role=sent["role"], content=content))
+    chat.items.append(InputMessage(role=sent["role"], content=_add_name(sent, content, InputText)))
 
 
 def _read_assistant_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
@@ -84,7 +86,7 @@ def _read_assistant_message(chat: _MessageReader, sent: SentObject, path: str) -
     calls = sent.get("tool_calls") or []
     c.array_of(c.is_object)(calls, f"{path}.tool_calls")
     if parts:
-        chat.items.append(InputMessage(role="assistant", content=tuple(parts)))
+        chat.items.append(InputMessage(role="assistant", content=_add_name(sent, tuple(parts), OutputTextInput)))
     elif not calls and not reasoning:
         if "content" not in sent:
             raise missing_field(f"{path}.content")

@@ -19,6 +19,7 @@ from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, Name
 SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",
     "response_format.json_schema.schema": "invalid_json_schema",
+    "response_format.schema": "invalid_json_schema",
 }
 ERROR_CODES = {"schema": "invalid_function_parameters", "lark": "invalid_grammar", "regex": "invalid_grammar"}
 
@@ -36,7 +37,7 @@ def answer_schema(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
     kind = (shape or {}).get("type")
     if shape is None or kind in (None, "text"):
         return None
-    return shape["schema"] if kind == "json_schema" else {"type": "object"}
+    return shape.get("schema") or {"type": "object"}
 
 
 def tool_constraints(tools: RequestTools, *, all_schemas: bool) -> list[OutputConstraint]:

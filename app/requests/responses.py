@@ -133,7 +133,7 @@ def _turn_spec(
     """Builds the turn. A compaction has no stop strings and no log probabilities, because no client reads its text."""
     top_logprobs = _top_logprobs(body)
     max_tokens = body.get("max_output_tokens") or settings.default_max_output_tokens
-    sampling = shared.read_sampling(body, model.engine.info.default_sampling, max_tokens, top_logprobs)
+    sampling = shared.read_sampling(body, model.engine.info, max_tokens, top_logprobs)
     return TurnSpec(
         base_response=_base_response(body, sampling, echo),
         prompt_input=prompt_input,

@@ -6,17 +6,18 @@ from typing import Any
 from msgspec import UNSET, structs
 
 from antiphon.app.errors import invalid_value
-from antiphon.engine.protocol import Sampling
+from antiphon.engine.protocol import EngineInfo, Sampling
 from antiphon.events.response import ReasoningConfig, Response
 
 PLAIN_TEXT_CONFIG = {"format": {"type": "text"}}
 _SAMPLING_FIELDS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
-def read_sampling(body: Mapping[str, Any], defaults: Sampling, limit: int | None, top_logprobs: int | None) -> Sampling:
+def read_sampling(body: Mapping[str, Any], info: EngineInfo, limit: int | None, top_logprobs: int | None) -> Sampling:
     """Returns the sampling parameters: the client's values, else the model's defaults, else neutral values.
 
-    `limit` is the requested number of new tokens; None leaves it to the model's defaults.
+    `limit` is the requested number of new tokens; None leaves it to the model's defaults. Raises `ApiError` 400 for a
+    token of `logit_bias` that the model does not have.
     """
     overrides: dict[str, Any] = {name: float(body[name]) for name in _SAMPLING_FIELDS if body.get(name) is not None}
     if body.get("top_k") is not None:
@@ -25,9 +26,13 @@ def read_sampling(body: Mapping[str, Any], defaults: Sampling, limit: int | None
         overrides["seed"] = body["seed"]
     if body.get("logit_bias"):
         overrides["logit_bias"] = {int(token): float(bias) for token, bias in body["logit_bias"].items()}
+        for token in overrides["logit_bias"]:
+            if token >= info.vocab_size:
+                message = f"Invalid 'logit_bias': the model has no token {token}, only 0 to {info.vocab_size - 1}."
+                raise invalid_value("logit_bias", message)
     if limit is not None:
         overrides["max_tokens"] = limit
-    return structs.replace(defaults, **overrides, top_logprobs=top_logprobs)
+    return structs.replace(info.default_sampling, **overrides, top_logprobs=top_logprobs)
 
 
 def conversation_of(body: Mapping[str, Any]) -> str | None:

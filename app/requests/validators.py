@@ -121,16 +121,17 @@ def string_or_array(text: Validator, many: Validator) -> Validator:
 
 
 def object_of(fields: Mapping[str, Validator]) -> Validator:
-    """Returns a validator of objects with these keys and no others. Each key may be null or missing."""
+    """Returns a validator of objects with these keys and no others. A null counts as left out, whatever its key."""
 
     def check(value: Any, path: str) -> None:
         is_object(value, path)
         for key, field_value in value.items():
             field_path = f"{path}.{key}"
+            if field_value is None:
+                continue
             if key not in fields:
                 raise unknown_field(field_path)
-            if field_value is not None:
-                fields[key](field_value, field_path)
+            fields[key](field_value, field_path)
 
     return check
 

@@ -6,6 +6,7 @@ from litestar import post
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.errors import ApiError
 from antiphon.app.projections import chat
 from antiphon.app.requests.chat import read_chat_request
 from antiphon.app.requests.json_body import parse_object
@@ -20,7 +21,12 @@ async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     body = parse_object(await request.body())
     await wait_until_ready(request, body)
     parsed = read_chat_request(body, context.models, context.settings)
-    logs = await start_turns(request, parsed)
+    try:
+        logs = await start_turns(request, parsed)
+    except ApiError as error:
+        if error.param == "input":  # the name of this field in the Responses API
+            error.param = "messages"
+        raise
     if parsed.spec.stream:
         return stream_reply(chat.ChatStream(logs, parsed.spec), context)
     return json_reply(await final_reply(request, chat.final_completion(logs, parsed.spec), logs))

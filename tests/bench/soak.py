@@ -29,6 +29,8 @@ import httpx
 from msgspec import Struct
 from websockets.asyncio.client import connect
 
+from tests.serving import read_until_ready
+
 SCRIPT = """
 [[reply]]
 name = "stall"
@@ -248,9 +250,7 @@ def main() -> None:
         command += ["--store-max-gib", "0.01"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as server:
             assert server.stderr is not None
-            while "base URL" not in (line := server.stderr.readline()):
-                assert line, "the server did not start"
-            url = line.split()[3]
+            url = read_until_ready(server.stderr)["base_urls"][0]
             stderr_reader = subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL)
             soak, readings = asyncio.run(_run_soak(url, server.pid, args))
             server.terminate()

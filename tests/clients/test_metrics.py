@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
-from tests.serving import RunningServer, scripted_registry, serve
+from tests.serving import RunningServer, read_until_ready, scripted_registry, serve
 from tests.syntax import ROOT
 
 SCRIPT: list[dict[str, Any]] = [
@@ -87,10 +87,7 @@ def test_json_log_has_one_object_a_line_and_no_request_content(tmp_path: Path) -
     args += ["--port", "0", "--store", "memory", "--log-format", "json", "--api-key", SECRET]
     with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stderr is not None
-        lines: list[str] = []
-        while not any("base URL" in line for line in lines):
-            lines.append(process.stderr.readline())
-        url = next(line for line in lines if "base URL" in line).split()[3]
+        (url,) = read_until_ready(process.stderr)["base_urls"]
         headers = {"authorization": f"Bearer {SECRET}", "x-request-id": "mine-7"}
         body = {"model": "scripted", "input": f"Tell {SECRET}"}
         assert post(f"{url}/responses", json=body, headers=headers).status_code == 200
@@ -98,7 +95,7 @@ def test_json_log_has_one_object_a_line_and_no_request_content(tmp_path: Path) -
         process.send_signal(signal.SIGTERM)
         log = process.stderr.read()
     assert SECRET not in log
-    (line,) = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    (line,) = [json.loads(line) for line in log.splitlines()]
     assert {key: line[key] for key in ("event", "method", "path", "status", "request_id", "level")} == {
         "event": "request", "method": "POST", "path": "/v1/responses", "status": 200, "request_id": "mine-7", "level": "info",
     }  # fmt: skip

@@ -141,3 +141,9 @@ def test_unsupported_media_setting_rejects_images_and_files(
         refused = post_request(server_without_media, path, **body)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == param
         assert post_request(server_without_media, input="Hi").status_code == 200
+
+
+def test_context_overflow_of_chat_names_messages(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "And now? " * 400}]
+    error = post(f"{server.url}/chat/completions", json={"model": "scripted", "messages": messages}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")

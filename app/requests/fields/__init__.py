@@ -67,16 +67,29 @@ def refused_field(name: str, description: str, check: Validator = c.accept_any) 
 
 
 def _check_text_format(value: Any, path: str) -> None:
-    """Checks `text.format` or `response_format`: the type must exist, and a JSON Schema needs a name and an object."""
+    """Checks `text.format` or `response_format`: the type must exist, and a JSON Schema needs a name and an object.
+
+    `json_object` may have a `schema`, by which other servers mean the same as `json_schema`.
+    """
     c.is_object(value, path)
-    c.one_of(("text", "json_object", "json_schema"))(c.require_key(value, "type", path), f"{path}.type")
-    if value["type"] == "json_schema":
-        is_nested = path != "text.format"  # `response_format` nests name and schema one level deeper
-        inner_path = f"{path}.json_schema" if is_nested else path
-        inner = c.require_key(value, "json_schema", path) if is_nested else value
+    kind = c.require_key(value, "type", path)
+    c.one_of(("text", "json_object", "json_schema"))(kind, f"{path}.type")
+    is_nested = kind == "json_schema" and path != "text.format"  # `response_format` nests the schema one level deeper
+    inner_path = f"{path}.json_schema" if is_nested else path
+    inner = c.require_key(value, "json_schema", path) if is_nested else value
+    if is_nested:
+        c.object_of({"type": c.accept_any, "json_schema": c.is_object})(value, path)
+    fields: dict[str, Validator] = {"schema": c.is_object} if kind != "text" else {}
+    if kind == "json_schema":
+        fields |= {
+            "name": c.string_like(64, c.NAME),
+            "description": c.string_like(MAX_TEXT_CHARS),
+            "strict": c.is_boolean,
+        }
         c.is_object(inner, inner_path)
-        c.string_like(64, c.NAME)(c.require_key(inner, "name", inner_path), f"{inner_path}.name")
-        c.is_object(c.require_key(inner, "schema", inner_path), f"{inner_path}.schema")
+        c.require_key(inner, "name", inner_path)
+        c.require_key(inner, "schema", inner_path)
+    c.object_of(fields if is_nested else fields | {"type": c.accept_any})(inner, inner_path)
 
 
 def _check_conversation(value: Any, path: str) -> None:
@@ -296,7 +309,8 @@ CHAT_FIELDS = (
         "messages",
         "honoured",
         c.array_of(c.is_object),
-        "Required. The roles are `developer`, `system`, `user`, `assistant` and `tool`.",
+        "Required. The roles are `developer`, `system`, `user`, `assistant` and `tool`. A `name` precedes the text of "
+        "its message as `name: `; that of a tool message is accepted.",
     ),
     RequestField(
         "max_completion_tokens", "honoured", c.integer_between(1), "1 to 2147483647; includes reasoning tokens."
@@ -322,7 +336,8 @@ CHAT_FIELDS = (
         "response_format",
         "honoured",
         _check_text_format,
-        "`text`, `json_object` or `json_schema`; enforced during sampling in the text for the user.",
+        "`text`, `json_object` or `json_schema`; enforced during sampling in the text for the user. "
+        "`json_object` may have a `schema`.",
     ),
     RequestField(
         "reasoning_effort",
@@ -360,8 +375,8 @@ CHAT_FIELDS = (
 def check_fields(table: tuple[RequestField, ...], body: Mapping[str, Any]) -> None:
     """Checks that every key is in `table` and every value is well formed. Raises `ApiError` 400 for the first fault."""
     names = {field.name for field in table}
-    for key in body:
-        if key not in names:
+    for key, value in body.items():
+        if key not in names and value is not None:
             raise unknown_field(key)
     for field in table:
         value = body.get(field.name)

@@ -58,6 +58,13 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "invalid_value", "max_tokens"),
     ({"max_completion_tokens": 0}, 400, "integer_below_min_value", "max_completion_tokens"),
     ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
+    ({"response_format": {"type": "text", "schema": {}}}, 400, "unknown_parameter", "response_format.schema"),
+    ({"response_format": {"type": "json_object", "strict": True}}, 400, "unknown_parameter", "response_format.strict"),
+    ({"response_format": {"type": "json_object", "schema": 5}}, 400, "invalid_type", "response_format.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "extra": 1}}}, 400, "unknown_parameter", "response_format.json_schema.extra"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "strict": True}}, 400, "unknown_parameter", "response_format.strict"),
+    ({"logit_bias": {"256": 1}}, 400, "invalid_value", "logit_bias"),
+    ({"frobnicate": 1}, 400, "unknown_parameter", "frobnicate"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "missing_required_parameter", "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema"}}, 400, "missing_required_parameter", "response_format.json_schema"),
     ({"response_format": {}}, 400, "missing_required_parameter", "response_format.type"),
@@ -107,6 +114,7 @@ def test_every_role_and_part_becomes_an_item() -> None:
         InputMessage(
             role="user",
             content=(
+                InputText(text="ann: "),
                 InputText(text="look"),
                 InputImage(image_url="data:image/png;base64,AAAA", detail="low"),
                 InputFile(filename="a.pdf", file_data="data:,"),
@@ -192,3 +200,28 @@ def test_chat_only_fields_are_read() -> None:
     assert (spec.n, spec.sampling.max_tokens, spec.logprobs, spec.sampling.top_logprobs) == (3, 7, True, 0)
     assert (spec.stream, spec.include_usage, spec.stop_strings, spec.max_tool_calls) == (True, True, ("a", "b"), 1)
     assert not spec.base_response.store
+
+
+def test_json_object_with_a_schema_is_the_same_as_json_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    spec = read_chat_spec(response_format={"type": "json_object", "schema": schema})
+    assert spec.prompt_input.answer_schema == schema
+    assert [constraint.param for constraint in spec.constraints] == ["response_format.schema"]
+    assert read_chat_spec(response_format={"type": "json_object"}).prompt_input.answer_schema == {"type": "object"}
+
+
+def test_name_of_a_participant_precedes_its_text() -> None:
+    messages = [
+        {"role": "user", "name": "ann", "content": "Hi"},
+        {"role": "assistant", "name": "bot", "content": "Hello"},
+        {"role": "user", "name": None, "content": "Bye"},
+    ]
+    assert [item.content for item in read_chat_spec(messages=messages).prompt_input.items] == [
+        "ann: Hi",
+        (OutputTextInput(text="bot: "), OutputTextInput(text="Hello")),
+        "Bye",
+    ]
+
+
+def test_unknown_field_with_null_counts_as_left_out() -> None:
+    read_chat_spec(frobnicate=None, response_format={"type": "text", "schema": None}, stream_options=None)
