@@ -1,12 +1,13 @@
 """Tools of a turn, and the names by which a model calls them.
 
 A dialect has one flat list of names. A tool in a namespace gets a flat name of its own. The name that a model writes
-is *looked up* here and never split, since a plain tool may be called `a__b`. Showing tools to a model, and the
-meaning of their arguments, are outside this module.
+is *looked up* here and never split, since a plain tool may be called `a__b`. A model that leaves the namespace out
+means the one tool of that name. Showing tools to a model, and the meaning of their arguments, are outside this module.
 """
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -53,6 +54,9 @@ class ToolTable:
 
     def __init__(self, tools: Sequence[ToolSpec] = ()) -> None:
         self._by_model_name: Mapping[str, ToolSpec] = {tool.model_name: tool for tool in tools}
+        short_names = [(short_name, tool) for tool in tools for short_name in _short_names(tool)]
+        counts = Counter(short_name for short_name, _ in short_names)
+        self._by_short_name = {name: tool for name, tool in short_names if counts[name] == 1}
         self._model_names: Mapping[ToolKey, str] = {(tool.namespace, tool.name): tool.model_name for tool in tools}
 
     @classmethod
@@ -77,8 +81,11 @@ class ToolTable:
         return cls(specs)
 
     def find_tool(self, model_name: str) -> ToolSpec | None:
-        """Returns the tool with this model name; None if there is none, so that the text is not a call."""
-        return self._by_model_name.get(model_name)
+        """Returns the tool with this model name, else the only one with this short name.
+
+        Returns None if there is none, so that the text is not a call.
+        """
+        return self._by_model_name.get(model_name) or self._by_short_name.get(model_name)
 
     def model_name_of(self, name: str, namespace: str | None = None) -> str:
         """Returns the model name of a tool, offered now or earlier, because earlier calls must be shown too."""
@@ -93,6 +100,11 @@ class ToolTable:
 
     def __len__(self) -> int:
         return len(self._by_model_name)
+
+
+def _short_names(tool: ToolSpec) -> tuple[str, ...]:
+    """Returns other names by which a model may call a tool in a namespace."""
+    return () if tool.namespace is None else (tool.name, f"{tool.namespace}.{tool.name}")
 
 
 def _functions(tool: FunctionTool | CustomTool | NamespaceTool) -> Iterator[tuple[ToolKey, FunctionTool | CustomTool]]:

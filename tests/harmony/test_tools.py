@@ -21,7 +21,21 @@ def test_namespaced_tools_are_looked_up_not_split() -> None:
     namespaced, unscoped = table.find_tool("ns__x"), table.find_tool("other__y")
     assert namespaced is not None and (namespaced.namespace, namespaced.name) == ("ns", "x")
     assert unscoped is not None and (unscoped.namespace, unscoped.name) == (None, "other__y")
-    assert table.find_tool("x") is None and table.find_tool("ns.x") is None
+    assert table.find_tool("y") is None and table.find_tool("other.y") is None
+
+
+def test_namespaced_tool_is_found_by_its_own_name_where_that_is_unambiguous() -> None:
+    names = ("x", "y", "ns__z")
+    first = NamespaceTool(name="ns", tools=tuple(map(function_tool, names)))
+    table = ToolTable.from_request([first, NamespaceTool(name="other", tools=(function_tool("y"),))])
+    for name in ("x", "ns.x"):
+        found = table.find_tool(name)
+        assert found is not None and (found.namespace, found.name, found.model_name) == ("ns", "x", "ns__x")
+    assert table.find_tool("y") is None, "two tools have the name"
+    assert [tool.namespace for name in ("ns.y", "other.y") if (tool := table.find_tool(name))] == ["ns", "other"]
+    plain = ToolTable.from_request([first, function_tool("x")]).find_tool("x")
+    assert plain is not None and plain.namespace is None, "a tool of exactly this name goes first"
+    assert len(table) == 4 and [tool.model_name for tool in table].count("ns__x") == 1
 
 
 def test_name_collision_gives_the_namespaced_tool_a_hash() -> None:
