@@ -24,6 +24,7 @@ from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 WEBSOCKET_PATH = "/v1/responses"
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -123,6 +124,8 @@ class RequestGuard:
 
     def _check_request(self, scope: AsgiScope, headers: dict[str, str]) -> str:
         """Runs all checks that do not need the body. Returns the owner; raises `ApiError`."""
+        if scope.get("http_version", "1.1") not in HTTP_VERSIONS:
+            raise ApiError(400, "invalid_http", "Unsupported HTTP version. Use HTTP/1.1.")
         _check_header_limits(scope)
         self._check_host(headers)
         if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
@@ -214,7 +217,7 @@ class _ResponseSender:
             return
         body = error.encoded_body
         pairs = [*error.header_pairs]
-        if error.status == 413 or error.code == "ambiguous_length":
+        if error.status == 413 or error.code in ("ambiguous_length", "invalid_http"):
             pairs.append((b"connection", b"close"))
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})

@@ -16,9 +16,13 @@ from antiphon.app.errors import ApiError
 from antiphon.app.http.admission import AdmissionController, AdmissionPermit
 from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend
 from antiphon.app.http.chunked_response import ChunkedResponse
+from antiphon.app.http.request_body import body_too_large
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
 from antiphon.app.settings import Settings
+
+MAX_CHUNK_BYTES = 2**63 - 1
+"""Largest chunk size that is a plausible number of bytes. A larger one is an invalid request, not a large body."""
 
 
 class HttpProtocol(StallTimeoutMixin, H11Protocol):
@@ -85,8 +89,17 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
             self._set_deadline("headers", self.settings.header_timeout)
         elif cycle.more_body:
             self._set_deadline("body", self.settings.body_timeout)
+            self._check_chunk_size()
         else:
             self._set_deadline(None, 0)
+
+    def _check_chunk_size(self) -> None:
+        """Rejects a chunk larger than a body may be as soon as its size has arrived: its bytes may never come."""
+        size = getattr(self.conn._reader, "_bytes_in_chunk", 0)  # h11 has no other way to see it
+        if size > MAX_CHUNK_BYTES:
+            self._abort_with_error(ApiError(400, "invalid_http", "The size of a chunk is out of range."))
+        elif size > self.settings.max_body_bytes:
+            self._abort_with_error(body_too_large(self.settings.max_body_bytes))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the deadline."""

@@ -11,6 +11,7 @@ from antiphon.app.requests import validators as c
 from antiphon.app.requests.chat_messages import read_messages
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields import CHAT_FIELDS, check_fields, refuse_unsupported
+from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
@@ -23,6 +24,7 @@ def read_chat_request(
 ) -> ParsedRequest:
     """Returns the parsed request, with everything checked that does not need the engine. Raises `ApiError`."""
     check_fields(CHAT_FIELDS, body)
+    body = remove_secrets(body)
     model = catalogue.find_model(body.get("model"))
     shared.check_stream_options(body)
     request_tools = _read_tools(body.get("tools") or ())

@@ -12,6 +12,7 @@ from antiphon.app.requests import constraints, input_items, media, shared, tools
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields import RESPONSES_FIELDS, check_fields, refuse_unsupported
 from antiphon.app.requests.history import NO_HISTORY, History, decrypt_items
+from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.settings import DEFAULT_SETTINGS, Settings
@@ -40,6 +41,7 @@ def read_responses_request(
     feature.
     """
     check_fields(RESPONSES_FIELDS, body)
+    body = remove_secrets(body)
     model = models.find_model(body.get("model"))
     shared.check_stream_options(body)
     request_tools = tools.read_tools(body.get("tools") or (), "tools")

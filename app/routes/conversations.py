@@ -18,6 +18,7 @@ from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import METADATA
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import ListPage, select_page
+from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.routes.replies import json_reply
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
@@ -104,7 +105,7 @@ async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_
 async def _read_body(request: AnyRequest, allowed: set[str]) -> Mapping[str, Any]:
     """Returns the JSON object in the body, `{}` if the body is empty. Raises `ApiError` for keys not in `known`."""
     content = await request.body()
-    body = parse_object(content) if content else {}
+    body = remove_secrets(parse_object(content)) if content else {}
     for key, value in body.items():
         if key not in allowed:
             raise unknown_field(key)
