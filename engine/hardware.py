@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from antiphon.engine.control_groups import cpu_quota, memory_left
+
 
 def physical_cores() -> int:
     """Returns the number of physical cores that CPU affinity and the container's quota allow, at least one."""
     cores = {_core_id(cpu) for cpu in _usable_cpus()}
-    quota = _cgroup_cpu_quota()
+    quota = cpu_quota()
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
 
@@ -31,15 +33,6 @@ def _core_id(cpu: int) -> tuple[str, str]:
         return "", str(cpu)
 
 
-def _cgroup_cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """Returns the container's CPU quota in CPUs; None without a limit."""
-    try:
-        quota, period = path.read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
 def cpu_features() -> str:
     """Returns the CPU's instruction sets that matter to the kernels, for the startup log."""
     checks = {
@@ -55,7 +48,7 @@ def free_memory(device: str) -> int | None:
     """Returns the bytes of memory now available on the device; None if unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_meminfo(), _cgroup_memory()]
+    limits = [_meminfo(), memory_left()]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -75,13 +68,3 @@ def _meminfo() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_memory() -> int | None:
-    """Returns the bytes left below the container's memory limit; None without a limit."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return None if limit == "max" else max(int(limit) - int(used), 0)
