@@ -69,6 +69,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after the call of ``generate``, waiting included, at which the job ends with ``deadline_exceeded``."""
     prompt_logprobs: int | None = None
     """Same as ``Sampling.top_logprobs``, for the tokens of the prompt."""
+    prefill_only: bool = False
+    """True if the job only prefills the prompt for a later one: its output is discarded."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

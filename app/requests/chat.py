@@ -37,21 +37,15 @@ def read_chat_request(
     tool_table = request_tools.build_table()
     refuse_unsupported(CHAT_FIELDS, body)
     tool_choice = read_tool_choice(_flatten_tool_choice(body.get("tool_choice")), tool_table)
-    schema = constraints.answer_schema(_response_format(body.get("response_format")))
     prompt_input = PromptInput(
         items=items,
         tools=tool_table,
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         effort=effort,
-        answer_schema=schema,
+        answer_schema=constraints.answer_schema(_response_format(body.get("response_format"))),
         single_call=body.get("parallel_tool_calls") is False,
     )
-    output_constraints = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
-    if schema is not None:
-        is_nested = body["response_format"]["type"] == "json_schema"
-        schema_path = "response_format.json_schema.schema" if is_nested else "response_format.schema"
-        output_constraints.append(OutputConstraint("schema", json.dumps(schema), schema_path))
     token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
     sampling = shared.read_sampling(body, model.engine.info, token_limit, top_logprobs)
     base_response = shared.base_response(
@@ -61,7 +55,7 @@ def read_chat_request(
     spec = TurnSpec(
         base_response=base_response,
         prompt_input=prompt_input,
-        constraints=tuple(output_constraints),
+        constraints=_output_constraints(body, request_tools, prompt_input),
         sampling=sampling,
         stop_strings=shared.read_stop_strings(body),
         stream=bool(body.get("stream")),
@@ -72,6 +66,18 @@ def read_chat_request(
         logprobs=top_logprobs is not None,
     )
     return ParsedRequest(model, spec)
+
+
+def _output_constraints(
+    body: Mapping[str, Any], request_tools: RequestTools, prompt_input: PromptInput
+) -> tuple[OutputConstraint, ...]:
+    """Returns the schemas and grammars that the answer must match."""
+    result = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
+    if prompt_input.answer_schema is not None:
+        is_nested = body["response_format"]["type"] == "json_schema"
+        path = "response_format.json_schema.schema" if is_nested else "response_format.schema"
+        result.append(OutputConstraint("schema", json.dumps(prompt_input.answer_schema), path))
+    return tuple(result)
 
 
 def _read_tools(sent: Any) -> RequestTools:

@@ -206,4 +206,5 @@ def _build_job(model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: i
         sampling=sampling,
         owner=prompt.owner,
         grammar=prompt.grammar,
+        prefill_only=spec.prefill_only,
     )

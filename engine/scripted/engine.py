@@ -30,6 +30,10 @@ DEFAULT_INFO = EngineInfo(
 )
 
 
+PREFILL_REPLY = ScriptedReply(name="prefill", output=())
+"""Reply to a job whose output is discarded."""
+
+
 class ScriptedEngine:
     """Plays ``replies``, chosen as this module's docstring describes.
 
@@ -151,6 +155,8 @@ class ScriptedEngine:
         self._check_capacity()
 
     def _choose_reply(self, job: Job) -> ScriptedReply:
+        if job.prefill_only:  # it uses up no reply of the script: its output is discarded
+            return PREFILL_REPLY
         reply = self._find_reply(job)
         if reply.refusal is not None:
             step = reply.refusal

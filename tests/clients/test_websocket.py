@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.clients import sdk_helpers
+from tests.conftest import StartServer
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -422,3 +423,13 @@ def test_server_shutdown_fails_the_turn_and_closes_the_connection() -> None:
         with pytest.raises(ConnectionClosed) as closed:
             websocket.recv(timeout=10)
         assert closed.value.rcvd and closed.value.rcvd.code == 1012
+
+
+def test_prefill_uses_up_no_reply_of_the_script(start_server: StartServer) -> None:
+    script = [{"name": "first", "output": ["First."]}, {"name": "second", "output": ["Second."]}]
+    with open_websocket(start_server(script, api_keys=KEYS)) as websocket:
+        texts = []
+        for options in ({"generate": False}, {}, {"generate": False}, {}):
+            response = run_turn(websocket, [USER], **options)[-1]["response"]
+            texts += [part["text"] for item in response["output"] for part in item["content"]]
+    assert texts == ["First.", "Second."]

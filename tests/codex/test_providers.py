@@ -22,8 +22,6 @@ COMMAND_SCRIPT = [
     make_reply("run", make_command_call(COMMAND)),
     LAST_REPLY,
 ]
-WARM_UP_SCRIPT = [make_reply("warm", "Nobody hears this."), *COMMAND_SCRIPT]
-"""A script with an additional reply, for the request that Codex sends before the user's prompt."""
 
 
 # WebSocket
@@ -32,7 +30,7 @@ WARM_UP_SCRIPT = [make_reply("warm", "Nobody hears this."), *COMMAND_SCRIPT]
 def test_turns_over_one_websocket_send_only_new_items(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder
 ) -> None:
-    server = start_server(WARM_UP_SCRIPT, api_keys=(API_KEY,), wrap_app=recorder.wrap_app)
+    server = start_server(COMMAND_SCRIPT, api_keys=(API_KEY,), wrap_app=recorder.wrap_app)
     run = codex.exec(server, "Run it.", WEBSOCKET_OPTION)
     assert run.exit_code == 0 and run.final_message == REPORT
     assert not recorder.turns, "no request was sent by POST"
@@ -100,7 +98,7 @@ def test_server_catalog_enables_the_patch_tool_and_a_short_prompt(
 def test_server_works_as_a_local_provider(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, provider: str
 ) -> None:
-    server = start_server(COMMAND_SCRIPT if provider == "ollama" else WARM_UP_SCRIPT, wrap_app=recorder.wrap_app)
+    server = start_server(COMMAND_SCRIPT, wrap_app=recorder.wrap_app)
     run = codex.exec(server, "Run it.", flags=("--oss", "--local-provider", provider, "-m", "scripted"))
     assert run.exit_code == 0 and run.final_message == REPORT, run
     paths = {exchange.path for exchange in recorder.exchanges}
