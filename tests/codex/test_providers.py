@@ -22,6 +22,8 @@ COMMAND_SCRIPT = [
     make_reply("run", make_command_call(COMMAND)),
     LAST_REPLY,
 ]
+LOADING_SCRIPT = [make_reply("loading", "This text is discarded."), *COMMAND_SCRIPT]
+"""A script with an additional reply, for the request by which Codex loads the model of a local provider."""
 
 
 # WebSocket
@@ -98,7 +100,7 @@ def test_server_catalog_enables_the_patch_tool_and_a_short_prompt(
 def test_server_works_as_a_local_provider(
     codex: CodexCli, start_server: StartServer, recorder: TrafficRecorder, provider: str
 ) -> None:
-    server = start_server(COMMAND_SCRIPT, wrap_app=recorder.wrap_app)
+    server = start_server(COMMAND_SCRIPT if provider == "ollama" else LOADING_SCRIPT, wrap_app=recorder.wrap_app)
     run = codex.exec(server, "Run it.", flags=("--oss", "--local-provider", provider, "-m", "scripted"))
     assert run.exit_code == 0 and run.final_message == REPORT, run
     paths = {exchange.path for exchange in recorder.exchanges}
