@@ -34,3 +34,9 @@ def test_worker_gets_the_environment_without_secrets() -> None:
 def test_parent_overrides_the_default_environment() -> None:
     assert worker_environment({})["THP_MEM_ALLOC_ENABLE"] == "1"
     assert worker_environment({"THP_MEM_ALLOC_ENABLE": "0"})["THP_MEM_ALLOC_ENABLE"] == "0"
+
+
+def test_waiting_threads_of_the_worker_spin_for_a_bounded_time() -> None:
+    assert 0 < int(worker_environment({})["GOMP_SPINCOUNT"]) <= 20_000
+    assert worker_environment({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
+    assert "GOMP_SPINCOUNT" not in worker_environment({"OMP_WAIT_POLICY": "ACTIVE"})
