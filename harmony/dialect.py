@@ -13,6 +13,8 @@ from antiphon.harmony.parsing.reader import TapeReader
 from antiphon.harmony.parsing.tape import Parser, literals
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 
+CODE_FENCE = "```"
+
 
 class Dialect(Struct, frozen=True, kw_only=True):
     """Markers and call formats of a family of models. Call formats that share an opener are tried in order.
@@ -109,6 +111,7 @@ class DialectReader(TapeReader):
             *self._unwrapping,
         ]
         self._stops = literals(*markers, *sorted(openers))
+        self._calls_unknown_tools = self.accepts_unknown_tools
 
     def parse_turn(self) -> Parser[None]:
         """Parses the whole output."""
@@ -174,6 +177,10 @@ class DialectReader(TapeReader):
         for call_format, openers in self._call_formats:
             if call_format.head_only and (self._in_reasoning or not self._at_start):
                 continue
+            # Objects, lists and code blocks occur in answers, so only the name of a tool makes them calls.
+            self.accepts_unknown_tools = self._calls_unknown_tools and not (
+                call_format.head_only or marker.startswith(CODE_FENCE)
+            )
             if marker in openers and (yield from self.try_parse(call_format.read_calls(self))):
                 # A call ends reasoning even if the closer of reasoning is missing.
                 self._in_reasoning, self._at_start = False, True

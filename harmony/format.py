@@ -34,6 +34,11 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     answer_schema: dict[str, Any] | None = None
     """JSON Schema that the text for the user must match."""
     effort: str | None = None
+    unknown_tools: Literal["text", "call"] = "text"
+    """What becomes of a call whose tool was not offered: text, or a call that the client can answer with an error.
+
+    A call in a syntax that occurs in ordinary answers, such as a bare JSON object, is text in either case.
+    """
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:

@@ -16,7 +16,8 @@ from msgspec import Struct
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, TextFormat
 
 MAX_TOOL_NAME_CHARS = 64
-_VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+"""Names that a tool may have."""
 _INVALID_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 INPUT = "input"
 """Name of the member that holds a custom tool's text if a model writes JSON for it."""
@@ -117,7 +118,7 @@ def _functions(tool: FunctionTool | CustomTool | NamespaceTool) -> Iterator[tupl
 def _check_name(key: ToolKey, index: int, found: Mapping[ToolKey, object]) -> None:
     namespace, name = key
     # Names are pasted raw into prompts: a newline in one would let a client forge the prompt's structure.
-    if not _VALID_NAME.fullmatch(name):
+    if not VALID_NAME.fullmatch(name):
         raise ToolError(f"Invalid tool name {name[:80]!r}. Use 1 to 128 letters, digits, '_' or '-'.", index)
     if key in found:
         location = f" in namespace {namespace!r}" if namespace is not None else ""

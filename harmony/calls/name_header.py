@@ -47,15 +47,30 @@ class NamedJsonCall(NumberedCall, frozen=True, kw_only=True):
         header = (yield from self._read_header(tape)).strip()
         native_id = _NATIVE.fullmatch(header) if self.native_ids else None
         tool = reader.require_tool(native_id["name"] if native_id else header)
+        if not reader.is_offered(tool):
+            yield from self._expect_arguments(tape)
         reader.begin_call(tool, f"{self.before if prefixed else ''}{header}" if native_id else None)
-        yield from tape.skip_whitespace()
-        if self.fence:
-            yield from tape.skip_literal(self.fence)
-        yield from tape.skip_whitespace()
+        yield from self._skip_fence(tape)
         if not self.close or not (yield from tape.matches_here(tape_text(self.close))):
             yield from read_arguments(reader)
         reader.close_item()
         yield from self._skip_tail(reader)
+
+    def _skip_fence(self, tape: Tape) -> Parser[None]:
+        yield from tape.skip_whitespace()
+        if self.fence:
+            yield from tape.skip_literal(self.fence)
+        yield from tape.skip_whitespace()
+
+    def _expect_arguments(self, tape: Tape) -> Parser[None]:
+        """Raises `MalformedText` unless an object or the closer follows: the header may be that of another format."""
+        start = tape.position()
+        yield from self._skip_fence(tape)
+        if not (yield from tape.matches_here("{")) and not (
+            self.close and (yield from tape.matches_here(tape.alphabet.tape_text(self.close)))
+        ):
+            raise MalformedText("no arguments")
+        tape.rewind(start)
 
     def _read_header(self, tape: Tape) -> Parser[str]:
         """Skips the header with its end, and an id after `id_mark`. Returns the name."""

@@ -26,7 +26,7 @@ class RawTextCall(DelimitedCall, frozen=True, kw_only=True):
         yield from tape.expect(tape.alphabet.tape_text(self.open))
         yield from tape.skip_whitespace()
         yield from tape.expect(self.head)
-        tool = reader.require_tool((yield from tape.skip_word(self.head_end)))
+        tool = reader.require_tool((yield from tape.skip_word(self.head_end)), "custom")
         if tool.kind != "custom":
             raise MalformedText("not a custom tool")
         reader.begin_call(tool)

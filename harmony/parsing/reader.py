@@ -7,12 +7,13 @@ know what a marker means.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from antiphon.events.items import Annotation, Logprob, Phase
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.parsing.tape import HoldBackExceeded, MalformedText, Parser, Tape
 from antiphon.harmony.tokens.detokenizer import Detokenizer, MarkerAlphabet
-from antiphon.harmony.tools import ToolSpec
+from antiphon.harmony.tools import VALID_NAME, ToolSpec
 from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, Think
 
 MAX_HOLD_BACK_CHARS = 1 << 17
@@ -37,6 +38,7 @@ class TapeReader:
         self.num_calls = 0
         self._tools = prompt_input.tools
         self._callable = prompt_input.tool_choice != "none"
+        self.accepts_unknown_tools = prompt_input.unknown_tools == "call" and self.may_call
         self._wasted = 0
         self._detokenizer = Detokenizer(alphabet)
         self._segments: list[Segment] = []
@@ -82,12 +84,21 @@ class TapeReader:
         """Emits a source for the last `length` characters of the text."""
         self._segments.append(Cite(annotation, length))
 
-    def require_tool(self, flat: str) -> ToolSpec:
-        """Returns the tool of this name. Raises `MalformedText` if it cannot be called: the text is not a call."""
+    def require_tool(self, flat: str, kind: Literal["function", "custom"] = "function") -> ToolSpec:
+        """Returns the tool of this name. Raises `MalformedText` if it cannot be called: the text is not a call.
+
+        `kind` is that of an unknown tool, if those can be called.
+        """
         tool = self._tools.find_tool(flat) if self._callable else None
-        if tool is None:
-            raise MalformedText(flat)
-        return tool
+        if tool is not None:
+            return tool
+        if self.accepts_unknown_tools and VALID_NAME.fullmatch(flat):
+            return ToolSpec(model_name=flat, name=flat, kind=kind)
+        raise MalformedText(flat)
+
+    def is_offered(self, tool: ToolSpec) -> bool:
+        """Tells whether a tool was offered. An unknown one was not."""
+        return self._tools.find_tool(tool.model_name) is not None
 
     @property
     def may_call(self) -> bool:

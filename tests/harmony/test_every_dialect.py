@@ -205,6 +205,45 @@ def test_call_of_an_unknown_tool_is_text(dialect: Dialect) -> None:
 
 
 @EACH_CALLING_DIALECT
+def test_call_of_an_unknown_tool_is_a_call_on_request(dialect: Dialect) -> None:
+    prompt_input = parser_helpers.build_prompt_input(unknown_tools="call")
+    occurs_in_answers = dialect.calls[0].head_only or dialect.calls[0].openers[0].startswith("```")
+    text = write_sample_calls(dialect, "two").replace("add", "subtract")
+    for model_format in load_formats(dialect.name):
+        tokens = model_format.encode(text)
+        segments, reader = parser_helpers.parse_tokens(model_format, tokens, prompt_input=prompt_input)
+        names = [name for name, _ in parser_helpers.collect_calls(segments)]
+        assert names == ([] if occurs_in_answers else ["subtract"]) and not reader.call_failed
+        assert all(isinstance(arguments, dict) for _, arguments in parser_helpers.collect_calls(segments))
+        split, _ = parser_helpers.parse_tokens(model_format, tokens, range(len(tokens)), prompt_input=prompt_input)
+        assert split == segments
+        for fields in ({"tool_choice": "none"}, {"tools": ToolTable()}):
+            refused = parser_helpers.build_prompt_input(**{"unknown_tools": "call", **fields})
+            assert not parser_helpers.collect_calls(
+                parser_helpers.parse_tokens(model_format, tokens, prompt_input=refused)[0]
+            )
+
+
+@pytest.mark.parametrize(("unknown_tools", "names"), [("text", []), ("call", ["subtract"])])
+def test_gpt_oss_calls_an_unknown_tool_on_request(unknown_tools: str, names: list[str]) -> None:
+    model_format = parser_helpers.load_token_format("gpt-oss")
+    prompt_input = parser_helpers.build_prompt_input(unknown_tools=unknown_tools)
+    for recipient, expected in (("functions.subtract", names), ("browser.search", [])):
+        text = f'<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{"a": 1}}<|call|>'
+        segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text), prompt_input=prompt_input)
+        assert [name for name, _ in parser_helpers.collect_calls(segments)] == expected
+
+
+@EACH_CALLING_DIALECT
+def test_unknown_name_that_no_tool_may_have_is_text(dialect: Dialect) -> None:
+    prompt_input = parser_helpers.build_prompt_input(unknown_tools="call")
+    text = write_sample_calls(dialect, "one").replace("add", "sub/tract.é")
+    for model_format in load_formats(dialect.name):
+        segments, _ = parser_helpers.parse_tokens(model_format, model_format.encode(text), prompt_input=prompt_input)
+        assert not parser_helpers.collect_calls(segments)
+
+
+@EACH_CALLING_DIALECT
 def test_grammar_accepts_written_calls_and_no_unknown_tool(dialect: Dialect) -> None:
     for model_format in load_formats(dialect.name):
         prompt_input = parser_helpers.build_prompt_input(tool_choice="required")
