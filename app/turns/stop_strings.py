@@ -2,7 +2,8 @@
 
 Only a tail that could be the start of a stop string is held back, until the next text decides. With the stop string
 "END", the text "abcEN" releases "abc" and holds "EN"; then "D" ends the turn, and "X" releases "ENX".
-Log-probabilities stay with their text. This module knows neither the machine nor the engine.
+Blanks at the start of a message are held until other text follows, since blanks before a call or an end are not output:
+a stop string in them ends nothing. Log-probabilities stay with their text. This module knows neither the machine nor the engine.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ class StopStringFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = Say("")
+        self._has_text = False
+        """True once the current message has text other than blanks."""
         self.matched: str | None = None
 
     def filter_segment(self, segment: Segment) -> list[Segment]:
@@ -28,11 +31,16 @@ class StopStringFilter:
             return [*self.release_held(), segment]
         if self._held.text and segment.phase != self._held.phase:
             return [*self.release_held(), *self.filter_segment(segment)]
-        return self._find_match(_join_text(self._held, segment))
+        text = _join_text(self._held, segment)
+        self._has_text = self._has_text or bool(text.text.strip())
+        if not self._has_text:
+            self._held = text
+            return []
+        return self._find_match(text)
 
     def release_held(self) -> list[Segment]:
         """Returns the held text, which turned out not to start a stop string. After a match, returns nothing."""
-        held, self._held = self._held, Say("")
+        held, self._held, self._has_text = self._held, Say(""), False
         return [held] if held.text and self.matched is None else []
 
     def _find_match(self, text: Say) -> list[Segment]:

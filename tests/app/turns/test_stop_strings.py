@@ -89,3 +89,23 @@ def test_random_texts_agree_with_a_search_in_the_whole_text() -> None:
         output, matched = filter_segments([stop], *segments)
         assert join_text(output) == text.partition(stop)[0]
         assert matched == (stop if stop in text else None)
+
+
+@pytest.mark.parametrize("stop", ["\n", "\n\n", " ", "\n \n"])
+@pytest.mark.parametrize("blank", ["\n", "\n\n", "\n \n", "\n\n\n"])
+def test_stop_string_in_blanks_before_a_call_ends_nothing(stop: str, blank: str) -> None:
+    segments = [Think("a"), Close(), Say(blank), Call("f"), Arguments("{}"), Close()]
+    assert filter_segments([stop], *segments) == (segments, None)
+    assert filter_segments([stop], Think("a"), Close(), *map(Say, blank), Call("f"))[1] is None
+
+
+def test_stop_string_in_blanks_before_text_ends_the_message() -> None:
+    for index in range(8):
+        text = "\n\nHello"
+        segments, matched = filter_segments(["\n\n"], Say(text[:index]), Say(text[index:]))
+        assert (join_text(segments), matched) == ("", "\n\n")
+
+
+def test_blanks_after_a_call_are_the_start_of_another_message() -> None:
+    segments = [Say("Hi"), Call("f"), Close(), Say("\n"), Call("g"), Close()]
+    assert filter_segments(["\n"], *segments) == (segments, None)
