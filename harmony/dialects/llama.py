@@ -25,6 +25,7 @@ LLAMA4 = Dialect(
         PythonicCall(open="<|python_start|>", close="<|python_end|>"),
         PythonicCall(open="["),
         JsonSequenceCall(open="<|python_start|>", close="<|python_end|>"),
+        JsonSequenceCall(open="<|python_start|><|python_end|>"),  # as its template writes earlier calls
         JsonSequenceCall(),
         RawTextCall(open="<|python_start|>", close="<|python_end|>"),
     ),

@@ -50,7 +50,7 @@ class ShapeSearch:
         self._shape = MessageShape()
 
     def find_shape(self) -> MessageShape:
-        """Returns the shape. Where no shape fits, it keeps the default: the template's error is raised later."""
+        """Returns the shape. Where nothing fits, tools, calls and outputs become text."""
         self._find_text_shape()
         self._find_tool_place()
         self._find_call_shape()

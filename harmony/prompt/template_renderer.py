@@ -99,11 +99,12 @@ class TemplateRenderer:
     def render(self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime) -> str:
         """Renders the first variant that the template accepts. Raises `RenderError` if it refuses all."""
         variables = self._find_effort_variables(conversation.effort)
-        for variant in VARIANTS[:-1]:
+        variants = [variant for variant in VARIANTS if self.shape.separate_calls or not variant.joins_calls]
+        for variant in variants[:-1]:
             with contextlib.suppress(RefusedError):
                 context = self._build_context(conversation, escaper, self.shape, variant)
                 return self._template.render({**context, **variables}, now=now)
-        context = self._build_context(conversation, escaper, self.shape, VARIANTS[-1])
+        context = self._build_context(conversation, escaper, self.shape, variants[-1])
         return self._template.render({**context, **variables}, now=now)
 
     def _find_effort_variables(self, effort: str | None) -> dict[str, Any]:

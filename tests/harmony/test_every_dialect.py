@@ -552,6 +552,7 @@ REAL_OUTPUTS = [
     ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}},\n{"name": "now", "parameters": {}}', [("add", {"a": 1}), ("now", {})]),
     ("llama3", '{"type": "function", "name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
     ("llama4-pythonic", '{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
+    ("llama4-pythonic", '<|python_start|><|python_end|>{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
     ("llama4-pythonic", '<|python_start|>{"name": "add", "parameters": {"a": 1}}<|python_end|>', [("add", {"a": 1})]),
     ("llama4-pythonic", "[add(a=1, b=2), write(path='x', yes=True, tags=['u'], mode=None)]", [("add", {"a": 1, "b": 2}), ("write", {"path": "x", "yes": True, "tags": ["u"], "mode": None})]),
     ("olmo3", "<function_calls>\nadd(a=1)\nwrite(text='''x\n\"y\"''')\n</function_calls>", [("add", {"a": 1}), ("write", {"text": 'x\n"y"'})]),
