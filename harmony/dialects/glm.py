@@ -1,7 +1,9 @@
 """GLM 4.5 to 5 and relatives: the name directly after the opening tag, then keys and values in separate tags.
 
-Hy3 has such calls in a section, and a suffix in each of its tags.
+Hy3 has such calls in a section, and a suffix in each of its tags. Hy4 leaves out the tag after the name.
 """
+
+from msgspec.structs import replace
 
 from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
@@ -50,10 +52,10 @@ def _hy3(name: str, models: str, suffix: str, *template_markers: tuple[str, ...]
         template_markers=template_markers[0],
         other_template_markers=template_markers[1:],
         think=(f"<think{suffix}>", f"</think{suffix}>"),
-        calls=(CallSection(open=opener, close=closer, calls=(call,), padding="\n"),),
+        calls=(CallSection(open=opener, close=closer, calls=(call, replace(call, end="")), padding="\n"),),
         stop=(f"<｜hy_eos{suffix}｜>",),
     )
 
 
-HY3 = _hy3("hy3", "Hy3", ":opensource", ("<tool_sep:opensource>",), ("<tool_sep{}>", ":opensource"))
+HY3 = _hy3("hy3", "Hy3, Hy4", ":opensource", ("<arg_key:opensource>",), ("<arg_key{}>", ":opensource"))
 HY3_PREVIEW = _hy3("hy3-preview", "Hy3 preview", "", ("<tool_sep>", "<arg_key>"), ("<tool_sep{}>",))

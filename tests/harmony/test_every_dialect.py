@@ -540,6 +540,7 @@ REAL_OUTPUTS = [
     ("minimax-m1", '<tool_calls>\n[{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]\n</tool_calls>', [("add", {"a": 1}), ("now", {})]),
     ("phi4-mini", '<|tool_call|>{"name": "add", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>', [("add", {"a": 1}), ("now", {})]),
     ("nemotron-nano-v2", '<TOOLCALL>[{"name": "add", "arguments": "{\\"a\\": 1}"}]</TOOLCALL>', [("add", {"a": 1})]),
+    ("hy3", "<tool_calls:opensource>\n<tool_call:opensource>add\n<arg_key:opensource>a</arg_key:opensource>\n<arg_value:opensource>1</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>now\n</tool_call:opensource>\n</tool_calls:opensource>", [("add", {"a": 1}), ("now", {})]),
     ("hy3-preview", "<tool_call>add<tool_sep><arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", [("add", {"a": 1})]),
     ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', [("add", {"a": 1})]),
     ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1}', [("add", {"a": 1})]),
