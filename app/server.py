@@ -64,9 +64,7 @@ ROUTE_HANDLERS = (
     models.list_ollama_tags,
     metrics.get_metrics,
     health.get_health,
-    health.head_health,
     health.get_ready,
-    health.head_ready,
 )
 
 _log = structlog.get_logger(__name__)

@@ -87,7 +87,7 @@ class RequestGuard:
             body = limit_body(
                 receive, self._settings.max_body_bytes, check_encoding(headers.get("content-encoding", ""))
             )
-            await self._app(scope, body, response.send)
+            await self._app(_as_get(scope), body, response.send)
         except ApiError as error:
             await response.send_error(error)
         except Exception:  # noqa: BLE001 - nothing above this would catch it
@@ -99,7 +99,14 @@ class RequestGuard:
             seconds = time.monotonic() - started
             path = clip_text(scope["path"].encode("unicode_escape").decode())
             self._on_request_done(
-                AccessRecord(scope.get("method", "GET"), path, response.status, seconds, response.request_id)
+                AccessRecord(
+                    scope.get("method", "GET"),
+                    path,
+                    response.status,
+                    seconds,
+                    response.request_id,
+                    response.error_code or request_state(scope).error_code,
+                )
             )
 
     def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, str]:
@@ -110,7 +117,9 @@ class RequestGuard:
         headers, head_error = self._check_head_cached(head)
         error = head_error or error
         request_id = _choose_request_id(headers)
-        self._on_request_done(AccessRecord(head.scope["method"], head.scope["path"], error.status, 0.0, request_id))
+        self._on_request_done(
+            AccessRecord(head.scope["method"], head.scope["path"], error.status, 0.0, request_id, error.code or "")
+        )
         return error, request_id
 
     def _check_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
@@ -202,6 +211,7 @@ class _ResponseSender:
         self.request_id = request_id
         self.status = 499
         """Status for the access log. 499 until the response starts: the client disconnected before."""
+        self.error_code = ""
         self._begun = False
 
     async def send(self, message: AsgiMessage) -> None:
@@ -215,6 +225,7 @@ class _ResponseSender:
         """Sends an error response. After the response has started, leaves it unfinished, which cuts the connection."""
         if self._begun:
             return
+        self.error_code = error.code or ""
         body = error.encoded_body
         pairs = [*error.header_pairs]
         if error.status == 413 or error.code in ("ambiguous_length", "invalid_http"):
@@ -222,6 +233,16 @@ class _ResponseSender:
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
+
+
+def _as_get(scope: AsgiScope) -> AsgiScope:
+    """Returns the scope that a HEAD request is routed with: that of a GET, whose body the connection leaves out.
+
+    The responses API is excluded, since a GET there may stream.
+    """
+    if scope.get("method") != "HEAD" or scope["path"].startswith(f"{WEBSOCKET_PATH}/"):
+        return scope
+    return {**scope, "method": "GET"}
 
 
 def _check_header_limits(scope: AsgiScope) -> None:

@@ -11,11 +11,17 @@ SCOPE_KEY = "antiphon.request"
 
 
 class RequestState(Struct, kw_only=True):
-    """State of one request. `HttpProtocol` sets `permit` and `response`, `RequestGuard` `owner` and `request_id`."""
+    """State of one request.
+
+    `HttpProtocol` sets `permit` and `response`, `RequestGuard` `owner` and `request_id`, the exception handlers
+    `error_code`.
+    """
 
     owner: str = ""
     """Digest of the API key; empty if no key is required."""
     request_id: str = ""
+    error_code: str = ""
+    """Code of the error that the request is answered with, for the access log."""
     permit: AdmissionPermit | None = None
     """Permit of a request that admission control counts until it becomes a turn."""
     response: ChunkedResponse | None = None

@@ -28,6 +28,8 @@ class AccessRecord(Struct, frozen=True):
     status: int
     seconds: float
     request_id: str
+    error_code: str = ""
+    """Code of the error in the response. Its message is not logged: it may quote the request."""
 
 
 LineFormat = Callable[[AccessRecord, float], str]
@@ -81,20 +83,21 @@ def console_format(screen: Console) -> LineFormat:
         duration = f"{record.seconds * 1000:.0f} ms"
         return (
             f"{marked(str(record.status), color)} {record.method} {record.path} "
-            f"{duration} {dim}{record.request_id}{reset}"
+            f"{duration} {dim}{record.request_id}{reset}{record.error_code and f' {record.error_code}'}"
         )
 
     return shape
 
 
-def json_format(line: AccessRecord, at: float) -> str:
+def json_format(record: AccessRecord, at: float) -> str:
     """Formats a request as a JSON object with the fields of other log lines (see `app.observability.log_config`)."""
     fields = {
-        "method": line.method,
-        "path": line.path,
-        "status": line.status,
-        "seconds": round(line.seconds, 6),
-        "request_id": line.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "seconds": round(record.seconds, 6),
+        "request_id": record.request_id,
+        **({"error_code": record.error_code} if record.error_code else {}),
         "event": "request",
         "level": "info",
         "timestamp": datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),

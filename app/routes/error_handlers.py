@@ -16,7 +16,8 @@ from antiphon.app.routes.replies import json_reply
 _log = structlog.get_logger(__name__)
 
 
-def _handle_api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
+def _handle_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
+    request_state(request.scope).error_code = error.code or ""
     reply = json_reply(error.encoded_body, error.status)
     reply.headers.update(dict(error.headers))
     return reply
@@ -65,6 +66,8 @@ def _allowed_methods(request: Request[Any, Any, Any]) -> list[str]:
             pairs = zip(route.path_components, segments, strict=True)
             if all(not isinstance(part, str) or part == segment for part, segment in pairs):
                 methods |= set(route.methods)
+    if "GET" in methods:
+        methods.add("HEAD")
     return sorted(methods)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from litestar import get, head
+from litestar import get
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
@@ -16,12 +16,6 @@ async def get_health() -> Response[Any]:
     return json_reply(b'{"status":"ok"}')
 
 
-@head("/health")
-async def head_health() -> Response[None]:
-    """Returns the status of `GET /health` without a body."""
-    return Response(None, media_type="text/plain")
-
-
 @get("/ready")
 async def get_ready(request: AnyRequest) -> Response[Any]:
     """Returns 200, or 503 with the reason why the server is not ready."""
@@ -29,14 +23,6 @@ async def get_ready(request: AnyRequest) -> Response[Any]:
     if reason is None:
         return json_reply(b'{"status":"ready"}')
     return json_reply(msgspec.json.encode({"status": "not ready", "reason": reason}), 503)
-
-
-@head("/ready")
-async def head_ready(request: AnyRequest) -> Response[None]:
-    """Returns the status of `GET /ready` without a body."""
-    return Response(
-        None, status_code=200 if unready_reason(server_context(request)) is None else 503, media_type="text/plain"
-    )
 
 
 def unready_reason(context: ServerContext) -> str | None:

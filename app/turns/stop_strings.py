@@ -3,7 +3,8 @@
 Only a tail that could be the start of a stop string is held back, until the next text decides. With the stop string
 "END", the text "abcEN" releases "abc" and holds "EN"; then "D" ends the turn, and "X" releases "ENX".
 Blanks at the start of a message are held until other text follows, since blanks before a call or an end are not output:
-a stop string in them ends nothing. Log-probabilities stay with their text. This module knows neither the machine nor the engine.
+a stop string in them ends nothing. Log-probabilities stay with their text. This module knows neither the machine nor
+the engine.
 """
 
 from collections.abc import Sequence
