@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check snapshots bench bench-peers clean
+.PHONY: help serve test test-full check mutants snapshots bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -34,6 +34,9 @@ check: $(TEST)  ## check lint, format, strict types, layers and sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_sizes.py
+
+mutants: $(TEST)  ## put listed faults into a copy of the code, one at a time; tests must fail: about 20 minutes
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 	$(BIN)/python -m pytest -q --snapshot-update tests/snapshots $(ARGS)
