@@ -53,17 +53,21 @@ class TemplateModel:
         tokenizer.save(str(folder / "tokenizer.json"))
         config = {"bos_token": "<s>", "eos_token": "</s>"}
         (folder / "config.json").write_text(json.dumps({"model_type": self.model_type}))
-        files = {file.stem.partition(f"{self.name}.")[2]: file for file in TEMPLATES_FOLDER.glob(f"{self.name}.*jinja")}
-        templates = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-        templates[""] = (TEMPLATES_FOLDER / f"{self.name}.jinja").read_text("utf-8") if "" in files else ""
-        named = [{"name": name, "template": text} for name, text in sorted(templates.items()) if name]
+        template = self._read_template()
         if self.legacy_file:
-            (folder / "chat_template.json").write_text(json.dumps({"chat_template": templates[""]}))
+            (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
             (folder / "tokenizer_config.json").write_text(json.dumps(config))
         else:
-            template = named or templates[""]
             (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
         return folder
+
+    def _read_template(self) -> str | list[dict[str, str]]:
+        """Returns the template, or the named ones of a model that has no other."""
+        if (file := TEMPLATES_FOLDER / f"{self.name}.jinja").is_file():
+            return file.read_text(encoding="utf-8")
+        names = ("default", "tool_use")
+        files = {name: TEMPLATES_FOLDER / f"{self.name}.{name}.jinja" for name in names}
+        return [{"name": name, "template": file.read_text(encoding="utf-8")} for name, file in files.items()]
 
 
 _OSLO, _BERGEN = '{"city": "Oslo", "days": 2}', '{"city": "Bergen", "days": 3}'
