@@ -35,6 +35,18 @@ async def test_readers_that_start_at_any_time_read_the_same_entries() -> None:
         assert numbers == list(range(total))
 
 
+def test_published_entries_are_never_withdrawn() -> None:
+    log = EventLog(INITIAL_RESPONSE, "")
+    log.withhold(0)
+    for step in make_steps():
+        log.append_step(step)
+    published = []
+    for count in (2, 1, 5, 0, 3, None, 4):
+        log.publish(count)
+        published.append(log.published)
+    assert published == [2, 2, 5, 5, 5, len(log.entries), len(log.entries)]
+
+
 async def test_reader_starts_at_any_index() -> None:
     log = EventLog(INITIAL_RESPONSE, "")
     for step in make_steps():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.projections.obfuscation import BUCKET_BYTES, add_obfuscation
 from antiphon.engine.protocol import EngineInfo
 from tests.clients.sdk_helpers import get, post
 from tests.invariants import check_stream
@@ -76,6 +77,14 @@ def test_truncation_does_not_change_stored_items(server: RunningServer) -> None:
 
 
 # Obfuscation
+
+
+def test_obfuscated_length_is_a_multiple_of_the_bucket() -> None:
+    for length in range(200):
+        data = json.dumps({"delta": "x" * length}, separators=(",", ":")).encode()
+        padded = add_obfuscation(data)
+        assert len(padded) % BUCKET_BYTES == 0 and len(padded) < len(data) + 2 * BUCKET_BYTES
+        assert json.loads(padded)["delta"] == "x" * length
 
 
 def test_obfuscation_gives_all_deltas_one_length_and_keeps_their_text(server: RunningServer) -> None:

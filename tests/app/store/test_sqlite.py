@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,38 @@ async def test_response_completes_though_the_disk_is_full(path: Path, monkeypatc
         log = add_log(store, "a", background=True)
         assert (await asyncio.wait_for(log.wait_finished(), 10)).status == "completed"
         assert store.find_log("me", "resp_a") is log and log.ended, "it is found until this process exits"
+
+
+async def test_steps_after_a_failed_one_leave_no_gap(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
+    stored: list[list[int]] = []
+    queued, commit, append_events = threading.Event(), Database.commit, Database.append_events
+
+    def record_commit(database: Database) -> None:
+        numbers = database._connection.execute("SELECT number FROM events WHERE response = 'resp_a' ORDER BY number")
+        stored.append([row[0] for row in numbers])
+        commit(database)
+
+    def fail_second_step(database: Database, *args: Any) -> None:
+        if args[2][0].event.sequence_number == len(make_steps()[0]) and not queued.is_set():
+            assert queued.wait(10)
+            raise_disk_full()
+        append_events(database, *args)
+
+    monkeypatch.setattr(Database, "commit", record_commit)
+    monkeypatch.setattr(Database, "append_events", fail_second_step)
+    async with open_test_store(path) as store:
+        log = add_log(store, "a", count=1, background=True)
+        await log.wait_published()
+        log.append_step(make_steps()[1])
+        await asyncio.sleep(0.1)  # the writer waits in this step; the next ones are queued behind it
+        for step in make_steps()[2:]:
+            log.append_step(step)
+        log.end_log()
+        queued.set()
+        assert (await asyncio.wait_for(log.wait_finished(), 10)).status == "completed"
+        assert await becomes_true(lambda: stored[-1] == list(range(len(log.entries)))), "the log is repaired"
+    assert all(numbers == list(range(len(numbers))) for numbers in stored)
 
 
 async def test_store_reports_itself_unavailable_until_a_write_succeeds(

@@ -120,6 +120,24 @@ def test_random_markers_always_give_a_valid_stream(dialect: str) -> None:
             ) from error
 
 
+def test_log_probabilities_are_never_above_zero() -> None:
+    """Rounding can give a probability just above one; clients compute with these."""
+    case = Case("logprobs", ["Hi"], responses={"include": ["message.output_text.logprobs"], "top_logprobs": 1})
+    case_processor = CaseProcessor(case)
+    processor = OutputProcessor(
+        case_processor.spec, case_processor.prompt, case_processor.format, ids=CountedIds(), clock=lambda: 2
+    )
+    processor.on_admitted(Chunk())
+    tokens = case_processor.format.encode("Hi")
+    processor.process_chunk(
+        Chunk(tokens=tuple(tokens), logprobs=tuple(TokenLogprob(token, 1e-7, ((token, 1e-7),)) for token in tokens))
+    )
+    processor.process_chunk(Chunk(finish="stop"))
+    response = check_stream([json.loads(encode_event(event)) for event in processor.collect_events()])
+    scored = response["output"][0]["content"][0]["logprobs"]
+    assert [(entry["logprob"], entry["top_logprobs"][0]["logprob"]) for entry in scored] == [(0.0, 0.0)] * 2
+
+
 ANSWER_FORMATS = {
     "schema": {
         "type": "json_schema",

@@ -49,6 +49,19 @@ def test_only_a_possible_start_of_a_stop_string_is_held() -> None:
     assert stop_filter.filter_segment(Say("A")) == [Say("STA")]
 
 
+def test_log_probabilities_stay_with_their_text() -> None:
+    def score(text: str) -> tuple[PlacedLogprob, ...]:
+        return tuple(
+            PlacedLogprob(index, Logprob(token=letter, bytes=(), logprob=-1.0)) for index, letter in enumerate(text)
+        )
+
+    stop_filter = StopStringFilter(["END"])
+    assert stop_filter.filter_segment(Say("abEN", logprobs=score("abEN"))) == [Say("ab", logprobs=score("ab"))]
+    assert stop_filter.release_held() == [Say("EN", logprobs=score("EN"))]
+    stop_filter.filter_segment(Say("cEN", logprobs=score("cEN")))
+    assert stop_filter.filter_segment(Say("X", logprobs=score("X"))) == [Say("ENX", logprobs=score("ENX"))]
+
+
 def test_reasoning_and_arguments_are_never_matched() -> None:
     segments = [Think("STOP"), Say("a"), Call("f"), Arguments('"STOP"'), Close(), Say("b STOP")]
     output, matched = filter_segments(["STOP"], *segments)

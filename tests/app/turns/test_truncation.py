@@ -1,5 +1,6 @@
 """`truncation: auto` removes whole units, oldest first, so that no remaining item refers to a removed one."""
 
+import itertools
 from collections.abc import Sequence
 from itertools import product
 
@@ -51,7 +52,9 @@ def test_truncation_removes_the_fewest_oldest_units() -> None:
         if limit < 3:  # two developer messages and the newest item
             assert truncated is None
             continue
-        assert truncated is not None and len(truncated.items) <= limit
+        removed_counts = itertools.accumulate(map(len, list_units(LONG_INPUT.items)))
+        fewest = next(count for count in removed_counts if len(LONG_INPUT.items) - count <= limit)
+        assert truncated is not None and len(truncated.items) == len(LONG_INPUT.items) - fewest
         check_calls(truncated.items)
         assert truncated.items[-1] is LONG_INPUT.items[-1]
         assert sum(is_developer_message(item) for item in truncated.items) == 2
