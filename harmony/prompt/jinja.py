@@ -1,15 +1,15 @@
 """Chat templates, run in the sandbox as transformers runs them, with bounds on memory and time.
 
 A template is part of a model, so it is untrusted code. The sandbox keeps it from the server's objects. The bounds keep
-it from exhausting memory and time: loop iterations and calls are counted, and the size of every intermediate text is
-limited, not only that of the prompt. The caller enforces a deadline, since this module has no clock.
+it from exhausting memory and time (`template_limits.py`): loop iterations and calls are counted, and the size of every
+intermediate value is limited, not only that of the prompt. The caller enforces a deadline, since this module has no
+clock.
 """
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -19,15 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from antiphon.harmony.format import RenderError
+from antiphon.harmony.prompt import template_limits as limits
 
-MAX_PROMPT_CHARS = 16_000_000
-"""Maximum characters of a prompt, or of any intermediate value of its rendering."""
-MAX_LOOP_TURNS = 1_000_000
-"""Maximum loop iterations of one rendering. A call of a macro or method counts as `_CALL_COST_TURNS` of them."""
-_CALL_COST_TURNS = 4
 _REFUSED = "The model's chat template refused the conversation: {}"
-_WIDE = re.compile(r"[*]|\d{5}")
-_turns: ContextVar[list[int]] = ContextVar("turns")
 
 
 class RefusedError(RenderError):
@@ -49,11 +43,11 @@ class ChatTemplate:
         context: Mapping[str, Any],
         *,
         now: datetime,
-        max_chars: int = MAX_PROMPT_CHARS,
-        max_turns: int = MAX_LOOP_TURNS,
+        max_chars: int = limits.MAX_TEXT_CHARS,
+        max_steps: int = limits.MAX_STEPS,
     ) -> str:
         """Runs the template. Raises `RenderError` at a limit, `RefusedError` if the template fails or raises itself."""
-        reset_token = _turns.set([max_turns])
+        token = limits.start_budget(max_steps)
         try:
             return _join_pieces(self._template.generate(**context, strftime_now=now.strftime), max_chars)
         except RenderError:
@@ -61,7 +55,7 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: any error in it is the template's
             raise RefusedError(_REFUSED.format((str(error) or type(error).__name__)[:300]), "input") from error
         finally:
-            _turns.reset(reset_token)
+            limits.end_budget(token)
 
 
 def _join_pieces(pieces: Iterable[str], longest: int) -> str:
@@ -74,57 +68,35 @@ def _join_pieces(pieces: Iterable[str], longest: int) -> str:
     return "".join(parts)
 
 
-def _spend_turns(turns: int = 1) -> None:
-    budget = _turns.get(None)
-    if budget is None:
-        return  # compiling: jinja2 folds constants then
-    budget[0] -= turns
-    if budget[0] < 0:
-        raise RenderError("The model's chat template exceeds the limit on loop iterations and calls.")
-
-
-def _check_size(value: Any) -> Any:
-    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > MAX_PROMPT_CHARS:
-        raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
-    return value
-
-
 def _count_turns(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        _spend_turns()
+        limits.spend_steps()
         yield value
 
 
-class _CountingSandbox(ImmutableSandboxedEnvironment):
+class _LimitedSandbox(ImmutableSandboxedEnvironment):
     """jinja2's sandbox, with a count of all that can repeat and a limit on all that can grow."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _spend_turns()
-        if operator == "*":
-            _check_product(left, right)
-        elif operator == "**" and isinstance(right, int | float) and (abs(right) > 64 or abs(left) > 2**64):
-            raise RenderError("The model's chat template computes a power that is too large.")
-        elif operator == "%" and isinstance(left, str) and _WIDE.search(left):
-            raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
-        return _check_size(super().call_binop(context, operator, left, right))
+        limits.check_binop(operator, left, right)
+        return limits.check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _spend_turns(_CALL_COST_TURNS)
         if isinstance(obj, LoopContext):
             args = (_count_turns(args[0]), *args[1:])
-        _check_method(obj, args, kwargs)
-        return _check_size(super().call(context, obj, *args, **kwargs))
+        limits.check_call(obj, args, kwargs)
+        return limits.check_size(super().call(context, obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        transformed: nodes.Template = _CountingTransformer().visit(tree)
+        transformed: nodes.Template = _LimitTransformer().visit(tree)
         return transformed
 
 
-class _CountingTransformer(NodeTransformer):
-    """Wraps every loop in a counter, and every expression that builds text from texts in a size check."""
+class _LimitTransformer(NodeTransformer):
+    """Wraps every loop in a counter, and every expression whose cost depends on the size of its operands in a check."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2 looks the method up by this name
         self.generic_visit(node)
@@ -133,7 +105,26 @@ class _CountingTransformer(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802 - as above
         self.generic_visit(node)
+        node.nodes = [_wrap_in_filter("expanded", inner) for inner in node.nodes]
         return _wrap_in_filter("small", node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802 - as above
+        self.generic_visit(node)
+        node.expr = _wrap_in_filter("expanded", node.expr)
+        for operand in node.ops:
+            operand.expr = _wrap_in_filter("expanded", operand.expr)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Test:  # noqa: N802 - as above
+        self.generic_visit(node)
+        if node.name not in ("defined", "undefined"):  # these look at the name, not at the value
+            node.args = [_wrap_in_filter("expanded", argument) for argument in node.args]
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:  # noqa: N802 - as above
+        self.generic_visit(node)
+        node.key = _wrap_in_filter("expanded", node.key)  # it is hashed, and a tuple may contain tuples
+        return node
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Expr:  # noqa: N802 - as above
         self.generic_visit(node)
@@ -144,35 +135,22 @@ def _wrap_in_filter(name: str, node: Any) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _check_product(left: object, right: object) -> None:
-    for sequence, factor in ((left, right), (right, left)):
-        if (
-            isinstance(sequence, str | bytes | list | tuple)
-            and isinstance(factor, int)
-            and len(sequence) * factor > MAX_PROMPT_CHARS
-        ):
-            raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
+def _check_written(value: Any) -> Any:
+    """Checks a value that is written to the prompt, where a list is written with all it contains."""
+    return value if isinstance(value, str) else limits.check_expanded(value)
 
 
-def _check_method(method: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Rejects calls of string methods that would build a large text from small ones."""
-    text = getattr(method, "__self__", None)
-    if isinstance(text, str) and isinstance(args, tuple):
-        numbers = [abs(number) for number in (*args, *kwargs.values()) if isinstance(number, int)]
-        if max(numbers, default=0) > MAX_PROMPT_CHARS and getattr(method, "__name__", "") not in {
-            "replace",
-            "split",
-            "rsplit",
-        }:
-            raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
-        if getattr(method, "__name__", "") in {"replace", "join"}:
-            _check_replaced(text, args)
+def _limit_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a filter that checks its input before it runs. The first arguments may be jinja2's own."""
+    num_own = 1 if hasattr(function, "jinja_pass_arg") else 0
 
+    @wraps(function)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        value, given = args[num_own], (*args[num_own + 1 :], *kwargs.values())
+        limits.check_filter(name, value, given)
+        return function(*args, **kwargs)
 
-def _check_replaced(text: str, args: tuple[Any, ...]) -> None:
-    longest = max((len(part) for part in args if isinstance(part, str | list | tuple)), default=0)
-    if longest * max(len(text), 1) > 64 * MAX_PROMPT_CHARS:
-        raise RenderError("The model's chat template exceeds the limit of 16 million characters for a text.")
+    return limited
 
 
 def _raise_exception(message: str) -> str:
@@ -197,11 +175,16 @@ class _GenerationTag(Extension):
         return body
 
 
-def _create_sandbox() -> _CountingSandbox:
-    sandbox = _CountingSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
-    sandbox.filters |= {"tojson": _tojson, "counted": _count_turns, "small": _check_size}
+def _create_sandbox() -> _LimitedSandbox:
+    sandbox = _LimitedSandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag], finalize=_check_written
+    )
     for name in ("center", "format", "wordwrap", "xmlattr", "urlize"):
         del sandbox.filters[name]  # these build large texts from small ones, or HTML
+    sandbox.filters["tojson"] = _tojson
+    sandbox.filters = {name: _limit_filter(name, function) for name, function in sandbox.filters.items()}
+    checks = {"counted": _count_turns, "small": limits.check_size, "expanded": limits.check_expanded}
+    sandbox.filters |= checks
     sandbox.globals["raise_exception"] = _raise_exception
     return sandbox
 

@@ -82,7 +82,8 @@ class MessageBuilder:
     empty, such a call is written as a function call with one argument. `native_custom_tools` leaves such calls to the
     template. `arguments_as_objects` wraps arguments that are not an object in one. `join_user_messages` joins adjacent
     user messages. `write_calls` is for a template that shows no calls: it writes them into the assistant's text.
-    `outputs_as_user` turns the outputs of tools into user messages.
+    `outputs_as_user` turns the outputs of tools into user messages, `custom_outputs_as_user` only those of calls that
+    are written with `freeform_call`.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class MessageBuilder:
         join_user_messages: bool = False,
         write_calls: WriteCalls | None = None,
         outputs_as_user: bool = False,
+        custom_outputs_as_user: bool = False,
     ) -> None:
         self._write_calls, self._outputs_as_user = write_calls, outputs_as_user
+        self._custom_outputs_as_user, self._freeform_ids = custom_outputs_as_user, set[str]()
         self._escaper, self._tools, self._freeform_call, self._native_custom_tools = (
             escaper,
             tools,
@@ -201,6 +204,7 @@ class MessageBuilder:
         if self._native_custom_tools:
             self._add_call(item, {"name": name, INPUT: text}, "custom")
         elif self._freeform_call:
+            self._freeform_ids.add(item.call_id)
             self._add_assistant_text(self._freeform_call.replace("{name}", name, 1).replace("{input}", text, 1), "\n")
         else:
             self._add_call(item, {"name": name, "arguments": {INPUT: text}})
@@ -217,7 +221,7 @@ class MessageBuilder:
         )
 
     def _add_output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
-        if self._outputs_as_user:
+        if self._outputs_as_user or (self._custom_outputs_as_user and item.call_id in self._freeform_ids):
             label = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
             self._add_user_text(label + self._escaper.escape_text(content_text(item.output)))
             return

@@ -9,7 +9,15 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from antiphon.events.inputs import AnyInput, FunctionTool, InputFunctionCall, InputFunctionOutput, InputMessage
+from antiphon.events.inputs import (
+    AnyInput,
+    FunctionTool,
+    InputCustomCall,
+    InputCustomOutput,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+)
 from antiphon.harmony.format import PromptInput
 from antiphon.harmony.prompt.shapes import MessageShape
 from antiphon.harmony.tools import ToolTable
@@ -93,6 +101,13 @@ class ShapeSearch:
             self._with_tools(two),
             (_NAME, _VALUES[0], _OTHER_NAME, _VALUES[1], *_OUTPUTS),
             ordered=False,
+        )
+        custom_call = InputCustomCall(call_id=_IDS[0], name=_NAME, input=_VALUES[0])
+        custom_output = InputCustomOutput(call_id=_IDS[0], output=_OUTPUTS[0])
+        self._choose(  # some templates refuse an output that follows no call of theirs
+            [self._shape, replace(self._shape, custom_outputs_as_user=True)],
+            self._with_tools((_USER_MESSAGE, custom_call, custom_output)),
+            (_USER, _VALUES[0], _OUTPUTS[0]),
         )
         self._choose(  # some templates write the system text only before a user message at the end
             [self._shape, replace(self._shape, system_in_user=True)],

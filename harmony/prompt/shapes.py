@@ -41,6 +41,8 @@ class MessageShape(Struct, frozen=True, kw_only=True):
     """Writes calls into the assistant's text, in the model's own syntax."""
     outputs_as_user: bool = False
     """Gives the outputs of tools as user messages."""
+    custom_outputs_as_user: bool = False
+    """Gives the output of a custom tool as a user message if its call is written into the assistant's text."""
 
 
 def apply_shape(messages: Sequence[ChatMessage], shape: MessageShape) -> list[ChatMessage]:

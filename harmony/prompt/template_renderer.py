@@ -146,6 +146,7 @@ class TemplateRenderer:
             join_user_messages=variant.joins_users,
             write_calls=self.write_calls if shape.written_calls else None,
             outputs_as_user=shape.outputs_as_user,
+            custom_outputs_as_user=shape.custom_outputs_as_user,
         )
         instructions = self._write_instructions(tools, escaper, shape, custom=not freeform_call)
         messages = builder.build_messages(conversation, instructions)

@@ -90,4 +90,4 @@ def test_limits_are_parameters() -> None:
     with pytest.raises(RenderError, match="too long"):
         ChatTemplate("{{ xs }}").render({"xs": "abc"}, now=parser_helpers.NOW, max_chars=2)
     with pytest.raises(RenderError, match="exceeds the limit on loop iterations"):
-        ChatTemplate("{% for x in xs %}{% endfor %}").render({"xs": "abc"}, now=parser_helpers.NOW, max_turns=2)
+        ChatTemplate("{% for x in xs %}{% endfor %}").render({"xs": "abc"}, now=parser_helpers.NOW, max_steps=2)
