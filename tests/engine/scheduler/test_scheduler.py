@@ -98,6 +98,20 @@ def plan_tokens(scheduler: Scheduler) -> dict[str, int]:
     return {seq.job.id: count for seq, count in scheduler.schedule()}
 
 
+def test_owner_with_fewer_running_sequences_is_admitted_first() -> None:
+    scheduler = make_scheduler(max_num_seqs=4)
+    for name in ("a1", "a2", "b1"):
+        scheduler.add(make_sequence(name, name[0]))
+    assert set(admit_names(scheduler)) == {"a1", "a2", "b1"}
+    (last,) = [sequence for sequence in scheduler.running if sequence.job.id == "b1"]
+    scheduler.remove(last)
+    scheduler.add(make_sequence("b2", "b"))
+    assert admit_names(scheduler) == ["b2"], "b was admitted last, and has one running"
+    for name in ("a3", "b3"):
+        scheduler.add(make_sequence(name, name[0]))
+    assert admit_names(scheduler) == ["b3"], "a has two running, b one"
+
+
 def test_owners_take_turns_regardless_of_their_queue_lengths() -> None:
     scheduler = make_scheduler()
     for n in range(6):
