@@ -110,6 +110,8 @@ class _LimitTransformer(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802 - as above
         self.generic_visit(node)
+        if len(node.ops) == 1 and node.ops[0].op not in ("in", "notin") and isinstance(node.ops[0].expr, nodes.Const):
+            return node  # the comparison with a constant, as in most templates, costs nothing
         node.expr = _wrap_in_filter("expanded", node.expr)
         for operand in node.ops:
             operand.expr = _wrap_in_filter("expanded", operand.expr)
