@@ -13,6 +13,7 @@ from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
 from antiphon.harmony.format import PromptInput, RenderError
+from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 
 class PromptRenderer:
@@ -43,6 +44,8 @@ class PromptRenderer:
             raise ApiError(400, "prompt_too_complex", message, "input") from None
         except RenderError as error:
             raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
+        except TokenizeError as error:
+            raise ApiError(400, "invalid_prompt", str(error), "input") from None
 
     def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)

@@ -21,6 +21,10 @@ def _byte_letters() -> Iterator[tuple[str, int]]:
 _LETTERS = dict(_byte_letters())
 
 
+class TokenizeError(ValueError):
+    """The tokenizer cannot encode a text: a pattern in its `tokenizer.json` takes too long on it."""
+
+
 class TokenizerVocabulary:
     """The vocabulary of a `tokenizer.json`, either byte-level or with SentencePiece's spelling."""
 
@@ -45,8 +49,13 @@ class TokenizerVocabulary:
         return bytes([int(byte[1], base=16)]) if byte else text.replace("\u2581", " ").encode()
 
     def encode(self, text: str) -> list[int]:
-        """Encodes text to ids. Added tokens in the text become their ids."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Encodes text to ids. Added tokens in the text become their ids. Raises `TokenizeError`."""
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # the library raises its panics past `Exception`
+            if type(error).__name__ != "PanicException":
+                raise
+            raise TokenizeError(f"The model's tokenizer failed: {str(error)[:200]}") from None
         return ids
 
 
