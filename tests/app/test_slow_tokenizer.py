@@ -15,7 +15,7 @@ from antiphon.harmony import detect
 from tests.conftest import StartServer
 
 
-@pytest.mark.parametrize("pattern", ["(a|aa)+$", "(a+)+b"])
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)+b"])
 def test_catastrophic_pattern_is_an_error_of_the_tokenizer(
     pattern: str, tmp_path: Path, start_server: StartServer
 ) -> None:
