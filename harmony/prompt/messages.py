@@ -8,7 +8,7 @@ text passes through the escaper. This module does not know the template, or what
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from antiphon.events.inputs import (
     AnyInput,
@@ -82,8 +82,7 @@ class MessageBuilder:
     empty, such a call is written as a function call with one argument. `native_custom_tools` leaves such calls to the
     template. `arguments_as_objects` wraps arguments that are not an object in one. `join_user_messages` joins adjacent
     user messages. `write_calls` is for a template that shows no calls: it writes them into the assistant's text.
-    `outputs_as_user` turns the outputs of tools into user messages, `custom_outputs_as_user` only those of calls that
-    are written with `freeform_call`.
+    `user_outputs` tells which outputs become user messages: none, those of calls written with `freeform_call`, or all.
     """
 
     def __init__(
@@ -96,11 +95,10 @@ class MessageBuilder:
         arguments_as_objects: bool = False,
         join_user_messages: bool = False,
         write_calls: WriteCalls | None = None,
-        outputs_as_user: bool = False,
-        custom_outputs_as_user: bool = False,
+        user_outputs: Literal["none", "freeform", "all"] = "none",
     ) -> None:
-        self._write_calls, self._outputs_as_user = write_calls, outputs_as_user
-        self._custom_outputs_as_user, self._freeform_ids = custom_outputs_as_user, set[str]()
+        self._write_calls, self._user_outputs = write_calls, user_outputs
+        self._freeform_ids: set[str] = set()
         self._escaper, self._tools, self._freeform_call, self._native_custom_tools = (
             escaper,
             tools,
@@ -221,7 +219,7 @@ class MessageBuilder:
         )
 
     def _add_output(self, item: InputFunctionOutput | InputCustomOutput) -> None:
-        if self._outputs_as_user or (self._custom_outputs_as_user and item.call_id in self._freeform_ids):
+        if self._user_outputs == "all" or (self._user_outputs == "freeform" and item.call_id in self._freeform_ids):
             label = f"Output of {self._names.get(item.call_id, 'the tool')}:\n"
             self._add_user_text(label + self._escaper.escape_text(content_text(item.output)))
             return

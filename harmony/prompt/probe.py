@@ -86,7 +86,7 @@ class ShapeSearch:
         one = (_USER_MESSAGE, _call(0), _output(0))
         parts = (_USER, _NAME, _VALUES[0], _OUTPUTS[0])
         if not self._choose(self._list_call_shapes(), self._with_tools(one), parts):
-            self._shape = replace(self._shape, written_calls=True, outputs_as_user=True)
+            self._shape = replace(self._shape, written_calls=True, user_outputs="all")
         self._prefer_null_content(self._with_tools(one), parts)
         text_and_call = (_USER_MESSAGE, _ASSISTANT_MESSAGE, _call(0), _output(0))
         self._choose(
@@ -105,7 +105,7 @@ class ShapeSearch:
         custom_call = InputCustomCall(call_id=_IDS[0], name=_NAME, input=_VALUES[0])
         custom_output = InputCustomOutput(call_id=_IDS[0], output=_OUTPUTS[0])
         self._choose(  # some templates refuse an output that follows no call of theirs
-            [self._shape, replace(self._shape, custom_outputs_as_user=True)],
+            [self._shape, replace(self._shape, user_outputs="freeform")],
             self._with_tools((_USER_MESSAGE, custom_call, custom_output)),
             (_USER, _VALUES[0], _OUTPUTS[0]),
         )
@@ -134,9 +134,9 @@ class ShapeSearch:
         knows_outputs = self._names_tool_role or self._shape.tools_in != "words"
         return [
             *native,
-            *(replace(shape, outputs_as_user=True) for shape in native),
+            *(replace(shape, user_outputs="all") for shape in native),
             *([written] if knows_outputs else []),
-            replace(written, outputs_as_user=True),
+            replace(written, user_outputs="all"),
         ]
 
     def _with_tools(self, items: Sequence[AnyInput]) -> PromptInput:

@@ -39,10 +39,8 @@ class MessageShape(Struct, frozen=True, kw_only=True):
     """Puts each call into a message of its own, followed by its output."""
     written_calls: bool = False
     """Writes calls into the assistant's text, in the model's own syntax."""
-    outputs_as_user: bool = False
-    """Gives the outputs of tools as user messages."""
-    custom_outputs_as_user: bool = False
-    """Gives the output of a custom tool as a user message if its call is written into the assistant's text."""
+    user_outputs: Literal["none", "freeform", "all"] = "none"
+    """Which outputs of tools are given as user messages. `freeform`: those of custom tools whose calls are text."""
 
 
 def apply_shape(messages: Sequence[ChatMessage], shape: MessageShape) -> list[ChatMessage]:

@@ -145,8 +145,7 @@ class TemplateRenderer:
             arguments_as_objects=variant.wraps_arguments,
             join_user_messages=variant.joins_users,
             write_calls=self.write_calls if shape.written_calls else None,
-            outputs_as_user=shape.outputs_as_user,
-            custom_outputs_as_user=shape.custom_outputs_as_user,
+            user_outputs=shape.user_outputs,
         )
         instructions = self._write_instructions(tools, escaper, shape, custom=not freeform_call)
         messages = builder.build_messages(conversation, instructions)

@@ -6,7 +6,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from antiphon.events.inputs import AnyInput, FunctionTool, InputFunctionCall, InputFunctionOutput, InputMessage
+from antiphon.events.inputs import (
+    AnyInput,
+    CustomTool,
+    FunctionTool,
+    InputCustomCall,
+    InputCustomOutput,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+)
 from antiphon.harmony.detect import load_format
 from antiphon.harmony.format import ModelFormat, PromptInput
 from antiphon.harmony.tools import ToolTable
@@ -158,3 +167,24 @@ def test_message_of_calls_is_followed_by_no_empty_message() -> None:
         *OUTPUT_ITEMS,
     )
     assert rendered.count("<｜Assistant｜>") == 1
+
+
+@EACH_MODEL
+def test_second_prompt_holds_custom_calls_and_late_messages(model: TemplateModel) -> None:
+    """Agents send custom calls, several user messages in a row, late instructions, and arguments that are no JSON."""
+    tools = ToolTable.from_request([CustomTool(name="apply_patch", description="Patches."), FunctionTool(name="look")])
+    rendered = render(
+        model,
+        InputMessage(role="user", content="Environment: linux."),
+        QUESTION,
+        InputCustomCall(call_id="call_1", name="apply_patch", input="*** Begin\n+sunny"),
+        InputCustomOutput(call_id="call_1", output="patched it"),
+        InputFunctionCall(call_id="call_2", name="look", arguments="not JSON"),
+        InputFunctionOutput(call_id="call_2", output="seen it"),
+        InputMessage(role="developer", content="Write English."),
+        InputMessage(role="user", content="And now?"),
+        tools=tools,
+    )
+    parts = ("Environment: linux.", QUESTION.content, "apply_patch", "+sunny", "patched it", "look", "not JSON")
+    for part in (*parts, "seen it", "Write English.", "And now?"):
+        assert part in rendered

@@ -100,7 +100,7 @@ def search(render: Callable[[PromptInput, MessageShape], str | None]) -> Message
 
 
 def test_template_that_refuses_or_drops_everything_gets_text_only() -> None:
-    expected = MessageShape(tools_in="words", written_calls=True, outputs_as_user=True)
+    expected = MessageShape(tools_in="words", written_calls=True, user_outputs="all")
     assert search(lambda conversation, shape: None) == expected
     assert search(lambda conversation, shape: "nothing of it") == expected
 
