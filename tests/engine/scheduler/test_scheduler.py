@@ -204,6 +204,14 @@ def test_lowest_priority_then_youngest_is_preempted() -> None:
     assert admit_names(scheduler) == []
 
 
+def test_sequence_that_runs_alone_is_never_preempted() -> None:
+    scheduler = make_scheduler(max_num_seqs=2, max_cache_tokens=30)
+    scheduler.add(make_sequence("alone"))
+    assert admit_names(scheduler) == ["alone"]
+    scheduler.running[0].tokens.extend([5] * 50)
+    assert scheduler.preempt() == [] and len(scheduler.running) == 1
+
+
 def test_follower_is_skipped_until_its_leader_has_computed_the_prefix() -> None:
     scheduler = make_scheduler(max_num_seqs=3)
     leader, follower, other = make_sequence("lead"), make_sequence("follow"), make_sequence("other")
