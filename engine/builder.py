@@ -1,6 +1,7 @@
 """Builds an engine core: loads the model, selects its forward pass, optimizes its layers, and sizes its KV cache."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import compiler_factory
+from antiphon.engine.thread_governor import ThreadGovernor
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +94,19 @@ def build_core_from_model(
         max_draft_seqs=options.max_draft_seqs if drafts else 0,
         enable_prefix_caching=options.enable_prefix_caching,
         kernels=kernels,
+        before_pass=_adapt_threads(model, options),
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
+
+
+def _adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[], None]:
+    """Returns a function that adapts the number of threads to the load of the machine, if no number is configured.
+
+    With ``deterministic`` the number stays, because the bits of torch's operations may depend on it.
+    """
+    if options.threads is not None or options.deterministic or model.device.type != "cpu":
+        return lambda: None
+    return ThreadGovernor(torch.get_num_threads(), torch.set_num_threads).update
 
 
 def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:

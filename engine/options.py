@@ -16,7 +16,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     """Type of the weights. None: float32 on a CPU, bfloat16 on a GPU."""
     threads: int | None = None
-    """CPU threads of torch. None: one for each physical core that this process may use."""
+    """CPU threads of torch. None: one for each physical core that this process may use, and fewer while other processes
+    compete for the cores."""
     pack_linears: bool = True
     """Repacks the weights of linear layers for the CPU kernels. fp32 on a CPU only."""
     compile_kernels: bool = True

@@ -39,7 +39,7 @@ class Core:
     each of ``max_num_seqs`` jobs, with finished jobs limited to one context. ``max_draft_seqs`` is the number of
     running sequences up to which n-gram drafts are used; 0 disables them. ``enable_prefix_caching`` keeps the caches of
     finished jobs for jobs with a common prefix. ``grammars`` returns the grammar compiler; ``kernels`` speed up
-    sampling on a CPU.
+    sampling on a CPU. ``before_pass`` is called before each pass of the model.
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has ``finish`` set.
@@ -58,12 +58,14 @@ class Core:
         enable_prefix_caching: bool = True,
         grammars: CompilerFactory = lambda: None,
         kernels: Kernels | None = None,
+        before_pass: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._forward = forward
         self._grammars = grammars
         self._kernels = kernels
+        self._before_pass = before_pass
         self._clock = clock
         cache_tokens = max_cache_tokens or max_num_seqs * info.max_model_len
         self._prefill_budget = (
@@ -193,6 +195,7 @@ class Core:
         scheduled = self._add_drafts(self._scheduler.schedule())
         num_decoding = sum(entry.sequence.num_pending == 1 for entry in scheduled)
         self._num_steps += 1
+        self._before_pass()
         started_at = self._clock()
         try:
             prefetch_masks(

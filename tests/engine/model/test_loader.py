@@ -262,3 +262,18 @@ def test_download_returns_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda source, **options: str(tmp_path / source))
     assert fetch_checkpoint("owner/name") == tmp_path / "owner/name"
     assert "*.safetensors" in hub.ALLOWED_PATTERNS
+
+
+@pytest.mark.parametrize(("options", "adapts"), [({}, True), ({"threads": 2}, False), ({"deterministic": True}, False)])
+def test_threads_adapt_to_the_load_unless_their_number_is_given(
+    checkpoint_copy: Path, options: dict[str, Any], adapts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates: list[object] = []
+
+    def record_update(governor: object) -> None:
+        updates.append(governor)
+
+    monkeypatch.setattr("antiphon.engine.thread_governor.ThreadGovernor.update", record_update)
+    core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=0.01, **options))
+    generate_tokens(core, make_job(make_prompts(9)[0], max_tokens=3, ignore_eos=True))
+    assert (len(updates) >= 3) == adapts
