@@ -110,7 +110,10 @@ def _adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[
 
 
 def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:
-    return load_kernels() if options.compile_kernels and model.device.type == "cpu" else None
+    if not options.compile_kernels or model.device.type != "cpu":
+        return None
+    log.info("loading kernels")  # the first start compiles them
+    return load_kernels()
 
 
 def _select_forward(model: PreTrainedModel, options: EngineOptions, kernels: Kernels | None) -> ForwardPass:

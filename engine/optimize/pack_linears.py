@@ -6,6 +6,7 @@ unchanged. Then the weights are packed and verified, and the originals freed, on
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -37,6 +38,9 @@ ROUTER_NAMES = {"gate", "router", "shared_expert_gate"}
 
 DRY_RUN_RTOL = 1e-3
 """Largest relative error of the logits in the dry run."""
+
+PROGRESS_INTERVAL_S = 2.0
+"""Seconds between two reports of progress."""
 
 RunModel = Callable[[], Tensor]
 """Runs the model on a fixed text and returns the logits (tokens, vocabulary)."""
@@ -209,7 +213,8 @@ def _pack_groups(
 ) -> bool:
     """Packs group by group; layers that cannot be packed stay unchanged. Tells whether every matrix is packed."""
     failures: dict[str, str] = {}
-    for names in groups:
+    reported_at = time.monotonic()
+    for index, names in enumerate(groups):
         layers = [linears.pop(name) for name in names]
         exact = quantize is None or names[0].rpartition(".")[2] in ROUTER_NAMES
         try:
@@ -218,6 +223,9 @@ def _pack_groups(
             failures[names[0]] = one_line(failure)
             continue
         _replace_layers(model, names, layers, kernel)
+        if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
+            reported_at = time.monotonic()
+            log.info("packing weights: %d of %d", index + 1, len(groups))
     if failures:
         name, reason = next(iter(failures.items()))
         log.warning("%d linear layers are not packed, such as %s: %s", len(failures), name, reason)

@@ -1,5 +1,6 @@
 """Packed models: the same tokens as transformers, batch-invariant rows, and the layers that are not packed."""
 
+import logging
 import random
 import re
 from contextlib import nullcontext
@@ -177,6 +178,18 @@ def test_failed_packing_leaves_the_model_unchanged(
     pack_linears(model, lambda: reference_logits(forward, model))
     assert torch.equal(reference_logits(forward, model), before)
     assert "RuntimeError" in caplog.text
+
+
+def test_packing_reports_its_progress(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO, "antiphon.engine")
+    build_optimized_core("llama", quantization="int8")
+    assert "packing weights" in caplog.messages and not any(" of " in line for line in caplog.messages)
+    caplog.clear()
+    monkeypatch.setattr("antiphon.engine.optimize.pack_linears.PROGRESS_INTERVAL_S", 0.0)
+    build_optimized_core("llama", quantization="int8")
+    expected = [f"packing weights: {done} of 9" for done in range(1, 10)]  # two layers of four groups, and the output
+    assert [line for line in caplog.messages if " of " in line] == expected
+    assert caplog.messages.index("loading kernels") < caplog.messages.index("packing weights")
 
 
 def test_bf16_model_is_not_packed_and_cannot_be_quantized(caplog: pytest.LogCaptureFixture) -> None:

@@ -323,7 +323,7 @@ async def test_loading_a_model_reports_each_stage() -> None:
     engine = ProcessEngine(MODEL_DIR, on_status=reported.append)
     await engine.start()
     await engine.close()
-    stages = ["importing torch", "loading weights", "validating the forward pass", "packing weights"]
+    stages = ["importing torch", "loading weights", "loading kernels", "validating the forward pass", "packing weights"]
     assert [status for status in reported if status.removeprefix("loading: ") in stages] == [
         f"loading: {stage}" for stage in stages
     ]
