@@ -120,6 +120,20 @@ def test_random_markers_always_give_a_valid_stream(dialect: str) -> None:
             ) from error
 
 
+def test_malformed_call_fails_the_response_at_once() -> None:
+    """What has been emitted of a call cannot become text again, and what follows need not be generated."""
+    case_processor = CaseProcessor(Case("malformed", []))
+    processor = OutputProcessor(
+        case_processor.spec, case_processor.prompt, case_processor.format, ids=CountedIds(), clock=lambda: 2
+    )
+    processor.on_admitted(Chunk())
+    text = '<tool_call>\n{"name": "run", "arguments": {"cmd": <|im_start|>'
+    processor.process_chunk(Chunk(tokens=tuple(case_processor.format.encode(text))))
+    assert processor.is_ended
+    response = check_stream([json.loads(encode_event(event)) for event in processor.collect_events()])
+    assert (response["status"], response["output"][0]["status"]) == ("failed", "incomplete")
+
+
 def test_log_probabilities_are_never_above_zero() -> None:
     """Rounding can give a probability just above one; clients compute with these."""
     case = Case("logprobs", ["Hi"], responses={"include": ["message.output_text.logprobs"], "top_logprobs": 1})
