@@ -67,7 +67,7 @@ def main() -> None:
 @click.option("--device", help="Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
 @click.option("--max-model-len", type=click.IntRange(1), help="Maximum context length in tokens. Default: the model's.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of concurrent sequences. Default: 64.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine. Default: the physical cores.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads. Default: the physical cores, fewer under load.")
 @click.option(
     "--compile-kernels/--no-compile-kernels",
     default=True,
