@@ -201,6 +201,13 @@ def test_annotation_indices_count_within_their_part() -> None:
     assert indices == [0, 1, 0]
 
 
+def test_citation_offsets_count_within_their_part() -> None:
+    _, response = run_machine(Refuse("no"), Say("abc"), Cite(FileCitation(file_id="f", index=0), 2))
+    (message,) = response.output
+    assert isinstance(message, Message) and isinstance(message.content[1], OutputText)
+    assert message.content[1].annotations == (FileCitation(file_id="f", index=3),)
+
+
 def test_citation_offsets_exclude_held_whitespace() -> None:
     """Whitespace that is held back does not count until it is part of the text."""
     file, url = FileCitation(file_id="f", index=0), UrlCitation(url="u", start_index=0, end_index=0)
