@@ -79,6 +79,16 @@ def test_whitespace_before_a_call_is_dropped_from_the_message() -> None:
     assert collect_text(response) == "Look:"
 
 
+def test_deltas_and_dropped_whitespace_are_all_the_text() -> None:
+    machine = create_machine()
+    segments = [Think("\n one\t"), Say("\n\n"), Say(" two "), Call("f"), Close(), Say(" \r"), Say("\f")]
+    events = machine.begin() + [event for segment in segments for event in machine.feed(segment)] + machine.stop()
+    deltas = [str(event["delta"]) for event in convert_events_to_json(events) if "delta" in event]
+    fed = "".join(segment.text for segment in segments if isinstance(segment, Think | Say))
+    assert sorted("".join(deltas) + machine.dropped_text) == sorted(fed + "{}")
+    assert machine.dropped_text
+
+
 def test_whitespace_alone_makes_no_message() -> None:
     for ending in ("stop", "cut"):
         _, response = run_machine(Say(" "), Say("\n"), ending=ending)
