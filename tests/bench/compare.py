@@ -83,6 +83,7 @@ class BenchmarkRun:
             "command": server.command,
             "startup_s": server.startup_s,
             "idle_cores": server.idle_cores,
+            "startup_memory_bytes": server.startup_memory_bytes,
             "peak_memory_bytes": server.process.peak_memory(),
         }
         if peer.needs_gpu:

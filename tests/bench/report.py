@@ -108,6 +108,7 @@ def render_cost_table(record: Record) -> str:
             [
                 name,
                 f"{entry['startup_s']:.1f}",
+                format_number(entry.get("startup_memory_bytes", math.nan) / 2**20),
                 format_number(entry["peak_memory_bytes"] / 2**20),
                 format_number(median_value(record, name, lowest, "cpu_s_per_token") * 1e3),
                 format_number(median_value(record, name, highest, "cpu_s_per_token") * 1e3),
@@ -116,7 +117,8 @@ def render_cost_table(record: Record) -> str:
                 f"{entry['idle_cores']:.2f}",
             ]
         )
-    header = ["server", "start to first token, s", "peak memory, MiB", f"CPU ms per token at {lowest}", f"at {highest}"]
+    header = ["server", "start to first token, s", "memory after start, MiB", "peak memory, MiB"]
+    header += [f"CPU ms per token at {lowest}", f"at {highest}"]
     header += [f"p99 ITL at {highest}, ms", f"roofline at {lowest}", f"at {highest}", "idle CPU cores"]
     return markdown_table(header, rows)
 

@@ -44,6 +44,10 @@ class ServerProcess:
         """Returns the sum of the peak resident memory of each process, in bytes."""
         return sum(_status_bytes(pid, "VmHWM") for pid, _ in self._process_stats())
 
+    def resident_memory(self) -> int:
+        """Returns the sum of the resident memory of each process now, in bytes."""
+        return sum(_status_bytes(pid, "VmRSS") for pid, _ in self._process_stats())
+
     def pause(self) -> None:
         """Stops every process with SIGSTOP, until :meth:`resume`."""
         self._send_signal(signal.SIGSTOP)

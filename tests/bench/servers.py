@@ -55,6 +55,8 @@ class PeerServer:
         self.process = ServerProcess(self.command, log, peer.env_vars)
         self.startup_s = 0.0
         """Seconds from the start of the process to the first token."""
+        self.startup_memory_bytes = 0
+        """Resident memory at the first token: what the start has left."""
         self.idle_cores = 0.0
         """CPU cores used without requests."""
 
@@ -67,6 +69,7 @@ class PeerServer:
                 stream = await asyncio.wait_for(request, deadline - time.perf_counter())
                 if stream.error is None:
                     self.startup_s = stream.started_at + stream.ttft_s - self.process.started_at
+                    self.startup_memory_bytes = self.process.resident_memory()
                     return
                 if stream.status not in (404, 503):
                     raise NotStartedError(stream.error)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.report import render_ratio_table, render_report
-from tests.bench.stats import TIMES
+from tests.bench.report import render_cost_table, render_ratio_table, render_report
+from tests.bench.stats import TIMES, format_number
 
 
 def build_sample(
@@ -34,6 +34,7 @@ def record() -> dict[str, Any]:
         "command": ["x"],
         "startup_s": 1.0,
         "idle_cores": 0.0,
+        "startup_memory_bytes": 2**29,
         "peak_memory_bytes": 2**30,
         "bytes_per_step": 1e8,
     }
@@ -86,3 +87,14 @@ def test_roofline_of_gpu_server_uses_gpu_bandwidth(record: dict[str, Any]) -> No
 
 def test_report_of_record_without_samples_describes_machine(record: dict[str, Any]) -> None:
     assert "a CPU" in render_report(record | {"samples": [], "scenarios": {}})
+
+
+def test_cost_table_shows_the_memory_after_the_start_and_at_the_peak(record: dict[str, Any]) -> None:
+    header, _, *rows = render_cost_table(record).splitlines()
+    columns = [cell.strip() for cell in header.split("|")]
+    cells = [cell.strip() for cell in rows[0].split("|")]
+    assert cells[columns.index("memory after start, MiB")] == "512"
+    assert cells[columns.index("peak memory, MiB")] == format_number(1024)
+    for entry in record["servers"].values():
+        entry.pop("startup_memory_bytes", None)
+    assert format_number(1024) in render_cost_table(record), "records of earlier versions have no such figure"
