@@ -18,8 +18,9 @@ from antiphon.app.api_keys import matching_key
 from antiphon.app.errors import SERVER_ERROR, ApiError, clip_text
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.memory_release import MemoryReleaser
 from antiphon.app.http.request_body import body_too_large, check_encoding, limit_body
-from antiphon.app.http.request_state import request_state
+from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 
@@ -61,6 +62,7 @@ class RequestGuard:
         self._allowed_names = (
             LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
         )
+        self._memory_releaser = MemoryReleaser()
         self._any_host = settings.host in WILDCARD_HOSTS
         self._check_head_cached = lru_cache(MAX_CACHED_HEADS)(self._check_head)
 
@@ -87,7 +89,7 @@ class RequestGuard:
             body = limit_body(
                 receive, self._settings.max_body_bytes, check_encoding(headers.get("content-encoding", ""))
             )
-            await self._app(_as_get(scope), body, response.send)
+            await self._app(_as_get(scope), _count_bytes(body, state), response.send)
         except ApiError as error:
             await response.send_error(error)
         except Exception:  # noqa: BLE001 - nothing above this would catch it
@@ -96,6 +98,7 @@ class RequestGuard:
             message = "The server had an error while processing your request."
             await response.send_error(ApiError(500, "server_error", message, kind=SERVER_ERROR))
         finally:
+            self._memory_releaser.on_request_end(request_state(scope).body_bytes)
             seconds = time.monotonic() - started
             path = clip_text(scope["path"].encode("unicode_escape").decode())
             self._on_request_done(
@@ -233,6 +236,17 @@ class _ResponseSender:
         prefix = "http.response" if self._kind == "http" else "websocket.http.response"
         await self.send({"type": f"{prefix}.start", "status": int(error.status), "headers": pairs})
         await self.send({"type": f"{prefix}.body", "body": body, "more_body": False})
+
+
+def _count_bytes(receive: AsgiReceive, state: RequestState) -> AsgiReceive:
+    """Returns a `receive` that counts the bytes of the body in the state of the request."""
+
+    async def counted() -> AsgiMessage:
+        message = await receive()
+        state.body_bytes += len(message.get("body", b""))
+        return message
+
+    return counted
 
 
 def _as_get(scope: AsgiScope) -> AsgiScope:

@@ -20,6 +20,8 @@ class RequestState(Struct, kw_only=True):
     owner: str = ""
     """Digest of the API key; empty if no key is required."""
     request_id: str = ""
+    body_bytes: int = 0
+    """Size of the decompressed body, as far as it has been received."""
     error_code: str = ""
     """Code of the error that the request is answered with, for the access log."""
     permit: AdmissionPermit | None = None

@@ -33,6 +33,8 @@ _log = structlog.get_logger(__name__)
 
 MAX_RECENT_LOGS = 256
 """Finished logs that are cached in memory."""
+MAX_RECENT_BYTES = 64 << 20
+"""Size of the cached logs as JSON. A log echoes its tools in three events, which may be tens of megabytes each."""
 DELETED_MESSAGE = "The response was deleted."
 NOT_WRITABLE = "The response store is not writable."
 POLL_INTERVAL_S = 0.05
@@ -52,6 +54,7 @@ class SqliteStore:
         self.name = f"{_machine_id()}:{os.getpid()}:{_process_start_time(os.getpid())}:{secrets.token_hex(4)}"
         self._live: dict[tuple[str, str], EventLog] = {}
         self._recent: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
+        self._recent_bytes = 0
         self._remote: dict[tuple[str, str], tuple[EventLog, asyncio.Task[None]]] = {}
         self._deleted: set[str] = set()
         self._failed: dict[tuple[str, str], EventLog] = {}
@@ -140,7 +143,8 @@ class SqliteStore:
         if log is None:
             return False
         key = owner, response_id
-        self._recent.pop(key, None)
+        if (recent := self._recent.pop(key, None)) is not None:
+            self._recent_bytes -= recent.size
         self._remote.pop(key, None)
         self._failed.pop(key, None)
         self._persisted.discard(response_id)
@@ -262,9 +266,13 @@ class SqliteStore:
             self._on_cancel_request(log.id)
 
     def _cache_log(self, log: EventLog) -> None:
+        if (replaced := self._recent.pop((log.owner, log.id), None)) is not None:
+            self._recent_bytes -= replaced.size
         self._recent[log.owner, log.id] = log
-        while len(self._recent) > MAX_RECENT_LOGS:
-            self._recent.popitem(last=False)
+        self._recent_bytes += log.size
+        while len(self._recent) > MAX_RECENT_LOGS or self._recent_bytes > MAX_RECENT_BYTES:
+            _, evicted = self._recent.popitem(last=False)
+            self._recent_bytes -= evicted.size
 
     async def _poll_remote(self, log: EventLog) -> None:
         """Reads the events that another process writes, until the response has ended or was deleted."""

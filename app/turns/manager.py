@@ -172,7 +172,8 @@ class TurnManager:
             stats = _turn_stats(turn, processor, len(prompt.prompt.tokens))
             self._observer.on_turn_end(turn.log.base_response.model, stats)
         if response.status in ("completed", "incomplete"):
-            finished = FinishedTurn(prompt, tuple(processor.generated_tokens), response.output)
+            request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
+            finished = FinishedTurn(prompt, tuple(processor.generated_tokens), response.output, request_bytes)
             self._renderer.token_history.add_turn(finished)
 
     async def _abort_turns(self, turns: Iterable[Turn]) -> None:

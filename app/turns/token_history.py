@@ -32,6 +32,8 @@ MAX_OMITTED_TOKENS = 32
 """Maximum number of tokens at the end of a prompt that history omits: the start of the answer, empty reasoning."""
 TURN_OVERHEAD_TOKENS = 256
 """Fixed memory of a remembered turn, expressed as a number of tokens (measured)."""
+BYTES_PER_TOKEN = 8
+"""Memory of a remembered token, by which the bytes of a request are counted as tokens."""
 MAX_COMPARED_TURNS = 8
 """Maximum number of turns that are rendered again and compared for one prompt, the latest first."""
 
@@ -58,6 +60,8 @@ class FinishedTurn(Struct, frozen=True):
     turn_prompt: TurnPrompt
     generated_tokens: tuple[int, ...]
     output: tuple[OutputItem, ...]
+    request_bytes: int = 0
+    """Size of the request's echo as JSON: tools count, whether they were rendered or not."""
 
 
 class _ReplayPrefix(Struct, frozen=True):
@@ -216,7 +220,8 @@ def _common_length(tokens: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _size_tokens(turn: FinishedTurn) -> int:
-    return TURN_OVERHEAD_TOKENS + 2 * len(turn.turn_prompt.rendered_tokens) + len(turn.generated_tokens)
+    num_tokens = 2 * len(turn.turn_prompt.rendered_tokens) + len(turn.generated_tokens)
+    return TURN_OVERHEAD_TOKENS + num_tokens + turn.request_bytes // BYTES_PER_TOKEN
 
 
 def _pack_ids(tokens: Sequence[int]) -> bytes:
