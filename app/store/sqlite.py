@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 MAX_RECENT_LOGS = 256
 """Finished logs that are cached in memory."""
-MAX_RECENT_BYTES = 64 << 20
+MAX_RECENT_BYTES = 16 << 20
 """Size of the cached logs as JSON. A log echoes its tools in three events, which may be tens of megabytes each."""
 DELETED_MESSAGE = "The response was deleted."
 NOT_WRITABLE = "The response store is not writable."
