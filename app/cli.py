@@ -136,6 +136,13 @@ def main() -> None:
     help="Images and files in the input: replace by a placeholder, or answer 400.",
 )
 @click.option(
+    "--unknown-tools",
+    type=click.Choice(["call", "text"]),
+    default="call",
+    show_default=True,
+    help="Calls of tools that were not offered: return them as calls, or as text.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",

@@ -40,6 +40,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Serve WebSockets on `/v1/responses`, too."""
     unsupported_media: Literal["placeholder", "refuse"] = "placeholder"
     """Treatment of images and files, which no supported model accepts: replace by a placeholder, or reject."""
+    unknown_tools: Literal["call", "text"] = "call"
+    """Treatment of a well-formed call of a tool that was not offered: a call, which agents answer with an error so that
+    the model can correct itself, or text."""
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """Time limit from the opening of a connection, or the first byte of a later request on it, to the end of the

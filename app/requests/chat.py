@@ -45,6 +45,7 @@ def read_chat_request(
         effort=effort,
         answer_schema=constraints.answer_schema(_response_format(body.get("response_format"))),
         single_call=body.get("parallel_tool_calls") is False,
+        unknown_tools=settings.unknown_tools,
     )
     token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
     sampling = shared.read_sampling(body, model.engine.info, token_limit, top_logprobs)

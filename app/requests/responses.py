@@ -52,7 +52,8 @@ def read_responses_request(
     refuse_unsupported(RESPONSES_FIELDS, body)
     earlier_items = history.items_before_input(body)
     all_tools = request_tools + input_items.additional_tools(earlier_items) + request_input.tools
-    prompt_input = _prompt_input(body, _history_items(earlier_items, request_input, history), all_tools.build_table())
+    items = _history_items(earlier_items, request_input, history)
+    prompt_input = _prompt_input(body, items, all_tools.build_table(), settings)
     if request_input.compact:
         prompt_input = _with_compaction_prompt(prompt_input)
     output_constraints = [] if request_input.compact else _output_constraints(all_tools, prompt_input)
@@ -79,7 +80,9 @@ def _history_items(
     return (*earlier, *decrypt_items(request_input.items, stored_history.decrypt, "input"))
 
 
-def _prompt_input(body: Mapping[str, Any], items: tuple[AnyInput, ...], table: ToolTable) -> PromptInput:
+def _prompt_input(
+    body: Mapping[str, Any], items: tuple[AnyInput, ...], table: ToolTable, settings: Settings
+) -> PromptInput:
     tool_choice, text_format = read_tool_choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
     return PromptInput(
         instructions=body.get("instructions"),
@@ -90,6 +93,7 @@ def _prompt_input(body: Mapping[str, Any], items: tuple[AnyInput, ...], table: T
         single_call=body.get("parallel_tool_calls") is False,
         answer_schema=constraints.answer_schema(text_format),
         effort=(body.get("reasoning") or {}).get("effort"),
+        unknown_tools=settings.unknown_tools,
     )
 
 

@@ -6,10 +6,6 @@ Responses that have ended, or run in another process, are read from the file; th
 """
 
 import asyncio
-import os
-import re
-import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +15,7 @@ import structlog
 
 from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.store import writer_name
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.database import Database, UnreadableRowError
 from antiphon.app.store.log_items import find_item
@@ -40,9 +37,6 @@ NOT_WRITABLE = "The response store is not writable."
 POLL_INTERVAL_S = 0.05
 """Seconds between two polls for events that another process has written."""
 
-WRITER_NAME = re.compile(r"(?P<machine>[^:]*):(?P<pid>\d+):(?P<birth>\d*):[0-9a-f]*")
-"""Format of `SqliteStore.name`, the name of a process in the column `writer`."""
-
 
 class SqliteStore:
     """Stores logs in the file `path` for `timings.retention_s`, up to `max_bytes` of events. Must be closed."""
@@ -51,7 +45,7 @@ class SqliteStore:
         quarantine_if_corrupt(path)
         self._loop = asyncio.get_running_loop()
         self._timings = timings
-        self.name = f"{_machine_id()}:{os.getpid()}:{_process_start_time(os.getpid())}:{secrets.token_hex(4)}"
+        self.name = writer_name.create_name()
         self._live: dict[tuple[str, str], EventLog] = {}
         self._recent: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
         self._recent_bytes = 0
@@ -143,8 +137,7 @@ class SqliteStore:
         if log is None:
             return False
         key = owner, response_id
-        if (recent := self._recent.pop(key, None)) is not None:
-            self._recent_bytes -= recent.size
+        self._uncache_log(*key)
         self._remote.pop(key, None)
         self._failed.pop(key, None)
         self._persisted.discard(response_id)
@@ -266,13 +259,15 @@ class SqliteStore:
             self._on_cancel_request(log.id)
 
     def _cache_log(self, log: EventLog) -> None:
-        if (replaced := self._recent.pop((log.owner, log.id), None)) is not None:
-            self._recent_bytes -= replaced.size
+        self._uncache_log(log.owner, log.id)
         self._recent[log.owner, log.id] = log
         self._recent_bytes += log.size
         while len(self._recent) > MAX_RECENT_LOGS or self._recent_bytes > MAX_RECENT_BYTES:
-            _, evicted = self._recent.popitem(last=False)
-            self._recent_bytes -= evicted.size
+            self._uncache_log(*next(iter(self._recent)))
+
+    def _uncache_log(self, owner: str, response_id: str) -> None:
+        log = self._recent.pop((owner, response_id), None)
+        self._recent_bytes -= log.size if log is not None else 0
 
     async def _poll_remote(self, log: EventLog) -> None:
         """Reads the events that another process writes, until the response has ended or was deleted."""
@@ -295,28 +290,6 @@ class SqliteStore:
         if self._remote.pop(key, None) is not None:
             self._cache_log(log)
 
-    def is_alive(self, name: str, beat: float) -> bool:
-        """Tells whether a writer is alive: its heartbeat is recent and, on this machine, its process still exists."""
-        if name == self.name:
-            return True
-        if (found := WRITER_NAME.fullmatch(name)) and found["machine"] == _machine_id():
-            start_time = _process_start_time(int(found["pid"]))
-            if found["birth"] and start_time != found["birth"]:
-                return False
-        return time.time() - beat < self._timings.lease_s
-
-
-def _machine_id() -> str:
-    """Returns the boot id of this machine, or a name made of its host name if the system has no boot id."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return f"unknown-{os.uname().nodename}"
-
-
-def _process_start_time(pid: int) -> str:
-    """Returns the start time of a process in clock ticks; empty if there is no such process or no `/proc`."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    def is_alive(self, name: str, heartbeat_at: float) -> bool:
+        """Tells whether a writer is alive."""
+        return name == self.name or writer_name.is_alive(name, heartbeat_at, self._timings.lease_s)

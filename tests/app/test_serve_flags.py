@@ -57,6 +57,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "store_max_gib": (["--store-max-gib", "0.5"], {"settings.store_max_gib": 0.5}),
     "enable_websocket": (["--no-websocket"], {"settings.enable_websocket": False}),
     "unsupported_media": (["--unsupported-media", "refuse"], {"settings.unsupported_media": "refuse"}),
+    "unknown_tools": (["--unknown-tools", "text"], {"settings.unknown_tools": "text"}),
     "log_format": (["--log-format", "json"], {"log_format": "json"}),
     "default_max_output_tokens": (["--max-output-tokens", "9"], {"settings.default_max_output_tokens": 9}),
     "shutdown_timeout": (["--shutdown-timeout", "0.5"], {"settings.shutdown_timeout": 0.5}),

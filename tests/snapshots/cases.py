@@ -107,7 +107,7 @@ CASES = [
     Case("blanks_only_at_the_token_limit", ["\n", " \n"], finish="length"),
     Case("reasoning_only", ["<think>\nHm.\n</think>\n\n"]),
     Case("tool_text_that_does_not_parse", ['<tool_call>\n{"nam": "run"}\n</tool_call> was that right?'], comment="shown as text"),
-    Case("tool_that_was_not_offered", ['<tool_call>\n{"name": "launch", "arguments": {}}\n</tool_call>'], comment="shown as text"),
+    Case("tool_that_was_not_offered", ['<tool_call>\n{"name": "launch", "arguments": {}}\n</tool_call>'], comment="a call, which agents answer with an error"),
     Case("marker_under_tool_choice_none", [RUN_CALL], request={"tool_choice": "none"}, comment="shown as text"),
     Case("second_call_when_parallel_calls_are_off", [WEATHER_CALL, "\n", RUN_CALL, " and more"], request={"parallel_tool_calls": False},
          comment="the turn stops after the first whole call"),

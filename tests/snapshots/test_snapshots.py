@@ -160,12 +160,9 @@ def read_told_chat(result: CaseResult) -> ToldTurn:
 
 
 DIFFERENT_CHATS = {
-    "namespaced_call": lambda told: ToldTurn(
-        '<tool_call>\n{"name": "agents__spawn", "arguments": {"cmd": "x"}}\n</tool_call>', "", []
-    ),
     "call_beyond_max_tool_calls": lambda told: ToldTurn("", "", [*told.payloads, '{"city": "Oslo"}']),
 }
-"""Cases that a chat tells differently: it has no namespaces and no limit on calls. Maps a name to the chat's turn."""
+"""Cases that a chat tells differently: it has no limit on calls. Maps a name to the chat's turn."""
 
 
 @pytest.mark.parametrize("case", [case for case in CHAT_CASES if case in RESPONSES_CASES], ids=lambda case: case.name)
