@@ -87,10 +87,23 @@ $(LINKED): | $(VENV)/bin/python
 	@ln -sf $(foreach file,__init__.py __main__.py py.typed,../../../app/public/$(file)) $@
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | xargs -I{} sh -c 'echo ../../../src > {}/antiphon-src.pth'
 
+# On Linux, the torch of PyPI brings gigabytes of CUDA libraries. Without an NVIDIA driver, and without a package index of
+# one's own, its build for CPUs is installed. `make TORCH_INDEX=` installs the one of PyPI.
+TORCH_INDEX ?= $(shell test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev/null \
+	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE "index|find-links" && echo https://download.pytorch.org/whl/cpu)
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint $(LOCK) \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+define SAY_WHAT_IS_INSTALLED
+	@echo "Installing Antiphon and its dependencies into $(VENV), once. With torch for CPUs, that is about 1.4 GB."
+	@$(if $(TORCH_INDEX),echo "torch comes from $(TORCH_INDEX); for CUDA: make TORCH_INDEX= $(MAKECMDGOALS)",true)
+endef
+
 $(SERVE): pyproject.toml $(LOCK) | $(LINKED)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(LOCK) --editable '.[torch]'
+	$(SAY_WHAT_IS_INSTALLED)
+	$(PIP_INSTALL) --editable '.[torch]'
 	@touch $@
 
 $(TEST): pyproject.toml $(LOCK) | $(LINKED)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(LOCK) --editable '.[torch,dev]'
+	$(SAY_WHAT_IS_INSTALLED)
+	$(PIP_INSTALL) --editable '.[torch,dev]'
 	@touch $(SERVE) $@

@@ -40,7 +40,7 @@ def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  part of the extra `torch`
     except ImportError as error:
-        raise LoadError(f"{source}: no such folder; to fetch it from the hub: pip install 'antiphon[torch]'") from error
+        raise LoadError(f"{source}: no such folder; to fetch it from the hub: install torch, transformers and huggingface_hub, or use `make serve`") from error
     try:
         folder = snapshot_download(
             source,
