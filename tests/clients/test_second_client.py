@@ -1,0 +1,89 @@
+"""Hard inputs of one client, while another one streams: the other loses no event, and `/health` answers soon."""
+
+import json
+import socket
+import threading
+import time
+from functools import partial
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from tests.app.sandbox.grammar_chains import reference_chain, rule_chain
+from tests.invariants import check_stream
+from tests.serving import RunningServer, scripted_registry, serve
+
+NUM_WORDS = 150
+SCRIPT: list[dict[str, Any]] = [
+    {"name": "long", "when": ["At length"], "output": ["word " * NUM_WORDS], "tokens_per_chunk": 5},
+    {"name": "any", "output": ["Yes."]},
+]
+SERVER = partial(serve, partial(scripted_registry, SCRIPT, delay=0.01))
+HEAD = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CUSTOM = {"type": "custom", "name": "t", "format": {"type": "grammar", "syntax": "lark"}}
+LARGE_TOOL = {"type": "function", "name": "f", "description": "d" * 190_000}
+BODIES: dict[str, dict[str, Any]] = {
+    "chain of rules": {"tools": [{**CUSTOM, "format": {**CUSTOM["format"], "definition": rule_chain(20_000)}}]},
+    "chain of references": {
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": json.loads(reference_chain(4_500))}}
+    },
+    "huge integer": {"max_output_tokens": 2**64},
+    "huge tools": {"tools": [{**LARGE_TOOL, "name": f"f{n}"} for n in range(60)], "tool_choice": "none"},
+}
+BYTES = {
+    "unknown version": HEAD.replace(b"HTTP/1.1", b"HTTP/9.9") + b"Content-Length: 2\r\n\r\n{}",
+    "huge chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % 2**70,
+}
+
+
+class SecondClient:
+    """Streams a long response and asks `/health` all the while, in two threads."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self.events: list[dict[str, Any]] = []
+        self.health_s: list[float] = []
+        self._threads = [threading.Thread(target=self._stream), threading.Thread(target=self._ask_health)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        while not self.events:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _stream(self) -> None:
+        body = {"model": "scripted", "input": "At length", "stream": True}
+        with httpx.stream("POST", f"{self._server.url}/responses", json=body, timeout=60) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+
+    def _ask_health(self) -> None:
+        with httpx.Client(timeout=30) as client:
+            while self._threads[0].is_alive():
+                started = time.monotonic()
+                assert client.get(f"{self._server.root}/health").status_code == 200
+                self.health_s.append(time.monotonic() - started)
+                time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", [*BODIES, *BYTES])
+def test_second_client_loses_nothing_and_health_answers(kind: str, server: RunningServer) -> None:
+    with SecondClient(server) as second:
+        if kind in BODIES:
+            body = {"model": "scripted", "input": "Hi", **BODIES[kind]}
+            reply = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+            assert reply.status_code == (200 if kind == "huge tools" else 400)
+        else:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+                client.sendall(BYTES[kind])
+                assert client.recv(65_536).startswith(b"HTTP/1.1 400")
+    response = check_stream(second.events)
+    assert response["output"][0]["content"][0]["text"] == "word " * NUM_WORDS
+    print(f"{kind}: {len(second.health_s)} health checks, slowest {max(second.health_s):.3f} s")
