@@ -138,7 +138,8 @@ async def _create_torch_engine(
     loaded = detect.load_format(folder, options.dialect)
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
-            raise ServeError(f"the torch engine is not installed ({module}): install torch and transformers, or use `make serve`")
+            remedy = "install torch and transformers, or use `make serve`"
+            raise ServeError(f"the torch engine is not installed ({module}): {remedy}")
     return ProcessEngine(folder, options.engine_options, spawn=spawn, on_status=on_status), loaded, name
 
 

@@ -40,7 +40,8 @@ def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  part of the extra `torch`
     except ImportError as error:
-        raise LoadError(f"{source}: no such folder; to fetch it from the hub: install torch, transformers and huggingface_hub, or use `make serve`") from error
+        remedy = "to fetch it from the hub, install huggingface_hub, or use `make serve`"
+        raise LoadError(f"{source}: no such folder; {remedy}") from error
     try:
         folder = snapshot_download(
             source,

@@ -123,7 +123,8 @@ def build_torch_core(folder: Path, options: EngineOptions) -> EngineCore:
     try:
         from antiphon.engine.builder import build_core  # noqa: PLC0415  torch is an extra, and takes seconds to import
     except ImportError as error:
-        raise LoadError(f"the torch engine is not installed ({error}): install torch and transformers, or use `make serve`") from None
+        remedy = "install torch and transformers, or use `make serve`"
+        raise LoadError(f"the torch engine is not installed ({error}): {remedy}") from None
     log.info("loading weights")
     return build_core(folder, options)
 
