@@ -1,6 +1,7 @@
 """Builds an engine core: loads the model, selects its forward pass, optimizes its layers, and sizes its KV cache."""
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 KV_CACHE_MEMORY_FRACTION = 0.7
 """Fraction of the memory that is free after loading that the KV cache may take, unless ``kv_cache_gib`` is set."""
+
+MIN_CONTEXT_TOKENS = 256
+"""Context length below which a model is not served because its KV cache is too small: no agent's prompt would fit."""
 
 INT8_PROMPT_BLOCK_TOKENS = 16
 """Prompt tokens per attention block in torch if linear layers are int8.
@@ -75,9 +79,10 @@ def build_core_from_model(
     return_freed_memory()  # before the cache is sized
     _apply_determinism(forward, options, packing)
     info = engine_info(model, checkpoint)
-    cache_tokens = _cache_token_budget(forward, str(model.device), options)
+    cache = _size_cache(forward, str(model.device), options)
+    cache_tokens = None if cache is None else cache.tokens
     max_num_seqs = min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs)
-    context = _limit_context(_choose_context(options.max_model_len, info.max_model_len), cache_tokens)
+    context = _limit_context(_choose_context(options.max_model_len, info.max_model_len), cache, options)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
     info = msgspec.structs.replace(
         info, max_model_len=context, description=_describe(info.description, packing, model, options)
@@ -185,8 +190,23 @@ def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: Pa
         forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
 
 
-def _cache_token_budget(forward: ForwardPass, device: str, options: EngineOptions) -> int | None:
-    """Returns the capacity of the KV cache in tokens, in whole pages if it is paged; None if memory is unknown."""
+class _CacheBudget(msgspec.Struct, frozen=True):
+    """Capacity of the KV cache in tokens, and what determines it."""
+
+    tokens: int
+    bytes_per_token: int
+    page_tokens: int
+
+    def gib_for(self, tokens: int) -> str:
+        """Returns the GiB that hold this many tokens, as a value for `--kv-cache-gib`: three digits, rounded up."""
+        pages = -(-tokens // self.page_tokens)
+        gib = pages * self.page_tokens * self.bytes_per_token / 2**30
+        decimals = max(2, 2 - math.floor(math.log10(gib)))
+        return f"{math.ceil(gib * 10**decimals) / 10**decimals:.{decimals}f}"
+
+
+def _size_cache(forward: ForwardPass, device: str, options: EngineOptions) -> _CacheBudget | None:
+    """Returns the capacity of the KV cache, in whole pages if it is paged; None if memory is unknown."""
     if not isinstance(forward, VarlenForward) or not forward.bytes_per_token:
         return None
     free = free_memory(device)
@@ -195,8 +215,9 @@ def _cache_token_budget(forward: ForwardPass, device: str, options: EngineOption
         budget = options.kv_cache_gib * 2**30
     if budget is None:
         return None
+    page_tokens = PAGE_TOKENS if forward.is_paged else 1
     tokens = int(budget / forward.bytes_per_token)
-    return tokens - tokens % PAGE_TOKENS if forward.is_paged else tokens
+    return _CacheBudget(tokens - tokens % page_tokens, forward.bytes_per_token, page_tokens)
 
 
 def _choose_context(requested: int | None, supported: int) -> int:
@@ -206,14 +227,36 @@ def _choose_context(requested: int | None, supported: int) -> int:
     return min(requested or supported, supported)
 
 
-def _limit_context(context: int, cache_tokens: int | None) -> int:
-    """Returns the context length that fits into the cache. Raises :class:`LoadError` if not even 2 tokens do."""
-    if cache_tokens is None or cache_tokens >= context:
+def _limit_context(context: int, cache: _CacheBudget | None, options: EngineOptions) -> int:
+    """Returns the context length that fits into the cache.
+
+    Raises :class:`LoadError` if a context that was asked for does not fit, or not even a useful one.
+    """
+    if cache is None or cache.tokens >= context:
         return context
-    if cache_tokens < 2:
-        raise LoadError("no memory is left for the KV cache; free some, or choose a smaller model")
-    log.warning("KV cache memory limits the context to %d tokens (the model supports %d)", cache_tokens, context)
-    return cache_tokens
+    required = context if options.max_model_len is not None else min(context, MIN_CONTEXT_TOKENS)
+    if cache.tokens < required:
+        raise LoadError(_describe_missing_cache(required, cache, options))
+    remedy = f"; --kv-cache-gib {cache.gib_for(context)} fits all of it" if options.kv_cache_gib is not None else ""
+    log.warning(
+        "KV cache memory limits the context to %d tokens (the model supports %d)%s", cache.tokens, context, remedy
+    )
+    return cache.tokens
+
+
+def _describe_missing_cache(required: int, cache: _CacheBudget, options: EngineOptions) -> str:
+    """Returns the error for a cache that is smaller than the required context."""
+    needed = cache.gib_for(required)
+    shorter = f", or lower --max-model-len to {cache.tokens} or less" if cache.tokens >= MIN_CONTEXT_TOKENS else ""
+    if options.kv_cache_gib is not None:
+        return (
+            f"a context of {required} tokens needs a KV cache of {needed} GiB, and --kv-cache-gib "
+            f"{options.kv_cache_gib:g} holds {cache.tokens} tokens; raise --kv-cache-gib to {needed}{shorter}"
+        )
+    return (
+        f"a context of {required} tokens needs a KV cache of {needed} GiB, and the free memory holds "
+        f"{cache.tokens} tokens; free some memory{shorter}, or choose a smaller model"
+    )
 
 
 def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, tokens: int) -> None:

@@ -29,7 +29,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     """Makes a job with a given seed produce the same tokens, alone and in any batch."""
     max_model_len: int | None = None
-    """Context length in tokens. None: the model's own, which is also the maximum."""
+    """Context length in tokens; it must fit into the KV cache. None: the model's own, which is also the maximum, or as
+    much of it as fits into the KV cache."""
     max_num_seqs: int = 64
     """Maximum number of jobs that run at once."""
     max_waiting: int = 256

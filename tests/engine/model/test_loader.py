@@ -1,6 +1,7 @@
 """Loading a checkpoint folder: model, device and defaults, downloads, and one-line errors for unusable folders."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from antiphon.engine.model import loader
 from antiphon.engine.model.loader import check_memory, choose_device, engine_info, load_model, sampling_defaults
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Sampling
+from antiphon.engine.scheduler.core import Core
 from tests.engine.tiny_models import (
     copy_tiny_model,
     generate_tokens,
@@ -86,13 +88,67 @@ def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path) -> None:
     assert "float32, bfloat16, float16" in catch_load_error(lambda: load_model(tmp_path, dtype="int3"))
 
 
+BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head size, bytes
+
+
+def gib_for_tokens(tokens: int) -> float:
+    return tokens * BYTES_PER_TOKEN / 2**30
+
+
 def test_small_kv_cache_limits_the_context_length(checkpoint_copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head size, bytes
-    core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=100 * per_token / 2**30))
-    assert core.info.max_model_len == 100 and "limits the context to 100 tokens" in caplog.text
-    assert "no memory is left" in catch_load_error(
-        lambda: build_core(checkpoint_copy, EngineOptions(kv_cache_gib=per_token / 2**30))
-    )
+    update_json(checkpoint_copy / "config.json", max_position_embeddings=1024)
+    core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=gib_for_tokens(300)))
+    assert core.info.max_model_len == 300
+    assert "limits the context to 300 tokens (the model supports 1024)" in caplog.text
+    assert "--kv-cache-gib 0.000977" in caplog.text  # for the whole context
+    caplog.clear()
+    assert build_core(checkpoint_copy, EngineOptions(kv_cache_gib=gib_for_tokens(1024))).info.max_model_len == 1024
+    assert "context" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("max_position_embeddings", "max_model_len", "cached", "needed"),
+    [
+        (1024, None, 1, 256),
+        (1024, None, 255, 256),
+        (100, None, 99, 100),
+        (1024, 600, 599, 600),
+        (1024, 40, 39, 40),
+        (256, 1000, 255, 256),
+    ],
+)
+@pytest.mark.parametrize("paged", [False, True])
+def test_kv_cache_that_is_too_small_for_the_context_is_refused_with_the_size_needed(
+    checkpoint_copy: Path,
+    max_position_embeddings: int,
+    max_model_len: int | None,
+    cached: int,
+    needed: int,
+    paged: bool,
+) -> None:
+    update_json(checkpoint_copy / "config.json", max_position_embeddings=max_position_embeddings)
+
+    def build(gib: float) -> Core:
+        return build_core(
+            checkpoint_copy, EngineOptions(kv_cache_gib=gib, max_model_len=max_model_len, paged_cache=paged)
+        )
+
+    message = catch_load_error(lambda: build(gib_for_tokens(cached)))
+    assert f"a context of {needed} tokens needs" in message
+    assert ("--max-model-len" in message) == (max_model_len is not None and cached >= 256)
+    size = re.search(r"raise --kv-cache-gib to ([0-9.]+)", message)
+    assert size is not None, message
+    assert build(float(size[1])).info.max_model_len >= needed
+
+
+def test_free_memory_that_is_too_small_for_the_context_is_refused(
+    checkpoint_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update_json(checkpoint_copy / "config.json", max_position_embeddings=1024)
+    monkeypatch.setattr("antiphon.engine.builder.free_memory", lambda _: 100 * BYTES_PER_TOKEN)
+    message = catch_load_error(lambda: build_core(checkpoint_copy, EngineOptions()))
+    assert "a context of 256 tokens needs" in message and "free memory" in message
+    assert "--kv-cache-gib" not in message
 
 
 def test_context_beyond_the_models_is_cut_with_a_warning(
