@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from antiphon.app.api_keys import ApiKeyError, read_api_keys
+from antiphon.app.option_types import OriginType
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
@@ -48,6 +49,14 @@ def main() -> None:
     help="File with API keys, one per line.",
 )
 @click.option("--allowed-host", "allowed_hosts", multiple=True, help="Additional allowed Host header; repeatable.")
+@click.option(
+    "--allowed-origin",
+    "allowed_origins",
+    multiple=True,
+    type=OriginType(),
+    help="Origin of web pages that may use the server from a browser, such as https://app.example, or * for every "
+    "page; repeatable.",
+)
 @click.option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
 @click.option("--offline", is_flag=True, help="Load hub models from the local cache only.")
 @click.option(

@@ -25,6 +25,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """SHA-256 digests of the API keys. Empty: no key is required."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names that clients may use in addition to loopback names and `host`."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server from a browser, or `*` for every page. Empty: none."""
     reasoning_output: ReasoningOutput = "content"
     default_max_output_tokens: int | None = None
     """Output limit of requests that set none. None: the rest of the context."""

@@ -18,7 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from antiphon.app.errors import ApiError
-from antiphon.app.http.asgi import AsgiScope
+from antiphon.app.http.asgi import AsgiScope, HeaderPairs
 
 GENERATION_PATHS = ("/v1/responses", "/v1/responses/compact", "/v1/chat/completions")
 """Paths on which a POST opens a turn."""
@@ -58,8 +58,8 @@ class AdmissionClient(Protocol):
         """Parses the received bytes. `permit` is None for a request that is not counted."""
         ...
 
-    def reject(self, error: ApiError, request_id: str) -> None:
-        """Answers the request with an error, then waits for the next one."""
+    def reject(self, error: ApiError, headers: HeaderPairs) -> None:
+        """Answers the request with an error and additional headers, then waits for the next one."""
         ...
 
 
@@ -100,12 +100,12 @@ _parse_head_cached = lru_cache(MAX_CACHED_HEADS)(_parse_head)
 class AdmissionController:
     """Admits or rejects generation requests.
 
-    `free_slots` returns the number of turns that could be opened now; `build_rejection` returns the error and the
-    request id for an excess request.
+    `free_slots` returns the number of turns that could be opened now; `build_rejection` returns the error and
+    additional headers for an excess request.
     """
 
     def __init__(
-        self, free_slots: Callable[[], int], build_rejection: Callable[[RequestHead], tuple[ApiError, str]]
+        self, free_slots: Callable[[], int], build_rejection: Callable[[RequestHead], tuple[ApiError, HeaderPairs]]
     ) -> None:
         self._free_slots, self._build_rejection = free_slots, build_rejection
         self._queue: deque[tuple[AdmissionClient, bytes, AdmissionPermit]] = deque()

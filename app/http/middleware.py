@@ -17,7 +17,8 @@ import structlog
 from antiphon.app.api_keys import matching_key
 from antiphon.app.errors import SERVER_ERROR, ApiError, clip_text
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
-from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
+from antiphon.app.http.cors import CorsPolicy, is_preflight
 from antiphon.app.http.memory_release import MemoryReleaser
 from antiphon.app.http.request_body import body_too_large, check_encoding, limit_body
 from antiphon.app.http.request_state import RequestState, request_state
@@ -62,9 +63,10 @@ class RequestGuard:
         self._allowed_names = (
             LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
         )
+        self._cors = CorsPolicy(settings.allowed_origins)
         self._memory_releaser = MemoryReleaser()
         self._any_host = settings.host in WILDCARD_HOSTS
-        self._check_head_cached = lru_cache(MAX_CACHED_HEADS)(self._check_head)
+        self._check_all_cached = lru_cache(MAX_CACHED_HEADS)(self._check_all)
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Handles one ASGI scope: the lifespan of the server, or a request."""
@@ -75,10 +77,14 @@ class RequestGuard:
 
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         headers = _decode_headers(scope)
-        response = _ResponseSender(send, _choose_request_id(headers), scope["type"])
+        response = _ResponseSender(send, self._reply_headers(headers), scope["type"])
         started = time.monotonic()
         try:
-            owner = self._check_request(scope, headers)
+            self._check_head(scope, headers)
+            if is_preflight(scope.get("method", ""), headers):
+                await response.send_empty(204, self._cors.preflight_headers(headers))
+                return
+            owner = self._check_access(scope, headers)
             if scope.get("method") in METHODS_WITH_BODY:
                 self._check_capacity(scope["path"])
             state = request_state(scope)
@@ -112,34 +118,50 @@ class RequestGuard:
                 )
             )
 
-    def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, str]:
-        """Records a request that is rejected unparsed. Returns its error and its id.
+    def reject_head(self, head: RequestHead, error: ApiError) -> tuple[ApiError, HeaderPairs]:
+        """Records a request that is rejected unparsed. Returns its error, and the headers of every reply to it.
 
         The error is the one of the first check that fails on the head, else `error`.
         """
-        headers, head_error = self._check_head_cached(head)
+        headers, head_error = self._check_all_cached(head)
         error = head_error or error
-        request_id = _choose_request_id(headers)
+        reply_headers = self._reply_headers(headers)
         self._on_request_done(
-            AccessRecord(head.scope["method"], head.scope["path"], error.status, 0.0, request_id, error.code or "")
+            AccessRecord(
+                head.scope["method"],
+                head.scope["path"],
+                error.status,
+                0.0,
+                _request_id(reply_headers),
+                error.code or "",
+            )
         )
-        return error, request_id
+        return error, reply_headers
 
-    def _check_head(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
+    def _check_all(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
         """Returns the decoded headers, and the error of the first check that fails, if any."""
         headers = _decode_headers(head.scope)
         try:
-            self._check_request(head.scope, headers)
+            self._check_head(head.scope, headers)
+            self._check_access(head.scope, headers)
         except ApiError as error:
             return headers, error
         return headers, None
 
-    def _check_request(self, scope: AsgiScope, headers: dict[str, str]) -> str:
-        """Runs all checks that do not need the body. Returns the owner; raises `ApiError`."""
+    def _reply_headers(self, headers: dict[str, str]) -> HeaderPairs:
+        """Returns the headers of every reply to this request: its id, and what browsers need."""
+        request_id = (b"x-request-id", _choose_request_id(headers).encode())
+        return (request_id, *self._cors.reply_headers(headers.get("origin")))
+
+    def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
+        """Runs the checks that a preflight must pass, too. Raises `ApiError`."""
         if scope.get("http_version", "1.1") not in HTTP_VERSIONS:
             raise ApiError(400, "invalid_http", "Unsupported HTTP version. Use HTTP/1.1.")
         _check_header_limits(scope)
         self._check_host(headers)
+
+    def _check_access(self, scope: AsgiScope, headers: dict[str, str]) -> str:
+        """Runs the other checks that do not need the body. Returns the owner; raises `ApiError`."""
         if scope["type"] == "websocket" or headers.get("upgrade", "").lower() == "websocket":
             self._check_websocket(scope, headers)
         elif scope["path"] in OPEN_PATHS:
@@ -156,11 +178,7 @@ class RequestGuard:
             raise ApiError(426, "upgrade_not_supported", message, headers=(("upgrade", "HTTP/1.1"),))
         if scope["path"] != WEBSOCKET_PATH:
             raise ApiError(404, "unknown_url", f"There is no WebSocket endpoint at {clip_text(scope['path'])}.")
-        origin = headers.get("origin")
-        if origin is not None and _host_name(origin.partition("://")[2]) not in self._allowed_names | {
-            _host_name(headers["host"])
-        }:
-            raise ApiError(403, "origin_not_allowed", "Cross-origin requests are not allowed.")
+        self._check_origin(headers, self._allowed_names | {_host_name(headers["host"])})
 
     def _check_host(self, headers: dict[str, str]) -> None:
         """Rejects other Host names and origins: a website must not reach a local server through a name it controls."""
@@ -173,9 +191,13 @@ class RequestGuard:
             name = clip_text(host)
             message = f"Host '{name}' is not allowed. Start the server with `--allowed-host {name}`."
             raise ApiError(421, "host_not_allowed", message)
+        self._check_origin(headers, self._allowed_names)
+
+    def _check_origin(self, headers: dict[str, str], same_hosts: frozenset[str]) -> None:
+        """Rejects pages of other hosts than these, unless their origin is allowed."""
         origin = headers.get("origin")
-        if origin is not None and _host_name(origin.partition("://")[2]) not in self._allowed_names:
-            raise ApiError(403, "origin_not_allowed", "Cross-origin requests are not allowed.")
+        if origin is not None and _host_name(origin.partition("://")[2]) not in same_hosts:
+            self._cors.check_origin(origin)
 
     def _authenticate(self, headers: dict[str, str]) -> str:
         """Returns the owner: part of the key's digest, or "" if no key is required. Raises `ApiError` 401."""
@@ -207,22 +229,27 @@ class RequestGuard:
 
 
 class _ResponseSender:
-    """Sends a response: adds the request id to its headers, and starts it at most once."""
+    """Sends a response: adds `reply_headers` to its headers, and starts it at most once."""
 
-    def __init__(self, send: AsgiSend, request_id: str, kind: str) -> None:
-        self._send, self._kind = send, kind
-        self.request_id = request_id
+    def __init__(self, send: AsgiSend, reply_headers: HeaderPairs, kind: str) -> None:
+        self._send, self._reply_headers, self._kind = send, reply_headers, kind
+        self.request_id = _request_id(reply_headers)
         self.status = 499
         """Status for the access log. 499 until the response starts: the client disconnected before."""
         self.error_code = ""
         self._begun = False
 
     async def send(self, message: AsgiMessage) -> None:
-        """Passes a message on; adds the request id to the one that starts the response."""
+        """Passes a message on; adds headers to the one that starts the response."""
         if message["type"] in START_MESSAGES:
             self._begun, self.status = True, message.get("status", 101)
-            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]}
+            message = {**message, "headers": [*message.get("headers", ()), *self._reply_headers]}
         await self._send(message)
+
+    async def send_empty(self, status: int, headers: HeaderPairs) -> None:
+        """Sends a response without a body."""
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send_error(self, error: ApiError) -> None:
         """Sends an error response. After the response has started, leaves it unfinished, which cuts the connection."""
@@ -270,6 +297,11 @@ def _check_header_limits(scope: AsgiScope) -> None:
 def _decode_headers(scope: AsgiScope) -> dict[str, str]:
     """Returns the headers by name, in lower case as ASGI has them. The last of several headers with one name wins."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _request_id(reply_headers: HeaderPairs) -> str:
+    """Returns the request id in the headers of a reply, of which it is the first."""
+    return reply_headers[0][1].decode()
 
 
 def _choose_request_id(headers: dict[str, str]) -> str:

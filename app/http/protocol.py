@@ -14,8 +14,9 @@ from uvicorn.server import ServerState
 
 from antiphon.app.errors import ApiError
 from antiphon.app.http.admission import AdmissionController, AdmissionPermit
-from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.asgi import AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.chunked_response import ChunkedResponse
+from antiphon.app.http.cors import CorsPolicy
 from antiphon.app.http.request_body import body_too_large
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
@@ -29,6 +30,7 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
     """One HTTP/1.1 connection. Headers and body each have a deadline, which bytes that trickle in do not extend."""
 
     admission: AdmissionController
+    cors: CorsPolicy
 
     def __init__(
         self,
@@ -72,11 +74,10 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         if permit is not None and self._current_cycle() is None:
             permit.release()  # the client has disconnected, or the request was invalid HTTP
 
-    def reject(self, error: ApiError, request_id: str) -> None:
+    def reject(self, error: ApiError, headers: HeaderPairs) -> None:
         """Writes the error to the transport directly; h11 never sees the request."""
         self._awaiting_admission = False
-        headers = (*self.server_state.default_headers, (b"x-request-id", request_id.encode()))
-        self.transport.write(encode_error_response(error, headers))
+        self.transport.write(encode_error_response(error, (*self.server_state.default_headers, *headers)))
         self.on_response_complete()
 
     def _parse_data(self, data: bytes) -> None:
@@ -153,7 +154,9 @@ class HttpProtocol(StallTimeoutMixin, H11Protocol):
         """Writes an error to the transport directly, since h11 may be in any state, and closes the connection."""
         cycle = self._current_cycle()
         if cycle is None or not cycle.response_started:
-            self.transport.write(encode_error_response(error, [(b"connection", b"close")]))
+            headers = {} if cycle is None else dict(cycle.scope["headers"])
+            cors_headers = self.cors.reply_headers(headers.get(b"origin", b"").decode("latin-1"))
+            self.transport.write(encode_error_response(error, [(b"connection", b"close"), *cors_headers]))
         self.transport.close()
 
 
@@ -165,4 +168,5 @@ def encode_error_response(error: ApiError, more: Iterable[tuple[bytes, bytes]]) 
 
 def http_protocol_class(settings: Settings, admission: AdmissionController) -> type[HttpProtocol]:
     """Returns a protocol class with these settings; uvicorn creates one instance per connection."""
-    return type("Protocol", (HttpProtocol,), {"settings": settings, "admission": admission})
+    attributes = {"settings": settings, "admission": admission, "cors": CorsPolicy(settings.allowed_origins)}
+    return type("Protocol", (HttpProtocol,), attributes)

@@ -23,6 +23,7 @@ name = "Antiphon"
 base_url = "{url}"
 wire_api = "responses\""""
 OPEN_WARNING = "No API key is required, and every machine that reaches this address can use the server."
+PAGES_WARNING = "No API key is required, and every web page that a browser opens can use the server."
 CODEX_ENV_KEY = '\nenv_key = "ANTIPHON_API_KEY"'
 
 
@@ -98,8 +99,8 @@ class StartupLog:
             store=str(settings.store_file or "memory"),
             api_key_required=bool(settings.api_key_digests),
         )
-        if is_open(settings):
-            _log.warning(OPEN_WARNING)
+        for warning in access_warnings(settings):
+            _log.warning(warning)
 
 
 class StartupScreen:
@@ -178,9 +179,12 @@ def _network_address(family: socket.AddressFamily) -> str:
         return str(probe.getsockname()[0])
 
 
-def is_open(settings: Settings) -> bool:
-    """Tells whether other machines can use the server without an API key."""
-    return not settings.api_key_digests and not is_loopback(settings.host)
+def access_warnings(settings: Settings) -> list[str]:
+    """Returns a sentence for each kind of client that can use the server from outside without an API key."""
+    if settings.api_key_digests:
+        return []
+    warnings = [] if is_loopback(settings.host) else [OPEN_WARNING]
+    return [*warnings, PAGES_WARNING] if "*" in settings.allowed_origins else warnings
 
 
 def show_banner(
@@ -201,8 +205,7 @@ def show_banner(
     location = "in memory, until the server exits" if settings.store_file is None else f"in {settings.store_file}"
     rows.append(f"[bold]responses[/] kept {escape(location)}")
     rows.append(f"[bold]API key[/]   {'required' if settings.api_key_digests else 'not required'}")
-    if is_open(settings):
-        rows.append(f"[bold yellow]warning[/]   {OPEN_WARNING}")
+    rows += [f"[bold yellow]warning[/]   {warning}" for warning in access_warnings(settings)]
     screen.print(Panel("\n".join(rows), title="antiphon", title_align="left", expand=False))
     screen.print(
         "[bold]curl[/]", _curl_example(url, model, keyed=bool(settings.api_key_digests)), sep="\n", soft_wrap=True

@@ -172,3 +172,25 @@ def test_empty_api_key_in_the_environment_is_an_error(value: str, script: str) -
     options = ["serve", "--port", "0", "--host", "0.0.0.0", "--engine", "scripted", "--script", script]
     result = CliRunner(env={"ANTIPHON_API_KEY": value}).invoke(main, options)
     assert "ANTIPHON_API_KEY" in read_error_line(result)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warnings"),
+    [
+        (Settings(), []),
+        (Settings(allowed_origins=("https://app.example",)), []),
+        (Settings(allowed_origins=("*",)), [startup.PAGES_WARNING]),
+        (Settings(host="0.0.0.0", allowed_origins=("*",)), [startup.OPEN_WARNING, startup.PAGES_WARNING]),
+        (Settings(host="0.0.0.0", allowed_origins=("*",), api_key_digests=(b"digest",)), []),
+    ],
+)
+def test_banner_warns_of_clients_without_a_key(settings: Settings, warnings: list[str]) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    startup.show_banner(console, settings, scripted_registry([{"name": "hello", "output": ["Hello."]}]), 8000, {})
+    banner = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [text for text in (startup.OPEN_WARNING, startup.PAGES_WARNING) if text in banner] == warnings
+
+
+def test_value_that_is_not_an_origin_is_refused(script: str) -> None:
+    result = run_serve("--engine", "scripted", "--script", script, "--allowed-origin", "https://app.example/page")
+    assert result.exit_code == 2 and "scheme://host" in result.output

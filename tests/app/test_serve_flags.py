@@ -35,6 +35,10 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         ["--allowed-host", "box", "--allowed-host", "lan"],
         {"settings.allowed_hosts": ("box", "lan")},
     ),
+    "allowed_origins": (
+        ["--allowed-origin", "https://App.example:443", "--allowed-origin", "*"],
+        {"settings.allowed_origins": ("https://app.example", "*")},
+    ),
     "insecure": (["--insecure", "--host", "0.0.0.0"], {"settings.host": "0.0.0.0"}),
     "offline": (["--offline"], {"options.offline": True}),
     "engine": (["--engine", "scripted"], {"options.engine": "scripted"}),
