@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from antiphon.engine.embedded import memory_skills, phrases, text_skills, tool_skills, wordings
+from antiphon.engine.embedded import phrases, wordings
 from antiphon.engine.embedded.chat import Dialogue, Message, answer_message, tool_messages, user_message
 from antiphon.engine.embedded.fixed_texts import EMPTY
+from antiphon.engine.embedded.skills import memory_skills, session_skills, text_skills, tool_skills
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 Maker = Callable[[WordSampler, float], Dialogue]
@@ -28,6 +29,11 @@ SKILLS: dict[str, Maker] = {
     "no tool": tool_skills.make_no_tool_answer,
     "other": text_skills.make_refusal,
     "codex": tool_skills.make_codex_turn,
+    "codex terminal": session_skills.make_terminal_turn,
+    "session": session_skills.make_session,
+    "after tools": session_skills.make_later_skill,
+    "many tools": session_skills.make_many_tools_call,
+    "title": session_skills.make_title,
 }
 """Evaluated skills, by name."""
 
@@ -75,9 +81,31 @@ CROWDED: dict[Maker, float] = {
     tool_skills.make_parallel_calls: 6,
     tool_skills.make_no_tool_answer: 12,
 }
-"""Sampling weights of the last course: the same among many tools, and two tools for one request."""
+"""Sampling weights of the fourth course: the same among many tools, and two tools for one request."""
 
-COURSES = {"everything": MIXTURE, "choosing": CHOOSING, "telling apart": TELLING_APART, "crowded": CROWDED}
+SESSIONS: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 2),
+    text_skills.make_sum: 6,
+    tool_skills.make_one_question: 6,
+    tool_skills.make_parallel_questions: 6,
+    tool_skills.make_one_call: 4,
+    session_skills.make_session: 32,
+    session_skills.make_later_skill: 18,
+    session_skills.make_terminal_turn: 8,
+    session_skills.make_many_tools_call: 16,
+    session_skills.make_many_tools_refusal: 3,
+    session_skills.make_title: 4,
+    session_skills.make_long_request: 2,
+}
+"""Sampling weights of the last course: several commands in a session, other skills after them, and thirty tools."""
+
+COURSES = {
+    "everything": MIXTURE,
+    "choosing": CHOOSING,
+    "telling apart": TELLING_APART,
+    "crowded": CROWDED,
+    "sessions": SESSIONS,
+}
 """Sampling weights by course, in training order."""
 
 
@@ -134,7 +162,7 @@ def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
 
 def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """Returns a training dialogue of a course. `size`, from 0 to 1, scales phrases, tool lists and added context."""
-    sharing, crowded = course in ("telling apart", "crowded"), course == "crowded"
+    sharing, crowded = course in ("telling apart", "crowded", "sessions"), course in ("crowded", "sessions")
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]
     make_dialogue = words.random.choices(list(mixture), list(mixture.values()))[0]

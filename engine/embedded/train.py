@@ -45,6 +45,8 @@ class TrainingCourse:
     """Number of batches over which dialogues grow from short to full size."""
     warmup: int = 100
     """Number of steps over which the rate rises to its peak."""
+    tokens: int | None = None
+    """Maximum number of tokens in a batch, padding included; by default the plan's."""
     keep: float = 0.0
     """Weight of the initial weights in the final mean of initial and trained weights, from 0 to 1.
 
@@ -61,6 +63,7 @@ COURSES = (
     TrainingCourse("choosing", 1500, 1.5e-3),
     TrainingCourse("telling apart", 2800, 3e-3, decay=0.5),
     TrainingCourse("crowded", 2600, 3e-3, decay=0.5, keep=0.4),
+    TrainingCourse("sessions", 2600, 2.5e-3, decay=0.6, tokens=8192),
 )
 
 
@@ -73,7 +76,7 @@ class TrainingPlan:
     texts: int = 4000
     """Number of dialogues that the tokenizer is trained on."""
     tokens: int = 6144
-    """Maximum number of tokens in a batch, padding included."""
+    """Maximum number of tokens in a batch, padding included, of a course that has none of its own."""
     hidden: int = 192
     layers: int = 6
 
@@ -179,7 +182,9 @@ def run_course(
 
 def course_batches(plan: TrainingPlan, course: TrainingCourse, tokenizer: Tokenizer) -> Iterator[Batch]:
     """Yields the batches of a course, one per step."""
-    source = TrainingBatches(tokenizer.to_str(), plan.seed, plan.tokens, course.ramp, course=course.name)
+    source = TrainingBatches(
+        tokenizer.to_str(), plan.seed, course.tokens or plan.tokens, course.ramp, course=course.name
+    )
     return islice(DataLoader(source, batch_size=None, num_workers=1, prefetch_factor=32), course.steps)
 
 

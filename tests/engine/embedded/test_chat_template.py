@@ -54,9 +54,10 @@ def test_tools_are_listed_by_name_and_required_parameters() -> None:
     )
 
 
-def test_generator_and_template_format_tools_alike() -> None:
+@pytest.mark.parametrize("course", ["everything", "sessions"])
+def test_generator_and_template_format_tools_alike(course: str) -> None:
     for number in range(100):
-        dialogue = generator.training_dialogue(f"listed {number}")
+        dialogue = generator.training_dialogue(f"listed {number}", course=course)
         text = chat.render_prompt(dialogue.messages[:-1], dialogue.tools)
         assert all(f"\n{tool_line(tool)}\n" in text for tool in dialogue.tools)
 
@@ -88,9 +89,34 @@ def test_tool_arguments_may_be_text_or_an_object() -> None:
     )
 
 
-def test_last_user_message_is_kept_and_earlier_ones_are_clipped() -> None:
-    text = chat.render_prompt([user_message("x" * 500), user_message("y" * 500)], [])
-    assert "x" * 100 in text and "x" * 101 not in text and "y" * 500 in text
+def test_last_user_message_is_kept_and_earlier_ones_are_clipped(tokenizer: Tokenizer) -> None:
+    text = chat.render_prompt([user_message("x" * 500), user_message("y" * 5000)], [])
+    assert "x" * 100 in text and "x" * 101 not in text and "y" * 5000 in text
+    text = chat.render_prompt([user_message("The quick brown fox jumps. " * 1200)], [])
+    assert len(tokenizer.encode(text).ids) > 4096, "the server answers context_length_exceeded"
+
+
+def test_clipped_tool_output_ends_in_a_mark() -> None:
+    call = call_message("f(): f", ("f", {}))
+    kept, clipped = (
+        chat.render_prompt([user_message("go"), call, *tool_messages(call, ["x" * length + "\n"])], [])
+        for length in (300, 301)
+    )
+    assert "x" * 300 + "</tool_response>" in kept
+    assert "\n" + "x" * 300 + "…</tool_response>" in clipped
+
+
+def test_earlier_messages_begin_with_one_of_the_user() -> None:
+    call = call_message("f(): f", ("f", {}))
+    turn = [*tool_messages(call, ["done"]), {"role": "assistant", "content": "said"}, user_message("go"), call]
+    text = chat.render_prompt([user_message("first"), call, *turn * 4], [])
+    assert text.startswith("<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n<tool_call>")
+    assert text.count("<|im_start|>user\ngo") == 3
+
+
+def test_sixty_four_tools_are_listed() -> None:
+    text = chat.render_prompt([user_message("hello")], [make_tool(f"tool_{n}", [], []) for n in range(70)])
+    assert "tool_63(): tool_63\n<|im_end|>" in text
 
 
 def test_reasoning_is_kept_only_within_the_current_turn() -> None:

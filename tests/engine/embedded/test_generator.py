@@ -8,32 +8,42 @@ import pytest
 from antiphon.engine.embedded import generator, word_sampler
 from antiphon.engine.embedded.chat import Dialogue
 from antiphon.engine.embedded.fixed_texts import CODEX, RUNNERS
+from antiphon.engine.embedded.skills import session_skills
+from antiphon.engine.embedded.skills.codex_tools import TERMINAL_TOOLS
 from antiphon.engine.embedded.tool_definitions import name_of
 
-NUM_TRAINING_DIALOGUES = 3000
+NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500}
+"""By course. The other courses draw the same skills as the first."""
 NUM_EVALUATION_DIALOGUES = 40
-CODEX_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(*({name, *params} for name, params in CODEX))
+CODEX_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(
+    *({name, *(param.partition(":")[0] for param in params)} for name, params in [*CODEX, *TERMINAL_TOOLS])
+)
+"""Names of Codex's own tools and parameters, which training and evaluation share."""
 
 
 def generate_training_dialogues() -> Iterator[Dialogue]:
-    return (generator.training_dialogue(f"test {number}") for number in range(NUM_TRAINING_DIALOGUES))
+    return (
+        generator.training_dialogue(f"test {number}", course=course)
+        for course, count in NUM_TRAINING_DIALOGUES.items()
+        for number in range(count)
+    )
 
 
 def generate_evaluation_dialogues() -> Iterator[Dialogue]:
-    # The "codex" skill teaches Codex's own tools, so they are in both sets. Its commands are not.
-    skills = [skill for skill in generator.SKILLS if skill != "codex"]
     return (
-        generator.evaluation_dialogue(skill, number) for skill in skills for number in range(NUM_EVALUATION_DIALOGUES)
+        generator.evaluation_dialogue(skill, number)
+        for skill in generator.SKILLS
+        for number in range(NUM_EVALUATION_DIALOGUES)
     )
 
 
 def collect_tool_names(dialogues: Iterator[Dialogue]) -> set[str]:
-    return {name_of(tool) for dialogue in dialogues for tool in dialogue.tools}
+    return {name_of(tool) for dialogue in dialogues for tool in dialogue.tools} - CODEX_NAMES
 
 
 def collect_parameter_names(dialogues: Iterator[Dialogue]) -> set[str]:
     tools = [tool for dialogue in dialogues for tool in dialogue.tools]
-    return {name for tool in tools for name in tool["function"]["parameters"]["properties"]}
+    return {name for tool in tools for name in tool["function"]["parameters"]["properties"]} - CODEX_NAMES
 
 
 def test_training_and_evaluation_share_no_tool_name() -> None:
@@ -71,7 +81,7 @@ def test_only_runner_words_are_in_tool_names_of_both_sets() -> None:
         return {word.lower() for word in words if len(word) > 3}
 
     assert split_names(collect_tool_names(generate_evaluation_dialogues())) & split_names(
-        collect_tool_names(generate_training_dialogues()) - CODEX_NAMES
+        collect_tool_names(generate_training_dialogues())
     ) <= {*RUNNERS}
 
 
@@ -81,6 +91,19 @@ def test_same_seed_gives_the_same_dialogues() -> None:
     for skill in generator.SKILLS:
         assert generator.evaluation_dialogue(skill, 3) == generator.evaluation_dialogue(skill, 3)
         assert generator.evaluation_dialogue(skill, 3) != generator.evaluation_dialogue(skill, 4)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "title"),
+    [
+        ("run `echo antiphon-7391`", "Run echo antiphon-7391"),
+        ("add 123 and 456 and then tell me the result", "Add 123 and 456 and then tell me the"),
+        ('say "hi"', "Say"),
+        ("`", "Task"),
+    ],
+)
+def test_title_is_the_beginning_of_the_prompt(prompt: str, title: str) -> None:
+    assert session_skills.title_of(prompt) == title
 
 
 def test_evaluation_sums_are_not_in_the_training_set() -> None:

@@ -38,7 +38,7 @@ def test_shipped_template_equals_the_source_template() -> None:
 
 def test_every_skill_is_mostly_correct(shipped_model: Any) -> None:
     results = [result for skill in generator.SKILLS for result in evaluate.evaluate_skill(*shipped_model, skill, 3)]
-    failures = [(result.skill, result.expected, result.written) for result in results if not result.is_exact]
+    failures = [(result.skill, result.expected, result.generated) for result in results if not result.is_exact]
     assert len(failures) <= len(results) // 5, failures
 
 

@@ -16,7 +16,7 @@ from antiphon.engine.embedded.chat import (
     user_message,
 )
 from antiphon.engine.embedded.fixed_texts import CODEX, EMPTY, NO_TOOL
-from antiphon.engine.embedded.text_skills import pick_wording, style_request
+from antiphon.engine.embedded.skills.text_skills import pick_wording, style_request
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 Request = tuple[str, list[Tool], Message]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from antiphon.engine.embedded import phrases, text_skills, wordings
+from antiphon.engine.embedded import phrases, wordings
 from antiphon.engine.embedded.chat import Dialogue, Message, Tool, answer_message, user_message
 from antiphon.engine.embedded.fixed_texts import MET, NAMED, NOTED, RECALLED_FACT, REMEMBERED
-from antiphon.engine.embedded.tool_skills import report_messages
+from antiphon.engine.embedded.skills import text_skills
+from antiphon.engine.embedded.skills.tool_skills import report_messages
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 RememberedTurn = tuple[list[Message], str, str, list[Tool]]
@@ -70,6 +71,7 @@ KINDS: tuple[Callable[[WordSampler, float], RememberedTurn], ...] = (
     recall_phrase,
 )
 """Functions that make a first turn; one is drawn per dialogue."""
+KINDS_WITHOUT_TOOLS = tuple(kind for kind in KINDS if kind is not recall_output)
 
 
 def make_second_turn(words: WordSampler, size: float) -> Dialogue:

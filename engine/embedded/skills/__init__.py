@@ -1,0 +1,1 @@
+"""Skills of the embedded model: one function per skill builds a training or evaluation dialogue."""
