@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from antiphon.events.inputs import GrammarFormat
+from antiphon.harmony.closed_objects import close_objects
 from antiphon.harmony.tokens.detokenizer import split_at_tokens
 from antiphon.harmony.tools import ToolSpec
 
@@ -61,9 +62,9 @@ class GrammarBuilder:
         return json.dumps(text, ensure_ascii=False)
 
     def json_value(self, schema: Mapping[str, Any] | None) -> str:
-        """Matches any JSON value that the schema allows, with a bounded number of blanks between its tokens."""
+        """Matches any JSON value of the schema, with closed objects and a bounded number of blanks between tokens."""
         annotated_schema = {
-            **(ANY_OBJECT if schema is None else schema),
+            **(ANY_OBJECT if schema is None else close_objects(schema)),
             "x-guidance": {"whitespace_pattern": JSON_WHITESPACE},
         }
         return self.add_unique_rule("json", f"%json {json.dumps(annotated_schema, ensure_ascii=False)}")

@@ -1,6 +1,5 @@
 """Parser of `POST /v1/chat/completions`: converts the body to the same `TurnSpec` as a Responses request."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,7 +76,7 @@ def _output_constraints(
     if prompt_input.answer_schema is not None:
         is_nested = body["response_format"]["type"] == "json_schema"
         path = "response_format.json_schema.schema" if is_nested else "response_format.schema"
-        result.append(OutputConstraint("schema", json.dumps(prompt_input.answer_schema), path))
+        result.append(constraints.schema_constraint(prompt_input.answer_schema, path))
     return tuple(result)
 
 

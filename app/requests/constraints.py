@@ -15,6 +15,7 @@ from antiphon.app.requests.tools import RequestTools
 from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER
 from antiphon.app.sandbox.messages import GrammarKind
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
+from antiphon.harmony.closed_objects import close_objects
 
 SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",
@@ -40,6 +41,11 @@ def answer_schema(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return shape.get("schema") or {"type": "object"}
 
 
+def schema_constraint(schema: Mapping[str, Any], param: str) -> OutputConstraint:
+    """Returns the constraint of a JSON Schema, in the form that is enforced: with closed objects."""
+    return OutputConstraint("schema", json.dumps(close_objects(schema)), param)
+
+
 def tool_constraints(tools: RequestTools, *, all_schemas: bool) -> list[OutputConstraint]:
     """Returns the constraints of the tools: grammars of custom tools, and schemas of strict functions.
 
@@ -56,8 +62,9 @@ def tool_constraints(tools: RequestTools, *, all_schemas: bool) -> list[OutputCo
 
 def _tool_constraint(tool: FunctionTool | CustomTool, path: str, *, all_schemas: bool) -> list[OutputConstraint]:
     if isinstance(tool, FunctionTool):
-        schema = json.dumps(tool.parameters or {"type": "object"})
-        return [OutputConstraint("schema", schema, f"{path}.parameters")] if tool.strict or all_schemas else []
+        if not (tool.strict or all_schemas):
+            return []
+        return [schema_constraint(tool.parameters or {"type": "object"}, f"{path}.parameters")]
     tool_format = tool.format
     if not isinstance(tool_format, GrammarFormat):
         return []

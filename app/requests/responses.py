@@ -1,6 +1,5 @@
 """Parser of `POST /v1/responses`: converts the body to a `TurnSpec`."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +64,7 @@ def _output_constraints(offered: tools.RequestTools, prompt_input: PromptInput) 
     """Returns the schemas and grammars that the answer must match."""
     result = constraints.tool_constraints(offered, all_schemas=prompt_input.needs_grammar)
     if prompt_input.answer_schema is not None:
-        result.append(OutputConstraint("schema", json.dumps(prompt_input.answer_schema), "text.format.schema"))
+        result.append(constraints.schema_constraint(prompt_input.answer_schema, "text.format.schema"))
     return result
 
 

@@ -131,6 +131,18 @@ def test_json_output_fits_its_schema(client: openai.OpenAI, model: str) -> None:
     assert incomplete <= 0.05 * bounded
 
 
+def test_open_object_schema_gets_only_declared_properties(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": WORD_SCHEMA, "b": {"enum": [1, 2]}}, "required": ["a"]}
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    for seed in range(4):
+        reply = create_response(client, text=json_schema_format(schema), extra_body={"seed": seed})
+        assert reply.status == "completed" and json.loads(reply.output_text).keys() <= {"a", "b"}
+        reply = create_response(
+            client, tools=[tool], tool_choice="required", parallel_tool_calls=False, extra_body={"seed": seed}
+        )
+        assert reply.status == "completed" and json.loads(reply.output[0].arguments).keys() <= {"a", "b"}
+
+
 PATTERNS = ["[a-z]{2,5}", "(yes|no)", "[0-9]{4}-[0-9]{2}", "a{3}b?", "(x[yz]){1,4}", "[A-Z][a-z]{0,3}"]
 LARK_GRAMMARS = [
     ('start: "yes" | "no"', "yes|no"),
