@@ -62,6 +62,7 @@ ROUTE_HANDLERS = (
     models.retrieve_model,
     models.get_version,
     models.list_ollama_tags,
+    models.show_ollama_model,
     metrics.get_metrics,
     health.get_health,
     health.get_ready,

@@ -129,6 +129,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     suppressed_ids: tuple[int, ...] = ()
     """Token ids that the model never generates, whatever a request asks for."""
     description: str = ""
+    architecture: str = ""
+    """Name of the model's architecture, such as ``qwen3``."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

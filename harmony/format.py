@@ -113,6 +113,14 @@ class ModelFormat(Protocol):
         """Name of the dialect."""
 
     @property
+    def has_reasoning(self) -> bool:
+        """True if the dialect can express reasoning."""
+
+    @property
+    def has_calls(self) -> bool:
+        """True if the dialect can express calls of tools."""
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer in this dialect. The model's own configuration may name more."""
 

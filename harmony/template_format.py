@@ -33,6 +33,7 @@ class TemplateFormat:
         tool_template: ChatTemplate | None = None,
     ) -> None:
         self.name = dialect.name
+        self.has_reasoning, self.has_calls = dialect.think is not None, bool(dialect.calls)
         self._dialect, self._vocabulary = dialect, vocabulary
         token_names = dict(token_names or {})
         self._alphabet = MarkerAlphabet(vocabulary, dialect.all_markers)

@@ -1,9 +1,19 @@
-"""Entries of OpenAI's model list and of Ollama's tag list for served models."""
+"""Entries of OpenAI's model list and of Ollama's tag list for served models, and Ollama's description of a model."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 from antiphon.app.model_registry import ServedModel
+from antiphon.engine.protocol import Sampling
+
+_OLLAMA_PARAMETERS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+}
+"""Ollama's names of sampling parameters, and the fields of `Sampling`."""
 
 
 def openai_model(name: str, model: ServedModel) -> dict[str, Any]:
@@ -13,6 +23,36 @@ def openai_model(name: str, model: ServedModel) -> dict[str, Any]:
 
 def ollama_tag(name: str, model: ServedModel) -> dict[str, Any]:
     """Returns a model's entry in Ollama's list. `name` is the name to request; size and digest have no real values."""
-    modified_at = datetime.fromtimestamp(model.created, UTC).isoformat()
-    details = {"format": "safetensors", "family": "", "parameter_size": "", "quantization_level": ""}
-    return {"name": name, "model": name, "modified_at": modified_at, "size": 0, "digest": "", "details": details}
+    return {"name": name, "model": name, **_ollama_details(model), "size": 0, "digest": ""}
+
+
+def ollama_model(model: ServedModel) -> dict[str, Any]:
+    """Returns the description of a model for Ollama's clients, which read its context length and capabilities.
+
+    The template is empty: Ollama's templates are in another language. Raises `EngineError` while the model is loading.
+    """
+    info = model.engine.info
+    architecture = info.architecture or "unknown"
+    abilities = {"completion": True, "tools": model.format.has_calls, "thinking": model.format.has_reasoning}
+    return {
+        **_ollama_details(model),
+        "model_info": {"general.architecture": architecture, f"{architecture}.context_length": info.max_model_len},
+        "capabilities": [name for name, is_present in abilities.items() if is_present],
+        "template": "",
+        "parameters": _ollama_parameters(info.default_sampling),
+    }
+
+
+def _ollama_details(model: ServedModel) -> dict[str, Any]:
+    """Returns what the list and the description of a model have in common."""
+    return {
+        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "details": {"format": "safetensors", "family": "", "parameter_size": "", "quantization_level": ""},
+    }
+
+
+def _ollama_parameters(sampling: Sampling) -> str:
+    """Returns the model's own sampling parameters, one per line, as a Modelfile has them."""
+    neutral = Sampling()
+    values = {name: (getattr(sampling, field), getattr(neutral, field)) for name, field in _OLLAMA_PARAMETERS.items()}
+    return "\n".join(f"{name} {value}" for name, (value, default) in values.items() if value != default)

@@ -1,16 +1,19 @@
-"""`/v1/models`: the served models under all of their names; and the two endpoints that Ollama clients call first."""
+"""`/v1/models`: the served models under all of their names; and the endpoints by which Ollama clients find models."""
 
 from typing import Any
 
 import msgspec
-from litestar import get
+from litestar import get, post
 from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.projections.codex_models import codex_model
-from antiphon.app.projections.models import ollama_tag, openai_model
+from antiphon.app.projections.models import ollama_model, ollama_tag, openai_model
+from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.replies import json_reply
 from antiphon.engine.protocol import EngineError
 
@@ -56,3 +59,27 @@ async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
     """Lists the models in Ollama's format."""
     models = [ollama_tag(name, model) for name, model in server_context(request).models]
     return json_reply(msgspec.json.encode({"models": models}))
+
+
+@post("/api/show", status_code=200)
+async def show_ollama_model(request: AnyRequest) -> Response[Any]:
+    """Describes the model that `model`, or `name` in older clients, names. Errors are in Ollama's format, too."""
+    try:
+        body = parse_object(await request.body())
+    except ApiError as error:
+        return _ollama_error(request, error.status, error.code, error.message)
+    name = body.get("model") or body.get("name")
+    if not isinstance(name, str):
+        return _ollama_error(request, 400, "missing_required_parameter", "model is required")
+    model = server_context(request).models.get_model(name)
+    if model is None:
+        return _ollama_error(request, 404, "model_not_found", f"model '{clip_text(name)}' not found")
+    try:
+        return json_reply(msgspec.json.encode(ollama_model(model)))
+    except EngineError as error:
+        return _ollama_error(request, 503, error.code, error.message)
+
+
+def _ollama_error(request: AnyRequest, status: int, code: str | None, message: str) -> Response[Any]:
+    request_state(request.scope).error_code = code or ""
+    return json_reply(msgspec.json.encode({"error": message}), status)

@@ -134,6 +134,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
         eos_ids=tuple(int(token) for token in ([eos] if isinstance(eos, int) else eos or ())),
         suppressed_ids=tuple(int(token) for token in suppressed if 0 <= int(token) < config.vocab_size),
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
+        architecture=str(model.config.model_type),
     )
 
 

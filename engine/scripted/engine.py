@@ -26,7 +26,12 @@ DecodeTokens = Callable[[Sequence[int]], str]
 
 STOPPED_MESSAGE = "the engine was stopped"
 DEFAULT_INFO = EngineInfo(
-    max_model_len=131_072, vocab_size=262_144, device="none", dtype="none", description="scripted"
+    max_model_len=131_072,
+    vocab_size=262_144,
+    device="none",
+    dtype="none",
+    description="scripted",
+    architecture="scripted",
 )
 
 

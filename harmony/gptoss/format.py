@@ -97,6 +97,7 @@ class GptOssFormat:
     """The `ModelFormat` of gpt-oss."""
 
     name = "gpt-oss"
+    has_reasoning = has_calls = True
 
     def __init__(self) -> None:
         self._vocabulary = GptOssVocabulary()
