@@ -57,6 +57,21 @@ def main() -> None:
     help="Origin of web pages that may use the server from a browser, such as https://app.example, or * for every "
     "page; repeatable.",
 )
+@click.option(
+    "--ssl-certfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Certificate in PEM format, followed by those of its issuers: serve HTTPS instead of HTTP.",
+)
+@click.option(
+    "--ssl-keyfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Private key of the certificate in PEM format. Default: in the file of the certificate.",
+)
+@click.option(
+    "--ssl-keyfile-password",
+    help="Password of an encrypted private key. Other users of the machine can see it in the process list: use "
+    "$ANTIPHON_SSL_KEYFILE_PASSWORD.",
+)
 @click.option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
 @click.option("--offline", is_flag=True, help="Load hub models from the local cache only.")
 @click.option(

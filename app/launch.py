@@ -27,6 +27,7 @@ from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.schema import StoreError
+from antiphon.app.tls import TlsError, load_ssl_context
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
@@ -52,7 +53,7 @@ def run_until_signal(
     log_config.configure_logging(style, sink)
     try:
         uvloop.run(_run_server(options, settings, style, spawn, sink))
-    except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, server.BindError) as error:
+    except (EngineError, ScriptError, DialectError, StoreError, KeyFileError, TlsError, server.BindError) as error:
         raise ServeError(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
@@ -65,7 +66,8 @@ async def _run_server(
 ) -> None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
-    with server.bind_socket(settings) as listener:  # first, so that a port in use fails immediately
+    load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
+    with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
         store = open_store(settings)
         try:
             with display:

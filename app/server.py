@@ -33,6 +33,7 @@ from antiphon.app.routes import chat, compact, conversations, health, metrics, m
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.settings import Settings
+from antiphon.app.tls import load_ssl_context
 from antiphon.engine.protocol import EngineError, overloaded_error
 
 ACCEPT_SOCKETS = 16
@@ -117,6 +118,7 @@ class AntiphonServer(uvicorn.Server):
         admission = AdmissionController(
             context.capacity.total_free_slots, partial(guard.reject_head, error=from_engine(overloaded_error()))
         )
+        ssl_context = load_ssl_context(settings)
         super().__init__(
             uvicorn.Config(
                 app or guard,
@@ -124,6 +126,7 @@ class AntiphonServer(uvicorn.Server):
                 port=settings.port,
                 http=http_protocol_class(settings, admission),
                 ws=websocket_protocol_class(settings) if settings.enable_websocket else "none",
+                ssl_context_factory=(lambda *_: ssl_context) if ssl_context else None,
                 ws_max_size=settings.max_body_bytes,
                 ws_per_message_deflate=False,  # each token is a separate frame
                 loop="uvloop",

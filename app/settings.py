@@ -27,6 +27,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Host names that clients may use in addition to loopback names and `host`."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser, or `*` for every page. Empty: none."""
+    ssl_certfile: Path | None = None
+    """Certificate of the server in PEM format, followed by those of its issuers. None: plain HTTP."""
+    ssl_keyfile: Path | None = None
+    """Private key of the certificate. None: it is in `ssl_certfile`."""
+    ssl_keyfile_password: str | None = None
+    """Password of an encrypted private key."""
     reasoning_output: ReasoningOutput = "content"
     default_max_output_tokens: int | None = None
     """Output limit of requests that set none. None: the rest of the context."""

@@ -159,13 +159,13 @@ class StartupScreen:
 def base_urls(settings: Settings, port: int) -> list[str]:
     """Returns the base URLs for clients: the first for this machine, and one for others if all addresses are bound."""
     if settings.host not in WILDCARD_HOSTS:
-        return [_base_url(settings.host, port)]
+        return [_base_url(settings, settings.host, port)]
     address = _network_address(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
-    return [_base_url("127.0.0.1", port), *([_base_url(address, port)] if address else [])]
+    return [_base_url(settings, host, port) for host in ("127.0.0.1", address) if host]
 
 
-def _base_url(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+def _base_url(settings: Settings, host: str, port: int) -> str:
+    return f"{'https' if settings.ssl_certfile else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def _network_address(family: socket.AddressFamily) -> str:

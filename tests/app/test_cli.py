@@ -194,3 +194,18 @@ def test_banner_warns_of_clients_without_a_key(settings: Settings, warnings: lis
 def test_value_that_is_not_an_origin_is_refused(script: str) -> None:
     result = run_serve("--engine", "scripted", "--script", script, "--allowed-origin", "https://app.example/page")
     assert result.exit_code == 2 and "scheme://host" in result.output
+
+
+def test_unusable_certificate_is_refused_with_one_line(script: str) -> None:
+    error = read_error_line(run_serve("--engine", "scripted", "--script", script, "--ssl-certfile", "missing.pem"))
+    assert error == "Error: --ssl-certfile missing.pem: cannot be read: No such file or directory"
+
+
+def test_banner_of_a_server_with_a_certificate_says_https() -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    settings = Settings(host="127.0.0.1", ssl_certfile=Path("certificate.pem"))
+    startup.show_banner(console, settings, scripted_registry([{"name": "hello", "output": ["Hello."]}]), 8443, {})
+    banner = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "base URL  https://127.0.0.1:8443/v1" in banner
+    assert "curl https://127.0.0.1:8443/v1/responses" in banner and 'base_url = "https://127.0.0.1:8443/v1"' in banner
+    assert "http://" not in banner

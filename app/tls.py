@@ -1,0 +1,80 @@
+"""TLS: the certificate and private key that the server shows to clients of HTTPS and secure WebSockets."""
+
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+
+from antiphon.app.settings import Settings
+
+_PRIVATE_KEY = b"PRIVATE KEY-----"
+
+
+class TlsError(ValueError):
+    """A certificate or key that cannot be used. The message is one line for the operator."""
+
+
+class _MissingPasswordError(Exception):
+    """The private key is encrypted and no password is given."""
+
+
+def load_ssl_context(settings: Settings) -> ssl.SSLContext | None:
+    """Returns the TLS configuration of the server; None if it serves plain HTTP. Raises `TlsError`."""
+    if settings.ssl_certfile is None:
+        for name in ("ssl_keyfile", "ssl_keyfile_password"):
+            if getattr(settings, name) is not None:
+                raise TlsError(f"--{name.replace('_', '-')} needs --ssl-certfile")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    _check_certificate(settings.ssl_certfile)
+    _load_files(context, settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
+    return context
+
+
+def _check_certificate(path: Path) -> None:
+    source = f"--ssl-certfile {path}"
+    try:
+        x509.load_pem_x509_certificates(_read_file(path, source))
+    except ValueError as error:
+        if isinstance(error, TlsError):
+            raise
+        raise TlsError(f"{source}: contains no certificate in PEM format") from None
+
+
+def _load_files(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
+    source = f"--ssl-certfile {certificate}" if key is None else f"--ssl-keyfile {key}"
+    if _PRIVATE_KEY not in _read_file(key or certificate, source):
+        remedy = "; give --ssl-keyfile" if key is None else ""
+        raise TlsError(f"{source}: contains no private key{remedy}")
+    asked = False
+
+    def read_password() -> str:  # without it, OpenSSL would ask on the terminal
+        nonlocal asked
+        asked = True
+        if password is None:
+            raise _MissingPasswordError
+        return password
+
+    try:
+        context.load_cert_chain(certificate, key, read_password)
+    except _MissingPasswordError:
+        raise TlsError(f"{source}: the private key is encrypted; give --ssl-keyfile-password") from None
+    except (ssl.SSLError, ValueError) as error:  # a ValueError: the password is too long for OpenSSL
+        raise TlsError(f"{source}: {_describe_failure(error, asked=asked)}") from None
+
+
+def _describe_failure(error: Exception, *, asked: bool) -> str:
+    reason = getattr(error, "reason", None) or str(error)
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate"
+    if asked:
+        return "--ssl-keyfile-password does not decrypt the private key"
+    return f"OpenSSL cannot use the certificate and the key: {reason.lower().replace('_', ' ')}"
+
+
+def _read_file(path: Path, source: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsError(f"{source}: cannot be read: {error.strerror}") from None
