@@ -224,7 +224,7 @@ def cancel_stalled_turn(server: RunningServer, case: Case, response_id: str, tok
     """
     model_format = server.context.models.find_model(case.dialect).format
     expected = sum(len(model_format.encode(piece)) for piece in case.output if isinstance(piece, str))
-    assert wait_until(5, lambda: find_engine(server, case).stats().generated_tokens - tokens_before >= expected)
+    assert wait_until(30, lambda: find_engine(server, case).stats().generated_tokens - tokens_before >= expected)
     asyncio.run_coroutine_threadsafe(find_engine(server, case).cancel(response_id), server.loop).result(5)
 
 

@@ -298,9 +298,7 @@ def test_invalid_page_error_names_its_parameter(
 
 
 def test_background_response_is_returned_queued_and_completes_later(client: openai.OpenAI) -> None:
-    start = time.monotonic()
     response = create_response(client, "Slowly", background=True)
-    assert time.monotonic() - start < 0.5
     assert (response.status, response.background, response.output) == ("queued", True, [])
     done = wait_for_end(client, response.id)
     assert done.status == "completed" and done.output_text == "One two three."

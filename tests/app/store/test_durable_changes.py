@@ -5,6 +5,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -81,23 +82,27 @@ def test_other_requests_do_not_wait_for_the_disk(
     server = start_server(HELLO, store_file=tmp_path / "responses.db")
     run_transaction = StoreWriter._run_transaction
 
+    has_begun, may_end = threading.Event(), threading.Event()
+
     def slow_transaction(*args: Any) -> Any:
-        time.sleep(1)
+        has_begun.set()
+        assert may_end.wait(60)
         return run_transaction(*args)
 
     monkeypatch.setattr(StoreWriter, "_run_transaction", slow_transaction)
 
-    async def measure() -> float:
-        async with httpx.AsyncClient(timeout=20) as client:
+    async def ask_meanwhile() -> None:
+        async with httpx.AsyncClient(timeout=30) as client:
             creating = asyncio.create_task(client.post(f"{server.url}/conversations", json={}))
-            await asyncio.sleep(0.2)
-            started = time.monotonic()
-            await client.get(f"{server.root}/health")
-            elapsed = time.monotonic() - started
+            try:
+                assert await asyncio.to_thread(has_begun.wait, 30)
+                assert (await client.get(f"{server.root}/health")).status_code == 200
+                assert not creating.done()
+            finally:
+                may_end.set()
             assert (await creating).status_code == 200
-            return elapsed
 
-    assert asyncio.run(measure()) < 0.6
+    asyncio.run(ask_meanwhile())
 
 
 def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
