@@ -7,13 +7,21 @@ its own imports, and imports the server at the same time.
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from antiphon.app.api_keys import ApiKeyError, read_api_keys
-from antiphon.app.option_types import OriginType
+from antiphon.app.option_types import (
+    ApiKeyOption,
+    OriginType,
+    ServeArgument,
+    ServeOption,
+    apply_config_file,
+    is_from_config_file,
+)
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
@@ -23,6 +31,8 @@ from antiphon.harmony.dialects import NAMES
 PRELOADED_MODULE = "antiphon.engine.builder"
 """Module that the worker process imports before it receives its model."""
 
+serve_option = partial(click.option, cls=ServeOption)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="antiphon")
@@ -31,25 +41,33 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("model", required=False)
-@click.option("--served-model-name", "served_model_names", multiple=True, help="Additional model name; repeatable.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
-@click.option(
+@click.argument("model", required=False, cls=ServeArgument, envvar="ANTIPHON_MODEL")
+@serve_option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=apply_config_file,
+    help="TOML file with options: their names are the keys. Command line and environment take precedence over it.",
+)
+@serve_option("--served-model-name", "served_model_names", multiple=True, help="Additional model name; repeatable.")
+@serve_option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@serve_option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
+@serve_option(
     "--api-key",
     "api_keys",
+    cls=ApiKeyOption,
     multiple=True,
     help="API key that clients must send; repeatable. Other users of the machine can see it in the process list: use "
-    "--api-key-file or $ANTIPHON_API_KEY, which may hold several keys separated by spaces.",
+    "--api-key-file or the variable, which may hold several keys separated by spaces.",
 )
-@click.option(
+@serve_option(
     "--api-key-file",
-    envvar="ANTIPHON_API_KEY_FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File with API keys, one per line.",
 )
-@click.option("--allowed-host", "allowed_hosts", multiple=True, help="Additional allowed Host header; repeatable.")
-@click.option(
+@serve_option("--allowed-host", "allowed_hosts", multiple=True, help="Additional allowed Host header; repeatable.")
+@serve_option(
     "--allowed-origin",
     "allowed_origins",
     multiple=True,
@@ -57,129 +75,127 @@ def main() -> None:
     help="Origin of web pages that may use the server from a browser, such as https://app.example, or * for every "
     "page; repeatable.",
 )
-@click.option(
+@serve_option(
     "--ssl-certfile",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Certificate in PEM format, followed by those of its issuers: serve HTTPS instead of HTTP.",
 )
-@click.option(
+@serve_option(
     "--ssl-keyfile",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Private key of the certificate in PEM format. Default: in the file of the certificate.",
 )
-@click.option(
+@serve_option(
     "--ssl-keyfile-password",
     help="Password of an encrypted private key. Other users of the machine can see it in the process list: use "
-    "$ANTIPHON_SSL_KEYFILE_PASSWORD.",
+    "the variable.",
 )
-@click.option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
-@click.option("--offline", is_flag=True, help="Load hub models from the local cache only.")
-@click.option(
+@serve_option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
+@serve_option("--offline", is_flag=True, help="Load hub models from the local cache only.")
+@serve_option(
     "--engine",
     type=click.Choice(["torch", "scripted"]),
     default="torch",
     show_default=True,
     help="torch runs a model; scripted replays the file of --script.",
 )
-@click.option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
-@click.option(
+@serve_option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
+@serve_option(
     "--dialect",
     type=click.Choice(NAMES),
     metavar="TEXT",
     help="Output dialect of the model; see `antiphon dialects`. Default: detected.",
 )
-@click.option("--device", help="Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Maximum context length in tokens. Default: the model's.")
-@click.option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of concurrent sequences. Default: 64.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads. Default: the physical cores, fewer under load.")
-@click.option(
+@serve_option("--device", help="Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
+@serve_option("--max-model-len", type=click.IntRange(1), help="Maximum context length in tokens. Default: the model's.")
+@serve_option("--max-num-seqs", type=click.IntRange(1), help="Maximum number of concurrent sequences. Default: 64.")
+@serve_option("--threads", type=click.IntRange(1), help="CPU threads. Default: the physical cores, fewer under load.")
+@serve_option(
     "--compile-kernels/--no-compile-kernels",
     default=True,
     show_default=True,
     help="Compile native CPU kernels at the first start.",
 )
-@click.option(
+@serve_option(
     "--kv-cache-gib",
     type=click.FloatRange(0, min_open=True),
     help="KV cache memory in GiB. Default: 70 % of the memory that is free after loading.",
 )
-@click.option(
+@serve_option(
     "--kv-cache-dtype",
     type=click.Choice(["float32", "float16"]),
     help="KV cache type on a CPU. Default: float16 with int8 weights, otherwise the model's.",
 )
-@click.option("--quantization", type=click.Choice(["int8"]), help="Quantize linear layers to 8 bits (CPU only).")
-@click.option("--force-quantization", is_flag=True, help="Serve a quantized model even if its logits differ too much.")
-@click.option(
+@serve_option("--quantization", type=click.Choice(["int8"]), help="Quantize linear layers to 8 bits (CPU only).")
+@serve_option("--force-quantization", is_flag=True, help="Serve a quantized model even if its logits differ too much.")
+@serve_option(
     "--deterministic", is_flag=True, help="Generate the same tokens for the same seed under any load. Slower."
 )
-@click.option(
+@serve_option(
     "--reasoning-output",
     type=click.Choice(["content", "summary", "both"]),
     default="content",
     show_default=True,
     help="Where reasoning appears. Codex shows summaries only.",
 )
-@click.option(
+@serve_option(
     "--store",
-    envvar="ANTIPHON_STORE",
     help="File for stored responses, or `memory`. Default: antiphon/responses.db in the user's data folder.",
 )
-@click.option(
+@serve_option(
     "--encryption-key-file",
-    envvar="ANTIPHON_ENCRYPTION_KEY_FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Key file for encrypted_content; created if missing. Default: next to the store.",
 )
-@click.option(
+@serve_option(
     "--store-retention-days",
     default=30.0,
     show_default=True,
     type=click.FloatRange(0),
     help="Days to keep stored responses.",
 )
-@click.option(
+@serve_option(
     "--store-max-gib",
     default=4.0,
     show_default=True,
     type=click.FloatRange(0),
     help="Maximum size of stored responses in GiB; the oldest are deleted first.",
 )
-@click.option(
+@serve_option(
     "--websocket/--no-websocket",
     "enable_websocket",
     default=True,
     show_default=True,
     help="Serve WebSockets on /v1/responses.",
 )
-@click.option(
+@serve_option(
     "--unsupported-media",
     type=click.Choice(["placeholder", "refuse"]),
     default="placeholder",
     show_default=True,
     help="Images and files in the input: replace by a placeholder, or answer 400.",
 )
-@click.option(
+@serve_option(
     "--unknown-tools",
     type=click.Choice(["call", "text"]),
     default="call",
     show_default=True,
     help="Calls of tools that were not offered: return them as calls, or as text.",
 )
-@click.option(
+@serve_option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
     show_default=True,
     help="Log lines for people, or one JSON object per line.",
 )
-@click.option(
+@serve_option(
     "--max-output-tokens",
     "default_max_output_tokens",
     type=click.IntRange(1),
     help="Output limit of requests that set none. Default: the rest of the context.",
 )
-@click.option(
+@serve_option(
     "--shutdown-timeout",
     default=5.0,
     show_default=True,
@@ -190,11 +206,15 @@ def serve(**flags: Any) -> None:
     """Serve a model. MODEL is a folder or a hub id; without it, the embedded model is served.
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
+    Every option can also be set by its environment variable (MODEL by ANTIPHON_MODEL) and in the file of --config.
+    Values of repeatable options are separated by spaces in a variable.
     """
+    os.environ.pop("ANTIPHON_SSL_KEYFILE_PASSWORD", None)  # it has been read; child processes do not need it
+    environment_keys, key_file = os.environ.pop("ANTIPHON_API_KEY", None), flags.pop("api_key_file")
+    if environment_keys is not None and is_from_config_file("api_key_file"):
+        key_file = None  # the environment takes precedence
     try:
-        digests = read_api_keys(
-            flags.pop("api_keys"), flags.pop("api_key_file"), os.environ.pop("ANTIPHON_API_KEY", None)
-        )
+        digests = read_api_keys(flags.pop("api_keys"), key_file, environment_keys)
     except ApiKeyError as error:
         raise ServeError(str(error)) from None
     store = _resolve_store_file(flags.pop("store"))

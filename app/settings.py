@@ -1,4 +1,4 @@
-"""Settings that the operator chooses at start. In this package, only `app.cli` reads environment variables.
+"""Settings that the operator chooses at start. In this package, only the command line reads the environment.
 
 Two modules outside it read some: `harmony/gptoss/format.py` reads `TIKTOKEN_ENCODINGS_BASE`, and unsets it while the
 vocabulary is loaded if that folder does not contain it; `engine/kernels/compiler.py` reads `XDG_CACHE_HOME` (where

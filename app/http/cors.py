@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.http.asgi import HeaderPairs
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "openai-processing-ms", "www-authenticate", "allow")
+EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after", "openai-processing-ms", "www-authenticate", "allow")
 """Response headers that pages may read: those that the server sends to clients, and `openai-processing-ms`, which
 OpenAI's clients read and a gateway may add."""
 PREFLIGHT_MAX_AGE_S = 86_400

@@ -1,12 +1,14 @@
-"""Every flag of `antiphon serve` reaches the setting that it names, alone and from the environment."""
+"""Every option of `antiphon serve` reaches its setting from the command line, the environment and a TOML file."""
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from antiphon.app import cli, launch
 from antiphon.app.api_keys import key_digest
@@ -71,12 +73,43 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
 }
 """Maps each parameter of the command to arguments that set it, and to what these must change."""
 
-ENVIRONMENT: dict[str, tuple[str, Reached]] = {
-    "ANTIPHON_API_KEY": ("sk-1 sk-2", {"settings.api_key_digests": (key_digest("sk-1"), key_digest("sk-2"))}),
-    "ANTIPHON_API_KEY_FILE": ("keys", {"settings.api_key_digests": (key_digest("sk-file"),)}),
-    "ANTIPHON_STORE": ("a/b.db", {"settings.store_file": Path("a/b.db")}),
-    "ANTIPHON_ENCRYPTION_KEY_FILE": ("k", {"settings.encryption_key_file": Path("k")}),
-}
+PARAMETERS = {str(parameter.name): parameter for parameter in cli.serve.params}
+SECRETS = ("api_keys", "ssl_keyfile_password")
+"""Options that a configuration file must not contain."""
+
+
+def name_of(parameter: str) -> str:
+    """Returns the name of the option, as it is written on the command line without dashes, or `model`."""
+    return PARAMETERS[parameter].opts[0].removeprefix("--")
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """Returns the variables that set the same as a row of FLAGS."""
+    values: dict[str, list[str]] = {}
+    variable = ""
+    for argument in FLAGS[name][0]:
+        if argument.startswith("--no-"):
+            values[argument.removeprefix("--no-")] = ["false"]
+        elif argument.startswith("--"):
+            variable = argument.removeprefix("--")
+            values.setdefault(variable, [])
+        else:
+            values.setdefault(variable or "model", []).append(argument)
+    return {
+        f"ANTIPHON_{option.replace('-', '_').upper()}": " ".join(texts) or "true" for option, texts in values.items()
+    }
+
+
+def config_of(name: str, separator: str) -> str:
+    """Returns a configuration file that sets the same as a row of FLAGS."""
+    lines = []
+    for variable, text in environment_of(name).items():
+        key = variable.removeprefix("ANTIPHON_").lower().replace("_", separator)
+        (parameter,) = (each for each in cli.serve.params if each.opts[0].removeprefix("--") == key.replace("_", "-"))
+        is_bare = text in ("true", "false") or isinstance(parameter.type, click.IntRange | click.FloatRange)
+        value = str(text.split()) if getattr(parameter, "multiple", False) else text if is_bare else f'"{text}"'
+        lines.append(f"{key} = {value}")
+    return "\n".join(lines)
 
 
 @pytest.fixture(autouse=True)
@@ -107,10 +140,22 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
 
 def run_serve(starts: list[Reached], *args: str, **environment: str | None) -> Reached:
     """Runs the command. Returns what it starts the server with."""
-    unset = dict.fromkeys(ENVIRONMENT) | environment
-    result = CliRunner(env=unset).invoke(cli.main, ["serve", *args])
+    result = invoke_serve(*args, **environment)
     assert result.exit_code == 0, result.output
     return starts.pop()
+
+
+def invoke_serve(*args: str, **environment: str | None) -> Result:
+    unset = dict.fromkeys(str(parameter.envvar) for parameter in cli.serve.params)
+    return CliRunner(env=unset | environment).invoke(cli.main, ["serve", *args])
+
+
+def read_refusal(*args: str, **environment: str | None) -> str:
+    """Returns the single line of a refusal, without `Error: `."""
+    result = invoke_serve(*args, **environment)
+    lines = result.output.splitlines()
+    assert (result.exit_code, len(lines)) == (2, 1), result.output
+    return lines[0].removeprefix("Error: ")
 
 
 def find_changes(before: Reached, after: Reached) -> Reached:
@@ -119,7 +164,13 @@ def find_changes(before: Reached, after: Reached) -> Reached:
 
 
 def test_every_flag_has_a_row() -> None:
-    assert {parameter.name for parameter in cli.serve.params} == FLAGS.keys(), "add a row to FLAGS for a new flag"
+    assert PARAMETERS.keys() - {"config"} == FLAGS.keys(), "add a row to FLAGS for a new flag"
+
+
+def test_help_names_the_variable_of_every_option() -> None:
+    words = " ".join(invoke_serve("--help").output.split())
+    for name in FLAGS:
+        assert f"ANTIPHON_{name_of(name).replace('-', '_').upper()}" in words
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -128,23 +179,140 @@ def test_flag_changes_its_setting_and_no_other(starts: list[Reached], name: str)
     assert find_changes(run_serve(starts), run_serve(starts, *args)) == expected
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT)
+@pytest.mark.parametrize("name", FLAGS)
 def test_environment_variable_changes_its_setting_and_no_other(starts: list[Reached], name: str) -> None:
-    value, expected = ENVIRONMENT[name]
-    assert find_changes(run_serve(starts), run_serve(starts, **{name: value})) == expected
+    assert find_changes(run_serve(starts), run_serve(starts, **environment_of(name))) == FLAGS[name][1]
+
+
+@pytest.mark.parametrize("separator", ["-", "_"])
+@pytest.mark.parametrize("name", [name for name in FLAGS if name not in SECRETS])
+def test_key_of_the_file_changes_its_setting_and_no_other(starts: list[Reached], name: str, separator: str) -> None:
+    Path("serve.toml").write_text(config_of(name, separator), encoding="utf-8")
+    assert find_changes(run_serve(starts), run_serve(starts, "--config", "serve.toml")) == FLAGS[name][1]
+    assert find_changes(run_serve(starts), run_serve(starts, ANTIPHON_CONFIG="serve.toml")) == FLAGS[name][1]
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"),
+    ("key", "setting", "in_file", "in_environment", "on_command_line"),
     [
-        ("ANTIPHON_API_KEY", "api_keys"),
-        ("ANTIPHON_STORE", "store"),
-        ("ANTIPHON_ENCRYPTION_KEY_FILE", "encryption_key_file"),
+        ("port", "settings.port", (1, 1), ("2", 2), (["--port", "3"], 3)),
+        ("threads", "engine.threads", (1, 1), ("2", 2), (["--threads", "3"], 3)),
+        ("shutdown-timeout", "settings.shutdown_timeout", (1, 1.0), ("2", 2.0), (["--shutdown-timeout", "3"], 3.0)),
+        ("offline", "options.offline", ("true", True), ("false", False), (["--offline"], True)),
+        ("websocket", "settings.enable_websocket", ("false", False), ("true", True), (["--no-websocket"], False)),
+        ("store", "settings.store_file", ('"a"', Path("a")), ("b", Path("b")), (["--store", "c"], Path("c"))),
+        ("model", "options.model", ('"a/a"', "a/a"), ("b/b", "b/b"), (["c/c"], "c/c")),
+        (
+            "allowed-host",
+            "settings.allowed_hosts",
+            ('["a", "b"]', ("a", "b")),
+            ("c  d", ("c", "d")),
+            (["--allowed-host", "e"], ("e",)),
+        ),
     ],
 )
-def test_flag_takes_precedence_over_the_environment(starts: list[Reached], name: str, flag: str) -> None:
-    args, expected = FLAGS[flag]
-    assert find_changes(run_serve(starts), run_serve(starts, *args, **{name: "other"})) == expected
+def test_command_line_precedes_environment_precedes_file(
+    starts: list[Reached],
+    key: str,
+    setting: str,
+    in_file: tuple[Any, Any],
+    in_environment: tuple[str, Any],
+    on_command_line: tuple[list[str], Any],
+) -> None:
+    Path("serve.toml").write_text(f"{key} = {in_file[0]}\n", encoding="utf-8")
+    file, variable = ("--config", "serve.toml"), {f"ANTIPHON_{key.replace('-', '_').upper()}": in_environment[0]}
+    assert run_serve(starts, *file)[setting] == in_file[1]
+    assert run_serve(starts, *file, **variable)[setting] == in_environment[1]
+    assert run_serve(starts, *file, *on_command_line[0], **variable)[setting] == on_command_line[1]
+
+
+def test_keys_of_the_environment_precede_the_key_file_of_the_file(starts: list[Reached]) -> None:
+    Path("serve.toml").write_text('api-key-file = "keys"\n', encoding="utf-8")
+    sources = {"ANTIPHON_API_KEY": "sk-environment", "ANTIPHON_CONFIG": "serve.toml"}
+    assert run_serve(starts, **sources)["settings.api_key_digests"] == (key_digest("sk-environment"),)
+    reached = run_serve(starts, "--api-key-file", "keys", **sources)
+    assert reached["settings.api_key_digests"] == (key_digest("sk-file"),)
+
+
+def test_secrets_are_removed_from_the_environment(starts: list[Reached], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANTIPHON_API_KEY", "ANTIPHON_SSL_KEYFILE_PASSWORD"):
+        monkeypatch.setenv(name, "sk-secret")
+    cli.serve.main(["--port", "0"], standalone_mode=False)
+    assert starts.pop()["settings.ssl_keyfile_password"] == "sk-secret"
+    assert "sk-secret" not in os.environ.values()
+
+
+@pytest.mark.parametrize("name", [name for name in FLAGS if name != "api_keys"])
+def test_empty_variable_is_refused(starts: list[Reached], name: str) -> None:
+    variable = str(PARAMETERS[name].envvar)
+    assert read_refusal(**{variable: " "}) == f"{variable} is empty; set a value, or unset the variable"
+    assert not starts
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("ANTIPHON_PORT", "tcp://10.0.0.1:80", "'tcp://10.0.0.1:80' is not a valid integer range"),
+        ("ANTIPHON_PORT", "70000", "70000 is not in the range 0<=x<=65535"),
+        ("ANTIPHON_OFFLINE", "maybe", "'maybe' is not a valid boolean"),
+        ("ANTIPHON_ENGINE", "steam", "'steam' is not one of 'torch', 'scripted'"),
+        ("ANTIPHON_ALLOWED_ORIGIN", "a.example", "'a.example' is not an origin"),
+        ("ANTIPHON_CONFIG", "nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_unusable_variable_is_refused_in_one_line(
+    starts: list[Reached], variable: str, value: str, reason: str
+) -> None:
+    refusal = read_refusal(**{variable: value})
+    assert reason in refusal and (refusal.startswith(f"{variable}: ") or variable == "ANTIPHON_CONFIG")
+    assert not starts
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("hots = 'a'", "hots: unknown key; did you mean host?"),
+        ("enable_websocket = true", "enable_websocket: unknown key"),
+        ("no-websocket = true", "no-websocket: unknown key; did you mean websocket?"),
+        ("config = 'other.toml'", "config: unknown key; see `antiphon serve --help`"),
+        ("[serve]\nport = 1", "serve: unknown key"),
+        ("host = 5", "host: expected a string"),
+        ("host = ['a']", "host: expected a string"),
+        ("port = '8000'", "port: expected an integer"),
+        ("port = true", "port: expected an integer"),
+        ("port = 8000.0", "port: expected an integer"),
+        ("port = 70000", "port: 70000 is not in the range 0<=x<=65535"),
+        ("kv-cache-gib = '1'", "kv-cache-gib: expected a number"),
+        ("kv_cache_gib = 0", "kv_cache_gib: 0.0 is not in the range x>0"),
+        ("offline = 'yes'", "offline: expected true or false"),
+        ("websocket = 1", "websocket: expected true or false"),
+        ("allowed-host = 'box'", "allowed-host: expected an array of strings"),
+        ("allowed-host = ['box', 1]", "allowed-host: expected an array of strings"),
+        ("allowed-origin = ['box']", "allowed-origin: 'box' is not an origin"),
+        ("engine = 'steam'", "engine: 'steam' is not one of 'torch', 'scripted'"),
+        ("model = 1", "model: expected a string"),
+        ("max-num-seqs = 1\nmax_num_seqs = 2", "max_num_seqs: the option is set twice, also as max-num-seqs"),
+        ("api-key = ['sk-1']", "api-key: secrets do not belong into this file; name a file with keys in api-key-file"),
+        ("api_key = 'sk-1'", "api_key: secrets do not belong into this file"),
+        ("ssl-keyfile-password = 'x'", "ssl-keyfile-password: secrets do not belong into this file"),
+        ("port = ", "is not valid TOML: "),
+    ],
+)
+def test_unusable_file_is_refused_in_one_line(starts: list[Reached], text: str, refusal: str) -> None:
+    Path("serve.toml").write_text(text, encoding="utf-8")
+    assert read_refusal("--config", "serve.toml").startswith(f"serve.toml: {refusal}")
+    assert not starts
+
+
+def test_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    assert read_refusal("--config", "nowhere.toml") == "nowhere.toml: cannot be read: No such file or directory"
+    assert read_refusal("--config", str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
+    Path("latin.toml").write_bytes(b'host = "\xff"')
+    assert read_refusal("--config", "latin.toml") == "latin.toml: is not UTF-8"
+
+
+def test_help_needs_no_valid_environment() -> None:
+    assert invoke_serve("--help", ANTIPHON_PORT="x", ANTIPHON_CONFIG="nowhere.toml", ANTIPHON_HOST="").exit_code == 0
 
 
 def test_defaults_are_those_of_the_settings(

@@ -1,0 +1,83 @@
+"""The configuration file of `antiphon serve`: TOML with the names of options as keys.
+
+Keys are written with `-` or `_`. Repeatable options take arrays, flags take booleans. Paths are relative to the working
+directory, as on the command line. Secrets are refused, because such files are shared and kept in repositories.
+"""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+SECRETS = {
+    "api-key": "name a file with keys in api-key-file, or set ANTIPHON_API_KEY",
+    "ssl-keyfile-password": "set ANTIPHON_SSL_KEYFILE_PASSWORD",
+}
+"""Options that a file must not contain, and what to do instead."""
+
+
+class ConfigFileError(ValueError):
+    """A configuration file that cannot be used. The message is one line that names the file and the key."""
+
+
+def read_config_file(path: Path, command: click.Command) -> dict[str, tuple[str, Any]]:
+    """Returns key and value of each parameter of the command that the file sets. Raises `ConfigFileError`.
+
+    Values have the right type; their ranges and choices are checked where the parameters are converted.
+    """
+    parameters = {_key(parameter): parameter for parameter in command.params if parameter.name != "config"}
+    found: dict[str, tuple[str, Any]] = {}
+    for written, value in _parse_file(path).items():
+        key = written.replace("_", "-")
+        if key in SECRETS:
+            raise ConfigFileError(f"{path}: {written}: secrets do not belong into this file; {SECRETS[key]}")
+        if key not in parameters:
+            near = difflib.get_close_matches(key, parameters.keys() - SECRETS.keys(), 1)
+            hint = f"; did you mean {near[0]}?" if near else "; see `antiphon serve --help`"
+            raise ConfigFileError(f"{path}: {written}: unknown key{hint}")
+        name = str(parameters[key].name)
+        if name in found:
+            raise ConfigFileError(f"{path}: {written}: the option is set twice, also as {found[name][0]}")
+        if not _has_type(value, parameters[key]):
+            raise ConfigFileError(f"{path}: {written}: expected {_describe_type(parameters[key])}")
+        found[name] = (written, value)
+    return found
+
+
+def _parse_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigFileError(f"{path}: is not UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigFileError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _key(parameter: click.Parameter) -> str:
+    return parameter.opts[0].removeprefix("--")
+
+
+def _has_type(value: object, parameter: click.Parameter) -> bool:
+    if getattr(parameter, "multiple", False):
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if getattr(parameter, "is_flag", False):
+        return isinstance(value, bool)
+    if isinstance(parameter.type, click.IntRange):
+        return type(value) is int
+    if isinstance(parameter.type, click.FloatRange):
+        return type(value) in (int, float)
+    return isinstance(value, str)
+
+
+def _describe_type(parameter: click.Parameter) -> str:
+    if getattr(parameter, "multiple", False):
+        return "an array of strings"
+    if getattr(parameter, "is_flag", False):
+        return "true or false"
+    if isinstance(parameter.type, click.IntRange):
+        return "an integer"
+    return "a number" if isinstance(parameter.type, click.FloatRange) else "a string"
