@@ -20,8 +20,9 @@ ALLOWED_PATTERNS = (
     "merges.txt",
     "*.spm",
 )
-IGNORED_PATTERNS = ("*/*", "*consolidated*")
-"""Files not to download: sub-folders of a repository hold the same weights in other formats (original, onnx, gguf)."""
+IGNORED_PATTERNS = (*(f"*/{pattern}" for pattern in ALLOWED_PATTERNS if pattern != "*.jinja"), "*consolidated*")
+"""Files not to download: sub-folders of a repository hold the same weights in other formats (original, onnx, gguf).
+Chat templates are the exception: `additional_chat_templates` holds those with a name, such as `tool_use`."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

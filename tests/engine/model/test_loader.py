@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from huggingface_hub.utils import filter_repo_objects
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import hub
@@ -312,6 +313,40 @@ def test_failed_download_is_reported_in_one_line(
     assert received["local_files_only"] is offline
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in received["allow_patterns"])
     assert "not a hub id" in catch_load_error(lambda: fetch_checkpoint("some/where/else"))
+
+
+def test_download_leaves_out_other_formats_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    needed = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+    ]
+    others = [
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "original/tokenizer.model",
+        "onnx/model.safetensors",
+        "vae/config.json",
+        "assets/encoder.tiktoken",
+        "modeling.py",
+        "additional_chat_templates/code.py",
+        "consolidated.safetensors",
+        "pytorch_model.bin",
+    ]
+    fetched: list[str] = []
+
+    def download(source: str, *, allow_patterns: list[str], ignore_patterns: list[str], **_: object) -> str:
+        names = filter_repo_objects(needed + others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        fetched.extend(names)
+        return str(tmp_path / source)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    fetch_checkpoint("owner/name")
+    assert fetched == needed
 
 
 def test_download_returns_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
