@@ -90,6 +90,11 @@ class Fault(msgspec.Struct, frozen=True):
     code: str
     message: str
     retryable: bool = False
+    """True if the same job may succeed later."""
+
+
+CANCELLED_WHILE_WAITING = Fault("cancelled", "the job was cancelled while waiting")
+"""Fault of a job that its caller cancelled before its admission. Nothing went wrong, so there is nothing to retry."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,6 +170,11 @@ class EngineError(Exception):
         self.code = code
         self.message = message
         self.retryable = retryable
+
+    @classmethod
+    def from_fault(cls, fault: Fault) -> "EngineError":
+        """Returns the error for a job that was not admitted because of this fault."""
+        return cls(fault.code, fault.message, fault.retryable)
 
 
 def overloaded_error() -> EngineError:

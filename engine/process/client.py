@@ -25,9 +25,10 @@ from antiphon.engine.process.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from antiphon.engine.process.pending import CANCELLED_WHILE_WAITING, PendingJob
+from antiphon.engine.process.pending import PendingJob
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
 from antiphon.engine.protocol import (
+    CANCELLED_WHILE_WAITING,
     EngineError,
     EngineInfo,
     EngineStats,
@@ -148,12 +149,7 @@ class ProcessEngine:
     async def cancel(self, job_id: str) -> None:
         """Ends a job before the next step."""
         if job_id in self._waiters:
-            _resolve(
-                self._waiters[job_id],
-                EngineError(
-                    CANCELLED_WHILE_WAITING.code, CANCELLED_WHILE_WAITING.message, CANCELLED_WHILE_WAITING.retryable
-                ),
-            )
+            _resolve(self._waiters[job_id], EngineError.from_fault(CANCELLED_WHILE_WAITING))
         elif job_id in self._jobs and self._connection is not None:
             self._connection.send(CancelJob(job_id))
 
@@ -166,7 +162,7 @@ class ProcessEngine:
         if pending.lost:
             pending = await self._run_job(job, on_chunk, expires)
         if (rejection := pending.rejection) is not None:
-            raise EngineError(rejection.code, rejection.message, rejection.retryable)
+            raise EngineError.from_fault(rejection)
 
     async def _run_job(self, job: Job, on_chunk: OnChunk, deadline_at: float | None) -> PendingJob:
         """Sends the job as soon as the engine has capacity, and waits for its end."""

@@ -2,9 +2,7 @@
 
 import asyncio
 
-from antiphon.engine.protocol import Chunk, Fault, OnChunk
-
-CANCELLED_WHILE_WAITING = Fault("cancelled", "the job was cancelled while waiting", retryable=True)
+from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, Fault, OnChunk
 
 
 class PendingJob:

@@ -15,7 +15,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, OnChunk, overloaded_error
+from antiphon.engine.protocol import (
+    CANCELLED_WHILE_WAITING,
+    Chunk,
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    Fault,
+    Job,
+    OnChunk,
+    overloaded_error,
+)
 from antiphon.engine.scripted.playback import EncodeText, play_reply
 from antiphon.engine.scripted.script import ScriptedReply, ScriptError, ScriptStep, load_script, parse_script
 from antiphon.engine.scripted.step_loop import StepLoop
@@ -229,8 +239,7 @@ class _ScriptedJob:
         """Waits for a slot. Raises :class:`EngineError` if the job is ended first."""
         await self.sleep(math.inf)
         if not self.admitted:
-            fault = self._build_fault()
-            raise EngineError(fault.code, fault.message, fault.retryable)
+            raise EngineError.from_fault(self._build_fault())
         if self.end_cause is None:
             self.wake_event.clear()
 
@@ -262,4 +271,4 @@ class _ScriptedJob:
             return Fault("engine_unavailable", STOPPED_MESSAGE, True)
         if self.end_cause == "deadline":
             return Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", True)
-        return Fault("cancelled", "the job was cancelled while waiting")
+        return CANCELLED_WHILE_WAITING

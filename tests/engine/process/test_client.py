@@ -113,10 +113,12 @@ async def test_cancel_ends_a_running_stream_and_rejects_a_waiting_one() -> None:
     engine = await start_engine(step_delay=0.01, max_num_seqs=1)
     running = stream_chunks(engine, make_job(SHORT_PROMPT, "running", ignore_eos=True))
     await anext(running)
-    waiting = asyncio.create_task(get_error_code(engine, make_job(SHORT_PROMPT, "waiting")))
+    waiting = asyncio.create_task(collect_chunks(engine, make_job(SHORT_PROMPT, "waiting")))
     await asyncio.sleep(0.05)
     await engine.cancel("waiting")
-    assert await waiting == "cancelled"
+    with pytest.raises(EngineError) as caught:
+        await waiting
+    assert (caught.value.code, caught.value.retryable) == ("cancelled", False), "its caller gave it up"
     await engine.cancel("running")
     await engine.cancel("unknown")
     assert [chunk async for chunk in running][-1].finish == "cancelled"

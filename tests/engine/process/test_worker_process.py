@@ -256,12 +256,15 @@ async def test_jobs_wait_for_a_restart_until_the_timeout(tmp_path: Path) -> None
     async with run_engine(tmp_path, timeouts, max_waiting=1, max_num_seqs=1) as engine:
         (tmp_path / "refuse").write_text("the disk is gone", encoding="utf-8")
         await collect_chunks(engine, make_job("fault", "KILLED"))
-        waiting = [asyncio.create_task(get_error_code(engine, make_job(str(n)))) for n in range(2)]
+        waiting = [asyncio.create_task(get_error_code(engine, make_job("0")))]
+        given_up = asyncio.create_task(collect_chunks(engine, make_job("1")))
         urgent = make_job("urgent", deadline=0.1)
         await asyncio.sleep(0)
         assert await get_error_code(engine, urgent) == "server_is_overloaded"
         await engine.cancel("1")
-        assert await waiting[1] == "cancelled"
+        with pytest.raises(EngineError) as caught:
+            await given_up
+        assert (caught.value.code, caught.value.retryable) == ("cancelled", False)
         assert await get_error_code(engine, urgent) == "deadline_exceeded"
         assert await waiting[0] == "engine_unavailable"
         assert await wait_until_unready(engine, "restarting", "the disk is gone")

@@ -219,7 +219,7 @@ async def test_waiting_job_can_be_cancelled_abandoned_or_time_out() -> None:
     await engine.cancel("w")
     with pytest.raises(EngineError) as caught:
         await waiting
-    assert caught.value.code == "cancelled"
+    assert (caught.value.code, caught.value.retryable) == ("cancelled", False), "its caller gave it up"
     abandoned = asyncio.ensure_future(anext(stream_chunks(engine, make_job(name="v"))))
     await asyncio.sleep(0.01)
     abandoned.cancel()
