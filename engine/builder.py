@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
-from antiphon.engine.hardware import cpu_features, free_memory, physical_cores, return_freed_memory
+from antiphon.engine.hardware import cpu_features, free_memory, physical_cores
+from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.forward import ForwardPass, SequentialForward

@@ -1,6 +1,5 @@
 """CPU cores and memory that this process may use, read from the operating system."""
 
-import ctypes
 import math
 import os
 from pathlib import Path
@@ -50,16 +49,6 @@ def free_memory(device: str) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_meminfo(), memory_left()]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def return_freed_memory() -> None:
-    """Gives freed memory of the C heap back to the operating system. Does nothing if the C library is not glibc.
-
-    glibc otherwise keeps blocks between others that are still in use, and counts them as the process's.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _meminfo() -> int | None:

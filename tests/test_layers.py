@@ -73,6 +73,7 @@ WITHOUT_TORCH = (
     "antiphon.app.launch",
     "antiphon.engine.checkpoint.files",
     "antiphon.engine.checkpoint.hub",
+    "antiphon.engine.heap",
     "antiphon.engine.options",
     "antiphon.engine.process.client",
     "antiphon.engine.scheduler.prefix_cache",

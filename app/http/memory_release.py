@@ -5,9 +5,9 @@ small requests later. And glibc keeps freed memory for later allocations. After 
 """
 
 import asyncio
-import contextlib
-import ctypes
 import gc
+
+from antiphon.engine.heap import return_freed_memory
 
 LARGE_BODY_BYTES = 1 << 20
 """Size of a body after which memory is released. Smaller requests are most of them, and cost little."""
@@ -29,10 +29,4 @@ class MemoryReleaser:
     def _release(self) -> None:
         self._timer = None
         gc.collect()  # a few milliseconds: the objects of the start are frozen
-        asyncio.get_running_loop().run_in_executor(None, trim_heap)
-
-
-def trim_heap() -> None:
-    """Makes glibc return free memory to the system. Does nothing with another C library."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)

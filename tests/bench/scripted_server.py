@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle, islice
 from typing import Any
 
@@ -34,13 +34,9 @@ from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
+from tests.bench.stream_client import StreamClient, read_to_end
 
 WORDS = (" The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog.")
-LAST_CHUNK = b"0\r\n\r\n"
-"""Last chunk of a chunked response body."""
-POLL_INTERVAL_S = 0.001
-KEPT_BYTES = 4096
-"""Bytes of the end of a reply that a client keeps."""
 
 Case = tuple[int, int]
 """Output tokens of a reply, the end token included, and tokens per engine chunk."""
@@ -102,47 +98,13 @@ def process_cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-class _StreamClient:
-    """A client of one streaming request. It keeps the end of the reply, or with `keep_all` the whole."""
-
-    def __init__(self, port: int, request: bytes, *, keep_all: bool) -> None:
-        self.reply, self._keep_all = b"", keep_all
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.sendall(request)
-        self.socket.setblocking(False)
-
-    def read_available(self) -> bool:
-        """Reads the available data. Returns True at the end of the reply."""
-        with suppress(BlockingIOError):
-            while data := self.socket.recv(1 << 18):
-                self.reply = self.reply + data if self._keep_all else (self.reply + data)[-KEPT_BYTES:]
-                if self.reply.endswith(LAST_CHUNK):
-                    self.socket.close()
-                    return True
-            raise ConnectionError(self.reply[-300:])
-        return False
-
-
 def read_streams(
     port: int, streams: int, length: int, chunk_size: int, *, keep_all: bool = False, blocking: bool = False
 ) -> list[bytes]:
-    """Reads `streams` concurrent replies of one case. Returns their ends, or with `keep_all` the whole replies.
-
-    The clients poll every millisecond. If `blocking`, they sleep until data arrives: each write of the server then
-    wakes a process on this machine, and the kernel counts that as CPU time of the server.
-    """
-    body = json.dumps({"model": "scripted", "input": case_prompt(length, chunk_size), "stream": True}).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    clients = [_StreamClient(port, head.encode() + body, keep_all=keep_all) for _ in range(streams)]
-    running = {client.socket.fileno(): client for client in clients}
-    with select.epoll() as poll:
-        for fd in running if blocking else ():
-            poll.register(fd, select.EPOLLIN)
-        while running:
-            ready = [fd for fd, _ in poll.poll(None if blocking else POLL_INTERVAL_S)]
-            for fd in ready or list(running):
-                if running[fd].read_available():
-                    del running[fd]
+    """Reads `streams` concurrent replies of one case. Returns their ends, or with `keep_all` the whole replies."""
+    body = {"model": "scripted", "input": case_prompt(length, chunk_size), "stream": True}
+    clients = [StreamClient(port, body, keep_all=keep_all) for _ in range(streams)]
+    read_to_end(clients, blocking=blocking)
     for client in clients:
         assert b'"output_tokens":%d,' % length in client.reply, client.reply[-500:]
     return [client.reply for client in clients]

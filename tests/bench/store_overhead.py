@@ -7,12 +7,9 @@ are not stored, stored, and stored in background mode, one after the other in ea
 """
 
 import argparse
-import asyncio
-import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
 from tests.bench.scripted_server import WORDS, build_format, start_server_module
 from tests.bench.stats import quantile
+from tests.bench.stream_client import StreamClient, read_to_end
 
 TOKEN_INTERVAL_S = 0.01
 OUTPUT_TOKENS = 100
@@ -60,45 +58,11 @@ def build_registry() -> ModelRegistry:
     return ModelRegistry([ServedModel(names=("scripted",), engine=engine, format=model_format, created=0)])
 
 
-class _StreamClient(asyncio.Protocol):
-    """Client that sends one request and records the time of each read with text."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self.arrivals: list[float] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport, self.started_at = transport, time.perf_counter()
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        if b"output_text.delta" in data:
-            self.arrivals.append(time.perf_counter())
-        if b"data: [DONE]" in data and not self.done.done():
-            self.done.set_result(None)
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionError("the server closed the connection"))
-
-
 def measure_latencies(port: int, streams: int, fields: dict[str, Any]) -> Latencies:
     """Sends concurrent requests with these fields. The TTFT excludes the scripted pause before the first token."""
-    body = json.dumps({"model": "scripted", "input": "Go", "stream": True, **fields}).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-
-    async def read_streams() -> list[_StreamClient]:
-        loop = asyncio.get_running_loop()
-        connections = [
-            await loop.create_connection(lambda: _StreamClient(head.encode() + body), "127.0.0.1", port)
-            for _ in range(streams)
-        ]
-        await asyncio.gather(*(client.done for _, client in connections))
-        return [client for _, client in connections]
-
-    clients = uvloop.run(read_streams())
+    body = {"model": "scripted", "input": "Go", "stream": True, **fields}
+    clients = [StreamClient(port, body) for _ in range(streams)]
+    read_to_end(clients, blocking=True)
     ttfts = [(client.arrivals[0] - client.started_at - TOKEN_INTERVAL_S) * 1e3 for client in clients]
     itls = [(b - a) * 1e3 for client in clients for a, b in zip(client.arrivals, client.arrivals[1:], strict=False)]
     return ttfts, itls
