@@ -1,7 +1,8 @@
 """Errors that the client receives over HTTP, before the first event of a response.
 
 The cause decides the shape: client errors are an `ApiError` with a 4xx status; engine errors are translated here once.
-Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys.
+Every body is `{"error": {"message", "type", "param", "code"}}`, always with all four keys, or under `/v1/messages`
+`{"type": "error", "error": {"type", "message"}, "request_id"}`.
 """
 
 from functools import cached_property
@@ -50,6 +51,39 @@ class ApiError(Exception):
         """Response headers, encoded."""
         pairs = [("content-type", "application/json"), ("content-length", str(len(self.encoded_body))), *self.headers]
         return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in pairs)
+
+
+class AnthropicError(ApiError):
+    """The same error in the shape of the Messages API."""
+
+    def __init__(self, error: ApiError, request_id: str) -> None:
+        super().__init__(error.status, error.code, error.message, error.param, kind=error.type, headers=error.headers)
+        self.request_id = request_id
+
+    @cached_property
+    def encoded_body(self) -> bytes:
+        """Response body, encoded as JSON."""
+        kind = ANTHROPIC_TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "api_error")
+        error = {"type": kind, "message": self.message}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": self.request_id})
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Error types of the Messages API by status."""
+MESSAGES_PATH = "/v1/messages"
+
+
+def shape_error(error: ApiError, path: str, request_id: str) -> ApiError:
+    """Returns the error in the shape of the API that the path belongs to."""
+    is_messages = path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+    return AnthropicError(error, request_id) if is_messages else error
 
 
 _ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {

@@ -29,6 +29,10 @@ class EntryDetail(Struct, frozen=True, kw_only=True, gc=False):
     """Token ids that the engine returned in the step that caused these events."""
     stop_string: str | None = None
     """Stop string that ended the turn."""
+    input_tokens: int = 0
+    """Number of tokens in the prompt; set when the engine has admitted the turn."""
+    cached_tokens: int = 0
+    """Number of prompt tokens that a prefix cache held; set when the engine has admitted the turn."""
 
 
 class LogEntry(Struct, frozen=True, gc=False):

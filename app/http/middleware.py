@@ -7,7 +7,6 @@ routes except the WebSocket's and the two that need no key.
 """
 
 import re
-import secrets
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,10 +14,11 @@ from functools import lru_cache
 import structlog
 
 from antiphon.app.api_keys import matching_key
-from antiphon.app.errors import SERVER_ERROR, ApiError, clip_text
+from antiphon.app.errors import SERVER_ERROR, ApiError, clip_text, shape_error
 from antiphon.app.http.admission import MAX_CACHED_HEADS, RequestHead
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope, AsgiSend, HeaderPairs
 from antiphon.app.http.cors import CorsPolicy, is_preflight
+from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.memory_release import MemoryReleaser
 from antiphon.app.http.request_body import body_too_large, check_encoding, limit_body
 from antiphon.app.http.request_state import RequestState, request_state
@@ -33,7 +33,6 @@ MAX_HEADERS = 256
 START_MESSAGES = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger(__name__)
 
 
@@ -76,7 +75,7 @@ class RequestGuard:
             await self._handle_request(scope, receive, send)
 
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        headers = _decode_headers(scope)
+        headers = decode_headers(scope)
         response = _ResponseSender(send, self._reply_headers(headers), scope["type"])
         started = time.monotonic()
         try:
@@ -97,12 +96,13 @@ class RequestGuard:
             )
             await self._app(_as_get(scope), _count_bytes(body, state), response.send)
         except ApiError as error:
-            await response.send_error(error)
+            await response.send_error(shape_error(error, scope["path"], response.request_id))
         except Exception:  # noqa: BLE001 - nothing above this would catch it
             # A server bug. The exception's text may contain client data, so it goes to the log only.
             _log.exception("unhandled exception in request", request_id=response.request_id)
             message = "The server had an error while processing your request."
-            await response.send_error(ApiError(500, "server_error", message, kind=SERVER_ERROR))
+            broken = ApiError(500, "server_error", message, kind=SERVER_ERROR)
+            await response.send_error(shape_error(broken, scope["path"], response.request_id))
         finally:
             self._memory_releaser.on_request_end(request_state(scope).body_bytes)
             seconds = time.monotonic() - started
@@ -136,11 +136,11 @@ class RequestGuard:
                 error.code or "",
             )
         )
-        return error, reply_headers
+        return shape_error(error, head.scope["path"], _request_id(reply_headers)), reply_headers
 
     def _check_all(self, head: RequestHead) -> tuple[dict[str, str], ApiError | None]:
         """Returns the decoded headers, and the error of the first check that fails, if any."""
-        headers = _decode_headers(head.scope)
+        headers = decode_headers(head.scope)
         try:
             self._check_head(head.scope, headers)
             self._check_access(head.scope, headers)
@@ -149,9 +149,10 @@ class RequestGuard:
         return headers, None
 
     def _reply_headers(self, headers: dict[str, str]) -> HeaderPairs:
-        """Returns the headers of every reply to this request: its id, and what browsers need."""
-        request_id = (b"x-request-id", _choose_request_id(headers).encode())
-        return (request_id, *self._cors.reply_headers(headers.get("origin")))
+        """Returns the headers of every reply to this request: its id, also under Anthropic's name, and CORS's."""
+        request_id = choose_request_id(headers).encode()
+        anthropic = ((b"request-id", request_id),) if "anthropic-version" in headers else ()
+        return ((b"x-request-id", request_id), *anthropic, *self._cors.reply_headers(headers.get("origin")))
 
     def _check_head(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Runs the checks that a preflight must pass, too. Raises `ApiError`."""
@@ -178,7 +179,7 @@ class RequestGuard:
             raise ApiError(426, "upgrade_not_supported", message, headers=(("upgrade", "HTTP/1.1"),))
         if scope["path"] != WEBSOCKET_PATH:
             raise ApiError(404, "unknown_url", f"There is no WebSocket endpoint at {clip_text(scope['path'])}.")
-        self._check_origin(headers, self._allowed_names | {_host_name(headers["host"])})
+        self._check_origin(headers, self._allowed_names | {host_name(headers["host"])})
 
     def _check_host(self, headers: dict[str, str]) -> None:
         """Rejects other Host names and origins: a website must not reach a local server through a name it controls."""
@@ -186,7 +187,7 @@ class RequestGuard:
             raise ApiError(400, "missing_host", "The Host header is missing.")
         if self._any_host:
             return
-        host = _host_name(headers["host"])
+        host = host_name(headers["host"])
         if host not in self._allowed_names:
             name = clip_text(host)
             message = f"Host '{name}' is not allowed. Start the server with `--allowed-host {name}`."
@@ -196,16 +197,15 @@ class RequestGuard:
     def _check_origin(self, headers: dict[str, str], same_hosts: frozenset[str]) -> None:
         """Rejects pages of other hosts than these, unless their origin is allowed."""
         origin = headers.get("origin")
-        if origin is not None and _host_name(origin.partition("://")[2]) not in same_hosts:
+        if origin is not None and host_name(origin.partition("://")[2]) not in same_hosts:
             self._cors.check_origin(origin)
 
     def _authenticate(self, headers: dict[str, str]) -> str:
         """Returns the owner: part of the key's digest, or "" if no key is required. Raises `ApiError` 401."""
         if not self._settings.api_key_digests:
             return ""
-        scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        sent = credentials.encode("latin-1").strip()
-        key = matching_key(self._settings.api_key_digests, sent) if sent and scheme.lower() == "bearer" else None
+        sent = sent_key(headers)
+        key = matching_key(self._settings.api_key_digests, sent) if sent else None
         if key is None:
             message = "Incorrect API key provided." if sent else "You didn't provide an API key."
             message += " Send it as a header: 'Authorization: Bearer YOUR_KEY'."
@@ -294,24 +294,6 @@ def _check_header_limits(scope: AsgiScope) -> None:
         raise ApiError(431, "headers_too_large", message)
 
 
-def _decode_headers(scope: AsgiScope) -> dict[str, str]:
-    """Returns the headers by name, in lower case as ASGI has them. The last of several headers with one name wins."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
 def _request_id(reply_headers: HeaderPairs) -> str:
     """Returns the request id in the headers of a reply, of which it is the first."""
     return reply_headers[0][1].decode()
-
-
-def _choose_request_id(headers: dict[str, str]) -> str:
-    """Returns the client's `X-Request-Id` if it is harmless, so that both sides' logs can be matched; else a new id."""
-    client_id = headers.get("x-request-id", "")
-    return client_id if _REQUEST_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
-
-
-def _host_name(host: str) -> str:
-    """Returns the name in `name`, `name:port`, `[v6]` or `[v6]:port`, in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].rstrip(".").lower()

@@ -1,10 +1,10 @@
-"""Entries of OpenAI's model list and of Ollama's tag list for served models, and Ollama's description of a model."""
+"""Entries of OpenAI's, Anthropic's and Ollama's model lists for served models, and Ollama's description of a model."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 from antiphon.app.model_registry import ServedModel
-from antiphon.engine.protocol import Sampling
+from antiphon.engine.protocol import EngineError, Sampling
 
 _OLLAMA_PARAMETERS = {
     "temperature": "temperature",
@@ -17,8 +17,26 @@ _OLLAMA_PARAMETERS = {
 
 
 def openai_model(name: str, model: ServedModel) -> dict[str, Any]:
-    """Returns a model's entry in OpenAI's list."""
-    return {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model is loaded."""
+    entry = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    context = context_length(model)
+    return entry if context is None else {**entry, "max_model_len": context}
+
+
+def anthropic_model(name: str, model: ServedModel) -> dict[str, Any]:
+    """Returns a model's entry in Anthropic's list."""
+    context = context_length(model)
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    limits = {} if context is None else {"max_input_tokens": context, "max_tokens": context}
+    return {"type": "model", "id": name, "display_name": name, "created_at": created, **limits}
+
+
+def context_length(model: ServedModel) -> int | None:
+    """Returns the number of tokens in the model's context; None while the model is loading."""
+    try:
+        return model.engine.info.max_model_len
+    except EngineError:
+        return None
 
 
 def ollama_tag(name: str, model: ServedModel) -> dict[str, Any]:

@@ -37,21 +37,25 @@ def check_media(entries: object, at: str, *, refused: bool) -> None:
 
 def _check_part(part: dict[str, Any], path: str, *, refused: bool) -> None:
     if refused:
-        raise unsupported_field(
-            path, "Image and file inputs are disabled on this server (`--unsupported-media refuse`)."
-        )
+        raise refused_media(path)
     url = part.get("image_url")
     if isinstance(url, dict):
         url, path = url.get("url"), f"{path}.image_url.url"
     elif isinstance(url, str):
         path = f"{path}.image_url"
     if isinstance(url, str):
-        _check_url(url, path, pictured=True)
+        check_url(url, path, pictured=True)
     elif isinstance(part.get("file_url"), str):
-        _check_url(part["file_url"], f"{path}.file_url", pictured=False)
+        check_url(part["file_url"], f"{path}.file_url", pictured=False)
 
 
-def _check_url(url: str, path: str, *, pictured: bool) -> None:
+def refused_media(path: str) -> ApiError:
+    """Returns the error for an image or a file on a server that refuses them."""
+    return unsupported_field(path, "Image and file inputs are disabled on this server (`--unsupported-media refuse`).")
+
+
+def check_url(url: str, path: str, *, pictured: bool) -> None:
+    """Checks the URL of an image (`pictured`), which may be a data URL, or of a file. Raises `ApiError` 400."""
     is_data_url = pictured and url[:5].lower() == "data:"
     if not (_is_image_data_url(url) if is_data_url else _is_public_url(url)):
         kind = "image" if pictured else "file"

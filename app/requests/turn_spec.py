@@ -35,6 +35,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Chat only: number of turns that share the prompt."""
     constraints: tuple[OutputConstraint, ...] = ()
     """Schemas and grammars that the output must match, to be checked before the engine gets the job."""
+    hide_reasoning: bool = False
+    """Messages only: True if the text of reasoning is left out of its blocks."""
     encrypt_reasoning: bool = False
     """True if reasoning items also have `encrypted_content`, for the client to keep."""
     compact: bool = False

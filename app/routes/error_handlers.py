@@ -9,7 +9,7 @@ from litestar.exceptions import HTTPException
 from litestar.response import Response
 from litestar.routes import HTTPRoute
 
-from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text, shape_error
 from antiphon.app.http.request_state import request_state
 from antiphon.app.routes.replies import json_reply
 
@@ -17,7 +17,9 @@ _log = structlog.get_logger(__name__)
 
 
 def _handle_api_error(request: Request[Any, Any, Any], error: ApiError) -> Response[Any]:
-    request_state(request.scope).error_code = error.code or ""
+    state = request_state(request.scope)
+    state.error_code = error.code or ""
+    error = shape_error(error, request.url.path, state.request_id)
     reply = json_reply(error.encoded_body, error.status)
     reply.headers.update(dict(error.headers))
     return reply

@@ -8,11 +8,11 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
-from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.errors import AnthropicError, ApiError, clip_text
 from antiphon.app.http.request_state import request_state
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.codex_models import codex_model
-from antiphon.app.projections.models import ollama_model, ollama_tag, openai_model
+from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.replies import json_reply
 from antiphon.engine.protocol import EngineError
@@ -26,26 +26,41 @@ async def list_models(request: AnyRequest) -> Response[Any]:
     """Lists all models, with an entry for each alias, because clients look for the name that they will request.
 
     `data` is OpenAI's list. `models` is Codex's catalog, without models that are still loading: their context length is
-    not available yet.
+    not available yet. Anthropic's clients, which send `anthropic-version`, get Anthropic's list.
     """
     context = server_context(request)
+    if _is_anthropic(request):
+        return json_reply(msgspec.json.encode(_anthropic_page(context.models)))
     data = [openai_model(name, model) for name, model in context.models]
-    models = [codex_model(name, model, context.settings) for name, model in context.models if _is_loaded(model)]
+    models = [
+        codex_model(name, model, context.settings)
+        for name, model in context.models
+        if context_length(model) is not None
+    ]
     return json_reply(msgspec.json.encode({"object": "list", "data": data, "models": models}))
 
 
-def _is_loaded(model: ServedModel) -> bool:
-    try:
-        return model.engine.info is not None
-    except EngineError:
-        return False
+def _is_anthropic(request: AnyRequest) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _anthropic_page(models: ModelRegistry) -> dict[str, Any]:
+    data = [anthropic_model(name, model) for name, model in models]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
 
 @get("/v1/models/{name:path}")
 async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")
-    return json_reply(msgspec.json.encode(openai_model(name, server_context(request).models.find_model(name))))
+    try:
+        model = server_context(request).models.find_model(name)
+    except ApiError as error:
+        raise (
+            AnthropicError(error, request_state(request.scope).request_id) if _is_anthropic(request) else error
+        ) from None
+    describe = anthropic_model if _is_anthropic(request) else openai_model
+    return json_reply(msgspec.json.encode(describe(name, model)))
 
 
 @get("/api/version")

@@ -81,8 +81,6 @@ class OutputProcessor:
         """Handles the first chunk, which carries no tokens and marks the admission of the job."""
         self._cached = chunk.cached_tokens
         self._events += self.machine.begin()
-        if chunk.finish:
-            self.process_chunk(chunk)
 
     def keepalive(self) -> None:
         """Repeats the latest lifecycle event where that is legal: before the first item."""

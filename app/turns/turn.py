@@ -134,8 +134,9 @@ class Turn:
         if not self._admitted:
             self._admitted = True
             self._processor.on_admitted(chunk)
-            self._mark_started()
-        else:
+            detail = EntryDetail(input_tokens=len(self._job.tokens), cached_tokens=chunk.cached_tokens)
+            self._mark_started(detail)
+        if chunk.tokens or chunk.finish:
             if self._first_token_at is None and chunk.tokens:
                 self._first_token_at = self._loop.time()
             self._processor.process_chunk(chunk)
@@ -145,16 +146,17 @@ class Turn:
         if self._processor.is_ended and chunk.finish is None and self._work is not None:
             self._work.cancel()
 
-    def _mark_started(self) -> None:
-        self._write_events()
+    def _mark_started(self, detail: EntryDetail | None = None) -> None:
+        self._write_events(detail=detail)
         if not self.started.done():
             self.started.set_result(None)
 
-    def _write_events(self, chunk: Chunk | None = None) -> None:
+    def _write_events(self, chunk: Chunk | None = None, detail: EntryDetail | None = None) -> None:
         events = self._processor.collect_events()
         if events:
             self._last_write_at = self._loop.time()
-            detail = EntryDetail(tokens=chunk.tokens if chunk else (), stop_string=self._processor.matched_stop)
+            if detail is None:
+                detail = EntryDetail(tokens=chunk.tokens if chunk else (), stop_string=self._processor.matched_stop)
             self.log.append_step(events, detail)
 
     def _on_engine_error(self, error: EngineError) -> None:

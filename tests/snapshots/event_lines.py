@@ -103,6 +103,31 @@ def format_chunk(data: dict[str, Any], numbers: IdNumbers) -> str:
     return numbers.replace_ids("\n".join(lines))
 
 
+def format_message_event(data: dict[str, Any], numbers: IdNumbers) -> str:
+    """Returns an event of an Anthropic message in one line."""
+    kind = data["type"]
+    index = f"[{data['index']}] " if "index" in data else ""
+    match kind:
+        case "message_start":
+            message = data["message"]
+            payload = f"{message['id']} {_format_message_usage(message['usage'])}"
+        case "content_block_start":
+            payload = _dump_json(data["content_block"])
+        case "content_block_delta":
+            payload = _dump_json({key: value for key, value in data["delta"].items() if key != "type"})
+        case "message_delta":
+            payload = f"{_dump_json(data['delta'])}  {_format_message_usage(data['usage'])}"
+        case "error":
+            payload = _dump_json(data["error"])
+        case _:
+            payload = ""
+    return numbers.replace_ids(f"  {kind:<21} {index}{payload}").rstrip()
+
+
+def _format_message_usage(usage: dict[str, Any]) -> str:
+    return f"tokens {usage['input_tokens']} + {usage['cache_read_input_tokens']} cached, {usage['output_tokens']} out"
+
+
 def _format_logprobs(logprobs: list[dict[str, Any]]) -> str:
     """Returns each token with its log-probability, and the most likely tokens in its place if there are any."""
     return " ".join(

@@ -1,4 +1,4 @@
-"""Runs a case through the whole server without a socket, once through Responses and once through Chat."""
+"""Runs a case through the whole server without a socket: through Responses, Chat, and as an Anthropic message."""
 
 import asyncio
 import itertools
@@ -13,6 +13,7 @@ from antiphon.app.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder, pump
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import chat, responses
+from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.requests import chat as chat_request
 from antiphon.app.requests import responses as responses_request
 from antiphon.app.store.memory import MemoryStore
@@ -39,6 +40,23 @@ class CaseResult:
         lines = [line.removeprefix("data: ") for line in self.frames.decode().split("\n") if line.startswith("data: ")]
         assert lines[-1:] in ([], ["[DONE]"])
         return [json.loads(line) for line in lines[:-1]]
+
+
+class MessageResult:
+    """A case as an Anthropic message: the frames of its stream, and its unstreamed reply."""
+
+    def __init__(self, frames: bytes, reply: dict[str, Any] | ApiError) -> None:
+        self.frames, self.reply = frames, reply
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events; each frame's name is the type of its event."""
+        events: list[dict[str, Any]] = []
+        for frame in self.frames.decode().split("\n\n")[:-1]:
+            name, data = frame.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        return events
 
 
 class RecordingStreamWriter:
@@ -166,6 +184,16 @@ async def read_responses(case: Case, **options: Any) -> CaseResult:
     frames = await collect_frames(responses.ResponsesStream(log))
     assert parsed.model.engine.stats().running == 0
     return CaseResult(frames, await responses.final_response(log), log)
+
+
+async def read_message(result: CaseResult, **options: Any) -> MessageResult:
+    """Reads a case's log as an Anthropic message, streamed and unstreamed."""
+    assert result.log is not None
+    frames = await collect_frames(MessagesStream(result.log, **options))
+    try:
+        return MessageResult(frames, json.loads(await final_message(result.log, **options)))
+    except ApiError as error:
+        return MessageResult(frames, error)
 
 
 async def read_chat(case: Case, **options: Any) -> CaseResult:

@@ -12,7 +12,7 @@ from tests.invariants import check_stream
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.extra_cases import EXTRA_CASES
-from tests.snapshots.run_case import CaseResult, read_chat, read_responses
+from tests.snapshots.run_case import CaseResult, read_chat, read_message, read_responses
 from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
 
 RESPONSES_CASES = [case for case in (*CASES, *EXTRA_CASES) if not case.refused and "responses" in case.faces]
@@ -29,7 +29,13 @@ def case_snapshot(snapshot: SnapshotAssertion) -> SnapshotAssertion:
 async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
     through_responses = await read_responses(case) if "responses" in case.faces else None
     through_chat = await read_chat(case) if "chat" in case.faces else None
-    assert _format_case(case, through_responses, through_chat) == case_snapshot(name=case.name)
+    text = _format_case(case, through_responses, through_chat)
+    result = through_responses or through_chat
+    if result is not None and result.log is not None:
+        numbers = event_lines.IdNumbers()
+        events = (await read_message(result)).events
+        text += "\n".join(["\nMessages", *(event_lines.format_message_event(event, numbers) for event in events), ""])
+    assert text == case_snapshot(name=case.name)
 
 
 def _format_case(case: Case, response_result: CaseResult | None, chat_result: CaseResult | None) -> str:

@@ -3,6 +3,7 @@
 import sys
 
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
+from antiphon.app.requests.fields.messages import MESSAGES_FIELDS
 from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
 
 _HEAD = """# Request fields
@@ -14,6 +15,8 @@ that the page is up to date.
 - **echoed**: returned in the reply, with no other effect.
 - **accepted**: a hint that cannot change the reply here.
 - **refused**: 400 `unsupported_parameter` for any value. If only some values are refused, the description says so.
+
+`POST /v1/messages/count_tokens` has the fields of `POST /v1/messages` that make up a prompt.
 
 An unknown key returns 400 `unknown_parameter`. A value of the wrong type returns 400 `invalid_type` with its path in
 `param`. Null means the same as leaving a field out. If a key occurs twice in an object, the last value counts. Unknown
@@ -61,10 +64,18 @@ Any other type returns 400 `invalid_value`.
 """
 
 
+TABLES = {
+    "POST /v1/responses": RESPONSES_FIELDS,
+    "POST /v1/chat/completions": CHAT_FIELDS,
+    "POST /v1/messages": MESSAGES_FIELDS,
+}
+"""Field tables by endpoint."""
+
+
 def render_page() -> str:
     """Returns the text of `docs/fields.md`."""
     rows = [_HEAD]
-    for title, table in (("POST /v1/responses", RESPONSES_FIELDS), ("POST /v1/chat/completions", CHAT_FIELDS)):
+    for title, table in TABLES.items():
         rows.append(f"\n## {title}\n\n| field | handling | description |\n|---|---|---|\n")
         rows += [
             f"| `{field.name}` | {field.handling} | {field.description} |\n"

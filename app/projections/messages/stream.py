@@ -1,0 +1,66 @@
+"""Encodes a response's log as an Anthropic message: as a stream of events, or in one piece."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.app.errors import ApiError
+from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.projections.messages.fold import MessageAccumulator, MessagesFold, failure_of
+from antiphon.app.projections.messages.schema import AnyMessageEvent, MessageEvent
+from antiphon.events import sse
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+class MessagesStream:
+    """Encoder of a message's stream. It has no last frame of its own: `message_stop` or `error` is the last."""
+
+    start = 0
+    finished = False
+
+    def __init__(self, log: EventLog, *, show_thinking: bool = True) -> None:
+        self.logs: Sequence[EventLog] = (log,)
+        self._fold = MessagesFold(show_thinking=show_thinking)
+
+    def initial(self) -> bytes:
+        """Returns no bytes: the stream starts when the engine has admitted the request."""
+        return b""
+
+    def encode(self, _: int, entries: list[LogEntry]) -> bytes:
+        """Returns the frames of events."""
+        feed = self._fold.feed_event
+        return b"".join([frame_message_event(event) for entry in entries for event in feed(entry.event, entry.detail)])
+
+    def final(self) -> bytes:
+        """Returns no bytes."""
+        return b""
+
+
+def frame_message_event(event: AnyMessageEvent) -> bytes:
+    """Returns the frame of an event: its type is the frame's event name."""
+    return b"%b%b\n\n" % (_frame_headers[type(event)], sse.escape_line_separators(_encode_json(event)))
+
+
+async def final_message(log: EventLog, *, show_thinking: bool = True) -> bytes:
+    """Returns the complete message. Raises `ApiError` if the response failed: a message cannot express that."""
+    fold, accumulator = MessagesFold(show_thinking=show_thinking), MessageAccumulator()
+    async for entries in log.follow_entries():
+        for entry in entries:
+            for event in fold.feed_event(entry.event, entry.detail):
+                accumulator.add_event(event)
+    if fold.terminal is not None and fold.terminal.status == "failed":
+        error = failure_of(fold.terminal)
+        raise ApiError(500, error.code, error.message)
+    return _encode_json(accumulator.message)
+
+
+class _FrameHeaders(dict[type[MessageEvent], bytes]):
+    """The bytes of a frame before the JSON, by event class. Built once per class."""
+
+    def __missing__(self, event: type[MessageEvent]) -> bytes:
+        header = self[event] = f"event: {event.__struct_config__.tag}\ndata: ".encode()
+        return header
+
+
+_frame_headers = _FrameHeaders()

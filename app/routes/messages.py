@@ -1,0 +1,66 @@
+"""`POST /v1/messages`: starts the same turns as `/v1/responses`, and returns them as Anthropic messages."""
+
+from typing import Any
+
+import msgspec
+from litestar import post
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.encryption import DecryptionError
+from antiphon.app.errors import ApiError
+from antiphon.app.projections.messages.stream import MessagesStream, final_message
+from antiphon.app.requests.json_body import parse_object
+from antiphon.app.requests.messages.request import read_messages_request
+from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
+
+
+@post("/v1/messages", status_code=200)
+async def create_message(request: AnyRequest) -> Response[Any]:
+    """Generates the next message of a conversation, and returns it as a stream or in one piece."""
+    parsed = await _read_request(request)
+    show_thinking = not parsed.spec.hide_reasoning
+    try:
+        [log] = await start_turns(request, parsed)
+    except ApiError as error:
+        raise _with_messages_param(error) from None
+    if parsed.spec.stream:
+        return stream_reply(MessagesStream(log, show_thinking=show_thinking), server_context(request))
+    return json_reply(await final_reply(request, final_message(log, show_thinking=show_thinking), [log]))
+
+
+@post("/v1/messages/count_tokens", status_code=200)
+async def count_message_tokens(request: AnyRequest) -> Response[Any]:
+    """Returns the number of tokens in the prompt of a request. Nothing is generated."""
+    parsed = await _read_request(request, count_only=True)
+    counting = server_context(request).turn_manager.count_prompt_tokens(
+        parsed.model, parsed.spec, request_owner(request)
+    )
+    try:
+        count = await cancel_on_disconnect(request, counting)
+    except ApiError as error:
+        raise _with_messages_param(error) from None
+    return json_reply(msgspec.json.encode({"input_tokens": count}))
+
+
+async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest:
+    """Waits for the engine, then parses the body."""
+    context, body, owner = server_context(request), parse_object(await request.body()), request_owner(request)
+    await wait_until_ready(request, body)
+
+    def decrypt(sealed: str) -> str | None:
+        try:
+            return context.turn_manager.sealer.open(owner, "reasoning", sealed)
+        except DecryptionError:
+            return None
+
+    return read_messages_request(body, context.models, decrypt, context.settings, count_only=count_only)
+
+
+def _with_messages_param(error: ApiError) -> ApiError:
+    """Returns an error of a turn with the name that its field has here."""
+    if error.param == "input":  # the name of this field in the Responses API
+        error.param = "messages"
+    return error
