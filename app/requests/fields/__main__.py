@@ -41,8 +41,8 @@ An object with `properties` has no others, as under vLLM and llama.cpp, and as O
 Schema would allow any, and a weak model adds some until the limit. Properties declared in `allOf`, in the branch of
 `anyOf` that is taken, behind `$ref`, or only in `required` count, too. `additionalProperties` (other than false) or
 `patternProperties` in a schema allow more; a schema without `properties` allows any. Schemas that describe the same
-object in two places at once (one property in two parts of `allOf`), or refer to anything but their own parts, are
-enforced as they are.
+object in two places at once (one property in two parts of `allOf`), refer to anything but their own parts, or have
+thousands of properties are enforced as they are.
 
 ## Input items
 
