@@ -91,6 +91,7 @@ def main() -> None:
     "the variable.",
 )
 @serve_option("--insecure", is_flag=True, help="Allow a non-loopback address without an API key.")
+@serve_option("--revision", help="Branch, tag or commit of a model of the hub. Default: the main branch.")
 @serve_option("--offline", is_flag=True, help="Load hub models from the local cache only.")
 @serve_option(
     "--engine",
@@ -105,6 +106,11 @@ def main() -> None:
     type=click.Choice(NAMES),
     metavar="TEXT",
     help="Output dialect of the model; see `antiphon dialects`. Default: detected.",
+)
+@serve_option(
+    "--chat-template",
+    type=click.Path(path_type=Path),
+    help="Jinja file to use instead of the model's own chat template.",
 )
 @serve_option("--device", help="Device to run on: cpu, cuda, cuda:1, … Default: cuda if available, otherwise cpu.")
 @serve_option("--max-model-len", type=click.IntRange(1), help="Maximum context length in tokens. Default: the model's.")

@@ -36,7 +36,7 @@ from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import Engine, EngineError
 from antiphon.engine.scripted.engine import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
 from antiphon.harmony import detect
-from antiphon.harmony.detect import DialectError, LoadedFormat
+from antiphon.harmony.detect import DialectError, LoadedFormat, UnusableTemplateError
 
 EMBEDDED_MODEL_NAME = "antiphon"
 """Served name of the embedded model."""
@@ -108,6 +108,9 @@ async def _create_model(
 ) -> tuple[ServedModel, str]:
     """Returns the model and a line about its dialect. The engine is not started; `on_status` receives its status."""
     if options.engine == "scripted":
+        for name in ("chat_template", "revision"):
+            if getattr(options, name) is not None:
+                raise ServeError(f"--{name.replace('_', '-')} requires --engine torch")
         engine, loaded, name = _create_scripted_engine(options)
     elif options.script is not None:
         raise ServeError("--script requires --engine scripted")
@@ -133,16 +136,40 @@ async def _create_torch_engine(
 ) -> tuple[Engine, LoadedFormat, str]:
     """Runs the cheapest checks first: the folder, its files, its dialect. Only the worker process imports torch."""
     folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
+    template = None if options.chat_template is None else _read_template(options.chat_template)
     if options.model is not None:
-        folder = await asyncio.to_thread(fetch_checkpoint, options.model, offline=options.offline)
+        fetch = partial(fetch_checkpoint, offline=options.offline, revision=options.revision)
+        folder = await asyncio.to_thread(fetch, options.model)
         name = _default_model_name(options.model, folder)
+    elif options.revision is not None:
+        raise ServeError("--revision requires a model of the hub")
     inspect_checkpoint(folder)
-    loaded = detect.load_format(folder, options.dialect)
+    loaded = _load_format(folder, options, template)
     for module in ("torch", "transformers"):
         if find_spec(module) is None:
             remedy = "install torch and transformers, or use `make serve`"
             raise ServeError(f"the torch engine is not installed ({module}): {remedy}")
     return ProcessEngine(folder, options.engine_options, spawn=spawn, on_status=on_status), loaded, name
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ServeError(f"--chat-template {file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ServeError(f"--chat-template {file}: is not UTF-8") from None
+
+
+def _load_format(folder: Path, options: ServeOptions, template: str | None) -> LoadedFormat:
+    """Returns the model's format, with the operator's chat template if there is one."""
+    if template is None:
+        return detect.load_format(folder, options.dialect)
+    try:
+        loaded = detect.load_format(folder, options.dialect, template)
+    except UnusableTemplateError as error:
+        raise ServeError(f"--chat-template {options.chat_template}: {error}") from None
+    return structs.replace(loaded, reason=f"{loaded.reason}; chat template {options.chat_template}")
 
 
 def _default_model_name(source: str, folder: Path) -> str:

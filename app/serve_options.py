@@ -26,5 +26,9 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     script: Path | None = None
     dialect: str | None = None
     """Output dialect of the model. None: detected."""
+    chat_template: Path | None = None
+    """Jinja file to use instead of the model's own chat template."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the hub. None: the main branch."""
     offline: bool = False
     engine_options: EngineOptions = EngineOptions()

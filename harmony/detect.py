@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from antiphon.events.inputs import InputMessage
 from antiphon.harmony import response_template
 from antiphon.harmony.calls.section import CallSection
 from antiphon.harmony.calls.xml_tags import XmlTagCall
@@ -22,11 +23,13 @@ from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.dialects import DIALECTS, GPT_OSS, NAMES
 from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
-from antiphon.harmony.format import ModelFormat, RenderError
+from antiphon.harmony.format import ModelFormat, PromptInput, RenderError
 from antiphon.harmony.gptoss.format import GptOssFormat
 from antiphon.harmony.prompt.jinja import ChatTemplate
+from antiphon.harmony.prompt.template_renderer import PROBE_TIME
 from antiphon.harmony.template_format import TemplateFormat
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary
+from antiphon.harmony.tools import ToolTable
 
 _SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _ADDED_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -62,9 +65,39 @@ class DialectError(ValueError):
     """Raised for a model whose dialect cannot be set up. The message names the remedy."""
 
 
-def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
-    """Returns the format of the model in a folder. Raises `DialectError`."""
-    config, templates = _read_json(folder / "config.json"), read_chat_templates(folder)
+class UnusableTemplateError(DialectError):
+    """Raised for a chat template that does not compile or cannot render a message."""
+
+
+def load_format(folder: Path, dialect: str | None = None, template: str | None = None) -> LoadedFormat:
+    """Returns the format of the model in a folder. Raises `DialectError`.
+
+    `template`: chat template to use instead of the model's own, for the detection, too. It must render a message.
+    """
+    loaded = _load_format(folder, dialect, template)
+    if template is not None:
+        _check_template(loaded.format)
+    return loaded
+
+
+def _check_template(model_format: ModelFormat) -> None:
+    """Raises `UnusableTemplateError` if the format cannot render a user's message."""
+    if isinstance(model_format, GptOssFormat):
+        raise UnusableTemplateError(f"{GPT_OSS} has a format of its own, which no chat template changes")
+    text = "How far is it?"
+    try:
+        prompt = model_format.render_prompt(
+            PromptInput(items=(InputMessage(role="user", content=text),), tools=ToolTable()), now=PROBE_TIME
+        )
+    except RenderError as error:
+        raise UnusableTemplateError(error.message) from error
+    if text not in prompt.text:
+        raise UnusableTemplateError("it writes prompts without the user's message")
+
+
+def _load_format(folder: Path, dialect: str | None, own_template: str | None) -> LoadedFormat:
+    config = _read_json(folder / "config.json")
+    templates = read_chat_templates(folder) if own_template is None else ModelTemplates(own_template)
     if dialect not in (None, *NAMES):
         raise DialectError(f"Unknown dialect {dialect!r}. Use one of: {', '.join(NAMES)}.")
     if dialect == GPT_OSS or (dialect is None and config.get("model_type") == GPT_OSS_TYPE):
@@ -78,9 +111,9 @@ def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
     declaration, tokenizer_config = DIALECTS[name], _read_json(folder / "tokenizer_config.json")
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
-    if not templates.default:
+    if not templates.default and own_template is None:
         reason = f"{reason}; it has no chat template, so ChatML is used"
-    template = templates.default or _CHATML.read_text(encoding="utf-8")
+    template = templates.default if templates.default or own_template is not None else _CHATML.read_text("utf-8")
     try:
         model_format = TemplateFormat(
             declaration,
@@ -90,7 +123,7 @@ def load_format(folder: Path, dialect: str | None = None) -> LoadedFormat:
             ChatTemplate(templates.for_tools) if templates.for_tools else None,
         )
     except RenderError as error:
-        raise DialectError(error.message) from error
+        raise UnusableTemplateError(error.message) from error
     return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}")
 
 

@@ -31,10 +31,12 @@ def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None
     """Returns the local folder of a model. Raises :class:`LoadError`.
 
     An existing folder is returned unchanged. Otherwise ``source`` must be a hub id (``owner/name``), which is
-    downloaded, or with ``offline`` looked up in the local cache only.
+    downloaded, or with ``offline`` looked up in the local cache only. ``revision``: branch, tag or commit.
     """
     path = Path(source).expanduser()
     if path.exists():
+        if revision is not None:
+            raise LoadError(f"{source}: --revision requires a model of the hub, and this is a folder")
         return path
     if not _HUB_ID.fullmatch(source):
         raise LoadError(f"{source}: no such folder, and not a hub id; write a path, or owner/name")
@@ -52,7 +54,8 @@ def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None
             local_files_only=offline,
         )
     except Exception as error:
-        raise LoadError(_describe_failure(source, error, offline=offline)) from error
+        name = source if revision is None else f"{source} (revision {revision})"
+        raise LoadError(_describe_failure(name, error, offline=offline)) from error
     return Path(folder)
 
 
@@ -63,6 +66,8 @@ def _describe_failure(source: str, error: Exception, *, offline: bool) -> str:
         return f"{source} is not in the local cache; fetch it once without --offline"
     if "GatedRepoError" in names:
         return f"{source} is gated; accept its terms on huggingface.co, then log in with `hf auth login`"
+    if "RevisionNotFoundError" in names:
+        return f"{source}: the model is on the hub, but it has no such revision"
     if "RepositoryNotFoundError" in names or "HFValidationError" in names:
         return f"{source}: no such folder and no such model on the hub (or it is private: `hf auth login`)"
     if "LocalEntryNotFoundError" in names or "ConnectionError" in names or "ConnectError" in names:

@@ -31,7 +31,7 @@ _NEAREST_EFFORTS = {
     "xhigh": ("high",),
 }
 """Efforts to use in place of one that a template refuses, in order."""
-_PROBE_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - prompts hold a date without a time zone
+PROBE_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - prompts hold a date without a time zone
 
 
 class ShapeVariant(Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class TemplateRenderer:
         escaper = SpecialTokenEscaper(self._tokens, [self.source])
         context = {**self._build_context(conversation, escaper, shape, ShapeVariant()), **(variables or {})}
         try:
-            return self._template.render(context, now=_PROBE_TIME).replace(escaper.sentinel, "")
+            return self._template.render(context, now=PROBE_TIME).replace(escaper.sentinel, "")
         except RefusedError:
             return None
 

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from antiphon.app.serve_options import ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import WorkerProcess
+from antiphon.events.inputs import InputMessage
+from antiphon.harmony.format import PromptInput
+from antiphon.harmony.tools import ToolTable
 
 Reached = dict[str, Any]
 """What `serve` starts the server with: `settings.*`, `options.*`, `engine.*` and `log_format`."""
@@ -49,6 +53,8 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "engine": (["--engine", "scripted"], {"options.engine": "scripted"}),
     "script": (["--script", "a.toml"], {"options.script": Path("a.toml")}),
     "dialect": (["--dialect", "hermes"], {"options.dialect": "hermes"}),
+    "chat_template": (["--chat-template", "a.jinja"], {"options.chat_template": Path("a.jinja")}),
+    "revision": (["--revision", "v1.0"], {"options.revision": "v1.0"}),
     "device": (["--device", "cuda:1"], {"engine.device": "cuda:1"}),
     "max_model_len": (["--max-model-len", "77"], {"engine.max_model_len": 77}),
     "max_num_seqs": (["--max-num-seqs", "7"], {"engine.max_num_seqs": 7}),
@@ -340,16 +346,59 @@ async def test_scripted_engine_gets_names_and_dialect(tmp_path: Path) -> None:
 async def test_torch_engine_gets_its_options_and_the_hub_client_offline(
     offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetched: list[tuple[str, bool]] = []
+    fetched: list[tuple[str, bool, str | None]] = []
     engines: list[tuple[Any, ...]] = []
 
-    def fetch(model: str, *, offline: bool, **_: Any) -> Path:
-        fetched.append((model, offline))
+    def fetch(model: str, *, offline: bool, revision: str | None) -> Path:
+        fetched.append((model, offline, revision))
         return launch.MODEL_DIR
 
     monkeypatch.setattr(launch, "fetch_checkpoint", fetch)
     monkeypatch.setattr(launch, "ProcessEngine", lambda *args, **_: engines.append(args))
-    options = ServeOptions(model="some/model", offline=offline, engine_options=EngineOptions(threads=3))
+    engine_options = EngineOptions(threads=3)
+    options = ServeOptions(model="some/model", offline=offline, revision="v1.0", engine_options=engine_options)
     model, _ = await launch._create_model(options, lambda _: None, WorkerProcess)
-    assert fetched == [("some/model", offline)] and model.names == ("some/model",)
+    assert fetched == [("some/model", offline, "v1.0")] and model.names == ("some/model",)
     assert engines == [(launch.MODEL_DIR, options.engine_options)]
+
+
+async def test_chat_template_of_the_operator_replaces_that_of_the_model(tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}")
+    model, note = await launch._create_model(ServeOptions(chat_template=template), lambda _: None, WorkerProcess)
+    prompt_input = PromptInput(items=(InputMessage(role="user", content="Hi."),), tools=ToolTable())
+    prompt = model.format.render_prompt(prompt_input, now=datetime(2026, 1, 1, tzinfo=UTC))
+    assert prompt.text == "<|user|>Hi."
+    assert str(template) in note
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"chat_template": "nowhere.jinja"}, "--chat-template nowhere.jinja: cannot be read: No such file or directory"),
+        ({"chat_template": "."}, "--chat-template .: cannot be read: Is a directory"),
+        ({"chat_template": "latin.jinja"}, "--chat-template latin.jinja: is not UTF-8"),
+        ({"chat_template": "broken.jinja"}, "--chat-template broken.jinja: The model's chat template does not compile"),
+        ({"chat_template": "failing.jinja"}, "--chat-template failing.jinja: The model's chat template refused the conversation"),
+        ({"chat_template": "silent.jinja"}, "--chat-template silent.jinja: it writes prompts without the user's message"),
+        ({"chat_template": "empty.jinja"}, "--chat-template empty.jinja: it writes prompts without the user's message"),
+        ({"chat_template": "good.jinja", "dialect": "gpt-oss"}, "--chat-template good.jinja: gpt-oss has a format of its own"),
+        ({"chat_template": "good.jinja", "engine": "scripted", "script": "s.toml"}, "--chat-template requires --engine torch"),
+        ({"revision": "v1"}, "--revision requires a model of the hub"),
+        ({"revision": "v1", "model": "."}, ".: --revision requires a model of the hub, and this is a folder"),
+        ({"revision": "v1", "engine": "scripted", "script": "s.toml"}, "--revision requires --engine torch"),
+    ],
+)  # fmt: skip
+def test_unusable_template_or_revision_is_refused_in_one_line(options: dict[str, str], reason: str) -> None:
+    Path("latin.jinja").write_bytes(b"\xff")
+    Path("broken.jinja").write_text("{% if %}")
+    Path("failing.jinja").write_text("{{ messages[0].content.nothing() }}")
+    Path("silent.jinja").write_text("{{ bos_token }}Hello!")
+    Path("empty.jinja").write_text("")
+    Path("good.jinja").write_text("{{ messages[-1].content }}")
+    Path("s.toml").write_text('[[reply]]\nname = "hello"\noutput = ["Hello."]\n')
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "model"]
+    model = [options["model"]] if "model" in options else []
+    result = invoke_serve("--port", "0", "--store", "memory", *flags, *model)
+    error = result.output.splitlines()[-1]
+    assert (result.exit_code, error[: len(reason) + 7]) == (2, f"Error: {reason}")

@@ -8,7 +8,14 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from antiphon.events.inputs import InputMessage
-from antiphon.harmony.detect import NAMES, DialectError, bytes_format, detect_dialect, load_format
+from antiphon.harmony.detect import (
+    NAMES,
+    DialectError,
+    UnusableTemplateError,
+    bytes_format,
+    detect_dialect,
+    load_format,
+)
 from antiphon.harmony.format import PromptInput
 from tests.harmony import parser_helpers
 
@@ -22,6 +29,18 @@ def write_model_folder(
     (folder / "config.json").write_text(json.dumps(config or {"model_type": "qwen3"}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **tokenizer}))
     return folder
+
+
+def test_given_template_decides_dialect_and_prompt(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, "{{ messages }} <tool_call>\n<function=f>")
+    own = "{{ messages[0].content }}<seed:tool_call><function=f>"
+    assert load_format(folder).format.name == "qwen3-coder"
+    assert load_format(folder, template=own).format.name == "seed-oss"
+    assert load_format(folder, "hermes", own).format.name == "hermes"
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(DialectError) as caught:
+        load_format(folder, template=own)
+    assert not isinstance(caught.value, UnusableTemplateError)
 
 
 @pytest.mark.parametrize(

@@ -285,12 +285,19 @@ def test_sampling_defaults_come_only_from_the_generation_config() -> None:
 
 def test_existing_folder_is_used_unchanged(checkpoint_copy: Path) -> None:
     assert fetch_checkpoint(str(checkpoint_copy)) == checkpoint_copy
+    error = catch_load_error(lambda: fetch_checkpoint(str(checkpoint_copy), revision="v1"))
+    assert "--revision requires a model of the hub" in error
 
 
 @pytest.mark.parametrize(
     ("name", "offline", "message"),
     [
         ("RepositoryNotFoundError", False, "no such model on the hub"),
+        (
+            "RevisionNotFoundError",
+            False,
+            "owner/name (revision v1): the model is on the hub, but it has no such revision",
+        ),
         ("GatedRepoError", False, "accept its terms"),
         ("LocalEntryNotFoundError", False, "cannot be reached"),
         ("LocalEntryNotFoundError", True, "without --offline"),
@@ -309,8 +316,8 @@ def test_failed_download_is_reported_in_one_line(
         raise type(name, (Exception,), {})("a\nlong\nstory")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert message in catch_load_error(lambda: fetch_checkpoint("owner/name", offline=offline))
-    assert received["local_files_only"] is offline
+    assert message in catch_load_error(lambda: fetch_checkpoint("owner/name", offline=offline, revision="v1"))
+    assert received["local_files_only"] is offline and received["revision"] == "v1"
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in received["allow_patterns"])
     assert "not a hub id" in catch_load_error(lambda: fetch_checkpoint("some/where/else"))
 
