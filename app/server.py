@@ -29,7 +29,7 @@ from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.access_log import AccessRecord
-from antiphon.app.routes import chat, compact, conversations, health, messages, metrics, models, responses
+from antiphon.app.routes import chat, compact, conversations, health, messages, metrics, models, responses, tokenize
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.settings import Settings
@@ -66,6 +66,10 @@ ROUTE_HANDLERS = (
     models.get_version,
     models.list_ollama_tags,
     models.show_ollama_model,
+    tokenize.tokenize_prompt,
+    tokenize.detokenize_tokens,
+    tokenize.get_server_version,
+    tokenize.get_server_load,
     metrics.get_metrics,
     health.get_health,
     health.get_ready,

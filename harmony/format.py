@@ -143,8 +143,11 @@ class ModelFormat(Protocol):
         Returns None if a call is required and the dialect has no grammar for one.
         """
 
-    def encode(self, text: str) -> list[int]:
-        """Encodes text as the model would generate it: markers become their ids."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Encodes text as the model would generate it: markers become their ids.
+
+        `add_special_tokens`: adds the tokens that the tokenizer puts around every text, such as one that begins it.
+        """
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes tokens to text, including markers and control tokens."""

@@ -134,9 +134,9 @@ class TemplateFormat:
         reasoning_markers = (marker for pair in self._dialect.think_markers for marker in pair)
         return list(dict.fromkeys([*reasoning_markers, *openers]))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encodes text as the model would generate it: markers become their ids."""
-        return self._vocabulary.encode(text)
+        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes tokens to text, including markers and control tokens."""

@@ -136,7 +136,11 @@ class TurnManager:
 
     async def count_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> int:
         """Returns the number of tokens in a turn's prompt. Raises `ApiError`."""
-        return len((await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens)
+        return len(await self.render_prompt_tokens(model, spec, owner))
+
+    async def render_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> tuple[int, ...]:
+        """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
+        return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens
 
     def _create_turn(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, slot: TurnSlot) -> Turn:
         base_response = msgspec.structs.replace(

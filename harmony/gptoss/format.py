@@ -87,7 +87,7 @@ class GptOssVocabulary:
             return b"".join(self.token_bytes(token) or b"" for token in tokens)
         return raw
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:  # noqa: ARG002  # there are none
         """Encodes text to ids. Added tokens in the text become their ids."""
         ids: list[int] = load_encoding().encode(text, allowed_special="all")
         return ids
@@ -146,9 +146,9 @@ class GptOssFormat:
             endings.append(f"{header} {kind} {message} {body}")
         return rules.build(*(f"aside* {ending}" for ending in endings)) if endings else None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encodes text as the model would generate it: markers become their ids."""
-        return self._vocabulary.encode(text)
+        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes all tokens to text, markers and control tokens included."""

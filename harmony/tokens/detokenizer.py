@@ -34,8 +34,11 @@ class TokenVocabulary(Protocol):
     def token_bytes(self, token: int) -> bytes | None:
         """Returns a token's bytes, or None if the id is not a token."""
 
-    def encode(self, text: str) -> list[int]:
-        """Encodes text to ids. Added tokens in the text become their ids."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Encodes text to ids. Added tokens in the text become their ids.
+
+        `add_special_tokens`: adds the tokens that the tokenizer puts around every text, such as one that begins it.
+        """
 
 
 def split_at_tokens(marker: str, added: Mapping[str, int]) -> tuple[str, ...]:

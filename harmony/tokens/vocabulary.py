@@ -48,10 +48,13 @@ class TokenizerVocabulary:
         byte = _BYTE.fullmatch(text)
         return bytes([int(byte[1], base=16)]) if byte else text.replace("\u2581", " ").encode()
 
-    def encode(self, text: str) -> list[int]:
-        """Encodes text to ids. Added tokens in the text become their ids. Raises `TokenizeError`."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Encodes text to ids. Added tokens in the text become their ids. Raises `TokenizeError`.
+
+        `add_special_tokens`: adds the tokens that the tokenizer puts around every text, such as one that begins it.
+        """
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except BaseException as error:  # the library raises its panics past `Exception`
             if type(error).__name__ != "PanicException":
                 raise
@@ -73,7 +76,7 @@ class ByteVocabulary:
         """Returns a token's bytes, or None if the id is not a token."""
         return bytes([token]) if 0 <= token < 256 else self._texts.get(token - 256)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:  # noqa: ARG002  # there are none
         """Encodes text to ids. Added tokens in the text become their ids."""
         ids: list[int] = []
         for piece in self._split.split(text):

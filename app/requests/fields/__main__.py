@@ -4,6 +4,7 @@ import sys
 
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
 from antiphon.app.requests.fields.messages import MESSAGES_FIELDS
+from antiphon.app.requests.fields.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
 
 _HEAD = """# Request fields
@@ -68,6 +69,8 @@ TABLES = {
     "POST /v1/responses": RESPONSES_FIELDS,
     "POST /v1/chat/completions": CHAT_FIELDS,
     "POST /v1/messages": MESSAGES_FIELDS,
+    "POST /tokenize": TOKENIZE_FIELDS,
+    "POST /detokenize": DETOKENIZE_FIELDS,
 }
 """Field tables by endpoint."""
 

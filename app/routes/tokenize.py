@@ -1,0 +1,116 @@
+"""`/tokenize`, `/detokenize`, `/version` and `/load`, with the shapes of vLLM's endpoints of these names."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import get, post
+from litestar.response import Response
+
+from antiphon import __version__
+from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.errors import ApiError, invalid_value, missing_field, unsupported_field
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.requests.chat import read_chat_request
+from antiphon.app.requests.fields import CHAT_FIELDS, check_fields, refuse_unsupported
+from antiphon.app.requests.fields.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from antiphon.app.requests.json_body import parse_object
+from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
+from antiphon.app.turns.cpu_limit import run_with_cpu_limit
+from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.harmony.tokens.vocabulary import TokenizeError
+
+T = TypeVar("T")
+_CPU_LIMIT_S = TurnTimeouts().render_cpu_limit_s
+_SHARED_NAMES = {field.name for field in TOKENIZE_FIELDS} & {field.name for field in CHAT_FIELDS}
+
+
+@post("/tokenize", status_code=200)
+async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
+    """Returns the token ids of a text, or of the prompt for a chat."""
+    context, body = server_context(request), parse_object(await request.body())
+    body = {**body, "model": _model_name(body, context.models)}
+    await wait_until_ready(request, body)
+    check_fields(TOKENIZE_FIELDS, body)
+    model = context.models.find_model(body["model"])
+    if (body.get("prompt") is None) == (body.get("messages") is None):
+        raise (
+            missing_field("prompt")
+            if body.get("prompt") is None
+            else invalid_value("prompt", "Send either 'prompt' or 'messages', not both.")
+        )
+    refuse_unsupported(TOKENIZE_FIELDS, body)
+    if body.get("messages") is not None:
+        tokens = await cancel_on_disconnect(request, _tokenize_chat(request, body, model))
+    else:
+        encode = partial(
+            model.format.encode, body["prompt"], add_special_tokens=body.get("add_special_tokens") is not False
+        )
+        tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
+    reply = {"count": len(tokens), "max_model_len": model.engine.info.max_model_len, "tokens": tokens}
+    texts = [model.format.decode_token(token)[0] for token in tokens] if body.get("return_token_strs") else None
+    return json_reply(msgspec.json.encode({**reply, "token_strs": texts}))
+
+
+@post("/detokenize", status_code=200)
+async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
+    """Returns the text of token ids, control tokens included."""
+    context, body = server_context(request), parse_object(await request.body())
+    body = {**body, "model": _model_name(body, context.models)}
+    await wait_until_ready(request, body)
+    check_fields(DETOKENIZE_FIELDS, body)
+    model = context.models.find_model(body["model"])
+    tokens = body.get("tokens")
+    if tokens is None:
+        raise missing_field("tokens")
+    vocab_size = model.engine.info.vocab_size
+    unknown = next((index for index, token in enumerate(tokens) if token >= vocab_size), None)
+    if unknown is not None:
+        path = f"tokens[{unknown}]"
+        raise invalid_value(path, f"Invalid '{path}': the vocabulary of this model has {vocab_size} tokens.")
+    text = await cancel_on_disconnect(request, _run_limited(partial(model.format.decode, tokens), "tokens"))
+    return json_reply(msgspec.json.encode({"prompt": text}))
+
+
+@get("/version")
+async def get_server_version() -> Response[Any]:
+    """Returns the version of this server."""
+    return json_reply(msgspec.json.encode({"version": __version__}))
+
+
+@get("/load")
+async def get_server_load(request: AnyRequest) -> Response[Any]:
+    """Returns the number of turns that have started and not ended."""
+    return json_reply(msgspec.json.encode({"server_load": server_context(request).turn_manager.num_running}))
+
+
+def _model_name(body: Mapping[str, Any], models: ModelRegistry) -> Any:
+    """Returns the requested name, or that of the first model."""
+    return body["model"] if body.get("model") is not None else models.served[0].names[0]
+
+
+async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: ServedModel) -> list[int]:
+    """Returns the prompt that a chat completion would have."""
+    if body.get("add_special_tokens"):
+        raise unsupported_field("add_special_tokens", "The chat template writes the special tokens of a prompt.")
+    context = server_context(request)
+    chat = {name: body[name] for name in _SHARED_NAMES if name in body}
+    spec = read_chat_request(chat, context.models, context.settings).spec
+    try:
+        return list(await context.turn_manager.render_prompt_tokens(model, spec, request_owner(request)))
+    except ApiError as error:
+        if error.param == "input":  # the name of this field in the Responses API
+            error.param = "messages"
+        raise
+
+
+async def _run_limited(work: Callable[[], T], param: str) -> T:
+    """Runs `work` in a thread. Raises `ApiError` 400 if it fails, or takes too much CPU time."""
+    try:
+        return await run_with_cpu_limit(_CPU_LIMIT_S, work)
+    except TimeoutError:
+        raise ApiError(400, "prompt_too_complex", f"Converting '{param}' exceeded the time limit.", param) from None
+    except TokenizeError as error:
+        raise ApiError(400, "invalid_prompt", str(error), param) from None
