@@ -86,8 +86,8 @@ def test_load_counts_running_turns(server: RunningServer) -> None:
     assert wait_until(10, lambda: read_load() == 0)
     body = {"model": "alias", "input": "[stall]", "stream": True, "store": False}
     with httpx.stream("POST", f"{server.url}/responses", json=body) as reply:
-        next(reply.iter_lines())
-        assert read_load() == 1
+        lines = reply.iter_lines()  # the stream is closed when this iterator is deleted
+        assert next(lines) and read_load() == 1
     assert wait_until(10, lambda: read_load() == 0)
 
 
