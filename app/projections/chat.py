@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog, LogEntry
@@ -21,7 +21,7 @@ from antiphon.app.projections.obfuscation import add_obfuscation
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.events import sse
 from antiphon.events.items import Logprob
-from antiphon.events.response import ResponseError
+from antiphon.events.response import ResponseError, Usage
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -33,7 +33,7 @@ class ChatStream:
 
     def __init__(self, logs: Sequence[EventLog], spec: TurnSpec) -> None:
         self.logs = logs
-        self._folds = [ChatFold() for _ in logs]
+        self._folds = [ChatFold(as_function_call=spec.as_function_call) for _ in logs]
         self._chunker = _ChunkBuilder(logs[0], spec)
         self._failed: ApiError | None = None
 
@@ -66,7 +66,7 @@ async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
     folds, choices = [], []
     for index, log in enumerate(logs):
-        fold, accumulator = ChatFold(), ChatAccumulator()
+        fold, accumulator = ChatFold(as_function_call=spec.as_function_call), ChatAccumulator()
         async for entries in log.follow_entries():
             for entry in entries:
                 if addition := fold.feed_event(entry.event):
@@ -91,17 +91,27 @@ class _ChunkBuilder:
 
     def __init__(self, log: EventLog, spec: TurnSpec) -> None:
         self._id, self._base_response, self._spec = _chat_id(log), log.base_response, spec
+        self._num_prompt = 0
+        self._num_generated: dict[int, int] = {}
 
     def encode_choice(self, index: int, fold: ChatFold, entries: list[LogEntry]) -> list[bytes]:
         """Returns the frames of one choice's events; the finish reason follows the last event."""
         encoded = []
         for entry in entries:
+            self._count_tokens(index, entry)
             if addition := fold.feed_event(entry.event):
                 encoded.append(self.delta_frame(index, *addition))
             elif fold.terminal and _failure_of(fold) is None:
                 choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=fold.finish_reason)
                 encoded.append(self._encode_chunk((choice,)))
         return encoded
+
+    def _count_tokens(self, index: int, entry: LogEntry) -> None:
+        """Counts the tokens of a step, so that every chunk can report the usage so far."""
+        detail = entry.detail
+        if self._spec.continuous_usage and detail is not None:
+            self._num_prompt = max(self._num_prompt, detail.input_tokens)
+            self._num_generated[index] = self._num_generated.get(index, 0) + len(detail.tokens)
 
     def delta_frame(self, index: int, delta: ChatDelta, logprobs: tuple[Logprob, ...] = ()) -> bytes:
         """Returns the frame of one delta."""
@@ -121,13 +131,25 @@ class _ChunkBuilder:
         )
         return sse.frame_data(_encode_json(chunk))
 
+    def _running_usage(self) -> ChatUsage | None | UnsetType:
+        """Returns the usage so far if each chunk reports it; otherwise null, or nothing without `include_usage`."""
+        if not self._spec.include_usage:
+            return UNSET
+        if not self._spec.continuous_usage:
+            return None
+        generated = sum(self._num_generated.values())
+        counts = Usage(
+            input_tokens=self._num_prompt, output_tokens=generated, total_tokens=self._num_prompt + generated
+        )
+        return chat_usage([counts])
+
     def _encode_chunk(self, choices: tuple[ChunkChoice, ...]) -> bytes:
         chunk = ChatChunk(
             id=self._id,
             created=int(self._base_response.created_at),
             model=self._base_response.model,
             choices=choices,
-            usage=None if self._spec.include_usage else UNSET,
+            usage=self._running_usage(),
         )
         data = _encode_json(chunk)
         return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)

@@ -5,7 +5,7 @@ A complete reply is the sum of the deltas, so a streamed reply and a complete on
 
 from collections.abc import Iterable
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from antiphon.app.projections.chat_schema import (
     CallFragment,
@@ -27,9 +27,13 @@ MESSAGE_SEPARATOR = "\n\n"
 
 
 class ChatFold:
-    """Fold of one choice. `feed_event` returns the delta of an event; `terminal` is the response once it has ended."""
+    """Fold of one choice. `feed_event` returns the delta of an event; `terminal` is the response once it has ended.
 
-    def __init__(self) -> None:
+    `as_function_call`: the call has the deprecated form, since the request has `functions` instead of `tools`.
+    """
+
+    def __init__(self, *, as_function_call: bool = False) -> None:
+        self._as_function_call = as_function_call
         self.terminal: Response | None = None
         self._calls: dict[str, int] = {}
         self._message: str | None = None
@@ -45,10 +49,10 @@ class ChatFold:
             case ev.ReasoningDelta(delta=text) | ev.SummaryDelta(delta=text):
                 return self._reasoning_delta(event.item_id, type(event), text)
             case ev.ItemAdded(item=FunctionCall() | CustomToolCall() as call):
-                return ChatDelta(tool_calls=(self._begin_call(call),)), ()
+                return self._call_delta(self._begin_call(call)), ()
             case ev.ArgumentsDelta(delta=text):
                 part = CallFragment(index=self._calls[event.item_id], function=FunctionFragment(arguments=text))
-                return ChatDelta(tool_calls=(part,)), ()
+                return self._call_delta(part), ()
             case ev.CustomInputDelta(delta=text):
                 part = CallFragment(index=self._calls[event.item_id], custom=CustomFragment(input=text))
                 return ChatDelta(tool_calls=(part,)), ()
@@ -64,7 +68,14 @@ class ChatFold:
             return "content_filter" if response.incomplete_details.reason == "content_filter" else "length"
         if response and response.status == "cancelled":
             return "length"  # the only reason that means truncated: no client may run a partial call
-        return "tool_calls" if self._calls else "stop"
+        if not self._calls:
+            return "stop"
+        return "function_call" if self._as_function_call else "tool_calls"
+
+    def _call_delta(self, fragment: CallFragment) -> ChatDelta:
+        if self._as_function_call:
+            return ChatDelta(function_call=fragment.function)
+        return ChatDelta(tool_calls=(fragment,))
 
     def _separator_before(self, item_id: str) -> str:
         """Returns the separator if the text starts another message, else an empty string."""
@@ -99,6 +110,7 @@ class ChatAccumulator:
         self._reasoning: list[str] = []
         self._logprobs: list[Logprob] = []
         self._calls: list[tuple[CallFragment, list[str]]] = []
+        self._function_call: list[FunctionFragment] = []
 
     def add_delta(self, delta: ChatDelta, logprobs: Iterable[Logprob]) -> None:
         """Adds a delta."""
@@ -106,6 +118,8 @@ class ChatAccumulator:
         self._refusal.append(delta.refusal or "")
         self._reasoning.append(delta.reasoning or "")
         self._logprobs.extend(logprobs)
+        if delta.function_call is not UNSET:
+            self._function_call.append(delta.function_call)
         for fragment in delta.tool_calls or ():
             if fragment.id is not UNSET:
                 self._calls.append((fragment, []))
@@ -123,9 +137,17 @@ class ChatAccumulator:
             reasoning=reasoning,
             reasoning_content=reasoning,
             tool_calls=tuple(_joined_call(first, "".join(texts)) for first, texts in self._calls) or UNSET,
+            function_call=_join_fragments(self._function_call),
         )
         chat_logprobs = ChatLogprobs(content=tuple(self._logprobs)) if logprobs else None
         return ChatChoice(index=index, message=message, logprobs=chat_logprobs, finish_reason=finish_reason)
+
+
+def _join_fragments(fragments: list[FunctionFragment]) -> FunctionFragment | UnsetType:
+    """Returns the sum of a call's fragments, of which the first has the name; `UNSET` if there is none."""
+    if not fragments:
+        return UNSET
+    return FunctionFragment(name=fragments[0].name, arguments="".join(part.arguments or "" for part in fragments))
 
 
 def _joined_call(first: CallFragment, text: str) -> CallFragment:

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from antiphon.events.items import Logprob
 from antiphon.events.response import Usage
 
-ChatFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 
 
 class FunctionFragment(Struct, frozen=True, kw_only=True):
@@ -54,6 +54,8 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[CallFragment, ...] | UnsetType = UNSET
+    function_call: FunctionFragment | UnsetType = UNSET
+    """The call, if the request has the deprecated `functions`."""
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):
@@ -109,6 +111,8 @@ class ChatReplyMessage(Struct, frozen=True, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[CallFragment, ...] | UnsetType = UNSET
+    function_call: FunctionFragment | UnsetType = UNSET
+    """The call, if the request has the deprecated `functions`."""
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.app.errors import invalid_value, missing_field
+from antiphon.app.errors import clip_text, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
@@ -26,8 +26,16 @@ def read_chat_request(
     body = remove_secrets(body)
     model = catalogue.find_model(body.get("model"))
     shared.check_stream_options(body)
-    request_tools = _read_tools(body.get("tools") or ())
-    tools.check_choice(_flatten_tool_choice(body.get("tool_choice")), request_tools)
+    _check_deprecated(body)
+    as_function_call = body.get("functions") is not None
+    request_tools = _read_functions(body["functions"]) if as_function_call else _read_tools(body.get("tools") or ())
+    sent_choice = (
+        _function_choice(body.get("function_call"), request_tools)
+        if as_function_call
+        else (_flatten_tool_choice(body.get("tool_choice")))
+    )
+    tools.check_choice(sent_choice, request_tools)
+    single_call = as_function_call or body.get("parallel_tool_calls") is False
     if body.get("messages") is None:
         raise missing_field("messages")
     items = read_messages(body["messages"])
@@ -35,7 +43,7 @@ def read_chat_request(
     max_tokens, top_logprobs, effort = _token_limit(body), _top_logprobs(body), _reasoning_effort(body)
     tool_table = request_tools.build_table()
     refuse_unsupported(CHAT_FIELDS, body)
-    tool_choice = read_tool_choice(_flatten_tool_choice(body.get("tool_choice")), tool_table)
+    tool_choice = read_tool_choice(sent_choice, tool_table)
     prompt_input = PromptInput(
         items=items,
         tools=tool_table,
@@ -43,7 +51,7 @@ def read_chat_request(
         allowed_tools=tool_choice.allowed_tools,
         effort=effort,
         answer_schema=constraints.answer_schema(_response_format(body.get("response_format"))),
-        single_call=body.get("parallel_tool_calls") is False,
+        single_call=single_call,
         unknown_tools=settings.unknown_tools,
     )
     token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
@@ -59,8 +67,10 @@ def read_chat_request(
         sampling=sampling,
         stop_strings=shared.read_stop_strings(body),
         stream=bool(body.get("stream")),
-        max_tool_calls=1 if body.get("parallel_tool_calls") is False else None,
+        max_tool_calls=1 if single_call else None,
+        as_function_call=as_function_call,
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        continuous_usage=bool((body.get("stream_options") or {}).get("continuous_usage_stats")),
         obfuscate=shared.wants_obfuscation(body),
         n=body.get("n") or 1,
         logprobs=top_logprobs is not None,
@@ -92,6 +102,30 @@ def _read_tools(sent: Any) -> RequestTools:
         flat_tools.append(_flatten_grammar({**inner, "type": kind}))
         paths.append(f"{tool_path}.{kind}")
     return tools.read_tools(flat_tools, "tools", paths)
+
+
+def _check_deprecated(body: Mapping[str, Any]) -> None:
+    """Checks the deprecated `functions` and `function_call`, which exclude their successors."""
+    for older, newer in (("functions", "tools"), ("function_call", "tool_choice")):
+        if body.get(older) is not None and body.get(newer) is not None:
+            raise invalid_value(older, f"Send either '{older}' or '{newer}', not both.")
+    if body.get("function_call") is not None and body.get("functions") is None:
+        raise invalid_value("function_call", "'function_call' is only allowed when 'functions' are specified.")
+
+
+def _read_functions(sent: Any) -> RequestTools:
+    """Reads the deprecated `functions`: the functions of tools without their `type`."""
+    return tools.read_tools([{**function, "type": "function"} for function in sent], "functions")
+
+
+def _function_choice(choice: Any, request_tools: RequestTools) -> Any:
+    """Returns the deprecated `function_call` in the flat form of Responses."""
+    if not isinstance(choice, dict):
+        return choice
+    name = c.require_key(choice, "name", "function_call")
+    if all(tool.get("name") != name for tool in request_tools.echo):
+        raise invalid_value("function_call", f"Function '{clip_text(str(name))}' not found in 'functions' parameter.")
+    return {"type": "function", "name": name}
 
 
 def _flatten_grammar(tool: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from antiphon.events.inputs import (
 from antiphon.events.items import ReasoningText
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+FUNCTION_CALL_ID = "function_call_"
+"""Beginning of the id that a call in the deprecated form gets, which has none."""
 SentObject = Mapping[str, Any]
 
 
@@ -74,33 +76,35 @@ def _read_input_message(chat: _MessageReader, sent: SentObject, path: str) -> No
 
 def _read_assistant_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
     """Reads an assistant message. `content` may be null if there are calls, a refusal or reasoning."""
-    for name in ("function_call", "audio"):
-        if sent.get(name) is not None:
-            raise unsupported_field(
-                f"{path}.{name}", "Use 'tool_calls'." if name == "function_call" else "Audio is not supported."
-            )
+    if sent.get("audio") is not None:
+        raise unsupported_field(f"{path}.audio", "Audio is not supported.")
     reasoning = sent.get("reasoning") or sent.get("reasoning_content")
     if isinstance(reasoning, str):
         chat.items.append(InputReasoning(content=(ReasoningText(text=reasoning),)))
     parts = _read_assistant_parts(sent, path)
     calls = sent.get("tool_calls") or []
     c.array_of(c.is_object)(calls, f"{path}.tool_calls")
+    function_call = sent.get("function_call")
     if parts:
         chat.items.append(InputMessage(role="assistant", content=_add_name(sent, tuple(parts), OutputTextInput)))
-    elif not calls and not reasoning:
+    elif not calls and not reasoning and function_call is None:
         if "content" not in sent:
             raise missing_field(f"{path}.content")
         # An empty turn: this server returns it with null content.
         chat.items.append(InputMessage(role="assistant", content=""))
     for index, call in enumerate(calls):
         _read_call(chat, call, f"{path}.tool_calls[{index}]")
+    if function_call is not None:
+        c.is_object(function_call, f"{path}.function_call")
+        _add_call(chat, "function", function_call, f"{FUNCTION_CALL_ID}{len(chat.items)}", f"{path}.function_call")
 
 
 def _read_assistant_parts(sent: SentObject, path: str) -> list[Any]:
     """Returns the text and refusal parts. Empty text next to calls is left out: clients send it instead of null."""
     parts: list[Any] = []
     content = sent.get("content")
-    if content is not None and (content != "" or not sent.get("tool_calls")):
+    has_calls = bool(sent.get("tool_calls")) or sent.get("function_call") is not None
+    if content is not None and (content != "" or not has_calls):
         text_or_parts = _read_content(content, f"{path}.content", _ASSISTANT_PARTS)
         parts += [OutputTextInput(text=text_or_parts)] if isinstance(text_or_parts, str) else text_or_parts
     if sent.get("refusal") is not None:
@@ -114,11 +118,15 @@ def _read_call(chat: _MessageReader, sent: SentObject, path: str) -> None:
     c.one_of(("function", "custom"))(kind, f"{path}.type")
     call = c.require_key(sent, kind, path)
     c.is_object(call, f"{path}.{kind}")
+    _add_call(chat, kind, call, c.require_key(sent, "id", path), f"{path}.{kind}")
+
+
+def _add_call(chat: _MessageReader, kind: str, call: SentObject, call_id: str, path: str) -> None:
+    """Adds the call of a tool of this kind. `path` is the path of its name and arguments."""
     tag = "function_call" if kind == "function" else "custom_tool_call"
-    fields = {**call, "type": tag, "call_id": c.require_key(sent, "id", path)}
     item_type: type[InputFunctionCall | InputCustomCall] = InputFunctionCall if kind == "function" else InputCustomCall
-    chat.items.append(convert_value(fields, item_type, f"{path}.{kind}"))
-    chat.open[sent["id"]] = InputFunctionOutput if kind == "function" else InputCustomOutput
+    chat.items.append(convert_value({**call, "type": tag, "call_id": call_id}, item_type, path))
+    chat.open[call_id] = InputFunctionOutput if kind == "function" else InputCustomOutput
 
 
 def _read_tool_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
@@ -133,8 +141,16 @@ def _read_tool_message(chat: _MessageReader, sent: SentObject, path: str) -> Non
     chat.items.append(output_type(call_id=call_id, output=content))
 
 
-def _refuse_function_role(_chat: _MessageReader, _sent: SentObject, path: str) -> None:
-    raise unsupported_field(f"{path}.role", "Use the 'tool' role.")
+def _read_function_message(chat: _MessageReader, sent: SentObject, path: str) -> None:
+    """Reads the output of the call in the deprecated `function_call` of the message before."""
+    name = c.require_key(sent, "name", path)
+    call_id = next((call_id for call_id in chat.open if call_id.startswith(FUNCTION_CALL_ID)), None)
+    if call_id is None:
+        message = f"Invalid '{path}': no 'function_call' of '{clip_text(name)}' precedes this 'function' message."
+        raise ApiError(400, None, message, "messages")
+    del chat.open[call_id]
+    content = _read_content(sent.get("content"), f"{path}.content", _INPUT_PARTS)
+    chat.items.append(InputFunctionOutput(call_id=call_id, output=content))
 
 
 def _read_content(
@@ -188,5 +204,5 @@ _ROLE_READERS: dict[str, Callable[[_MessageReader, SentObject, str], None]] = {
     "user": _read_input_message,
     "assistant": _read_assistant_message,
     "tool": _read_tool_message,
-    "function": _refuse_function_role,
+    "function": _read_function_message,
 }

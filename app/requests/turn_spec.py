@@ -11,6 +11,28 @@ from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
+from antiphon.harmony.raw_text import RawPrompt, TextConstraint
+
+
+class RawTurn(Struct, frozen=True, kw_only=True):
+    """What a turn without a conversation has instead of one: a raw prompt, whose output is nothing but text."""
+
+    prompt: RawPrompt
+    keep_special_tokens: bool = False
+    """True if control tokens in the output are part of its text."""
+    form: TextConstraint | None = None
+    """Form that the output must have."""
+
+
+class DetailRequest(Struct, frozen=True, kw_only=True):
+    """Data that the details of a turn's log contain besides those of every turn."""
+
+    logprobs: bool = False
+    """The log-probabilities of generated tokens, with their offsets."""
+    prompt: bool = False
+    """The prompt's text and tokens."""
+    prompt_logprobs: int | None = None
+    """Most likely tokens to report for each token of the prompt besides its own; None: no log-probabilities."""
 
 
 class TurnSpec(Struct, frozen=True, kw_only=True):
@@ -31,6 +53,10 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Number of complete calls after which the turn ends; 1 if parallel calls are off."""
     include_usage: bool = False
     """Chat only: True if a last chunk reports the usage."""
+    continuous_usage: bool = False
+    """Chat only: True if every chunk reports the usage so far."""
+    as_function_call: bool = False
+    """Chat only: True if a call is returned in the deprecated form, as `function_call`."""
     n: int = 1
     """Chat only: number of turns that share the prompt."""
     constraints: tuple[OutputConstraint, ...] = ()
@@ -48,7 +74,14 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     prefill_only: bool = False
     """True if the turn only prefills the prompt for a later turn and returns no output."""
     logprobs: bool = False
-    """True if log probabilities are returned; `sampling.top_logprobs` is then not None."""
+    """True if events carry log probabilities; `sampling.top_logprobs` is then not None."""
+    raw: RawTurn | None = None
+    """Completions only: the prompt, which takes the place of `prompt_input`."""
+    details: DetailRequest = DetailRequest()
+    cache_salt: str = ""
+    """Salt of the prefix cache: a turn shares cached prompts only with turns of the same salt."""
+    priority: int = 0
+    """Priority in the engine: a turn with a lower one waits for the others."""
 
 
 class ParsedRequest(Struct, frozen=True):

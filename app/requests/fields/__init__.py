@@ -108,6 +108,13 @@ def _check_tool_choice(value: Any, path: str) -> None:
         c.string_like()(c.require_key(value, "type", path), f"{path}.type")
 
 
+def _check_function_call(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        c.one_of(("none", "auto"))(value, path)
+    else:
+        c.object_of({"name": c.string_like(None, c.NAME)})(value, path)
+
+
 SAMPLING_FIELDS = (
     RequestField(
         "temperature",
@@ -329,8 +336,15 @@ CHAT_FIELDS = (
     RequestField(
         "stream_options",
         "honoured",
-        c.object_of({"include_usage": c.is_boolean, "include_obfuscation": c.is_boolean}),
-        "Only with `stream`. `include_usage` adds a last chunk with the usage; `include_obfuscation` pads every chunk.",
+        c.object_of(
+            {
+                "include_usage": c.is_boolean,
+                "continuous_usage_stats": c.is_boolean,
+                "include_obfuscation": c.is_boolean,
+            }
+        ),
+        "Only with `stream`. `include_usage` adds a last chunk with the usage; with `continuous_usage_stats`, which is "
+        "not in OpenAI's API, every chunk has the usage so far. `include_obfuscation` pads every chunk.",
     ),
     RequestField(
         "response_format",
@@ -364,8 +378,18 @@ CHAT_FIELDS = (
         lambda value: value == ["text"],
     ),
     refused_field("audio", "Audio output is not supported."),
-    refused_field("functions", "Use `tools`."),
-    refused_field("function_call", "Use `tool_choice`."),
+    RequestField(
+        "functions",
+        "honoured",
+        c.array_of(c.is_object, MAX_TOOLS),
+        "Deprecated: use `tools`. The reply has at most one call, as `function_call`.",
+    ),
+    RequestField(
+        "function_call",
+        "honoured",
+        _check_function_call,
+        "Deprecated: use `tool_choice`. `none`, `auto` or the name of a function.",
+    ),
     refused_field("web_search_options", "Web search is not supported."),
     *SAMPLING_FIELDS,
 )

@@ -1,0 +1,82 @@
+"""Options of chat completions: deprecated functions, and usage in every chunk."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.clients.sdk_helpers import open_sdk
+from tests.serving import serve
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+SCRIPT: list[dict[str, Any]] = [
+    {"name": "report", "when": ["4 degrees"], "output": ["It is 4 degrees."]},
+    {"name": "half", "when": ["[half]"], "output": [CALL[:60]], "finish": "length"},
+    {"name": "call", "when": ["weather"], "output": [CALL, "\n", CALL]},
+    {"name": "text", "output": ["Hello", " there."]},
+]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with serve(SCRIPT) as server, open_sdk(server) as (sdk, _):
+        yield sdk
+
+
+def ask(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def create(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
+    return client.chat.completions.create(model="scripted", messages=messages, **more)
+
+
+def test_functions_make_a_loop_of_two_turns(client: openai.OpenAI) -> None:
+    messages = ask("weather in Oslo")
+    [choice] = create(client, messages, functions=[FUNCTION]).choices
+    assert choice.finish_reason == "function_call" and choice.message.tool_calls is None
+    call = choice.message.function_call
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Oslo"}'), "one call, as its form allows"
+    messages += [
+        choice.message.model_dump(exclude_none=True),
+        {"role": "function", "name": "get_weather", "content": "4 degrees"},
+    ]
+    [choice] = create(client, messages, functions=[FUNCTION]).choices
+    assert (choice.message.content, choice.finish_reason) == ("It is 4 degrees.", "stop")
+
+
+def test_streamed_function_call_is_the_sum_of_its_deltas(client: openai.OpenAI) -> None:
+    chunks = list(create(client, ask("weather"), functions=[FUNCTION], stream=True))
+    deltas = [chunk.choices[0].delta.function_call for chunk in chunks if chunk.choices[0].delta.function_call]
+    assert [delta.name for delta in deltas if delta.name] == ["get_weather"]
+    assert "".join(delta.arguments or "" for delta in deltas) == '{"city": "Oslo"}'
+    assert chunks[-1].choices[0].finish_reason == "function_call"
+
+
+def test_function_call_that_was_cut_off_has_the_finish_reason_length(client: openai.OpenAI) -> None:
+    [choice] = create(client, ask("[half]"), functions=[FUNCTION]).choices
+    assert choice.finish_reason == "length" and choice.message.function_call.name == "get_weather"
+
+
+def test_function_call_none_offers_no_function(client: openai.OpenAI) -> None:
+    [choice] = create(client, ask("weather"), functions=[FUNCTION], function_call="none").choices
+    assert choice.message.function_call is None and choice.finish_reason == "stop"
+
+
+def test_every_chunk_has_the_usage_so_far(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(create(client, ask("hi"), stream=True, stream_options=options, n=2))
+    usages = [chunk.usage for chunk in chunks]
+    assert all(usage is not None for usage in usages)
+    counts = [usage.completion_tokens for usage in usages]
+    assert counts == sorted(counts) and counts[-1] > counts[0]
+    assert usages[-2].prompt_tokens == usages[-1].prompt_tokens > 0
+    assert usages[-2].total_tokens == usages[-2].prompt_tokens + usages[-2].completion_tokens
+
+
+def test_usage_in_every_chunk_needs_include_usage(client: openai.OpenAI) -> None:
+    options: Any = {"continuous_usage_stats": True}
+    chunks = list(create(client, ask("hi"), stream=True, stream_options=options))
+    assert all(chunk.usage is None for chunk in chunks)
