@@ -22,13 +22,41 @@ MAX_ENTRIES_PER_READ = 256
 """Maximum entries in one list, so that reading a long log from its start does not need memory for all of it."""
 
 
+class ScoredToken(Struct, frozen=True, gc=False):
+    """A token with its log-probability, which is None for the first token of a prompt."""
+
+    id: int
+    text: str
+    logprob: float | None
+    offset: int
+    """Offset of the token's first character in the text that it belongs to, the output's or the prompt's."""
+    top: tuple[tuple[int, str, float], ...] = ()
+    """Id, text and log-probability of the most likely tokens, most likely first."""
+
+
+class PromptDetail(Struct, frozen=True, kw_only=True, gc=False):
+    """A prompt as the model reads it."""
+
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[ScoredToken, ...] = ()
+
+
 class EntryDetail(Struct, frozen=True, kw_only=True, gc=False):
     """Data of a step that no Responses event carries but other APIs need. Readers of the Responses API never see it."""
 
     tokens: tuple[int, ...] = ()
-    """Token ids that the engine returned in the step that caused these events."""
+    """Token ids that the engine returned since the previous step with events."""
+    logprobs: tuple[ScoredToken, ...] = ()
+    """One entry for each of `tokens`, if the turn collects them."""
+    dropped_text: str = ""
+    """White space of the output that no event carries, because it belongs to no item."""
+    prompt: PromptDetail | None = None
+    """The prompt, once in a turn that collects it; with its log-probabilities if those are collected."""
     stop_string: str | None = None
     """Stop string that ended the turn."""
+    stop_id: int | None = None
+    """Token id that ended the turn."""
     input_tokens: int = 0
     """Number of tokens in the prompt; set when the engine has admitted the turn."""
     cached_tokens: int = 0

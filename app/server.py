@@ -29,7 +29,18 @@ from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.access_log import AccessRecord
-from antiphon.app.routes import chat, compact, conversations, health, messages, metrics, models, responses, tokenize
+from antiphon.app.routes import (
+    chat,
+    compact,
+    completions,
+    conversations,
+    health,
+    messages,
+    metrics,
+    models,
+    responses,
+    tokenize,
+)
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.settings import Settings
@@ -59,6 +70,7 @@ ROUTE_HANDLERS = (
     conversations.retrieve_item,
     conversations.delete_item,
     chat.create_chat_completion,
+    completions.create_completion,
     messages.create_message,
     messages.count_message_tokens,
     models.list_models,

@@ -6,7 +6,7 @@ an `OutputReader`. Nothing here depends on HTTP, the engine, or the order of a r
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -15,6 +15,9 @@ from antiphon.events.items import Logprob
 from antiphon.harmony.grammar import AnswerRequirements
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.segments import Segment
+
+if TYPE_CHECKING:
+    from antiphon.harmony.raw_text import RawText
 
 
 class PromptInput(Struct, frozen=True, kw_only=True):
@@ -73,6 +76,8 @@ class RenderedPrompt(Struct, frozen=True):
     tokens: tuple[int, ...]
     text: str
     in_reasoning: bool = False
+    offsets: tuple[int, ...] = ()
+    """Offset of each token's first character in `text`, for a raw prompt whose tokens were to be located."""
 
 
 class RenderError(ValueError):
@@ -111,6 +116,10 @@ class ModelFormat(Protocol):
     @property
     def name(self) -> str:
         """Name of the dialect."""
+
+    @property
+    def raw_text(self) -> "RawText":
+        """Prompts without a chat template, and outputs as nothing but text."""
 
     @property
     def has_reasoning(self) -> bool:

@@ -118,10 +118,17 @@ class GrammarBuilder:
         spec = tool.format
         if not isinstance(spec, GrammarFormat):
             return self.text_until(end, forbidden_pattern=ruin)
-        if spec.syntax == "regex":
-            pattern = re.sub(r"(?<!\\)/", r"\/", spec.definition)
-            return f"{self.add_terminal(f'/{pattern}/')} {self.marker_symbol(end)}"
-        return f"{self.add_unique_rule('raw', f'%lark {{{_LINE}{spec.definition}{_LINE}}}')} {self.marker_symbol(end)}"
+        form = self.pattern if spec.syntax == "regex" else self.nested_grammar
+        return f"{form(spec.definition)} {self.marker_symbol(end)}"
+
+    def pattern(self, regex: str) -> str:
+        """Matches text that matches a regular expression as a whole."""
+        escaped = re.sub(r"(?<!\\)/", r"\/", regex)
+        return self.add_terminal(f"/{escaped}/")
+
+    def nested_grammar(self, lark: str) -> str:
+        """Matches text of a grammar in Lark's syntax."""
+        return self.add_unique_rule("raw", f"%lark {{{_LINE}{lark}{_LINE}}}")
 
     def build(self, *sides: str) -> str:
         """Returns the grammar of an answer that is one of these alternatives."""

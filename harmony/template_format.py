@@ -12,6 +12,7 @@ from antiphon.harmony.dialect import Dialect, DialectReader
 from antiphon.harmony.format import PromptInput, RenderedPrompt, RenderError, answer_requirements
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
+from antiphon.harmony.raw_text import RawText
 from antiphon.harmony.tokens import special_tokens
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.encode_cache import CachedEncoder
@@ -35,6 +36,7 @@ class TemplateFormat:
         self.name = dialect.name
         self.has_reasoning, self.has_calls = dialect.think is not None, bool(dialect.calls)
         self._dialect, self._vocabulary = dialect, vocabulary
+        self.raw_text = RawText(vocabulary)
         token_names = dict(token_names or {})
         self._alphabet = MarkerAlphabet(vocabulary, dialect.all_markers)
         # Reasoning markers are escaped even if they are not tokens: `_ends_in_reasoning` searches the prompt for them.

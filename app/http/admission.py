@@ -20,7 +20,7 @@ from msgspec import Struct
 from antiphon.app.errors import ApiError
 from antiphon.app.http.asgi import AsgiScope, HeaderPairs
 
-GENERATION_PATHS = ("/v1/responses", "/v1/responses/compact", "/v1/chat/completions", "/v1/messages")
+GENERATION_PATHS = ("/v1/responses", "/v1/responses/compact", "/v1/chat/completions", "/v1/completions", "/v1/messages")
 """Paths on which a POST opens a turn."""
 
 _HEAD_PATTERN = re.compile(rb"POST (/v1/[a-z/]+) HTTP/1\.1\r\n((?:[!-9;-~]+:[ -~]*\r\n)+)\r\n")

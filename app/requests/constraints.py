@@ -21,6 +21,8 @@ SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",
     "response_format.json_schema.schema": "invalid_json_schema",
     "response_format.schema": "invalid_json_schema",
+    "structured_outputs.json": "invalid_json_schema",
+    "guided_json": "invalid_json_schema",
 }
 ERROR_CODES = {"schema": "invalid_function_parameters", "lark": "invalid_grammar", "regex": "invalid_grammar"}
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -67,14 +67,31 @@ class TurnManager:
 
         Calls `on_admitted` once their slots are counted.
         """
+        return await self.start_prompts(model, (spec,), owner, on_admitted)
+
+    async def start_prompts(
+        self,
+        model: ServedModel,
+        specs: Sequence[TurnSpec],
+        owner: str = "",
+        on_admitted: Callable[[], None] = lambda: None,
+    ) -> list[EventLog]:
+        """Starts the turns of several prompts together, `n` for each, in order. If one is rejected, none runs.
+
+        All have the same settings of storage. Calls `on_admitted` once their slots are counted.
+        """
+        spec = specs[0]
         self._check_can_start(spec)
-        slots = self._capacity.acquire(model.engine, spec.n)
+        slots = self._capacity.acquire(model.engine, sum(each.n for each in specs))
         turns: list[Turn] = []
         try:
             on_admitted()
-            prompt = await self._renderer.render_and_check(model, spec, owner, self._clock())
-            for number, slot in enumerate(slots):
-                turns.append(self._create_turn(model, spec, prompt, number, slot))
+            prompts = [await self._renderer.render_and_check(model, each, owner, self._clock()) for each in specs]
+            choices = [
+                (each, prompt, number) for each, prompt in zip(specs, prompts, strict=True) for number in range(each.n)
+            ]
+            for (each, prompt, number), slot in zip(choices, slots, strict=True):
+                turns.append(self._create_turn(model, each, prompt, number, slot))
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
@@ -175,7 +192,7 @@ class TurnManager:
         if self._observer is not None:
             stats = _turn_stats(turn, processor, len(prompt.prompt.tokens))
             self._observer.on_turn_end(turn.log.base_response.model, stats)
-        if response.status in ("completed", "incomplete"):
+        if response.status in ("completed", "incomplete") and processor.has_dialect:
             request_bytes = len(turn.log.entries[0].data) if turn.log.entries else 0
             finished = FinishedTurn(prompt, tuple(processor.generated_tokens), response.output, request_bytes)
             self._renderer.token_history.add_turn(finished)
@@ -203,7 +220,8 @@ def _turn_stats(turn: Turn, processor: OutputProcessor, prompt_tokens: int) -> T
 def _build_job(model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int) -> Job:
     """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ."""
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
-    stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *model.format.stop_ids)))
+    end_ids = () if spec.sampling.ignore_eos else model.format.stop_ids
+    stop_ids = tuple(dict.fromkeys((*spec.sampling.stop_ids, *end_ids)))
     sampling = msgspec.structs.replace(spec.sampling, seed=seed, stop_ids=stop_ids)
     return Job(
         id=spec.base_response.id,
@@ -211,5 +229,8 @@ def _build_job(model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: i
         sampling=sampling,
         owner=prompt.owner,
         grammar=prompt.grammar,
+        cache_salt=spec.cache_salt,
+        priority=spec.priority,
+        prompt_logprobs=spec.details.prompt_logprobs,
         prefill_only=spec.prefill_only,
     )

@@ -8,8 +8,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from antiphon.app.encryption import Purpose
+from antiphon.app.event_log import EntryDetail
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.compaction import EMPTY_SUMMARY_MESSAGE, CompactionCollector
+from antiphon.app.turns.step_details import DetailCollector
 from antiphon.app.turns.stop_strings import StopStringFilter
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.events.base import Event
@@ -42,9 +44,14 @@ class OutputProcessor:
     ) -> None:
         self._format, self._spec, self._prompt = form, spec, prompt
         self._summary = CompactionCollector(lambda text: seal("compaction", text)) if spec.compact else None
-        self._reader = form.create_reader(prompt, spec.prompt_input)
+        self._raw_reader = (
+            None if spec.raw is None else form.raw_text.create_reader(keep_special_tokens=spec.raw.keep_special_tokens)
+        )
+        self._reader = self._raw_reader or form.create_reader(prompt, spec.prompt_input)
         # A stop string could cut JSON that must match a schema.
-        self._stops = StopStringFilter(spec.stop_strings if spec.prompt_input.answer_schema is None else ())
+        stop_strings = spec.stop_strings if spec.prompt_input.answer_schema is None else ()
+        self._stops = StopStringFilter(stop_strings, verbatim=spec.raw is not None)
+        self._details = DetailCollector(form, prompt, spec.details)
         self._calls = 0
         self._cached = 0
         self.generated_tokens: list[int] = []
@@ -64,14 +71,18 @@ class OutputProcessor:
         return self.machine.is_ended
 
     @property
-    def matched_stop(self) -> str | None:
-        """Stop string that ended the turn, or None."""
-        return self._stops.matched
+    def has_dialect(self) -> bool:
+        """True if the output consists of items of a conversation, not of raw text."""
+        return self._raw_reader is None
 
     def collect_events(self) -> list[Event]:
         """Returns the events produced since the last call."""
         events, self._events = self._events, []
         return events
+
+    def take_detail(self) -> EntryDetail:
+        """Returns what the events collected since the last call do not carry."""
+        return self._details.take_detail(self._stops.matched, self.machine.dropped_text)
 
     def on_queued(self) -> None:
         """Handles a job that waits for admission by the engine."""
@@ -80,6 +91,7 @@ class OutputProcessor:
     def on_admitted(self, chunk: Chunk) -> None:
         """Handles the first chunk, which carries no tokens and marks the admission of the job."""
         self._cached = chunk.cached_tokens
+        self._details.add_admission(chunk)
         self._events += self.machine.begin()
 
     def keepalive(self) -> None:
@@ -91,13 +103,14 @@ class OutputProcessor:
         """Processes one engine step. Chunks after the end are ignored: the engine may be a step ahead."""
         if self.machine.is_ended:
             return
+        self._details.add_prompt_logprobs(chunk)
         if self._spec.prefill_only:
             self._finish_prefill(chunk)
             return
         self.generated_tokens += chunk.tokens
-        self._process_segments(
-            self._reader.feed(chunk.tokens, self._chunk_logprobs(chunk) if self._spec.logprobs else ())
-        )
+        segments = self._reader.feed(chunk.tokens, self._chunk_logprobs(chunk) if self._spec.logprobs else ())
+        self._details.add_chunk(chunk, self._raw_reader.take_offsets() if self._raw_reader else ())
+        self._process_segments(segments)
         if self.is_ended:
             return
         if self._reader.call_failed:

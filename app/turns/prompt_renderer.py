@@ -8,7 +8,7 @@ import msgspec
 from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
-from antiphon.app.requests.turn_spec import TurnSpec
+from antiphon.app.requests.turn_spec import RawTurn, TurnSpec
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
@@ -48,6 +48,8 @@ class PromptRenderer:
             raise ApiError(400, "invalid_prompt", str(error), "input") from None
 
     def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
+        if spec.raw is not None:
+            return self._render_raw(model, spec.raw, owner, now)
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
         if spec.truncate and len(prompt.prompt.tokens) >= model.engine.info.max_model_len:
             prompt = self._truncate(model, spec, prompt)
@@ -59,6 +61,19 @@ class PromptRenderer:
                 400, "unsupported_parameter", "This model's dialect does not support tool calls.", "tool_choice"
             )
         return msgspec.structs.replace(prompt, grammar=grammar)
+
+    def _render_raw(self, model: ServedModel, raw: RawTurn, owner: str, now: datetime) -> TurnPrompt:
+        raw_text = model.format.raw_text
+        prompt = raw_text.render_prompt(raw.prompt)
+        return TurnPrompt(
+            format=model.format,
+            owner=owner,
+            prompt_input=PromptInput(),
+            now=now,
+            rendered_tokens=prompt.tokens,
+            prompt=prompt,
+            grammar=None if raw.form is None else raw_text.build_grammar(raw.form),
+        )
 
     def _truncate(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt) -> TurnPrompt:
         """Removes the oldest items until the output fits the context; returns the prompt unchanged if nothing helps."""

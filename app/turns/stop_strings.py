@@ -13,13 +13,17 @@ from antiphon.state.segments import PlacedLogprob, Say, Segment
 
 
 class StopStringFilter:
-    """Filters the segments of one turn. `matched` is the stop string that was found, or None."""
+    """Filters the segments of one turn. `matched` is the stop string that was found, or None.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    `verbatim`: every blank is output, so a stop string may be in those at the start, too.
+    """
+
+    def __init__(self, stops: Sequence[str], *, verbatim: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = Say("")
-        self._has_text = False
-        """True once the current message has text other than blanks."""
+        self._verbatim = verbatim
+        self._has_text = verbatim
+        """True once the current message has text in which a stop string counts."""
         self.matched: str | None = None
 
     def filter_segment(self, segment: Segment) -> list[Segment]:
@@ -41,7 +45,7 @@ class StopStringFilter:
 
     def release_held(self) -> list[Segment]:
         """Returns the held text, which turned out not to start a stop string. After a match, returns nothing."""
-        held, self._held, self._has_text = self._held, Say(""), False
+        held, self._held, self._has_text = self._held, Say(""), self._verbatim
         return [held] if held.text and self.matched is None else []
 
     def _find_match(self, text: Say) -> list[Segment]:

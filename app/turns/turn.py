@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from antiphon.app.errors import SERVER_ERROR, ApiError, from_engine
-from antiphon.app.event_log import EntryDetail, EventLog
+from antiphon.app.event_log import EventLog
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.engine.protocol import Chunk, Engine, EngineError, Job
 
@@ -134,30 +134,27 @@ class Turn:
         if not self._admitted:
             self._admitted = True
             self._processor.on_admitted(chunk)
-            detail = EntryDetail(input_tokens=len(self._job.tokens), cached_tokens=chunk.cached_tokens)
-            self._mark_started(detail)
+            self._mark_started()
         if chunk.tokens or chunk.finish:
             if self._first_token_at is None and chunk.tokens:
                 self._first_token_at = self._loop.time()
             self._processor.process_chunk(chunk)
             if not self._processor.is_ended:
-                self._write_events(chunk)
+                self._write_events()
                 return
         if self._processor.is_ended and chunk.finish is None and self._work is not None:
             self._work.cancel()
 
-    def _mark_started(self, detail: EntryDetail | None = None) -> None:
-        self._write_events(detail=detail)
+    def _mark_started(self) -> None:
+        self._write_events()
         if not self.started.done():
             self.started.set_result(None)
 
-    def _write_events(self, chunk: Chunk | None = None, detail: EntryDetail | None = None) -> None:
+    def _write_events(self) -> None:
         events = self._processor.collect_events()
         if events:
             self._last_write_at = self._loop.time()
-            if detail is None:
-                detail = EntryDetail(tokens=chunk.tokens if chunk else (), stop_string=self._processor.matched_stop)
-            self.log.append_step(events, detail)
+            self.log.append_step(events, self._processor.take_detail())
 
     def _on_engine_error(self, error: EngineError) -> None:
         if self.log.entries:

@@ -28,6 +28,7 @@ from antiphon.harmony import grammar
 from antiphon.harmony.format import PromptInput, RenderedPrompt, RenderError, answer_requirements
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
+from antiphon.harmony.raw_text import RawText
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.harmony.tokens.encode_cache import EncodingCache
 from antiphon.harmony.tools import ToolSpec, ToolTable
@@ -70,6 +71,7 @@ class GptOssVocabulary:
         names = sorted(load_encoding().special_tokens_set)
         self.added_tokens: Mapping[str, int] = {name: self._inner.encode(name, [name])[0] for name in names}
         self.special_ids = frozenset(self.added_tokens.values())
+        self.boundary_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def token_bytes(self, token: int) -> bytes | None:
         """Returns a token's bytes, or None if the id is not a token."""
@@ -101,6 +103,7 @@ class GptOssFormat:
 
     def __init__(self) -> None:
         self._vocabulary = GptOssVocabulary()
+        self.raw_text = RawText(self._vocabulary)
         self._alphabet = MarkerAlphabet(self._vocabulary, MARKERS)
         self.stop_ids = tuple(self._vocabulary.added_tokens[end] for end in ("<|return|>", "<|call|>"))
         self.end_ids = (*self.stop_ids, self._vocabulary.added_tokens["<|end|>"])

@@ -31,6 +31,10 @@ class TokenVocabulary(Protocol):
     def special_ids(self) -> Collection[int]:
         """The ids of control tokens, which are never text."""
 
+    @property
+    def boundary_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer itself adds before and after a text, such as BOS."""
+
     def token_bytes(self, token: int) -> bytes | None:
         """Returns a token's bytes, or None if the id is not a token."""
 

@@ -34,6 +34,7 @@ class TokenizerVocabulary:
         self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in tokens.items()}
         self.special_ids = frozenset(token_id for token_id, token in tokens.items() if token.special)
         self._texts = {token_id: token.content.encode() for token_id, token in tokens.items()}
+        self.boundary_ids = _find_boundary_ids(tokenizer)
         self._bytes = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
 
     def token_bytes(self, token: int) -> bytes | None:
@@ -62,11 +63,21 @@ class TokenizerVocabulary:
         return ids
 
 
+def _find_boundary_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids that a tokenizer adds before and after a text."""
+    framed = tokenizer.encode("a", add_special_tokens=True)
+    added: list[int] = framed.special_tokens_mask
+    start = added.index(0) if 0 in added else len(added)
+    end = len(added) - added[::-1].index(0) if 0 in added else start
+    return tuple(framed.ids[:start]), tuple(framed.ids[end:])
+
+
 class ByteVocabulary:
     """The 256 bytes, followed by one token for each of the given texts."""
 
     def __init__(self, markers: Iterable[str], special: Iterable[str]) -> None:
         names = list(dict.fromkeys((*markers, *special)))
+        self.boundary_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.added_tokens: Mapping[str, int] = {name: 256 + index for index, name in enumerate(names)}
         self.special_ids = frozenset(self.added_tokens[name] for name in special)
         self._texts = dict(enumerate(name.encode() for name in names))

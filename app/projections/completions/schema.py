@@ -1,0 +1,107 @@
+"""Schema of text completions: the chunks of a stream, the complete reply, and what a request decides about both.
+
+Keys that are `UNSET` are not sent. A complete choice is the sum of its parts in the chunks.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from antiphon.app.projections.chat_schema import ChatUsage, CompletionDetails, TokenDetails
+
+CompletionFinish = Literal["stop", "length", "content_filter"]
+
+
+class CompletionOptions(Struct, frozen=True, kw_only=True):
+    """The form of the reply to one request. Choice number i of prompt p has the index p * `n` + i."""
+
+    n: int = 1
+    best_of: int = 1
+    """Number of choices that are sampled; the best `n` of them are returned."""
+    echo: bool = False
+    logprobs: int | None = None
+    """Number of most likely tokens to return besides the chosen one; None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """Number of candidates to return for each position of the prompt besides its own token; None: no candidates."""
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    """True if tokens are written as `token_id:123` in log-probabilities."""
+    include_stop: bool = False
+    """True if the text ends with the stop string that was found."""
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that the request named as ends of the text."""
+    prompt_only: bool = False
+    """True if nothing is generated."""
+    request_id: str = ""
+    """The client's own id of the request, or empty."""
+    include_usage: bool = False
+    continuous_usage: bool = False
+    obfuscate: bool = False
+
+
+class CompletionLogprobs(Struct, frozen=True, kw_only=True):
+    """Log-probabilities in columns: one entry per token. The first token of a prompt has none."""
+
+    tokens: tuple[str, ...] = ()
+    token_logprobs: tuple[float | None, ...] = ()
+    top_logprobs: tuple[dict[str, float] | None, ...] = ()
+    text_offset: tuple[int, ...] = ()
+
+
+class PromptTokenLogprob(Struct, frozen=True, kw_only=True):
+    """One candidate for a position of a prompt. `rank` is null if it is not among the most likely tokens."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[str, PromptTokenLogprob] | None, ...]
+"""Candidates for each position of a prompt by token id; null for the first position."""
+
+
+class CompletionChoice(Struct, frozen=True, kw_only=True):
+    """One choice, or a part of it in a chunk."""
+
+    index: int
+    text: str = ""
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: CompletionFinish | None = None
+    stop_reason: int | str | None = None
+    """Stop string or token id of the request that ended the text."""
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class TextCompletion(Struct, frozen=True, kw_only=True):
+    """A complete reply, or a chunk of a stream. In chunks, `usage` is null or absent before the last one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: tuple[CompletionChoice, ...]
+    usage: ChatUsage | None | UnsetType = UNSET
+
+
+class CompletionCounts(Struct, frozen=True, kw_only=True):
+    """Token counts of one turn so far."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+def completion_usage(counts: Sequence[CompletionCounts], turns_per_prompt: int) -> ChatUsage:
+    """Returns the usage of all turns together. The prompt that turns share is counted once."""
+    prompts = counts[::turns_per_prompt]
+    num_prompt, num_output = sum(each.input_tokens for each in prompts), sum(each.output_tokens for each in counts)
+    return ChatUsage(
+        prompt_tokens=num_prompt,
+        completion_tokens=num_output,
+        total_tokens=num_prompt + num_output,
+        prompt_tokens_details=TokenDetails(cached_tokens=sum(each.cached_tokens for each in prompts)),
+        completion_tokens_details=CompletionDetails(),
+    )

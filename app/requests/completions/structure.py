@@ -1,0 +1,74 @@
+"""Reads the form that a completion's text must have: `response_format`, `structured_outputs` and their older names."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from antiphon.app.errors import invalid_value
+from antiphon.app.requests import constraints
+from antiphon.app.requests.constraints import OutputConstraint
+from antiphon.app.requests.fields.completions import GUIDED_FIELDS
+from antiphon.harmony.raw_text import TextConstraint
+
+
+class RequiredStructure(Struct, frozen=True):
+    """The form of the text, and the constraints to be checked before the engine gets the job."""
+
+    form: TextConstraint | None = None
+    constraints: tuple[OutputConstraint, ...] = ()
+    is_json: bool = False
+    """True if the text must be JSON, which no stop string may cut."""
+
+
+def read_structure(body: Mapping[str, Any]) -> RequiredStructure:
+    """Returns the form of the text. Raises `ApiError` 400 if two fields require one."""
+    forms = [(path, kind, value) for path, kind, value in _list_forms(body) if value is not None and value is not False]
+    if not forms:
+        return RequiredStructure()
+    if len(forms) > 1:
+        names = " and ".join(f"'{path}'" for path, _, _ in forms[:2])
+        raise invalid_value(forms[1][0], f"Only one form of the text can be required, but {names} are set.")
+    path, kind, value = forms[0]
+    match kind:
+        case "json" | "json_object":
+            schema = {"type": "object"} if kind == "json_object" else _read_schema(value, path)
+            return RequiredStructure(
+                TextConstraint(schema=schema), (constraints.schema_constraint(schema, path),), is_json=True
+            )
+        case "regex":
+            return RequiredStructure(TextConstraint(regex=value), (OutputConstraint("regex", value, path),))
+        case "choice":
+            if not value:
+                raise invalid_value(path, f"Invalid '{path}': it must have at least one entry.")
+            return RequiredStructure(TextConstraint(choice=tuple(value)))
+        case _:
+            return RequiredStructure(TextConstraint(lark=value), (OutputConstraint("lark", value, path),))
+
+
+def _list_forms(body: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Returns path, kind and value of every form that the request could have."""
+    forms = [
+        (f"structured_outputs.{kind}", kind, value) for kind, value in (body.get("structured_outputs") or {}).items()
+    ]
+    forms += [(name, name.removeprefix("guided_"), body.get(name)) for name in GUIDED_FIELDS]
+    sent = body.get("response_format") or {"type": "text"}
+    if sent["type"] == "json_schema":
+        forms.append(("response_format.json_schema.schema", "json", sent["json_schema"]["schema"]))
+    elif sent["type"] == "json_object":
+        schema = sent.get("schema")
+        forms.append(("response_format.schema", "json", schema) if schema else ("response_format", "json_object", True))
+    return forms
+
+
+def _read_schema(value: Any, path: str) -> Mapping[str, Any]:
+    """Returns a JSON Schema, which may be sent as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, dict):
+        raise invalid_value(path, f"Invalid '{path}': it must be a JSON Schema, which is an object.")
+    return value

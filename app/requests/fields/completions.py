@@ -1,0 +1,266 @@
+"""Table of the fields of `POST /v1/completions`."""
+
+import re
+from typing import Any
+
+from msgspec import structs
+
+from antiphon.app.errors import ApiError, invalid_type
+from antiphon.app.requests import validators as c
+from antiphon.app.requests.fields import (
+    CHAT_FIELDS,
+    LABEL_FIELDS,
+    MAX_CHOICES,
+    MAX_TEXT_CHARS,
+    SAMPLING_FIELDS,
+    SHARED_FIELDS,
+    STOP,
+    RequestField,
+    refused_field,
+)
+
+MAX_PROMPTS = MAX_CHOICES
+MAX_STOP_IDS = 64
+MAX_CHOICE_STRINGS = 256
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Older names of the keys of `structured_outputs`."""
+
+_check_text = c.string_like(MAX_TEXT_CHARS)
+_check_choices = c.array_of(_check_text, MAX_CHOICE_STRINGS)
+
+
+def _check_token_ids(value: Any, path: str) -> None:
+    c.is_array(value, path)
+    if not all(type(token) is int and 0 <= token <= c.MAX_INTEGER for token in value):  # building paths is slow
+        c.array_of(c.integer_between(0))(value, path)
+
+
+def _check_prompt(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+        return
+    if not isinstance(value, list):
+        raise invalid_type(path, "a string or an array", value)
+    if not value:
+        raise ApiError(400, "empty_array", f"Invalid '{path}': empty array. Expected at least one entry.", path)
+    if isinstance(value[0], str):
+        c.array_of(_check_text, MAX_PROMPTS)(value, path)
+    elif isinstance(value[0], list):
+        c.array_of(_check_token_ids, MAX_PROMPTS)(value, path)
+    else:
+        _check_token_ids(value, path)
+
+
+def _check_top_p(value: Any, path: str) -> None:
+    c.number_between(0, 1)(value, path)
+    if value == 0:
+        message = f"Invalid '{path}': decimal below minimum value. Expected a value > 0, but got 0 instead."
+        raise ApiError(400, "decimal_below_min_value", message, path)
+
+
+def _check_schema(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    else:
+        c.is_object(value, path)
+
+
+def _check_truncation(value: Any, path: str) -> None:
+    c.integer_between(-1 if value == -1 else 1)(value, path)
+
+
+_check_structure = c.object_of(
+    {"json": _check_schema, "regex": _check_text, "choice": _check_choices, "grammar": _check_text,
+     "json_object": c.is_boolean}
+)  # fmt: skip
+_CHAT_CHECKS = {field.name: field.check for field in CHAT_FIELDS}
+_SHARED_NAMES = ("model", "stream")
+_OWN_NAMES = ("top_p", "stop")
+
+COMPLETION_FIELDS = (
+    *(field for field in SHARED_FIELDS if field.name in _SHARED_NAMES),
+    *(structs.replace(field, handling="accepted") for field in LABEL_FIELDS if field.name == "user"),
+    RequestField(
+        "prompt",
+        "honoured",
+        _check_prompt,
+        "Required. A string, token ids, or an array of up to 128 of either. No chat template is applied: the prompt is "
+        "the whole frame, so special tokens that are spelled in it become control tokens. A prompt without any token "
+        "is refused.",
+    ),
+    RequestField(
+        "suffix",
+        "honoured",
+        _check_text,
+        "Text after the completion, for models with fill-in-the-middle tokens; 400 for others. Special tokens in "
+        "`prompt` and `suffix` are then plain text. An empty string means none. Not with `echo`.",
+    ),
+    RequestField(
+        "max_tokens",
+        "honoured",
+        c.integer_between(0),
+        "Default: 16. 0 generates nothing: with `echo` and `logprobs` it scores the prompt.",
+    ),
+    RequestField(
+        "n",
+        "honoured",
+        c.integer_between(1, MAX_CHOICES),
+        "Choices of each prompt; prompts times choices is at most 128. Choice i is sampled with `seed` + i.",
+    ),
+    RequestField(
+        "best_of",
+        "honoured",
+        c.integer_between(1, MAX_CHOICES),
+        "At least `n`: samples this number of choices and returns the `n` with the highest mean log-probability of "
+        "their tokens, the best first. All are part of the usage. Larger than `n`: not with `stream`.",
+    ),
+    RequestField(
+        "logprobs",
+        "honoured",
+        c.integer_between(0, 5),
+        "0 to 5 most likely tokens besides the chosen one. Offsets count characters of the choice's `text`; a token "
+        "that is only part of a character is written as `bytes:\\x…`.",
+    ),
+    RequestField(
+        "echo",
+        "honoured",
+        c.is_boolean,
+        "The text begins with the prompt; token ids are decoded. With `logprobs` the prompt's tokens are scored, too.",
+    ),
+    RequestField(
+        "stream_options",
+        "honoured",
+        c.object_of(
+            {
+                "include_usage": c.is_boolean,
+                "continuous_usage_stats": c.is_boolean,
+                "include_obfuscation": c.is_boolean,
+            }
+        ),
+        "Only with `stream`. `include_usage` adds a last chunk with the usage, `continuous_usage_stats` sends the "
+        "request's usage so far with every chunk, `include_obfuscation` pads every chunk.",
+    ),
+    RequestField("top_p", "honoured", _check_top_p, "Above 0, at most 1; default: the model's own value."),
+    RequestField(
+        "stop",
+        "honoured",
+        STOP,
+        "A string or up to 16 strings. A match is not returned. Ignored if the text must be JSON. A choice's "
+        "`stop_reason`, which is always sent, is the string or the id of `stop_token_ids` that ended it, else null.",
+    ),
+    *(field for field in SAMPLING_FIELDS if field.name not in _OWN_NAMES),
+    RequestField(
+        "min_tokens",
+        "honoured",
+        c.integer_between(0),
+        "Not in OpenAI's API. No token that ends the turn is sampled before; stop strings count from the beginning.",
+    ),
+    RequestField(
+        "stop_token_ids",
+        "honoured",
+        c.array_of(c.integer_between(0), MAX_STOP_IDS),
+        "Not in OpenAI's API. At most 64 token ids that end the text. Their text is part of it unless they are special "
+        "tokens.",
+    ),
+    RequestField(
+        "ignore_eos", "honoured", c.is_boolean, "Not in OpenAI's API. Continues after the model's own end tokens."
+    ),
+    RequestField(
+        "include_stop_str_in_output",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. The text ends with the stop string that was found.",
+    ),
+    RequestField(
+        "skip_special_tokens",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Default: true. False: special tokens in the output are part of the text.",
+    ),
+    RequestField(
+        "spaces_between_special_tokens",
+        "accepted",
+        c.is_boolean,
+        "Not in OpenAI's API. No effect, as with any fast tokenizer: special tokens are returned as generated.",
+    ),
+    RequestField(
+        "add_special_tokens",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Default: true. A string gets the tokens that the tokenizer itself adds, such as BOS; "
+        "token ids never do.",
+    ),
+    RequestField(
+        "truncate_prompt_tokens",
+        "honoured",
+        _check_truncation,
+        "Not in OpenAI's API. Keeps this number of tokens at the prompt's end; -1: as many as fit with `max_tokens`. "
+        "`echo` then returns the part that was kept.",
+    ),
+    RequestField(
+        "return_token_ids",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Each choice has `token_ids` and `prompt_token_ids`, in the stream once.",
+    ),
+    RequestField(
+        "return_tokens_as_token_ids",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Tokens in `logprobs` are written as `token_id:123`.",
+    ),
+    RequestField(
+        "prompt_logprobs",
+        "honoured",
+        c.integer_between(0, 20),
+        "Not in OpenAI's API. 0 to 20 most likely tokens for each position of the prompt, in vLLM's form. Not with "
+        "`stream`.",
+    ),
+    RequestField(
+        "priority",
+        "honoured",
+        c.integer_between(0),
+        "Not in OpenAI's API. Requests with a higher number wait for those with a lower one. Negative numbers are "
+        "refused: no client overtakes requests without a priority.",
+    ),
+    RequestField(
+        "cache_salt",
+        "honoured",
+        c.string_like(256),
+        "Not in OpenAI's API. Cached prompts are shared only among requests with the same salt.",
+    ),
+    RequestField(
+        "request_id", "honoured", c.string_like(128, REQUEST_ID), "Not in OpenAI's API. The reply's id after `cmpl-`."
+    ),
+    RequestField(
+        "response_format",
+        "honoured",
+        _CHAT_CHECKS["response_format"],
+        "Not in OpenAI's API. `text`, `json_object` or `json_schema`; enforced during sampling.",
+    ),
+    RequestField(
+        "structured_outputs",
+        "honoured",
+        _check_structure,
+        "Not in OpenAI's API. One of `json` (a schema), `json_object`, `regex`, `choice` and `grammar` (Lark). "
+        "Enforced in sampling.",
+    ),
+    RequestField("guided_json", "honoured", _check_schema, "Older name of `structured_outputs.json`."),
+    RequestField("guided_regex", "honoured", _check_text, "Older name of `structured_outputs.regex`."),
+    RequestField("guided_choice", "honoured", _check_choices, "Older name of `structured_outputs.choice`."),
+    RequestField("guided_grammar", "honoured", _check_text, "Older name of `structured_outputs.grammar`."),
+    refused_field("structural_tag", "Use `structured_outputs.grammar`."),
+    refused_field("guided_decoding_backend", "There is only one backend."),
+    refused_field("guided_whitespace_pattern", "The white space of JSON is fixed."),
+    refused_field("use_beam_search", "Beam search is not supported. Use `best_of`."),
+    refused_field("length_penalty", "Beam search is not supported."),
+    refused_field("prompt_embeds", "Prompts are text or token ids."),
+    refused_field("allowed_token_ids", "Use `logit_bias` or `structured_outputs`."),
+    refused_field("bad_words", "Use `logit_bias`."),
+    refused_field("logits_processors", "Custom code is not run."),
+    refused_field("mm_processor_kwargs", "Prompts are text or token ids."),
+    refused_field("kv_transfer_params", "The cache is not shared with other servers."),
+    refused_field("vllm_xargs", "Not supported by this server."),
+)
+"""Fields of `POST /v1/completions`."""

@@ -1,0 +1,34 @@
+"""`POST /v1/completions`: starts a turn for each choice of each prompt, and returns them as a text completion."""
+
+from typing import Any
+
+from litestar import post
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.errors import ApiError
+from antiphon.app.http.request_state import request_state
+from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
+from antiphon.app.requests.completions.request import read_completion_request
+from antiphon.app.requests.json_body import parse_object
+from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, stream_reply
+
+
+@post("/v1/completions", status_code=200)
+async def create_completion(request: AnyRequest) -> Response[Any]:
+    """Continues one or more raw prompts, and returns the texts as a stream or in one piece."""
+    context, state = server_context(request), request_state(request.scope)
+    body = parse_object(await request.body())
+    await wait_until_ready(request, body)
+    parsed = read_completion_request(body, context.models)
+    starting = context.turn_manager.start_prompts(parsed.model, parsed.specs, state.owner, state.release_permit)
+    try:
+        logs = await cancel_on_disconnect(request, starting)
+    except ApiError as error:
+        if error.param == "input":  # the name of this field in the Responses API
+            error.param = "prompt"
+        raise
+    if parsed.stream:
+        return stream_reply(CompletionStream(logs, parsed.options), context)
+    return json_reply(await final_reply(request, final_text_completion(logs, parsed.options), logs))
