@@ -202,6 +202,13 @@ def main() -> None:
     help="Output limit of requests that set none. Default: the rest of the context.",
 )
 @serve_option(
+    "--chat-reasoning-field",
+    type=click.Choice(["reasoning_content", "reasoning"]),
+    default="reasoning_content",
+    show_default=True,
+    help="Name of the field for reasoning in chat messages. Both names are read.",
+)
+@serve_option(
     "--shutdown-timeout",
     default=5.0,
     show_default=True,

@@ -51,6 +51,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     unknown_tools: Literal["call", "text"] = "call"
     """Treatment of a well-formed call of a tool that was not offered: a call, which agents answer with an error so that
     the model can correct itself, or text."""
+    chat_reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    """Field of chat messages and deltas that holds the model's reasoning. OpenAI's API has none."""
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """Time limit from the opening of a connection, or the first byte of a later request on it, to the end of the

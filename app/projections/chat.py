@@ -33,7 +33,7 @@ class ChatStream:
 
     def __init__(self, logs: Sequence[EventLog], spec: TurnSpec) -> None:
         self.logs = logs
-        self._folds = [ChatFold(as_function_call=spec.as_function_call) for _ in logs]
+        self._folds = [_create_fold(spec) for _ in logs]
         self._chunker = _ChunkBuilder(logs[0], spec)
         self._failed: ApiError | None = None
 
@@ -66,7 +66,7 @@ async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
     folds, choices = [], []
     for index, log in enumerate(logs):
-        fold, accumulator = ChatFold(as_function_call=spec.as_function_call), ChatAccumulator()
+        fold, accumulator = _create_fold(spec), ChatAccumulator()
         async for entries in log.follow_entries():
             for entry in entries:
                 if addition := fold.feed_event(entry.event):
@@ -153,6 +153,10 @@ class _ChunkBuilder:
         )
         data = _encode_json(chunk)
         return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)
+
+
+def _create_fold(spec: TurnSpec) -> ChatFold:
+    return ChatFold(as_function_call=spec.as_function_call, reasoning_field=spec.reasoning_field)
 
 
 def _total_usage(folds: Sequence[ChatFold]) -> ChatUsage | None:

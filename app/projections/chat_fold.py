@@ -4,6 +4,7 @@ A complete reply is the sum of the deltas, so a streamed reply and a complete on
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -22,6 +23,7 @@ from antiphon.events.base import Event
 from antiphon.events.items import CustomToolCall, FunctionCall, Logprob
 from antiphon.events.response import Response
 
+ReasoningField = Literal["reasoning_content", "reasoning"]
 MESSAGE_SEPARATOR = "\n\n"
 """Separator of messages. A chat message is one text, so two messages of the model become two paragraphs."""
 
@@ -30,10 +32,13 @@ class ChatFold:
     """Fold of one choice. `feed_event` returns the delta of an event; `terminal` is the response once it has ended.
 
     `as_function_call`: the call has the deprecated form, since the request has `functions` instead of `tools`.
+    `reasoning_field`: name of the field for reasoning.
     """
 
-    def __init__(self, *, as_function_call: bool = False) -> None:
-        self._as_function_call = as_function_call
+    def __init__(
+        self, *, as_function_call: bool = False, reasoning_field: ReasoningField = "reasoning_content"
+    ) -> None:
+        self._as_function_call, self._reasoning_field = as_function_call, reasoning_field
         self.terminal: Response | None = None
         self._calls: dict[str, int] = {}
         self._message: str | None = None
@@ -90,7 +95,9 @@ class ChatFold:
         """Returns the delta of reasoning. If an item has it raw and as a summary, the later kind is left out."""
         if self._reasoning.setdefault(item_id, event_type) is not event_type:
             return None
-        return ChatDelta(reasoning=text, reasoning_content=text), ()
+        if self._reasoning_field == "reasoning":
+            return ChatDelta(reasoning=text), ()
+        return ChatDelta(reasoning_content=text), ()
 
     def _begin_call(self, call: FunctionCall | CustomToolCall) -> CallFragment:
         index = self._calls[call.id] = len(self._calls)
@@ -108,6 +115,7 @@ class ChatAccumulator:
         self._content: list[str] = []
         self._refusal: list[str] = []
         self._reasoning: list[str] = []
+        self._reasoning_content: list[str] = []
         self._logprobs: list[Logprob] = []
         self._calls: list[tuple[CallFragment, list[str]]] = []
         self._function_call: list[FunctionFragment] = []
@@ -117,6 +125,7 @@ class ChatAccumulator:
         self._content.append(delta.content or "")
         self._refusal.append(delta.refusal or "")
         self._reasoning.append(delta.reasoning or "")
+        self._reasoning_content.append(delta.reasoning_content or "")
         self._logprobs.extend(logprobs)
         if delta.function_call is not UNSET:
             self._function_call.append(delta.function_call)
@@ -130,12 +139,11 @@ class ChatAccumulator:
 
     def build_choice(self, index: int, finish_reason: ChatFinishReason, *, logprobs: bool) -> ChatChoice:
         """Returns the complete choice. `logprobs` is true if the client requested them."""
-        reasoning = "".join(self._reasoning) or UNSET
         message = ChatReplyMessage(
             content="".join(self._content) or None,
             refusal="".join(self._refusal) or None,
-            reasoning=reasoning,
-            reasoning_content=reasoning,
+            reasoning="".join(self._reasoning) or UNSET,
+            reasoning_content="".join(self._reasoning_content) or UNSET,
             tool_calls=tuple(_joined_call(first, "".join(texts)) for first, texts in self._calls) or UNSET,
             function_call=_join_fragments(self._function_call),
         )

@@ -46,7 +46,7 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
-    """New content of a choice. Reasoning is sent under both names that clients use."""
+    """New content of a choice. Of the two names of reasoning, one is sent."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | None | UnsetType = UNSET

@@ -69,6 +69,7 @@ def read_chat_request(
         stream=bool(body.get("stream")),
         max_tool_calls=1 if single_call else None,
         as_function_call=as_function_call,
+        reasoning_field=settings.chat_reasoning_field,
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
         continuous_usage=bool((body.get("stream_options") or {}).get("continuous_usage_stats")),
         obfuscate=shared.wants_obfuscation(body),

@@ -3,6 +3,8 @@
 Both the Responses parser and the chat parser return it. The code that runs a turn does not know which one did.
 """
 
+from typing import Literal
+
 from msgspec import Struct, structs
 
 from antiphon.app.model_registry import ServedModel
@@ -55,6 +57,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Chat only: True if a last chunk reports the usage."""
     continuous_usage: bool = False
     """Chat only: True if every chunk reports the usage so far."""
+    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    """Chat only: name of the field for reasoning."""
     as_function_call: bool = False
     """Chat only: True if a call is returned in the deprecated form, as `function_call`."""
     n: int = 1

@@ -72,6 +72,10 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "store_max_gib": (["--store-max-gib", "0.5"], {"settings.store_max_gib": 0.5}),
     "enable_websocket": (["--no-websocket"], {"settings.enable_websocket": False}),
     "unsupported_media": (["--unsupported-media", "refuse"], {"settings.unsupported_media": "refuse"}),
+    "chat_reasoning_field": (
+        ["--chat-reasoning-field", "reasoning"],
+        {"settings.chat_reasoning_field": "reasoning"},
+    ),
     "unknown_tools": (["--unknown-tools", "text"], {"settings.unknown_tools": "text"}),
     "log_format": (["--log-format", "json"], {"log_format": "json"}),
     "default_max_output_tokens": (["--max-output-tokens", "9"], {"settings.default_max_output_tokens": 9}),

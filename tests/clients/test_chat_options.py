@@ -80,3 +80,15 @@ def test_usage_in_every_chunk_needs_include_usage(client: openai.OpenAI) -> None
     options: Any = {"continuous_usage_stats": True}
     chunks = list(create(client, ask("hi"), stream=True, stream_options=options))
     assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_has_the_name_that_the_server_was_started_with(field: Any) -> None:
+    script = [{"name": "any", "output": ["<think>\nHm.\n</think>\n\n", "Hello."]}]
+    other = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}[field]
+    with serve(script, chat_reasoning_field=field) as server, open_sdk(server) as (sdk, _):
+        message = create(sdk, ask("hi")).choices[0].message
+        assert message.model_extra == {field: "Hm."}
+        deltas = [chunk.choices[0].delta.model_extra or {} for chunk in create(sdk, ask("hi"), stream=True)]
+    assert "".join(delta.get(field, "") for delta in deltas) == "Hm."
+    assert not any(other in delta for delta in deltas)

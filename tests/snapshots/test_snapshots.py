@@ -103,7 +103,8 @@ def check_choice(choice: dict[str, Any], choices: list[dict[str, Any]]) -> None:
     scored = [entry for part in choices if part["logprobs"] for entry in part["logprobs"]["content"]]
     assert scored == ((choice["logprobs"] or {}).get("content") or [])
     assert "".join(part["delta"].get("content") or "" for part in choices) == (choice["message"]["content"] or "")
-    assert "".join(part["delta"].get("reasoning") or "" for part in choices) == choice["message"].get("reasoning", "")
+    reasoning = "".join(part["delta"].get("reasoning_content") or "" for part in choices)
+    assert reasoning == choice["message"].get("reasoning_content", "")
     assert [part["finish_reason"] for part in choices if part["finish_reason"]] == [choice["finish_reason"]]
     calls: list[dict[str, str]] = []
     for fragment in (fragment for part in choices for fragment in part["delta"].get("tool_calls", [])):
@@ -157,7 +158,7 @@ def read_told_chat(result: CaseResult) -> ToldTurn:
         for choice in chunk.get("choices", []):
             delta = choice["delta"]
             told.text += (delta.get("content") or "") + (delta.get("refusal") or "")
-            told.reasoning += delta.get("reasoning") or ""
+            told.reasoning += delta.get("reasoning_content") or ""
             for fragment in delta.get("tool_calls", []):
                 inner = fragment.get("function") or fragment.get("custom")
                 told.payloads += [""] * (fragment["index"] + 1 - len(told.payloads))
