@@ -13,9 +13,11 @@ from antiphon.app.event_log import EventLog
 from antiphon.app.http.stream_writer import StreamEncoder, pump
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import chat, responses
+from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.requests import chat as chat_request
 from antiphon.app.requests import responses as responses_request
+from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
@@ -216,6 +218,25 @@ async def read_chat(case: Case, **options: Any) -> CaseResult:
     frames = await collect_frames(chat.ChatStream(logs, parsed.spec))
     try:
         return CaseResult(frames, await chat.final_completion(logs, parsed.spec), logs[0])
+    except ApiError as error:
+        return CaseResult(frames, error, logs[0])
+
+
+async def read_completion(case: Case, **fields: Any) -> CaseResult:
+    """Runs the output of a case as a text completion, streamed and unstreamed."""
+    body = {"model": "scripted", "prompt": USER_TEXT, "max_tokens": 10_000, "stream": True}
+    parsed = read_completion_request(
+        body | {"stream_options": {"include_usage": True}} | fields, make_single_case_registry(case)
+    )
+    manager = make_case_manager(case, {})
+    try:
+        logs = await manager.start_prompts(parsed.model, parsed.specs)
+    except ApiError as error:
+        return CaseResult(b"", error, None)
+    await _cancel_stalled_turn(case, manager, logs)
+    frames = await collect_frames(CompletionStream(logs, parsed.options))
+    try:
+        return CaseResult(frames, await final_text_completion(logs, parsed.options), logs[0])
     except ApiError as error:
         return CaseResult(frames, error, logs[0])
 

@@ -151,7 +151,7 @@ def _check_prompt_logprobs(body: Mapping[str, Any]) -> None:
 def _read_sampling(
     body: Mapping[str, Any], model: ServedModel, options: CompletionOptions, *, infill: bool
 ) -> Sampling:
-    info, layout = model.engine.info, model.format.raw_text.infill_layout
+    info = model.engine.info
     limit = body["max_tokens"] if body.get("max_tokens") is not None else DEFAULT_MAX_TOKENS
     ranked = options.logprobs if options.logprobs is not None or options.best_of == options.n else 0
     stop_ids = tuple(body.get("stop_token_ids") or ())
@@ -159,7 +159,7 @@ def _read_sampling(
         if token >= info.vocab_size:
             message = f"the model has no token {token}, only 0 to {info.vocab_size - 1}."
             raise invalid_value(f"stop_token_ids[{index}]", f"Invalid 'stop_token_ids': {message}")
-    if infill and layout is not None:
+    if infill and (layout := model.format.raw_text.infill_layout) is not None:
         stop_ids += layout.end_ids
     min_tokens = body.get("min_tokens") or 0
     if min_tokens > limit:
