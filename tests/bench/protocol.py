@@ -186,7 +186,7 @@ def measure_dialects() -> dict[tuple[str, int], float]:
 def run_rounds(rounds: int, *, http: bool, blocking: bool) -> tuple[Samples, Samples, Samples]:
     """Returns the samples of the stages by (chunk size, stage), of the dialects, and of the server.
 
-    Keys of the server's samples are (streams, chunk size, output length).
+    Keys of the server's samples are (streams, chunk size, output length) and (API, chunk size).
     """
     server_cases = [(streams, chunk_size, OUTPUT_TOKENS) for streams in STREAM_COUNTS for chunk_size in CHUNK_SIZES]
     other_lengths = [length for length in OUTPUT_LENGTHS if length != OUTPUT_TOKENS]
@@ -204,14 +204,23 @@ def run_rounds(rounds: int, *, http: bool, blocking: bool) -> tuple[Samples, Sam
                 costs = timers[chunk_size].measure_stages(sink_port)
                 add_samples(stages, round_index, {(chunk_size, name): cost for name, cost in costs.items()})
             add_samples(dialects, round_index, measure_dialects())
+            for api, chunk_size in itertools.product(scripted_server.API_PATHS, CHUNK_SIZES) if http else ():
+                cost = measure_server(pid, port, (MAX_STREAMS, chunk_size, OUTPUT_TOKENS), api=api, blocking=blocking)
+                add_samples(totals, round_index, {(api, chunk_size): cost})
             for streams, chunk_size, length in server_cases if http else ():
-                cpu_before = scripted_server.process_cpu_seconds(pid)
-                scripted_server.read_streams(port, streams, length, chunk_size, blocking=blocking)
-                cpu_s = scripted_server.process_cpu_seconds(pid) - cpu_before
-                add_samples(totals, round_index, {(streams, chunk_size, length): cpu_s / streams / length * 1e6})
+                case = streams, chunk_size, length
+                add_samples(totals, round_index, {case: measure_server(pid, port, case, blocking=blocking)})
         if http:
             check_write_count(port)
     return stages, dialects, totals
+
+
+def measure_server(pid: int, port: int, case: tuple[int, int, int], *, api: str = "Responses", blocking: bool) -> float:
+    """Returns the server's CPU microseconds per token. `case`: streams, tokens per chunk, tokens per reply."""
+    streams, chunk_size, length = case
+    cpu_before = scripted_server.process_cpu_seconds(pid)
+    scripted_server.read_streams(port, streams, length, chunk_size, api=api, blocking=blocking)
+    return (scripted_server.process_cpu_seconds(pid) - cpu_before) / streams / length * 1e6
 
 
 def add_samples(samples: Samples, round_index: int, costs: dict[Any, float]) -> None:
@@ -270,6 +279,10 @@ def print_server_tables(medians: dict[Any, float]) -> None:
         for streams in STREAM_COUNTS
     }
     print_table(f"total, {OUTPUT_TOKENS} tokens; tokens per write", CHUNK_SIZES, by_streams)
+    by_api: Rows = {api: [medians[api, size] for size in CHUNK_SIZES] for api in scripted_server.API_PATHS}
+    for api in ("Chat", "Messages"):
+        by_api[f"{api} / Responses"] = [medians[api, size] / medians["Responses", size] for size in CHUNK_SIZES]
+    print_table(f"total, {MAX_STREAMS} streams; tokens per write", CHUNK_SIZES, by_api)
     request_us = medians[MAX_STREAMS, 1, 1]
     by_length: Rows = {}
     for label, us in (("", 0.0), (", without the request", request_us)):

@@ -98,15 +98,37 @@ def process_cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+API_PATHS = {"Responses": "/v1/responses", "Chat": "/v1/chat/completions", "Messages": "/v1/messages"}
+"""Path of each API with a stream."""
+USAGE_KEYS = {"Responses": b"output_tokens", "Chat": b"completion_tokens", "Messages": b"output_tokens"}
+"""Key of the number of generated tokens at the end of a stream."""
+
+
+def build_body(api: str, prompt: str) -> dict[str, Any]:
+    """Returns the body of a streaming request of an API."""
+    body = {"model": "scripted", "stream": True}
+    if api == "Responses":
+        return {**body, "input": prompt}
+    options = {"stream_options": {"include_usage": True}} if api == "Chat" else {"max_tokens": 1_000_000}
+    return {**body, **options, "messages": [{"role": "user", "content": prompt}]}
+
+
 def read_streams(
-    port: int, streams: int, length: int, chunk_size: int, *, keep_all: bool = False, blocking: bool = False
+    port: int,
+    streams: int,
+    length: int,
+    chunk_size: int,
+    *,
+    api: str = "Responses",
+    keep_all: bool = False,
+    blocking: bool = False,
 ) -> list[bytes]:
     """Reads `streams` concurrent replies of one case. Returns their ends, or with `keep_all` the whole replies."""
-    body = {"model": "scripted", "input": case_prompt(length, chunk_size), "stream": True}
-    clients = [StreamClient(port, body, keep_all=keep_all) for _ in range(streams)]
+    body = build_body(api, case_prompt(length, chunk_size))
+    clients = [StreamClient(port, body, path=API_PATHS[api], keep_all=keep_all) for _ in range(streams)]
     read_to_end(clients, blocking=blocking)
     for client in clients:
-        assert b'"output_tokens":%d,' % length in client.reply, client.reply[-500:]
+        assert b'"%b":%d,' % (USAGE_KEYS[api], length) in client.reply, client.reply[-500:]
     return [client.reply for client in clients]
 
 

@@ -21,12 +21,12 @@ class StreamClient:
     `arrivals` holds the time of each read with text, `started_at` that of the request.
     """
 
-    def __init__(self, port: int, body: dict[str, Any], *, keep_all: bool = False) -> None:
+    def __init__(self, port: int, body: dict[str, Any], *, path: str = "/v1/responses", keep_all: bool = False) -> None:
         self.reply, self._keep_all = b"", keep_all
         self.arrivals: list[float] = []
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.started_at = time.perf_counter()
-        self.socket.sendall(_encode_request(body))
+        self.socket.sendall(_encode_request(path, body))
         self.socket.setblocking(False)
 
     def read_available(self) -> bool:
@@ -60,7 +60,7 @@ def read_to_end(clients: Sequence[StreamClient], *, blocking: bool) -> None:
                     del running[fd]
 
 
-def _encode_request(body: dict[str, Any]) -> bytes:
+def _encode_request(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
-    head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
