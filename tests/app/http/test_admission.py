@@ -32,7 +32,7 @@ def build_request(*headers: str, path: str = "/v1/responses", body: bytes = BODY
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact", "/v1/chat/completions", "/v1/completions"])
 def test_whole_request_is_parsed_from_its_bytes(path: str) -> None:
     head = parse_whole_request(build_request("X-Request-Id: a b", "Connection: keep-alive", path=path))
     assert head is not None and head.scope["path"] == path

@@ -6,7 +6,9 @@ import msgspec
 
 from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.projections.completions.schema import CompletionOptions
 from antiphon.app.requests import chat, responses
+from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.history import NO_HISTORY
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.turn_spec import TurnSpec
@@ -50,6 +52,14 @@ def read_chat_spec(**body: Any) -> TurnSpec:
     fields = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body}
     fields = {key: value for key, value in fields.items() if value is not ...}
     return chat.read_chat_request(parse_object(msgspec.json.encode(fields)), make_registry()).spec
+
+
+def read_completion(**body: Any) -> tuple[tuple[TurnSpec, ...], CompletionOptions]:
+    """Reads a Completions body, with defaults for `model` and `prompt`. The value `...` removes a key."""
+    fields = {"model": "tiny", "prompt": "hi", **body}
+    fields = {key: value for key, value in fields.items() if value is not ...}
+    request = read_completion_request(parse_object(msgspec.json.encode(fields)), make_registry())
+    return request.specs, request.options
 
 
 def summarize_error(error: ApiError) -> tuple[int, str | None, str | None]:

@@ -4,24 +4,26 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from openai.types import completion_create_params as text_create_params
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS, RequestField
 from antiphon.app.requests.fields.__main__ import render_page
+from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.requests.validators import accept_any
 from antiphon.harmony.tools import ToolTable
-from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
+from tests.app.requests.request_builders import read_chat_spec, read_completion, read_responses_spec, summarize_error
 from tests.syntax import ROOT
 
-TABLES = [(RESPONSES_FIELDS, read_responses_spec), (CHAT_FIELDS, read_chat_spec)]
+TABLES = [(RESPONSES_FIELDS, read_responses_spec), (CHAT_FIELDS, read_chat_spec), (COMPLETION_FIELDS, read_completion)]
 ALL_FIELDS = [
     pytest.param(field, reader, id=f"{reader.__name__}-{field.name}") for table, reader in TABLES for field in table
 ]
 EMPTY_TOOLS = ToolTable()
-REQUIRED_FIELDS = {"model", "input", "messages"}
+REQUIRED_FIELDS = {"model", "input", "messages", "prompt"}
 
 
 def test_field_names_are_unique() -> None:
@@ -35,6 +37,8 @@ def test_every_field_of_the_sdk_is_listed() -> None:
     assert set(sdk_fields) - {field.name for field in RESPONSES_FIELDS} == set()
     sdk_fields = completion_create_params.CompletionCreateParamsBase.__annotations__
     assert set(sdk_fields) - {field.name for field in CHAT_FIELDS} == set()
+    sdk_fields = text_create_params.CompletionCreateParamsBase.__annotations__
+    assert set(sdk_fields) - {field.name for field in COMPLETION_FIELDS} == set()
 
 
 def test_fields_page_is_up_to_date() -> None:
@@ -72,7 +76,7 @@ def test_unsupported_field_is_rejected_by_name(field: RequestField, reader: Any)
         assert summarize_error(caught.value) == (400, "unsupported_parameter", field.name)
 
 
-@pytest.mark.parametrize("reader", [read_responses_spec, read_chat_spec])
+@pytest.mark.parametrize("reader", [read_responses_spec, read_chat_spec, read_completion])
 def test_unknown_key_is_rejected(reader: Any) -> None:
     with pytest.raises(ApiError) as caught:
         reader(temprature=1)
@@ -87,8 +91,10 @@ def check_field(field: RequestField, value: Any) -> ApiError | None:
     return None
 
 
-def without_tools(spec: TurnSpec) -> TurnSpec:
-    """Returns the spec without its tool table, which has no equality."""
+def without_tools(spec: Any) -> Any:
+    """Returns the spec without its tool table, which has no equality. Text completions have none."""
+    if not isinstance(spec, TurnSpec):
+        return spec
     assert len(spec.prompt_input.tools) == 0
     prompt_input = structs.replace(spec.prompt_input, tools=EMPTY_TOOLS)
     return structs.replace(spec, prompt_input=prompt_input)

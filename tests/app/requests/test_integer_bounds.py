@@ -8,12 +8,17 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": f"hello {n}", "output": ["Hello."]} for n in range(8)])
 OUT_OF_RANGE = (2**31, 2**63, 2**64, 10**30, -(2**31) - 1, -(2**63) - 1, -(10**30))
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-PATHS = {"/responses": ({"input": "Hi"}, RESPONSES_FIELDS), "/chat/completions": (CHAT, CHAT_FIELDS)}
+PATHS = {
+    "/responses": ({"input": "Hi"}, RESPONSES_FIELDS),
+    "/chat/completions": (CHAT, CHAT_FIELDS),
+    "/completions": ({"prompt": "Hi"}, COMPLETION_FIELDS),
+}
 
 
 def is_integer_field(field: RequestField) -> bool:
@@ -34,6 +39,7 @@ def test_all_integer_fields_are_found() -> None:
     assert {name for _, name in INTEGER_FIELDS} == {
         *("max_output_tokens", "max_tool_calls", "top_logprobs", "top_k", "seed"),
         *("max_tokens", "max_completion_tokens", "n"),
+        *("best_of", "logprobs", "min_tokens", "priority", "prompt_logprobs", "truncate_prompt_tokens"),
     }
 
 
