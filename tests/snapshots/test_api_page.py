@@ -1,0 +1,9 @@
+"""The page that shows one conversation in all four APIs is what the code prints now."""
+
+from tests.snapshots.api_page import render_page
+from tests.syntax import ROOT
+
+
+async def test_page_of_the_apis_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "apis.md").read_text(encoding="utf-8")
+    assert page == await render_page(), "run `python -m tests.snapshots.api_page > docs/apis.md` and read the diff"
