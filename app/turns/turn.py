@@ -135,7 +135,7 @@ class Turn:
             self._admitted = True
             self._processor.on_admitted(chunk)
             self._mark_started()
-        if chunk.tokens or chunk.finish:
+        if chunk.tokens or chunk.finish or chunk.prompt_logprobs:
             if self._first_token_at is None and chunk.tokens:
                 self._first_token_at = self._loop.time()
             self._processor.process_chunk(chunk)

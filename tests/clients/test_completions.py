@@ -249,6 +249,12 @@ def test_embedded_model_completes_a_prompt() -> None:
         [choice] = scored.choices
         assert choice.text == f"{prompt}Hello! I am Antiphon's embedded model." and choice.logprobs is not None
         assert scored.usage is not None and len(choice.logprobs.tokens or ()) == scored.usage.total_tokens
+        [choice] = sdk.completions.create(**request | {"max_tokens": 0}, echo=True, logprobs=1).choices
+        assert choice.text == prompt and choice.logprobs is not None
+        assert (
+            choice.logprobs.token_logprobs
+            == (scored.choices[0].logprobs.token_logprobs or [])[: len(choice.logprobs.tokens or ())]
+        )
         assert read_stream(sdk, **request)[0] == {0: "Hello! I am Antiphon's embedded model."}
         [choice] = sdk.completions.create(**request, extra_body={"guided_choice": ["yes", "no"]}).choices
         assert choice.text in ("yes", "no")
