@@ -51,6 +51,18 @@ def main() -> None:
     help="TOML file with options: their names are the keys. Command line and environment take precedence over it.",
 )
 @serve_option("--served-model-name", "served_model_names", multiple=True, help="Additional model name; repeatable.")
+@serve_option(
+    "--embedding-model",
+    "embedding_models",
+    multiple=True,
+    help="Folder or hub id of a model to serve on /v1/embeddings, too; repeatable.",
+)
+@serve_option(
+    "--rerank-model",
+    "rerank_models",
+    multiple=True,
+    help="Folder or hub id of a model to serve on /v1/rerank and /v1/score, too; repeatable.",
+)
 @serve_option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
 @serve_option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
 @serve_option(

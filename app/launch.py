@@ -18,8 +18,9 @@ from msgspec import structs
 
 from antiphon.app import server
 from antiphon.app.context import ServerContext, create_context
+from antiphon.app.encoders.loading import create_encoders, default_model_name
 from antiphon.app.encryption import KeyFileError
-from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
@@ -73,7 +74,8 @@ async def _run_server(
             with display:
                 model, note = await _create_model(options, display.update, spawn)
                 display.start(model.names[0])
-                context = create_context(settings, ModelRegistry([model]), store=store)
+                encoders = await create_encoders(options)
+                context = create_context(settings, _create_registry(model, encoders), store=store)
                 access_log = AccessLog(json_format if style == "json" else console_format(screen), display.print_lines)
                 try:
                     await server.run_server(
@@ -101,6 +103,13 @@ def _on_ready(display: startup.StartupDisplay, context: ServerContext, note: str
     tune_gc()
     notes = {model.names[0]: note for model in context.models.served}
     display.show_ready(context.settings, context.models, port, notes)
+
+
+def _create_registry(model: ServedModel, encoders: list[EncoderModel]) -> ModelRegistry:
+    try:
+        return ModelRegistry([model], encoders)
+    except ValueError as error:
+        raise ServeError(f"{error}: each model needs a name of its own") from None
 
 
 async def _create_model(
@@ -140,7 +149,7 @@ async def _create_torch_engine(
     if options.model is not None:
         fetch = partial(fetch_checkpoint, offline=options.offline, revision=options.revision)
         folder = await asyncio.to_thread(fetch, options.model)
-        name = _default_model_name(options.model, folder)
+        name = default_model_name(options.model, folder)
     elif options.revision is not None:
         raise ServeError("--revision requires a model of the hub")
     inspect_checkpoint(folder)
@@ -170,8 +179,3 @@ def _load_format(folder: Path, options: ServeOptions, template: str | None) -> L
     except UnusableTemplateError as error:
         raise ServeError(f"--chat-template {options.chat_template}: {error}") from None
     return structs.replace(loaded, reason=f"{loaded.reason}; chat template {options.chat_template}")
-
-
-def _default_model_name(source: str, folder: Path) -> str:
-    """Returns a hub id unchanged, or the last part of a folder's path."""
-    return folder.resolve().name if Path(source).expanduser().exists() else source

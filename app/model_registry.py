@@ -1,10 +1,12 @@
 """The served models, and the names by which clients request them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.errors import ApiError, clip_text, missing_field
+from antiphon.engine.embeddings.repository import EncoderKind
 from antiphon.engine.protocol import Engine
 from antiphon.harmony.format import ModelFormat
 
@@ -20,27 +22,84 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     owned_by: str = "antiphon"
 
 
-class ModelRegistry:
-    """Finds models by any of their names. Raises `ValueError` if two models have the same name."""
+class EncoderModel(Struct, frozen=True, kw_only=True):
+    """An embedding or reranking model: its engine and the tokenizer of its texts."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.served = tuple(models)
+    names: tuple[str, ...]
+    kind: EncoderKind
+    engine: Engine
+    tokenizer: TextTokenizer
+    created: int
+    """Time when the model became available, in whole seconds since 1970."""
+    owned_by: str = "antiphon"
+
+
+ENCODER_USES: dict[EncoderKind, tuple[str, str, str]] = {
+    "embedding": ("an embedding model", "/v1/embeddings", "--embedding-model"),
+    "rerank": ("a reranking model", "/v1/rerank", "--rerank-model"),
+}
+"""Description, endpoint and option of each kind of encoder."""
+
+
+class ModelRegistry:
+    """Finds models by any of their names. Raises `ValueError` if two models have the same name.
+
+    `encoders` are embedding and reranking models, which generate no text: no chat endpoint finds them.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], encoders: Sequence[EncoderModel] = ()) -> None:
+        self.served, self.encoders = tuple(models), tuple(encoders)
         self._by_name: dict[str, ServedModel] = {}
-        for model in models:
+        self._encoders_by_name: dict[str, EncoderModel] = {}
+        for model in self.all_models:
             for name in model.names:
-                if name in self._by_name:
+                if name in self._by_name or name in self._encoders_by_name:
                     raise ValueError(f"duplicate model name {name!r}")
-                self._by_name[name] = model
+                if isinstance(model, EncoderModel):
+                    self._encoders_by_name[name] = model
+                else:
+                    self._by_name[name] = model
+
+    @property
+    def all_models(self) -> tuple[ServedModel | EncoderModel, ...]:
+        """All models, those that generate text first."""
+        return (*self.served, *self.encoders)
+
+    @property
+    def encoder_names(self) -> Iterator[tuple[str, EncoderModel]]:
+        """Names of encoders, and the models that have them."""
+        return iter(self._encoders_by_name.items())
+
+    def find_encoder(self, name: str | None, kind: EncoderKind) -> EncoderModel:
+        """Returns the encoder called `name`, or the first of its kind if `name` is None. Raises `ApiError`."""
+        description, _, option = ENCODER_USES[kind]
+        candidates = {each: model for each, model in self._encoders_by_name.items() if model.kind == kind}
+        if not candidates:
+            message = f"No model of this server is {description}. Start the server with {option}."
+            raise ApiError(404, "model_not_found", message, "model")
+        if name is None:
+            return next(iter(candidates.values()))
+        if name in candidates:
+            return candidates[name]
+        if self.get_model(name) is not None or name in self._encoders_by_name:
+            raise ApiError(400, "invalid_value", f"The model '{clip_text(name)}' is not {description}.", "model")
+        raise _unknown_model(name, candidates)
+
+    def get_encoder(self, name: object) -> EncoderModel | None:
+        """Returns the encoder called `name`, or None if `name` is not the name of an encoder."""
+        return self._encoders_by_name.get(name) if isinstance(name, str) else None
 
     def find_model(self, name: str | None) -> ServedModel:
         """Returns the model called `name`. Raises `ApiError`: 400 if `name` is None, 404 if no model has that name."""
         if name is None:
             raise missing_field("model")
         model = self._by_name.get(name)
+        if model is None and name in self._encoders_by_name:
+            description, endpoint, _ = ENCODER_USES[self._encoders_by_name[name].kind]
+            message = f"The model '{clip_text(name)}' is {description}: use it with {endpoint}."
+            raise ApiError(400, "invalid_value", message, "model")
         if model is None:
-            available = ", ".join(f"'{served_name}'" for served_name in self._by_name)
-            message = f"The model '{clip_text(name)}' does not exist. Use one of: {available}."
-            raise ApiError(404, "model_not_found", message, "model")
+            raise _unknown_model(name, self._by_name)
         return model
 
     def get_model(self, name: object) -> ServedModel | None:
@@ -49,3 +108,9 @@ class ModelRegistry:
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
         return iter(self._by_name.items())
+
+
+def _unknown_model(name: str, names: Iterable[str]) -> ApiError:
+    available = ", ".join(f"'{served_name}'" for served_name in names)
+    message = f"The model '{clip_text(name)}' does not exist. Use one of: {available}."
+    return ApiError(404, "model_not_found", message, "model")

@@ -22,6 +22,10 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """Folder or hub id. None: the embedded model."""
     served_model_names: tuple[str, ...] = ()
     """Additional names of the model."""
+    embedding_models: tuple[str, ...] = ()
+    """Folders or hub ids of embedding models to serve, too."""
+    rerank_models: tuple[str, ...] = ()
+    """Folders or hub ids of reranking models to serve, too."""
     engine: Literal["torch", "scripted"] = "torch"
     script: Path | None = None
     dialect: str | None = None

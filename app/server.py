@@ -27,7 +27,7 @@ from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, RequestGuard
 from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.routes import (
     chat,
@@ -39,9 +39,9 @@ from antiphon.app.routes import (
     metrics,
     models,
     responses,
-    tokenize,
 )
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
+from antiphon.app.routes.texts import embeddings, tokenize
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
 from antiphon.app.settings import Settings
 from antiphon.app.tls import load_ssl_context
@@ -78,6 +78,9 @@ ROUTE_HANDLERS = (
     models.get_version,
     models.list_ollama_tags,
     models.show_ollama_model,
+    embeddings.create_embeddings,
+    embeddings.rerank_documents,
+    embeddings.score_pairs,
     tokenize.tokenize_prompt,
     tokenize.detokenize_tokens,
     tokenize.get_server_version,
@@ -184,7 +187,7 @@ class AntiphonServer(uvicorn.Server):
         self._context.shutting_down = True
         for server in self.servers:
             server.close()
-        models = self._context.models.served
+        models = self._context.models.all_models
         # Engines that are not ready close first, so that requests waiting for one fail immediately.
         await _close_engines([model for model in models if model.engine.unready_reason()])
         drain = asyncio.create_task(self._context.turn_manager.drain(self._context.settings.shutdown_timeout))
@@ -230,7 +233,7 @@ async def run_server(
 
     async def load() -> None:
         try:
-            await asyncio.gather(*(model.engine.start() for model in context.models.served))
+            await asyncio.gather(*(model.engine.start() for model in context.models.all_models))
             on_ready(await listening)
         except EngineError:
             if server.should_exit:  # shutdown began during the start and caused the error
@@ -246,7 +249,7 @@ async def run_server(
     finally:
         loading.cancel()
         await asyncio.wait({loading})
-        await _close_engines(context.models.served)
+        await _close_engines(context.models.all_models)
 
 
 def _handle_hangup(server: AntiphonServer) -> None:
@@ -263,6 +266,6 @@ def _handle_hangup(server: AntiphonServer) -> None:
     )
 
 
-async def _close_engines(models: Iterable[ServedModel]) -> None:
+async def _close_engines(models: Iterable[ServedModel | EncoderModel]) -> None:
     for model in models:
         await model.engine.close()

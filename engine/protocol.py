@@ -18,6 +18,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -71,6 +73,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Same as ``Sampling.top_logprobs``, for the tokens of the prompt."""
     prefill_only: bool = False
     """True if the job only prefills the prompt for a later one: its output is discarded."""
+    encoder_inputs: tuple[EncoderInput, ...] = ()
+    """Inputs of a job for an encoder, which generates no tokens and ignores all fields above except ``id``."""
+    vector_options: VectorOptions = VectorOptions()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -112,6 +117,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Error that ended the job; set exactly if ``finish`` is ``"error"``."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """One entry per prompt token, the first one None; sent once, with the first generated token at the latest."""
+    vectors: tuple[tuple[int, bytes], ...] = ()
+    """Results of an encoder, in any order: the index of an input and its numbers, as little-endian float32."""
 
 
 JobChunk = tuple[str, Chunk]
@@ -136,6 +143,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     architecture: str = ""
     """Name of the model's architecture, such as ``qwen3``."""
+    vector_size: int = 0
+    """Numbers in each result of an encoder; 0 for a model that generates text."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

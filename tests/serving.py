@@ -164,15 +164,14 @@ class _ServerThread:
             )
             self._started.set()
 
-        for model in self._models.served:
-            await model.engine.start()
+        await asyncio.gather(*(model.engine.start() for model in self._models.all_models))
         try:
             app = build_app(context, access_records.append)
             self._server = AntiphonServer(context, app, on_ready, self._wrap_app(app))
             with bind_socket(self._settings) as listener:
                 await self._server.serve([listener])
         finally:
-            for model in self._models.served:
+            for model in self._models.all_models:
                 await model.engine.close()
             await store.close()
 

@@ -82,7 +82,7 @@ class StartupLog:
 
     def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
         """Logs one line for the server and one for each model."""
-        for served in models.served:
+        for served in models.all_models:
             info = served.engine.info
             _log.info(
                 "model",
@@ -194,7 +194,7 @@ def show_banner(
     (url, *network_urls), model = base_urls(settings, port), catalogue.served[0].names[0]
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     rows += [f"[bold]network[/]   {escape(network_url)}" for network_url in network_urls]
-    for served in catalogue.served:
+    for served in catalogue.all_models:
         info = served.engine.info
         parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
         summary = " · ".join(part for part in parts if part not in ("", "none"))

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.engine.protocol import EngineError, Sampling
 
 _OLLAMA_PARAMETERS = {
@@ -16,7 +16,7 @@ _OLLAMA_PARAMETERS = {
 """Ollama's names of sampling parameters, and the fields of `Sampling`."""
 
 
-def openai_model(name: str, model: ServedModel) -> dict[str, Any]:
+def openai_model(name: str, model: ServedModel | EncoderModel) -> dict[str, Any]:
     """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model is loaded."""
     entry = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
     context = context_length(model)
@@ -31,7 +31,7 @@ def anthropic_model(name: str, model: ServedModel) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": created, **limits}
 
 
-def context_length(model: ServedModel) -> int | None:
+def context_length(model: ServedModel | EncoderModel) -> int | None:
     """Returns the number of tokens in the model's context; None while the model is loading."""
     try:
         return model.engine.info.max_model_len

@@ -29,7 +29,7 @@ def unready_reason(context: ServerContext) -> str | None:
     """Returns the reason why the server would not accept a request now, or None."""
     if context.shutting_down:
         return "the server is shutting down"
-    for model in context.models.served:
+    for model in context.models.all_models:
         reason = model.engine.unready_reason()
         if reason is not None:
             return f"{model.names[0]}: {reason}"

@@ -31,7 +31,7 @@ async def list_models(request: AnyRequest) -> Response[Any]:
     context = server_context(request)
     if _is_anthropic(request):
         return json_reply(msgspec.json.encode(_anthropic_page(context.models)))
-    data = [openai_model(name, model) for name, model in context.models]
+    data = [openai_model(name, model) for name, model in (*context.models, *context.models.encoder_names)]
     models = [
         codex_model(name, model, context.settings)
         for name, model in context.models
@@ -53,6 +53,9 @@ def _anthropic_page(models: ModelRegistry) -> dict[str, Any]:
 async def retrieve_model(request: AnyRequest, name: FromPath[str]) -> Response[Any]:
     """Returns one model. The name is a path parameter because hub ids contain a slash."""
     name = name.removeprefix("/")
+    encoder = server_context(request).models.get_encoder(name)
+    if encoder is not None:
+        return json_reply(msgspec.json.encode(openai_model(name, encoder)))
     try:
         model = server_context(request).models.find_model(name)
     except ApiError as error:

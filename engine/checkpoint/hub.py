@@ -24,14 +24,20 @@ IGNORED_PATTERNS = (*(f"*/{pattern}" for pattern in ALLOWED_PATTERNS if pattern 
 """Files not to download: sub-folders of a repository hold the same weights in other formats (original, onnx, gguf).
 Chat templates are the exception: `additional_chat_templates` holds those with a name, such as `tool_use`."""
 
+MODULE_PATTERNS = ("onnx/*", "openvino/*", "original/*", "gguf/*", "coreml/*", "*consolidated*")
+"""The same for embedding models, whose sub-folders also hold the parts of the model."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None = None) -> Path:
+def fetch_checkpoint(
+    source: str, *, offline: bool = False, revision: str | None = None, with_modules: bool = False
+) -> Path:
     """Returns the local folder of a model. Raises :class:`LoadError`.
 
     An existing folder is returned unchanged. Otherwise ``source`` must be a hub id (``owner/name``), which is
     downloaded, or with ``offline`` looked up in the local cache only. ``revision``: branch, tag or commit.
+    ``with_modules``: downloads the parts of an embedding model, too, which are in sub-folders.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -50,7 +56,7 @@ def fetch_checkpoint(source: str, *, offline: bool = False, revision: str | None
             source,
             revision=revision,
             allow_patterns=list(ALLOWED_PATTERNS),
-            ignore_patterns=list(IGNORED_PATTERNS),
+            ignore_patterns=list(MODULE_PATTERNS if with_modules else IGNORED_PATTERNS),
             local_files_only=offline,
         )
     except Exception as error:

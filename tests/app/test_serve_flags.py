@@ -30,6 +30,11 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         ["--served-model-name", "a", "--served-model-name", "b"],
         {"options.served_model_names": ("a", "b")},
     ),
+    "embedding_models": (
+        ["--embedding-model", "a/b", "--embedding-model", "c"],
+        {"options.embedding_models": ("a/b", "c")},
+    ),
+    "rerank_models": (["--rerank-model", "a/b"], {"options.rerank_models": ("a/b",)}),
     "host": (["--host", "127.0.0.2"], {"settings.host": "127.0.0.2"}),
     "port": (["--port", "1234"], {"settings.port": 1234}),
     "api_keys": (

@@ -4,6 +4,7 @@ import sys
 
 from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
+from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from antiphon.app.requests.fields.messages import MESSAGES_FIELDS
 from antiphon.app.requests.fields.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
@@ -71,6 +72,9 @@ TABLES = {
     "POST /v1/chat/completions": CHAT_FIELDS,
     "POST /v1/completions": COMPLETION_FIELDS,
     "POST /v1/messages": MESSAGES_FIELDS,
+    "POST /v1/embeddings": EMBEDDINGS_FIELDS,
+    "POST /v1/rerank": RERANK_FIELDS,
+    "POST /v1/score": SCORE_FIELDS,
     "POST /tokenize": TOKENIZE_FIELDS,
     "POST /detokenize": DETOKENIZE_FIELDS,
 }

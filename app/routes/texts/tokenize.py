@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import msgspec
 from litestar import get, post
 from litestar.response import Response
 
-from antiphon import __version__
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, invalid_value, missing_field, unsupported_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
@@ -77,13 +77,15 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
 @get("/version")
 async def get_server_version() -> Response[Any]:
     """Returns the version of this server."""
-    return json_reply(msgspec.json.encode({"version": __version__}))
+    return json_reply(msgspec.json.encode({"version": version("antiphon")}))
 
 
 @get("/load")
 async def get_server_load(request: AnyRequest) -> Response[Any]:
-    """Returns the number of turns that have started and not ended."""
-    return json_reply(msgspec.json.encode({"server_load": server_context(request).turn_manager.num_running}))
+    """Returns the number of turns and encoder jobs that have started and not ended."""
+    context = server_context(request)
+    num_jobs = sum(model.engine.stats().running for model in context.models.encoders)
+    return json_reply(msgspec.json.encode({"server_load": context.turn_manager.num_running + num_jobs}))
 
 
 def _model_name(body: Mapping[str, Any], models: ModelRegistry) -> Any:

@@ -1,0 +1,1 @@
+"""Embedding and reranking models: their tokenizer, and jobs on their engine."""

@@ -1,0 +1,1 @@
+"""Parsers of requests to embedding and reranking models: JSON body → `EncoderRequest`."""

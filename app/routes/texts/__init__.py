@@ -1,0 +1,1 @@
+"""Endpoints that convert texts without generating any: to tokens, vectors or scores."""

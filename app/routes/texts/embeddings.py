@@ -1,0 +1,56 @@
+"""`/v1/embeddings`, `/v1/rerank` and `/v1/score`: texts to vectors or scores, without events and without a store."""
+
+from typing import Any
+
+from litestar import post
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.encoders.jobs import run_request
+from antiphon.app.errors import from_engine
+from antiphon.app.http.request_state import request_state
+from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
+from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
+from antiphon.app.requests.embeddings.request import read_embeddings_request
+from antiphon.app.requests.json_body import parse_object
+from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
+from antiphon.engine.protocol import EngineError
+
+
+@post("/v1/embeddings", status_code=200)
+async def create_embeddings(request: AnyRequest) -> Response[Any]:
+    """Returns a vector for each input."""
+    body = parse_object(await request.body())
+    try:
+        parsed = read_embeddings_request(body, server_context(request).models)
+    except EngineError as error:
+        raise from_engine(error) from None
+    result = await cancel_on_disconnect(request, run_request(parsed))
+    as_base64 = body.get("encoding_format") == "base64"
+    return json_reply(await embeddings_body(result, parsed.model.names[0], as_base64=as_base64))
+
+
+@post(["/v1/rerank", "/rerank", "/v2/rerank"], status_code=200)
+async def rerank_documents(request: AnyRequest) -> Response[Any]:
+    """Returns documents in the order of their relevance to a query."""
+    body = parse_object(await request.body())
+    try:
+        parsed, texts = read_rerank_request(body, server_context(request).models)
+    except EngineError as error:
+        raise from_engine(error) from None
+    result = await cancel_on_disconnect(request, run_request(parsed))
+    shown = None if body.get("return_documents") is False else texts
+    request_id = request_state(request.scope).request_id
+    return json_reply(rerank_body(result, parsed.model.names[0], request_id, shown, body.get("top_n") or 0))
+
+
+@post(["/v1/score", "/score"], status_code=200)
+async def score_pairs(request: AnyRequest) -> Response[Any]:
+    """Returns a score for each pair of texts."""
+    body = parse_object(await request.body())
+    try:
+        parsed = read_score_request(body, server_context(request).models)
+    except EngineError as error:
+        raise from_engine(error) from None
+    result = await cancel_on_disconnect(request, run_request(parsed))
+    return json_reply(score_body(result, parsed.model.names[0], request_state(request.scope).request_id))
