@@ -103,6 +103,20 @@ def format_chunk(data: dict[str, Any], numbers: IdNumbers) -> str:
     return numbers.replace_ids("\n".join(lines))
 
 
+def format_completion_chunk(data: dict[str, Any]) -> str:
+    """Returns a chunk of a text completion in one line."""
+    if "error" in data:
+        return f"  error  {_dump_json(data['error'])}"
+    lines = []
+    for choice in data["choices"]:
+        ending = f"  finish_reason={choice['finish_reason']}" if choice["finish_reason"] else ""
+        lines.append(f"  [{choice['index']}]  {_dump_json(choice['text'])}{ending}")
+    if usage := data.get("usage"):
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        lines.append(f"  usage  tokens {usage['prompt_tokens']} (cached {cached}) + {usage['completion_tokens']}")
+    return "\n".join(lines)
+
+
 def format_message_event(data: dict[str, Any], numbers: IdNumbers) -> str:
     """Returns an event of an Anthropic message in one line."""
     kind = data["type"]

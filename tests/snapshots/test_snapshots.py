@@ -12,7 +12,7 @@ from tests.invariants import check_stream
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.extra_cases import EXTRA_CASES
-from tests.snapshots.run_case import CaseResult, read_chat, read_message, read_responses
+from tests.snapshots.run_case import CaseResult, read_chat, read_completion, read_message, read_responses
 from tests.snapshots.snapshot_files import SNAPSHOT_FOLDER, CaseSnapshot
 
 RESPONSES_CASES = [case for case in (*CASES, *EXTRA_CASES) if not case.refused and "responses" in case.faces]
@@ -35,6 +35,9 @@ async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
         numbers = event_lines.IdNumbers()
         events = (await read_message(result)).events
         text += "\n".join(["\nMessages", *(event_lines.format_message_event(event, numbers) for event in events), ""])
+    completion = await read_completion(case)
+    chunks = map(event_lines.format_completion_chunk, completion.data)
+    text += "\n".join(["\nCompletions", *chunks, *_format_error(completion), ""])
     assert text == case_snapshot(name=case.name)
 
 
