@@ -55,6 +55,7 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
 	$(BIN)/python -m tests.bench.busy_cores
+	$(BIN)/python -m tests.bench.embeddings
 
 bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in its own environment
 	$(BIN)/python -m tests.bench.install $(ARGS)

@@ -163,7 +163,7 @@ def _read_pooling(folder: Path, modules: list[tuple[str, str]]) -> tuple[str, ..
         raise LoadError(f"{file}: the pooling mode {(unknown or ['none'])[0]} is not supported; choose another model")
     if config.get("include_prompt") is False and _default_prompt(folder):
         raise LoadError(f"{file}: pooling without the prompt is not supported; choose another embedding model")
-    return tuple(mode for mode in POOLING_KEYS.values() if mode in modes)
+    return tuple(modes)
 
 
 def _default_modules(config: Mapping[str, Any], shared: Mapping[str, Any]) -> SentenceModules:

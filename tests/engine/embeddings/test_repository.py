@@ -67,10 +67,17 @@ def test_default_prompt_is_read(folder: Path) -> None:
     assert read_repository(folder, "embedding").prompt == ""
 
 
-@pytest.mark.parametrize(("name", "mode"), [("mean", "mean"), ("weightedmean", "weightedmean")])
-def test_pooling_mode_may_be_a_name(folder: Path, name: str, mode: str) -> None:
-    write_json(folder / "1_Pooling/config.json", {"pooling_mode": name})
-    assert read_repository(folder, "embedding").pooling == (mode,)
+@pytest.mark.parametrize(
+    ("config", "modes"),
+    [
+        ({"pooling_mode": "weightedmean"}, ("weightedmean",)),
+        ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
+    ],
+)
+def test_pooling_modes_are_joined_in_their_order(folder: Path, config: dict[str, Any], modes: tuple[str, ...]) -> None:
+    write_json(folder / "1_Pooling/config.json", config)
+    assert read_repository(folder, "embedding").pooling == modes
 
 
 @pytest.mark.parametrize(
