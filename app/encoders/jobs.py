@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from antiphon.app.encoders.text_tokenizer import TextOrPair
-from antiphon.app.errors import RETRY_AFTER_S, ApiError, from_engine
+from antiphon.app.errors import RETRY_AFTER_S, ApiError, from_engine, invalid_value
 from antiphon.app.model_registry import EncoderModel
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
@@ -98,10 +98,14 @@ def _tokenize_part(request: EncoderRequest, start: int) -> list[EncoderInput]:
     inputs, limit = request.inputs[start : start + TEXTS_PER_CALL], request.max_tokens
     texts = [each for each in inputs if not isinstance(each, list)]
     try:
-        encoded = iter(request.model.tokenizer.encode_texts(texts, limit))
+        encoded = request.model.tokenizer.encode_texts(texts, limit)
     except TokenizeError as error:
         raise ApiError(400, "invalid_prompt", str(error), request.paths[start]) from None
-    return [EncoderInput(tuple(each[:limit])) if isinstance(each, list) else next(encoded) for each in inputs]
+    if limit is not None and any(len(each.tokens) > limit for each in encoded):
+        message = "Invalid 'truncate_prompt_tokens': it leaves no room for the special tokens."
+        raise invalid_value("truncate_prompt_tokens", message)
+    remaining = iter(encoded)
+    return [EncoderInput(tuple(each[:limit])) if isinstance(each, list) else next(remaining) for each in inputs]
 
 
 def _too_long(limit: int, length: int, path: str) -> ApiError:

@@ -27,7 +27,10 @@ class TextTokenizer:
         self._lower_case, self._prompt = lower_case, prompt
 
     def encode_texts(self, texts: Sequence[TextOrPair], max_tokens: int | None = None) -> list[EncoderInput]:
-        """Encodes texts or pairs with the special tokens, cut to `max_tokens` if set. Raises `TokenizeError`."""
+        """Encodes texts or pairs with the special tokens, cut to `max_tokens` if set. Raises `TokenizeError`.
+
+        If not even the special tokens fit, the library cuts nothing.
+        """
         prepared = [self._prepare(text) for text in texts]
         if max_tokens is None:
             return self._encode(self._whole, prepared)

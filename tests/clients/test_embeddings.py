@@ -133,6 +133,7 @@ def test_long_input_is_cut_on_request(server: RunningServer, folders: TinyModels
         ({"dimensions": 0}, "integer_below_min_value", "dimensions"),
         ({"encoding_format": "int8"}, "invalid_value", "encoding_format"),
         ({"extra_body": {"truncate_prompt_tokens": 41}}, "invalid_value", "truncate_prompt_tokens"),
+        ({"extra_body": {"truncate_prompt_tokens": 1}}, "invalid_value", "truncate_prompt_tokens"),
         ({"extra_body": {"truncate_prompt_tokens": 0}}, "integer_below_min_value", "truncate_prompt_tokens"),
         ({"extra_body": {"truncate_prompt_tokens": -2}}, "integer_below_min_value", "truncate_prompt_tokens"),
         ({"extra_body": {"wisdom": 1}}, "unknown_parameter", "wisdom"),
@@ -181,6 +182,22 @@ def test_encoder_generates_no_text(server: RunningServer) -> None:
         client.responses.create(model="bert", input="Hi")
     assert (caught.value.code, caught.value.param) == ("invalid_value", "model")
     assert "use it with /v1/embeddings" in caught.value.message
+
+
+def test_texts_of_an_encoder_are_tokenized_and_detokenized(server: RunningServer) -> None:
+    text = "the red fox"
+    for special in (True, False):
+        body = {"model": "bert", "prompt": text, "add_special_tokens": special, "return_token_strs": True}
+        reply = post(f"{server.root}/tokenize", json=body).json()
+        ids = tiny.token_ids(text) if special else tiny.token_ids(text)[1:-1]
+        assert (reply["tokens"], reply["count"], reply["max_model_len"]) == (ids, len(ids), 40)
+        assert reply["token_strs"] == (["[CLS]", *text.split(), "[SEP]"] if special else text.split())
+    back = post(f"{server.root}/detokenize", json={"model": "bert", "tokens": tiny.token_ids(text)})
+    assert back.json() == {"prompt": "[CLS] the red fox [SEP]"}
+    chat = [{"role": "user", "content": "Hi"}]
+    for fields, param in (({"messages": chat}, "messages"), ({}, "prompt")):
+        error = post(f"{server.root}/tokenize", json={"model": "bert", **fields}).json()["error"]
+        assert error["param"] == param
 
 
 # Reranking

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
+from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embeddings.repository import read_repository
 from antiphon.engine.errors import LoadError
 from tests.engine.embeddings.tiny_repositories import save_tokenizer, write_json, write_modules
@@ -118,6 +120,37 @@ def test_missing_file_is_reported(folder: Path, file: str, reason: str) -> None:
 def test_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no such folder"):
         read_repository(tmp_path / "nowhere", "embedding")
+
+
+def test_download_has_the_modules_and_no_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "0_Transformer/model.safetensors",
+    ]
+    others = [
+        "onnx/model.safetensors",
+        "onnx/config.json",
+        "openvino/config.json",
+        "pytorch_model.bin",
+        "2_Dense/pytorch_model.bin",
+    ]
+    fetched: list[str] = []
+
+    def download(_: str, *, allow_patterns: list[str], ignore_patterns: list[str], **__: object) -> str:
+        fetched.extend(
+            filter_repo_objects(needed + others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        )
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert fetch_checkpoint("owner/name", with_modules=True) == tmp_path
+    assert fetched == needed
 
 
 def test_prompt_that_pooling_leaves_out_is_refused(folder: Path) -> None:
