@@ -6,13 +6,13 @@ an `OutputReader`. Nothing here depends on HTTP, the engine, or the order of a r
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 from antiphon.events.inputs import AnyInput, GrammarFormat
 from antiphon.events.items import Logprob
-from antiphon.harmony.grammar import AnswerRequirements
+from antiphon.harmony.grammar import AnswerRequirements, TextConstraint
 from antiphon.harmony.tools import ToolSpec, ToolTable
 from antiphon.state.segments import Segment
 
@@ -34,8 +34,8 @@ class PromptInput(Struct, frozen=True, kw_only=True):
     """Model names of the tools that may be called; None for all. The prompt shows the others too."""
     single_call: bool = False
     """Limits the answer to one call."""
-    answer_schema: dict[str, Any] | None = None
-    """JSON Schema that the text for the user must match."""
+    answer_form: TextConstraint | None = None
+    """Form that the text for the user must have, such as a JSON Schema."""
     effort: str | None = None
     unknown_tools: Literal["text", "call"] = "text"
     """What becomes of a call whose tool was not offered: text, or a call that the client can answer with an error.
@@ -51,6 +51,11 @@ class PromptInput(Struct, frozen=True, kw_only=True):
         return tuple(tool for tool in self.tools if self.allowed_tools is None or tool.model_name in self.allowed_tools)
 
     @property
+    def promises_json(self) -> bool:
+        """True if the text for the user must be JSON, which no stop string may cut."""
+        return self.answer_form is not None and self.answer_form.schema is not None
+
+    @property
     def needs_grammar(self) -> bool:
         """True if the request promises a form of answer that only a grammar guarantees."""
         has_strict_tool = any(tool.strict or isinstance(tool.format, GrammarFormat) for tool in self.callable_tools)
@@ -58,7 +63,7 @@ class PromptInput(Struct, frozen=True, kw_only=True):
             has_strict_tool
             or self.tool_choice == "required"
             or self.allowed_tools is not None
-            or self.answer_schema is not None
+            or self.answer_form is not None
         )
 
 
@@ -66,7 +71,7 @@ def answer_requirements(prompt_input: PromptInput) -> AnswerRequirements:
     """Returns the request's requirements on the answer, besides being parsable."""
     call_required = prompt_input.tool_choice == "required"
     return AnswerRequirements(
-        call_required=call_required, single_call=prompt_input.single_call, text_schema=prompt_input.answer_schema
+        call_required=call_required, single_call=prompt_input.single_call, text_form=prompt_input.answer_form
     )
 
 

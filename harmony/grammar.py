@@ -26,12 +26,22 @@ these."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
+class TextConstraint(Struct, frozen=True):
+    """A form that the text for the user must have as a whole; exactly one field is set."""
+
+    schema: Mapping[str, Any] | None = None
+    """JSON Schema."""
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    lark: str | None = None
+
+
 class AnswerRequirements(Struct, frozen=True, kw_only=True):
-    """Requirements on an answer, besides being parsable. `text_schema`: schema of its text."""
+    """Requirements on an answer, besides being parsable. `text_form`: form of its text."""
 
     call_required: bool = False
     single_call: bool = False
-    text_schema: Mapping[str, Any] | None = None
+    text_form: TextConstraint | None = None
 
 
 class GrammarBuilder:
@@ -130,6 +140,21 @@ class GrammarBuilder:
         """Matches text of a grammar in Lark's syntax."""
         return self.add_unique_rule("raw", f"%lark {{{_LINE}{lark}{_LINE}}}")
 
+    def required_text(self, constraint: TextConstraint) -> str:
+        """Matches text of the required form."""
+        if constraint.choice is not None:
+            return self.add_unique_rule("choice", *map(self.literal_text, constraint.choice))
+        if constraint.regex is not None:
+            return self.pattern(constraint.regex)
+        if constraint.lark is not None:
+            return self.nested_grammar(constraint.lark)
+        return self.json_value(constraint.schema)
+
+    def answer_text(self, constraint: TextConstraint) -> str:
+        """Matches an answer's text of the required form. Blanks may precede JSON, and nothing else."""
+        gap = "GAP " if constraint.schema is not None else ""
+        return f"{gap}{self.required_text(constraint)}"
+
     def build(self, *sides: str) -> str:
         """Returns the grammar of an answer that is one of these alternatives."""
         return "\n".join(
@@ -173,8 +198,8 @@ def _answer_rule(
     head_only_openers: frozenset[str],
     wrapper: tuple[str, str] | None,
 ) -> str:
-    """Builds the rule of what follows reasoning. No text precedes a required call or schema."""
-    starts_immediately = requirements.call_required or requirements.text_schema is not None
+    """Builds the rule of what follows reasoning. No text precedes a required call or form."""
+    starts_immediately = requirements.call_required or requirements.text_form is not None
     call_rules = []
     for opener, body_rules in calls.items():
         opener_rule = (
@@ -184,8 +209,8 @@ def _answer_rule(
         )
         call_rules.append(f"{opener_rule} ({' | '.join(body_rules)})")
     text = (
-        f"GAP {grammar.json_value(requirements.text_schema)}"
-        if requirements.text_schema is not None
+        grammar.answer_text(requirements.text_form)
+        if requirements.text_form is not None
         else f"{grammar.free_text(*markers, head=head_only_openers)}?"
     )
     if wrapper is not None:

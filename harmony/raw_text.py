@@ -6,14 +6,14 @@ written by this server.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 from msgspec import Struct
 
 from antiphon.events.items import Logprob
 from antiphon.harmony.format import RenderedPrompt, RenderError
-from antiphon.harmony.grammar import GrammarBuilder
+from antiphon.harmony.grammar import GrammarBuilder, TextConstraint
 from antiphon.harmony.tokens.detokenizer import CONTROL_RANGE, Detokenizer, MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.special_tokens import SpecialTokenEscaper, SpecialTokens
 from antiphon.state.segments import Say, Segment
@@ -47,15 +47,6 @@ class RawPrompt(Struct, frozen=True, kw_only=True):
     """Number of tokens to keep, counted from the end; None for all."""
     locate_tokens: bool = False
     """True if the rendered prompt tells where each token begins in its text."""
-
-
-class TextConstraint(Struct, frozen=True):
-    """A form that the whole output must have; exactly one field is set."""
-
-    schema: Mapping[str, object] | None = None
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    lark: str | None = None
 
 
 class InfillLayout(Struct, frozen=True):
@@ -138,13 +129,7 @@ class RawText:
     def build_grammar(self, constraint: TextConstraint) -> str:
         """Returns the grammar of outputs that have the form of the constraint."""
         rules = GrammarBuilder(self._vocabulary.added_tokens)
-        if constraint.choice is not None:
-            return rules.build(*map(rules.literal_text, constraint.choice))
-        if constraint.regex is not None:
-            return rules.build(rules.pattern(constraint.regex))
-        if constraint.lark is not None:
-            return rules.build(rules.nested_grammar(constraint.lark))
-        return rules.build(rules.json_value(constraint.schema))
+        return rules.build(rules.required_text(constraint))
 
     @cached_property
     def infill_layout(self) -> InfillLayout | None:

@@ -16,6 +16,7 @@ from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER
 from antiphon.app.sandbox.messages import GrammarKind
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
 from antiphon.harmony.closed_objects import close_objects
+from antiphon.harmony.grammar import TextConstraint
 
 SCHEMA_ERROR_CODES = {
     "text.format.schema": "invalid_json_schema",
@@ -35,12 +36,12 @@ class OutputConstraint(Struct, frozen=True):
     param: str
 
 
-def answer_schema(shape: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def answer_form(shape: Mapping[str, Any] | None) -> TextConstraint | None:
     """Returns the JSON Schema that `text.format` requires of the text; None if any text is allowed."""
     kind = (shape or {}).get("type")
     if shape is None or kind in (None, "text"):
         return None
-    return shape.get("schema") or {"type": "object"}
+    return TextConstraint(schema=shape.get("schema") or {"type": "object"})
 
 
 def schema_constraint(schema: Mapping[str, Any], param: str) -> OutputConstraint:

@@ -63,8 +63,8 @@ def read_responses_request(
 def _output_constraints(offered: tools.RequestTools, prompt_input: PromptInput) -> list[OutputConstraint]:
     """Returns the schemas and grammars that the answer must match."""
     result = constraints.tool_constraints(offered, all_schemas=prompt_input.needs_grammar)
-    if prompt_input.answer_schema is not None:
-        result.append(constraints.schema_constraint(prompt_input.answer_schema, "text.format.schema"))
+    if prompt_input.answer_form is not None and prompt_input.answer_form.schema is not None:
+        result.append(constraints.schema_constraint(prompt_input.answer_form.schema, "text.format.schema"))
     return result
 
 
@@ -90,7 +90,7 @@ def _prompt_input(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         single_call=body.get("parallel_tool_calls") is False,
-        answer_schema=constraints.answer_schema(text_format),
+        answer_form=constraints.answer_form(text_format),
         effort=(body.get("reasoning") or {}).get("effort"),
         unknown_tools=settings.unknown_tools,
     )

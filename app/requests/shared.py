@@ -35,6 +35,24 @@ def read_sampling(body: Mapping[str, Any], info: EngineInfo, limit: int | None, 
     return structs.replace(info.default_sampling, **overrides, top_logprobs=top_logprobs)
 
 
+def read_engine_fields(body: Mapping[str, Any], info: EngineInfo, sampling: Sampling) -> Sampling:
+    """Returns the sampling parameters with those that only vLLM's API has. Raises `ApiError` 400."""
+    stop_ids = tuple(body.get("stop_token_ids") or ())
+    for index, token in enumerate(stop_ids):
+        if token >= info.vocab_size:
+            message = f"the model has no token {token}, only 0 to {info.vocab_size - 1}."
+            raise invalid_value(f"stop_token_ids[{index}]", f"Invalid 'stop_token_ids': {message}")
+    min_tokens, limit = body.get("min_tokens") or 0, sampling.max_tokens
+    if limit is not None and min_tokens > limit:
+        raise invalid_value("min_tokens", f"Invalid 'min_tokens': it must not exceed 'max_tokens', which is {limit}.")
+    return structs.replace(sampling, stop_ids=stop_ids, min_tokens=min_tokens, ignore_eos=bool(body.get("ignore_eos")))
+
+
+def read_priority(body: Mapping[str, Any]) -> int:
+    """Returns the engine's priority. The engine runs higher ones first, vLLM's API lower ones."""
+    return -(body.get("priority") or 0)
+
+
 def conversation_of(body: Mapping[str, Any]) -> str | None:
     """Returns the id of the request's conversation, sent as a string or in an object; None if there is none."""
     conversation = body.get("conversation")

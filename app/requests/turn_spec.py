@@ -13,7 +13,8 @@ from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
-from antiphon.harmony.raw_text import RawPrompt, TextConstraint
+from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.raw_text import RawPrompt
 
 
 class RawTurn(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.errors import ApiError
 from antiphon.app.projections import chat
-from antiphon.app.requests.chat import read_chat_request
+from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
 from antiphon.app.routes.replies import final_reply, json_reply, start_turns, stream_reply

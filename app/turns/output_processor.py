@@ -49,7 +49,7 @@ class OutputProcessor:
         )
         self._reader = self._raw_reader or form.create_reader(prompt, spec.prompt_input)
         # A stop string could cut JSON that must match a schema.
-        stop_strings = spec.stop_strings if spec.prompt_input.answer_schema is None else ()
+        stop_strings = spec.stop_strings if not spec.prompt_input.promises_json else ()
         self._stops = StopStringFilter(stop_strings, verbatim=spec.raw is not None)
         self._details = DetailCollector(form, prompt, spec.details)
         self._calls = 0

@@ -140,7 +140,7 @@ class GptOssFormat:
             "aside", *(f'{channel} "{name}" {message} {text} {end} {start} "assistant"' for name in _ASIDE_CHANNELS)
         )
         requirements = answer_requirements(prompt_input)
-        final = text if requirements.text_schema is None else f"GAP {rules.json_value(requirements.text_schema)}"
+        final = text if requirements.text_form is None else rules.answer_text(requirements.text_form)
         endings = [] if requirements.call_required else [f'{channel} "final" {message} {final} {return_}?']
         for tool in prompt_input.callable_tools:
             recipient = f'" to=functions.{tool.model_name}"'

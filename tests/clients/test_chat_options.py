@@ -92,3 +92,24 @@ def test_reasoning_has_the_name_that_the_server_was_started_with(field: Any) -> 
         deltas = [chunk.choices[0].delta.model_extra or {} for chunk in create(sdk, ask("hi"), stream=True)]
     assert "".join(delta.get(field, "") for delta in deltas) == "Hm."
     assert not any(other in delta for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_regex": "["}, "guided_regex"),
+        ({"stop_token_ids": [300_000]}, "stop_token_ids[0]"),
+        ({"min_tokens": 9, "max_completion_tokens": 3}, "min_tokens"),
+        ({"priority": -1}, "priority"),
+        ({"top_p": 0}, "top_p"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"kv_transfer_params": {}}, "kv_transfer_params"),
+        ({"mm_processor_kwargs": {}}, "mm_processor_kwargs"),
+    ],
+)
+def test_refused_field_of_vllm_is_named(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, ask("hi"), extra_body=fields)
+    assert refused.value.param == param

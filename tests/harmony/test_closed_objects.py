@@ -8,6 +8,7 @@ import pytest
 
 from antiphon.events.inputs import FunctionTool
 from antiphon.harmony.closed_objects import MAX_STEPS, close_objects
+from antiphon.harmony.grammar import TextConstraint
 from antiphon.harmony.tools import ToolTable
 from tests.harmony import parser_helpers
 from tests.harmony.test_grammar import grammar_accepts, load_llg_tokenizer
@@ -25,7 +26,7 @@ def accepts(schema: dict[str, Any], value: object) -> bool:
         parser_helpers.load_token_format("plain"),
         load_llg_tokenizer("plain"),
         json.dumps(value),
-        parser_helpers.build_prompt_input(answer_schema=schema),
+        parser_helpers.build_prompt_input(answer_form=TextConstraint(schema=schema)),
     )
 
 

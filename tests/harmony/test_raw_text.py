@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import RenderedPrompt, RenderError
-from antiphon.harmony.raw_text import INFILL_LAYOUTS, RawPrompt, RawText, TextConstraint
+from antiphon.harmony.grammar import TextConstraint
+from antiphon.harmony.raw_text import INFILL_LAYOUTS, RawPrompt, RawText
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary, TokenizerVocabulary
 from antiphon.state.segments import Say
 from tests.harmony.grammar_helpers import MatcherVocabulary

@@ -15,7 +15,7 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import chat, responses
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
-from antiphon.app.requests import chat as chat_request
+from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests import responses as responses_request
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.store.memory import MemoryStore

@@ -9,9 +9,9 @@ from antiphon.app.errors import invalid_value, missing_field, unsupported_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections.completions.schema import CompletionOptions
 from antiphon.app.requests import shared
-from antiphon.app.requests.completions.structure import read_structure
 from antiphon.app.requests.fields import MAX_CHOICES, check_fields, refuse_unsupported
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
+from antiphon.app.requests.structure import read_structure
 from antiphon.app.requests.turn_spec import DetailRequest, RawTurn, TurnSpec
 from antiphon.engine.protocol import Sampling
 from antiphon.events.response import Response
@@ -57,7 +57,7 @@ def read_completion_request(body: Mapping[str, Any], models: ModelRegistry) -> C
         prefill_only=options.prompt_only,
         details=_read_details(body, options),
         cache_salt=body.get("cache_salt") or "",
-        priority=-(body.get("priority") or 0),  # the engine runs higher ones first
+        priority=shared.read_priority(body),
     )
     template = RawPrompt(
         source="",
@@ -154,22 +154,10 @@ def _read_sampling(
     info = model.engine.info
     limit = body["max_tokens"] if body.get("max_tokens") is not None else DEFAULT_MAX_TOKENS
     ranked = options.logprobs if options.logprobs is not None or options.best_of == options.n else 0
-    stop_ids = tuple(body.get("stop_token_ids") or ())
-    for index, token in enumerate(stop_ids):
-        if token >= info.vocab_size:
-            message = f"the model has no token {token}, only 0 to {info.vocab_size - 1}."
-            raise invalid_value(f"stop_token_ids[{index}]", f"Invalid 'stop_token_ids': {message}")
+    sampling = shared.read_engine_fields(body, info, shared.read_sampling(body, info, max(limit, 1), ranked))
     if infill and (layout := model.format.raw_text.infill_layout) is not None:
-        stop_ids += layout.end_ids
-    min_tokens = body.get("min_tokens") or 0
-    if min_tokens > limit:
-        raise invalid_value("min_tokens", f"Invalid 'min_tokens': it must not exceed 'max_tokens', which is {limit}.")
-    return structs.replace(
-        shared.read_sampling(body, info, max(limit, 1), ranked),
-        stop_ids=stop_ids,
-        min_tokens=min_tokens,
-        ignore_eos=bool(body.get("ignore_eos")),
-    )
+        sampling = structs.replace(sampling, stop_ids=(*sampling.stop_ids, *layout.end_ids))
+    return sampling
 
 
 def _read_details(body: Mapping[str, Any], options: CompletionOptions) -> DetailRequest:

@@ -2,7 +2,8 @@
 
 import sys
 
-from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS
+from antiphon.app.requests.fields import RESPONSES_FIELDS
+from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from antiphon.app.requests.fields.messages import MESSAGES_FIELDS

@@ -8,7 +8,6 @@ from msgspec import structs
 from antiphon.app.errors import ApiError, invalid_type
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import (
-    CHAT_FIELDS,
     LABEL_FIELDS,
     MAX_CHOICES,
     MAX_TEXT_CHARS,
@@ -18,16 +17,13 @@ from antiphon.app.requests.fields import (
     RequestField,
     refused_field,
 )
+from antiphon.app.requests.fields.chat import CHAT_FIELDS
+from antiphon.app.requests.fields.engine import ENGINE_FIELDS, TOP_P
 
 MAX_PROMPTS = MAX_CHOICES
-MAX_STOP_IDS = 64
-MAX_CHOICE_STRINGS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""Older names of the keys of `structured_outputs`."""
 
 _check_text = c.string_like(MAX_TEXT_CHARS)
-_check_choices = c.array_of(_check_text, MAX_CHOICE_STRINGS)
 
 
 def _check_token_ids(value: Any, path: str) -> None:
@@ -52,28 +48,10 @@ def _check_prompt(value: Any, path: str) -> None:
         _check_token_ids(value, path)
 
 
-def _check_top_p(value: Any, path: str) -> None:
-    c.number_between(0, 1)(value, path)
-    if value == 0:
-        message = f"Invalid '{path}': decimal below minimum value. Expected a value > 0, but got 0 instead."
-        raise ApiError(400, "decimal_below_min_value", message, path)
-
-
-def _check_schema(value: Any, path: str) -> None:
-    if isinstance(value, str):
-        _check_text(value, path)
-    else:
-        c.is_object(value, path)
-
-
 def _check_truncation(value: Any, path: str) -> None:
     c.integer_between(-1 if value == -1 else 1)(value, path)
 
 
-_check_structure = c.object_of(
-    {"json": _check_schema, "regex": _check_text, "choice": _check_choices, "grammar": _check_text,
-     "json_object": c.is_boolean}
-)  # fmt: skip
 _CHAT_CHECKS = {field.name: field.check for field in CHAT_FIELDS}
 _SHARED_NAMES = ("model", "stream")
 _OWN_NAMES = ("top_p", "stop")
@@ -141,7 +119,7 @@ COMPLETION_FIELDS = (
         "Only with `stream`. `include_usage` adds a last chunk with the usage, `continuous_usage_stats` sends the "
         "request's usage so far with every chunk, `include_obfuscation` pads every chunk.",
     ),
-    RequestField("top_p", "honoured", _check_top_p, "Above 0, at most 1; default: the model's own value."),
+    TOP_P,
     RequestField(
         "stop",
         "honoured",
@@ -150,22 +128,6 @@ COMPLETION_FIELDS = (
         "`stop_reason`, which is always sent, is the string or the id of `stop_token_ids` that ended it, else null.",
     ),
     *(field for field in SAMPLING_FIELDS if field.name not in _OWN_NAMES),
-    RequestField(
-        "min_tokens",
-        "honoured",
-        c.integer_between(0),
-        "Not in OpenAI's API. No token that ends the turn is sampled before; stop strings count from the beginning.",
-    ),
-    RequestField(
-        "stop_token_ids",
-        "honoured",
-        c.array_of(c.integer_between(0), MAX_STOP_IDS),
-        "Not in OpenAI's API. At most 64 token ids that end the text. Their text is part of it unless they are special "
-        "tokens.",
-    ),
-    RequestField(
-        "ignore_eos", "honoured", c.is_boolean, "Not in OpenAI's API. Continues after the model's own end tokens."
-    ),
     RequestField(
         "include_stop_str_in_output",
         "honoured",
@@ -218,19 +180,6 @@ COMPLETION_FIELDS = (
         "`stream`.",
     ),
     RequestField(
-        "priority",
-        "honoured",
-        c.integer_between(0),
-        "Not in OpenAI's API. Requests with a higher number wait for those with a lower one. Negative numbers are "
-        "refused: no client overtakes requests without a priority.",
-    ),
-    RequestField(
-        "cache_salt",
-        "honoured",
-        c.string_like(256),
-        "Not in OpenAI's API. Cached prompts are shared only among requests with the same salt.",
-    ),
-    RequestField(
         "request_id", "honoured", c.string_like(128, REQUEST_ID), "Not in OpenAI's API. The reply's id after `cmpl-`."
     ),
     RequestField(
@@ -239,28 +188,7 @@ COMPLETION_FIELDS = (
         _CHAT_CHECKS["response_format"],
         "Not in OpenAI's API. `text`, `json_object` or `json_schema`; enforced during sampling.",
     ),
-    RequestField(
-        "structured_outputs",
-        "honoured",
-        _check_structure,
-        "Not in OpenAI's API. One of `json` (a schema), `json_object`, `regex`, `choice` and `grammar` (Lark). "
-        "Enforced in sampling.",
-    ),
-    RequestField("guided_json", "honoured", _check_schema, "Older name of `structured_outputs.json`."),
-    RequestField("guided_regex", "honoured", _check_text, "Older name of `structured_outputs.regex`."),
-    RequestField("guided_choice", "honoured", _check_choices, "Older name of `structured_outputs.choice`."),
-    RequestField("guided_grammar", "honoured", _check_text, "Older name of `structured_outputs.grammar`."),
-    refused_field("structural_tag", "Use `structured_outputs.grammar`."),
-    refused_field("guided_decoding_backend", "There is only one backend."),
-    refused_field("guided_whitespace_pattern", "The white space of JSON is fixed."),
-    refused_field("use_beam_search", "Beam search is not supported. Use `best_of`."),
-    refused_field("length_penalty", "Beam search is not supported."),
+    *ENGINE_FIELDS,
     refused_field("prompt_embeds", "Prompts are text or token ids."),
-    refused_field("allowed_token_ids", "Use `logit_bias` or `structured_outputs`."),
-    refused_field("bad_words", "Use `logit_bias`."),
-    refused_field("logits_processors", "Custom code is not run."),
-    refused_field("mm_processor_kwargs", "Prompts are text or token ids."),
-    refused_field("kv_transfer_params", "The cache is not shared with other servers."),
-    refused_field("vllm_xargs", "Not supported by this server."),
 )
 """Fields of `POST /v1/completions`."""

@@ -1,7 +1,8 @@
 """Tables of the fields of `POST /tokenize` and `POST /detokenize`, which have the shapes of vLLM's endpoints."""
 
 from antiphon.app.requests import validators as c
-from antiphon.app.requests.fields import CHAT_FIELDS, MAX_TEXT_CHARS, RequestField, refused_field
+from antiphon.app.requests.fields import MAX_TEXT_CHARS, RequestField, refused_field
+from antiphon.app.requests.fields.chat import CHAT_FIELDS
 
 _MODEL = RequestField("model", "honoured", c.string_like(256), "A name from `GET /v1/models`. Default: the first one.")
 _CHAT_NAMES = ("tools", "reasoning_effort", "chat_template_kwargs")

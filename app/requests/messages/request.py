@@ -1,6 +1,5 @@
 """Parser of `POST /v1/messages`: converts the body to the same `TurnSpec` as a Responses request."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +91,7 @@ def _prompt_input(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         single_call=(body.get("tool_choice") or {}).get("disable_parallel_tool_use") is True,
-        answer_schema=constraints.answer_schema(_output_format(body)[0]),
+        answer_form=constraints.answer_form(_output_format(body)[0]),
         effort=_effort(body),
         unknown_tools=settings.unknown_tools,
     )
@@ -130,9 +129,9 @@ def _output_constraints(
 ) -> tuple[OutputConstraint, ...]:
     """Returns the schemas that the answer must match."""
     result = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
-    if prompt_input.answer_schema is not None:
-        schema = json.dumps(prompt_input.answer_schema)
-        result.append(OutputConstraint("schema", schema, f"{_output_format(body)[1]}.schema"))
+    if prompt_input.answer_form is not None and prompt_input.answer_form.schema is not None:
+        path = f"{_output_format(body)[1]}.schema"
+        result.append(constraints.schema_constraint(prompt_input.answer_form.schema, path))
     return tuple(result)
 
 

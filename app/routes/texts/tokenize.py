@@ -10,16 +10,18 @@ from litestar import get, post
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, invalid_value, missing_field, unsupported_field
-from antiphon.app.model_registry import ModelRegistry, ServedModel
-from antiphon.app.requests.chat import read_chat_request
-from antiphon.app.requests.fields import CHAT_FIELDS, check_fields, refuse_unsupported
+from antiphon.app.errors import ApiError, from_engine, invalid_value, missing_field, unsupported_field
+from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
+from antiphon.app.requests.chat.request import read_chat_request
+from antiphon.app.requests.fields import check_fields, refuse_unsupported
+from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
 from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.engine.protocol import EngineError, EngineInfo
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 T = TypeVar("T")
@@ -34,6 +36,9 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     body = {**body, "model": _model_name(body, context.models)}
     await wait_until_ready(request, body)
     check_fields(TOKENIZE_FIELDS, body)
+    encoder = context.models.get_encoder(body["model"])
+    if encoder is not None:
+        return await _tokenize_for_encoder(request, body, encoder)
     model = context.models.find_model(body["model"])
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise (
@@ -49,7 +54,7 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
             model.format.encode, body["prompt"], add_special_tokens=body.get("add_special_tokens") is not False
         )
         tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
-    reply = {"count": len(tokens), "max_model_len": model.engine.info.max_model_len, "tokens": tokens}
+    reply = {"count": len(tokens), "max_model_len": _read_info(model).max_model_len, "tokens": tokens}
     texts = [model.format.decode_token(token)[0] for token in tokens] if body.get("return_token_strs") else None
     return json_reply(msgspec.json.encode({**reply, "token_strs": texts}))
 
@@ -61,16 +66,17 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     body = {**body, "model": _model_name(body, context.models)}
     await wait_until_ready(request, body)
     check_fields(DETOKENIZE_FIELDS, body)
-    model = context.models.find_model(body["model"])
+    model = context.models.get_encoder(body["model"]) or context.models.find_model(body["model"])
     tokens = body.get("tokens")
     if tokens is None:
         raise missing_field("tokens")
-    vocab_size = model.engine.info.vocab_size
+    vocab_size = _read_info(model).vocab_size
     unknown = next((index for index, token in enumerate(tokens) if token >= vocab_size), None)
     if unknown is not None:
         path = f"tokens[{unknown}]"
         raise invalid_value(path, f"Invalid '{path}': the vocabulary of this model has {vocab_size} tokens.")
-    text = await cancel_on_disconnect(request, _run_limited(partial(model.format.decode, tokens), "tokens"))
+    decode = model.tokenizer.decode_tokens if isinstance(model, EncoderModel) else model.format.decode
+    text = await cancel_on_disconnect(request, _run_limited(partial(decode, tokens), "tokens"))
     return json_reply(msgspec.json.encode({"prompt": text}))
 
 
@@ -106,6 +112,28 @@ async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: Se
         if error.param == "input":  # the name of this field in the Responses API
             error.param = "messages"
         raise
+
+
+async def _tokenize_for_encoder(request: AnyRequest, body: Mapping[str, Any], model: EncoderModel) -> Response[Any]:
+    """Returns the token ids of a text as an embedding or reranking model reads it."""
+    if body.get("messages") is not None:
+        raise invalid_value("messages", "This model reads texts, not chats: send a 'prompt'.")
+    if body.get("prompt") is None:
+        raise missing_field("prompt")
+    max_model_len, add = _read_info(model).max_model_len, body.get("add_special_tokens") is not False
+    encode = partial(model.tokenizer.encode_text, body["prompt"], add_special_tokens=add)
+    tokens = await cancel_on_disconnect(request, _run_limited(encode, "prompt"))
+    texts = [model.tokenizer.token_text(token) for token in tokens] if body.get("return_token_strs") else None
+    reply = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": texts}
+    return json_reply(msgspec.json.encode(reply))
+
+
+def _read_info(model: ServedModel | EncoderModel) -> EngineInfo:
+    """Returns the properties of the model's engine. Raises `ApiError` 503 if they are not known yet."""
+    try:
+        return model.engine.info
+    except EngineError as error:
+        raise from_engine(error) from None
 
 
 async def _run_limited(work: Callable[[], T], param: str) -> T:

@@ -7,7 +7,8 @@ import msgspec
 from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections.completions.schema import CompletionOptions
-from antiphon.app.requests import chat, responses
+from antiphon.app.requests import responses
+from antiphon.app.requests.chat import request as chat
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.history import NO_HISTORY
 from antiphon.app.requests.json_body import parse_object

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.fields import CHAT_FIELDS, RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields import RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from tests.serving import RunningServer, serve
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 from antiphon.app.errors import invalid_value
 from antiphon.app.requests import constraints
 from antiphon.app.requests.constraints import OutputConstraint
-from antiphon.app.requests.fields.completions import GUIDED_FIELDS
-from antiphon.harmony.raw_text import TextConstraint
+from antiphon.app.requests.fields.engine import GUIDED_FIELDS
+from antiphon.harmony.grammar import TextConstraint
 
 
 class RequiredStructure(Struct, frozen=True):

@@ -3,19 +3,32 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct, structs
+
 from antiphon.app.errors import clip_text, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
-from antiphon.app.requests.chat_messages import read_messages
-from antiphon.app.requests.constraints import OutputConstraint
-from antiphon.app.requests.fields import CHAT_FIELDS, check_fields, refuse_unsupported
+from antiphon.app.requests.chat.messages import read_messages
+from antiphon.app.requests.fields import check_fields, refuse_unsupported
+from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.requests.structure import read_structure
 from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.harmony.format import PromptInput
+
+
+class OfferedTools(Struct, frozen=True):
+    """The tools of a chat request. `choice` is in the flat form of Responses."""
+
+    tools: RequestTools
+    choice: Any
+    as_functions: bool
+    """True if they were sent as the deprecated `functions`."""
+    single_call: bool
 
 
 def read_chat_request(
@@ -26,69 +39,78 @@ def read_chat_request(
     body = remove_secrets(body)
     model = catalogue.find_model(body.get("model"))
     shared.check_stream_options(body)
-    _check_deprecated(body)
-    as_function_call = body.get("functions") is not None
-    request_tools = _read_functions(body["functions"]) if as_function_call else _read_tools(body.get("tools") or ())
-    sent_choice = (
-        _function_choice(body.get("function_call"), request_tools)
-        if as_function_call
-        else (_flatten_tool_choice(body.get("tool_choice")))
-    )
-    tools.check_choice(sent_choice, request_tools)
-    single_call = as_function_call or body.get("parallel_tool_calls") is False
+    offered = _read_offered_tools(body)
     if body.get("messages") is None:
         raise missing_field("messages")
     items = read_messages(body["messages"])
     media.check_media(body["messages"], "messages", refused=settings.unsupported_media == "refuse")
     max_tokens, top_logprobs, effort = _token_limit(body), _top_logprobs(body), _reasoning_effort(body)
-    tool_table = request_tools.build_table()
+    tool_table = offered.tools.build_table()
     refuse_unsupported(CHAT_FIELDS, body)
-    tool_choice = read_tool_choice(sent_choice, tool_table)
+    tool_choice, structure = read_tool_choice(offered.choice, tool_table), read_structure(body)
     prompt_input = PromptInput(
         items=items,
         tools=tool_table,
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         effort=effort,
-        answer_schema=constraints.answer_schema(_response_format(body.get("response_format"))),
-        single_call=single_call,
+        answer_form=structure.form,
+        single_call=offered.single_call,
         unknown_tools=settings.unknown_tools,
     )
     token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
     sampling = shared.read_sampling(body, model.engine.info, token_limit, top_logprobs)
+    sampling = shared.read_engine_fields(body, model.engine.info, sampling)
     base_response = shared.base_response(
-        body, sampling, tools=request_tools.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=max_tokens,
+        body, sampling, tools=offered.tools.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=max_tokens,
         reasoning=shared.reasoning_config(effort, None), store=False,
     )  # fmt: skip
     spec = TurnSpec(
         base_response=base_response,
         prompt_input=prompt_input,
-        constraints=_output_constraints(body, request_tools, prompt_input),
+        constraints=(
+            *constraints.tool_constraints(offered.tools, all_schemas=prompt_input.needs_grammar),
+            *structure.constraints,
+        ),
         sampling=sampling,
         stop_strings=shared.read_stop_strings(body),
-        stream=bool(body.get("stream")),
-        max_tool_calls=1 if single_call else None,
-        as_function_call=as_function_call,
-        reasoning_field=settings.chat_reasoning_field,
-        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
-        continuous_usage=bool((body.get("stream_options") or {}).get("continuous_usage_stats")),
-        obfuscate=shared.wants_obfuscation(body),
+        max_tool_calls=1 if offered.single_call else None,
         n=body.get("n") or 1,
         logprobs=top_logprobs is not None,
+        cache_salt=body.get("cache_salt") or "",
+        priority=shared.read_priority(body),
     )
-    return ParsedRequest(model, spec)
+    return ParsedRequest(model, _with_reply_form(spec, body, offered, settings))
 
 
-def _output_constraints(
-    body: Mapping[str, Any], request_tools: RequestTools, prompt_input: PromptInput
-) -> tuple[OutputConstraint, ...]:
-    """Returns the schemas and grammars that the answer must match."""
-    result = constraints.tool_constraints(request_tools, all_schemas=prompt_input.needs_grammar)
-    if prompt_input.answer_schema is not None:
-        is_nested = body["response_format"]["type"] == "json_schema"
-        path = "response_format.json_schema.schema" if is_nested else "response_format.schema"
-        result.append(constraints.schema_constraint(prompt_input.answer_schema, path))
-    return tuple(result)
+def _with_reply_form(spec: TurnSpec, body: Mapping[str, Any], offered: OfferedTools, settings: Settings) -> TurnSpec:
+    """Returns the turn with the form of its reply."""
+    stream_options = body.get("stream_options") or {}
+    return structs.replace(
+        spec,
+        stream=bool(body.get("stream")),
+        as_function_call=offered.as_functions,
+        reasoning_field=settings.chat_reasoning_field,
+        include_usage=bool(stream_options.get("include_usage")),
+        continuous_usage=bool(stream_options.get("continuous_usage_stats")),
+        obfuscate=shared.wants_obfuscation(body),
+    )
+
+
+def _read_offered_tools(body: Mapping[str, Any]) -> OfferedTools:
+    """Reads tools and tool choice, or their deprecated forms. Raises `ApiError` 400."""
+    _check_deprecated(body)
+    if body.get("functions") is not None:
+        request_tools = _read_functions(body["functions"])
+        choice = _function_choice(body.get("function_call"), request_tools)
+        offered = OfferedTools(request_tools, choice, as_functions=True, single_call=True)
+    else:
+        request_tools, choice = _read_tools(body.get("tools") or ()), _flatten_tool_choice(body.get("tool_choice"))
+        offered = OfferedTools(
+            request_tools, choice, as_functions=False, single_call=body.get("parallel_tool_calls") is False
+        )
+    tools.check_choice(offered.choice, offered.tools)
+    return offered
 
 
 def _read_tools(sent: Any) -> RequestTools:
@@ -148,13 +170,6 @@ def _flatten_tool_choice(choice: Any) -> Any:
     if isinstance(flat.get("tools"), list):
         flat["tools"] = [_flatten_tool_choice(tool) for tool in flat["tools"]]
     return flat
-
-
-def _response_format(sent: Any) -> dict[str, Any] | None:
-    """Returns `response_format` in the form of `text.format` in Responses; None if it is missing."""
-    if not isinstance(sent, dict):
-        return None
-    return {"type": sent["type"], **sent["json_schema"]} if sent["type"] == "json_schema" else sent
 
 
 def _token_limit(body: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,1 @@
+"""Parser of chat completion requests."""
