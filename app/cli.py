@@ -201,6 +201,13 @@ def main() -> None:
     help="Calls of tools that were not offered: return them as calls, or as text.",
 )
 @serve_option(
+    "--chat-reasoning-field",
+    type=click.Choice(["reasoning_content", "reasoning"]),
+    default="reasoning_content",
+    show_default=True,
+    help="Name of the field for reasoning in chat messages. Both names are read.",
+)
+@serve_option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",
@@ -212,13 +219,6 @@ def main() -> None:
     "default_max_output_tokens",
     type=click.IntRange(1),
     help="Output limit of requests that set none. Default: the rest of the context.",
-)
-@serve_option(
-    "--chat-reasoning-field",
-    type=click.Choice(["reasoning_content", "reasoning"]),
-    default="reasoning_content",
-    show_default=True,
-    help="Name of the field for reasoning in chat messages. Both names are read.",
 )
 @serve_option(
     "--shutdown-timeout",
