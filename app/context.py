@@ -52,7 +52,7 @@ def create_context(
     """Creates a server context. Without `store`, responses are stored in memory. Raises `KeyFileError`."""
     store = MemoryStore() if store is None else store
     sealer = open_sealer(settings.encryption_key_path)
-    metrics = MetricsCollector(models.served)
+    metrics = MetricsCollector(models.all_models)
     capacity = TurnCapacity(model.engine for model in models.served)
     turn_manager = TurnManager(
         store,

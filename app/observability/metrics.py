@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from antiphon.app.model_registry import ServedModel
+from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.observability.access_log import AccessRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
@@ -47,7 +47,7 @@ class TurnObserver(Protocol):
 class MetricsCollector:
     """The metrics of one server: counters and histograms of turns and requests, and those of the engines."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(self, models: Iterable[ServedModel | EncoderModel]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineStatsCollector(tuple(models)))
         self._finished = Counter(
@@ -110,7 +110,7 @@ COUNTED_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 class _EngineStatsCollector(Collector):
     """Reads the engines' own counters at scrape time."""
 
-    def __init__(self, models: tuple[ServedModel, ...]) -> None:
+    def __init__(self, models: tuple[ServedModel | EncoderModel, ...]) -> None:
         self._models = models
 
     def describe(self) -> Iterator[Metric]:

@@ -1,21 +1,28 @@
-"""Embeddings, reranking and scores over a real socket: tiny models in worker processes, read by the openai SDK."""
+"""Embeddings, reranking and scores over a real socket, read by the openai SDK.
+
+The tiny models run in a worker process or, since importing torch takes seconds, in threads.
+"""
 
 import base64
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import torch
+from msgspec.structs import replace
 
 from antiphon.app.encoders import jobs
 from antiphon.app.encoders.loading import create_encoder
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.engine.embeddings.worker import build_embedding_core, build_rerank_core
 from antiphon.engine.options import EngineOptions
 from tests.clients.sdk_helpers import get, open_sdk, post
 from tests.engine.embeddings import tiny_repositories as tiny
+from tests.engine.threaded_engine import build_threaded_engine
 from tests.serving import RunningServer, scripted_registry, serve
 
 OPTIONS = EngineOptions(threads=1, device="cpu")
@@ -39,10 +46,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 @pytest.fixture(scope="module")
 def server(folders: TinyModels) -> Iterator[RunningServer]:
+    threaded = {
+        "qwen3": partial(build_embedding_core, folders.qwen3, OPTIONS),
+        "reranker": partial(build_rerank_core, folders.reranker, OPTIONS),
+    }
+    qwen3 = create_encoder(folders.qwen3, "embedding", "qwen3", OPTIONS)
+    reranker = create_encoder(folders.reranker, "rerank", "reranker", OPTIONS)
     encoders = [
         create_encoder(folders.bert, "embedding", "bert", OPTIONS),
-        create_encoder(folders.qwen3, "embedding", "qwen3", OPTIONS),
-        create_encoder(folders.reranker, "rerank", "reranker", OPTIONS),
+        *(replace(model, engine=build_threaded_engine(threaded[model.names[0]])) for model in (qwen3, reranker)),
     ]
     chat = scripted_registry([{"name": "any", "output": ["Yes."]}])
     with serve(ModelRegistry(chat.served, encoders)) as running:

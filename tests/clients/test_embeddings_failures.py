@@ -95,6 +95,12 @@ def test_load_counts_the_jobs_of_encoders(fake: FakeServer) -> None:
     assert wait_until(5, lambda: get(f"{fake.running.root}/load").json() == {"server_load": 0})
 
 
+def test_metrics_count_the_tokens_of_encoders(fake: FakeServer) -> None:
+    assert fake.embed([1, 2], [3]).status_code == 200
+    lines = get(f"{fake.running.root}/metrics").text.splitlines()
+    assert 'antiphon:prompt_tokens_total{model_name="fake"} 3.0' in lines
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score"])
 def test_server_without_a_model_names_the_option(tmp_path: Path, path: str) -> None:
     bodies: dict[str, Any] = {
