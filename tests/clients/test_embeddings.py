@@ -4,6 +4,7 @@ The tiny models run in a worker process or, since importing torch takes seconds,
 """
 
 import base64
+import json
 import struct
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from antiphon.app.encoders.loading import create_encoder
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.embeddings.worker import build_embedding_core, build_rerank_core
 from antiphon.engine.options import EngineOptions
+from tests.clients.node_install import run_node_script
 from tests.clients.sdk_helpers import get, open_sdk, post
 from tests.engine.embeddings import tiny_repositories as tiny
 from tests.engine.threaded_engine import build_threaded_engine
@@ -95,6 +97,16 @@ def test_base64_and_float_are_the_same_numbers(server: RunningServer) -> None:
     assert [entry.embedding for entry in default.data] == numbers
     decoded = [struct.unpack("<32f", base64.b64decode(entry.embedding)) for entry in encoded.data]
     assert [list(vector) for vector in decoded] == numbers
+
+
+def test_node_sdk_reads_the_same_numbers(server: RunningServer, node: Path, tmp_path: Path) -> None:
+    task = tmp_path / "task.json"
+    task.write_text(json.dumps({"url": server.url, "model": "bert", "texts": tiny.TEXTS}), encoding="utf-8")
+    result = run_node_script(node, "embeddings.mjs", task)
+    with open_sdk(server) as (client, _):
+        reply = client.embeddings.create(model="bert", input=tiny.TEXTS)
+    assert result["default"] == result["floats"] == [entry.embedding for entry in reply.data]
+    assert result["error"] == {"kind": "BadRequestError", "code": "empty_string", "param": "input[1]"}
 
 
 def test_every_form_of_input_gives_the_same_vector(server: RunningServer) -> None:
