@@ -8,15 +8,14 @@ from msgspec import Struct
 from antiphon.app.encoders.text_tokenizer import TextOrPair
 from antiphon.app.errors import RETRY_AFTER_S, ApiError, from_engine, invalid_value
 from antiphon.app.model_registry import EncoderModel
+from antiphon.app.requests.fields.embeddings import MAX_REQUEST_TOKENS, too_many_tokens
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
-from antiphon.engine.protocol import Chunk, EngineError, Fault, Job
+from antiphon.engine.protocol import Chunk, Engine, EngineError, Fault, Job
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 CPU_LIMIT_S = 10.0
 """Seconds of CPU time for the tokenization of a request."""
-MAX_REQUEST_TOKENS = 300_000
-"""Most tokens of all inputs of a request, as in OpenAI's API."""
 TEXTS_PER_CALL = 64
 """Number of texts per call of the tokenizer. Between two calls, the limits are checked."""
 
@@ -46,6 +45,7 @@ async def run_request(request: EncoderRequest) -> EncoderResult:
     if reason is not None:
         retry = (("retry-after", str(RETRY_AFTER_S)),)
         raise ApiError(503, "engine_unavailable", f"The model is not ready: {reason}.", headers=retry)
+    await _check_capacity(engine)
     inputs = await _read_inputs(request)
     vectors: list[bytes] = [b""] * len(inputs)
     faults: list[Fault] = []
@@ -64,6 +64,14 @@ async def run_request(request: EncoderRequest) -> EncoderResult:
     if faults:
         raise from_engine(EngineError.from_fault(faults[0]))
     return EncoderResult(vectors, sum(len(each.tokens) for each in inputs))
+
+
+async def _check_capacity(engine: Engine) -> None:
+    """Raises `ApiError` 429 before anything else is done for an excess request."""
+    try:
+        await engine.wait_ready()
+    except EngineError as error:
+        raise from_engine(error) from None
 
 
 async def _read_inputs(request: EncoderRequest) -> list[EncoderInput]:
@@ -88,8 +96,7 @@ def _tokenize_inputs(request: EncoderRequest) -> list[EncoderInput]:
                 raise _too_long(info.max_model_len, len(each.tokens), path)
             num_tokens += len(each.tokens)
             if num_tokens > MAX_REQUEST_TOKENS:
-                message = f"Invalid '{path}': the inputs of a request may have at most {MAX_REQUEST_TOKENS} tokens."
-                raise ApiError(400, "max_tokens_per_request", message, path.partition("[")[0])
+                raise too_many_tokens(path.partition("[")[0])
         result += part
     return result
 

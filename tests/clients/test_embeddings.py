@@ -150,6 +150,8 @@ def test_long_input_is_cut_on_request(server: RunningServer, folders: TinyModels
         ({"input": ""}, "empty_string", "input"),
         ({"input": ["a", ""]}, "empty_string", "input[1]"),
         ({"input": [[]]}, "empty_array", "input[0]"),
+        ({"input": [[2] * 300_001]}, "max_tokens_per_request", "input"),
+        ({"input": [2] * 300_001}, "max_tokens_per_request", "input"),
         ({"input": ["a"] * 2049}, "array_above_max_length", "input"),
         ({"input": ["a", 1]}, "invalid_type", "input[1]"),
         ({"input": [{"text": "a"}]}, "invalid_type", "input[0]"),

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.engine.embeddings.tiny_repositories import save_tokenizer
 from tests.serving import RunningServer, scripted_registry, serve
 
 FAKE_FACTORY = "tests.engine.embeddings.fake_encoder:build_fake_encoder"
+MAX_WAITING = 1
+CAPACITY = MAX_WAITING + 2
 CHAT = [{"name": "any", "output": ["Yes."]}]
 
 
@@ -43,7 +46,8 @@ class FakeServer(Struct):
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeServer]:
     save_tokenizer(tmp_path)
-    engine = ProcessEngine(tmp_path, EngineOptions(), core_factory=FAKE_FACTORY, timeouts=WORKER_TIMEOUTS)
+    options = EngineOptions(max_waiting=MAX_WAITING)
+    engine = ProcessEngine(tmp_path, options, core_factory=FAKE_FACTORY, timeouts=WORKER_TIMEOUTS)
     model = EncoderModel(
         names=("fake",), kind="embedding", engine=engine, tokenizer=TextTokenizer(tmp_path), created=1_700_000_000
     )
@@ -87,12 +91,29 @@ def test_job_of_a_client_that_left_is_cancelled(fake: FakeServer) -> None:
 
 def test_load_counts_the_jobs_of_encoders(fake: FakeServer) -> None:
     assert get(f"{fake.running.root}/load").json() == {"server_load": 0}
-    with socket.create_connection(("127.0.0.1", fake.running.port)) as connection:
-        body = json.dumps({"input": [[SLOW_TOKEN] * 8] * 1000}).encode()
-        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
+    with send_slow_request(fake):
         assert wait_until(5, lambda: get(f"{fake.running.root}/load").json() == {"server_load": 1})
     assert wait_until(5, lambda: get(f"{fake.running.root}/load").json() == {"server_load": 0})
+
+
+def send_slow_request(fake: FakeServer) -> socket.socket:
+    """Returns a connection on which a request runs until the connection is closed."""
+    body = json.dumps({"input": [[SLOW_TOKEN] * 8] * 1000}).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    connection = socket.create_connection(("127.0.0.1", fake.running.port))
+    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+def test_excess_request_is_told_to_retry(fake: FakeServer) -> None:
+    with ExitStack() as stack:
+        for _ in range(CAPACITY):
+            stack.enter_context(send_slow_request(fake))
+        assert wait_until(5, lambda: fake.engine.stats().running == CAPACITY)
+        reply = fake.embed([1])
+        assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(reply.headers["retry-after"]) >= 1
+    assert wait_until(5, lambda: fake.embed([1]).status_code == 200)
 
 
 def test_metrics_count_the_tokens_of_encoders(fake: FakeServer) -> None:

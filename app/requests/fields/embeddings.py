@@ -8,6 +8,8 @@ from antiphon.app.requests.fields import MAX_TEXT_CHARS, RequestField, refused_f
 
 MAX_INPUTS = 2048
 """Most inputs of a request, as in OpenAI's API."""
+MAX_REQUEST_TOKENS = 300_000
+"""Most tokens of all inputs of a request, as in OpenAI's API."""
 _TEXT = c.string_like(MAX_TEXT_CHARS)
 _TOKEN_ID = c.integer_between(0)
 
@@ -26,8 +28,10 @@ def _check_input(value: Any, path: str) -> None:
         return
     first = value[0]
     if isinstance(first, int):
+        _check_token_count(len(value), path)
         c.array_of(_TOKEN_ID)(value, path)
     elif isinstance(first, list):
+        _check_token_count(sum(len(entry) for entry in value if isinstance(entry, list)), path)
         c.array_of(c.array_of(_TOKEN_ID), MAX_INPUTS)(value, path)
     elif isinstance(first, str):
         c.array_of(_TEXT, MAX_INPUTS)(value, path)
@@ -36,6 +40,18 @@ def _check_input(value: Any, path: str) -> None:
     for index, entry in enumerate(value):
         if not isinstance(entry, int):
             _check_nonempty(entry, f"{path}[{index}]")
+
+
+def _check_token_count(count: int, path: str) -> None:
+    """Raises `ApiError` for too many token ids, before each of them is checked."""
+    if count > MAX_REQUEST_TOKENS:
+        raise too_many_tokens(path)
+
+
+def too_many_tokens(path: str) -> ApiError:
+    """Returns the error for inputs that have too many tokens in total."""
+    message = f"Invalid '{path}': the inputs of a request may have at most {MAX_REQUEST_TOKENS} tokens."
+    return ApiError(400, "max_tokens_per_request", message, path)
 
 
 def _check_texts(value: Any, path: str) -> None:
