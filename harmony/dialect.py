@@ -84,11 +84,17 @@ class DialectReader(TapeReader):
     """Parses output from marker to marker."""
 
     def __init__(
-        self, dialect: Dialect, alphabet: MarkerAlphabet, prompt_input: PromptInput, *, in_reasoning: bool
+        self,
+        dialect: Dialect,
+        alphabet: MarkerAlphabet,
+        prompt_input: PromptInput,
+        *,
+        in_reasoning: bool,
+        in_text: bool = False,
     ) -> None:
         super().__init__(alphabet, prompt_input)
         self._in_reasoning = in_reasoning
-        self._at_start = True  # only blanks since the output or its current section began
+        self._at_start = not in_text  # only blanks since the output or its current section began
         tape_text = alphabet.tape_text
         self._openers = {tape_text(opener) for opener, _ in dialect.think_markers}
         self._closers = {tape_text(closer) for _, closer in dialect.think_markers}

@@ -4,9 +4,9 @@ A `ModelFormat` belongs to one loaded model. It is immutable and serves all turn
 an `OutputReader`. Nothing here depends on HTTP, the engine, or the order of a response's events.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -18,6 +18,27 @@ from antiphon.state.segments import Segment
 
 if TYPE_CHECKING:
     from antiphon.harmony.raw_text import RawText
+
+
+class TemplateOptions(Struct, frozen=True, kw_only=True):
+    """What a request changes about the rendering of its prompt. The defaults change nothing."""
+
+    source: str | None = None
+    """Chat template to use instead of the model's own."""
+    variables: Mapping[str, Any] = {}
+    """Variables of the template by name, as JSON values."""
+    documents: tuple[Mapping[str, Any], ...] = ()
+    """Documents for retrieval, which a template may show."""
+    add_generation_prompt: bool = True
+    """True if the prompt ends with the beginning of the assistant's next message."""
+    continue_final_message: bool = False
+    """True if the prompt ends inside the last message, which is the assistant's, and the answer continues it."""
+    add_special_tokens: bool = False
+    """True if the prompt also gets the tokens that the tokenizer puts around every text."""
+
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates turn reasoning on and off. One that a template does not read is left out."""
 
 
 class PromptInput(Struct, frozen=True, kw_only=True):
@@ -42,6 +63,9 @@ class PromptInput(Struct, frozen=True, kw_only=True):
 
     A call in a syntax that occurs in ordinary answers, such as a bare JSON object, is text in either case.
     """
+    template: TemplateOptions = TemplateOptions()
+    keep_special_tokens: bool = False
+    """True if control tokens of the output that the dialect does not read are part of its text."""
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:
@@ -83,6 +107,8 @@ class RenderedPrompt(Struct, frozen=True):
     in_reasoning: bool = False
     offsets: tuple[int, ...] = ()
     """Offset of each token's first character in `text`, for a raw prompt whose tokens were to be located."""
+    in_text: bool = False
+    """True if the answer begins inside text for the user, because it continues a message."""
 
 
 class RenderError(ValueError):
@@ -92,6 +118,10 @@ class RenderError(ValueError):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+class UnsupportedOptionError(RenderError):
+    """Raised for a field that the model's format cannot honour. `param` is the field."""
 
 
 class OutputReader(Protocol):

@@ -193,10 +193,10 @@ class RawText:
 
     @cached_property
     def _spelling_alphabet(self) -> MarkerAlphabet:
-        return MarkerAlphabet(_SpelledVocabulary(self._vocabulary), ())
+        return MarkerAlphabet(SpelledVocabulary(self._vocabulary), ())
 
 
-class _SpelledVocabulary:
+class SpelledVocabulary:
     """A vocabulary whose control tokens are text."""
 
     special_ids: frozenset[int] = frozenset()

@@ -2,20 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 import msgspec
 
 from antiphon.harmony import grammar
 from antiphon.harmony.dialect import Dialect, DialectReader
-from antiphon.harmony.format import PromptInput, RenderedPrompt, RenderError, answer_requirements
+from antiphon.harmony.format import (
+    PromptInput,
+    RenderedPrompt,
+    RenderError,
+    UnsupportedOptionError,
+    answer_requirements,
+)
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import TemplateRenderer
-from antiphon.harmony.raw_text import RawText
+from antiphon.harmony.raw_text import RawText, SpelledVocabulary
 from antiphon.harmony.tokens import special_tokens
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet, TokenVocabulary
 from antiphon.harmony.tokens.encode_cache import CachedEncoder
+
+MAX_REQUEST_TEMPLATES = 4
+"""Number of requests' own templates that stay compiled."""
 
 
 class TemplateFormat:
@@ -49,6 +58,8 @@ class TemplateFormat:
             if tool_template
             else self._renderer
         )
+        self._token_names = token_names
+        self._request_renderer = lru_cache(maxsize=MAX_REQUEST_TEMPLATES)(self._create_renderer)
         end_texts = (*dialect.stop, token_names.get("eos_token", ""))
         self.stop_ids = tuple(
             dict.fromkeys(vocabulary.added_tokens[text] for text in end_texts if text in vocabulary.added_tokens)
@@ -63,8 +74,14 @@ class TemplateFormat:
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation as a prompt. Raises `RenderError`."""
+        options = prompt_input.template
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
         renderer = self._tool_renderer if offers_tools else self._renderer
+        if options.source is not None:
+            renderer = self._request_renderer(options.source, for_tools=offers_tools)
+        if prompt_input.keep_special_tokens and self._dialect.calls:
+            message = "The control tokens of this model's dialect are syntax, so they cannot be part of the text."
+            raise UnsupportedOptionError(message, "skip_special_tokens")
         try:
             escaper = special_tokens.SpecialTokenEscaper(
                 self._special_tokens, [*_client_texts(prompt_input), renderer.source]
@@ -75,7 +92,21 @@ class TemplateFormat:
             raise RenderError("The conversation contains JSON that is nested too deeply.", "input") from error
         except (TypeError, UnicodeError) as error:  # an unpaired surrogate
             raise RenderError("The conversation contains text that is not valid Unicode.", "input") from error
-        return RenderedPrompt(tuple(tokens), text, self._ends_in_reasoning(rendered))
+        before, after = self._vocabulary.boundary_ids if options.add_special_tokens else ((), ())
+        return RenderedPrompt(
+            (*before, *tokens, *after),
+            text,
+            in_reasoning=not options.continue_final_message and self._ends_in_reasoning(rendered),
+            in_text=options.continue_final_message,
+        )
+
+    def _create_renderer(self, source: str, *, for_tools: bool) -> TemplateRenderer:
+        """Returns the renderer of a request's own template."""
+        try:
+            template = ChatTemplate(source)
+        except RenderError as error:
+            raise RenderError(error.message.replace("The model's", "The request's"), "chat_template") from error
+        return TemplateRenderer(self._dialect, template, self._token_names, self._special_tokens, for_tools=for_tools)
 
     def _ends_in_reasoning(self, rendered: str) -> bool:
         """Tells whether the prompt ends inside reasoning: decided by the last marker in the last turn."""
@@ -96,7 +127,15 @@ class TemplateFormat:
 
     def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> DialectReader:
         """Returns a reader for the output that follows this prompt."""
-        return DialectReader(self._dialect, self._alphabet, prompt_input, in_reasoning=prompt.in_reasoning)
+        alphabet = self._spelling_alphabet if prompt_input.keep_special_tokens else self._alphabet
+        return DialectReader(
+            self._dialect, alphabet, prompt_input, in_reasoning=prompt.in_reasoning, in_text=prompt.in_text
+        )
+
+    @cached_property
+    def _spelling_alphabet(self) -> MarkerAlphabet:
+        """Alphabet in which control tokens are text, except for the markers of the dialect."""
+        return MarkerAlphabet(SpelledVocabulary(self._vocabulary), self._dialect.all_markers)
 
     def build_grammar(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> str | None:
         """Returns a grammar of all parsable answers to this prompt.
@@ -106,13 +145,16 @@ class TemplateFormat:
         rules = grammar.GrammarBuilder(self._vocabulary.added_tokens)
         calls: dict[str, list[str]] = {}
         for call_format, tool in product(self._dialect.calls, prompt_input.callable_tools):
+            if prompt.in_text and call_format.head_only:
+                continue  # its calls would be at the start of the text, which the prompt has begun
             if rule := call_format.grammar_rule(tool, rules):
                 calls.setdefault(call_format.openers[0], []).append(rule)
         requirements = answer_requirements(prompt_input)
         if requirements.call_required and not calls:
             return None
         think: tuple[str, ...] | None = None
-        if self._dialect.think is not None and (prompt_input.effort != "none" or prompt.in_reasoning):
+        may_think = prompt.in_reasoning or (prompt_input.effort != "none" and not prompt.in_text)
+        if self._dialect.think is not None and may_think:
             think = tuple(filter(None, (*self._dialect.think, self._dialect.message_opener)))
         head_only_openers = frozenset(
             opener for call_format in self._dialect.calls if call_format.head_only for opener in call_format.openers
@@ -156,4 +198,5 @@ def _client_texts(conversation: PromptInput) -> list[str]:
     return [
         conversation.instructions or "",
         *special_tokens.collect_strings([msgspec.to_builtins(conversation.items), tools]),
+        *special_tokens.collect_strings([dict(conversation.template.variables), list(conversation.template.documents)]),
     ]

@@ -25,7 +25,14 @@ from antiphon.events.inputs import (
     InputReasoning,
 )
 from antiphon.harmony import grammar
-from antiphon.harmony.format import PromptInput, RenderedPrompt, RenderError, answer_requirements
+from antiphon.harmony.format import (
+    THINKING_SWITCHES,
+    PromptInput,
+    RenderedPrompt,
+    RenderError,
+    UnsupportedOptionError,
+    answer_requirements,
+)
 from antiphon.harmony.gptoss.reader import MARKERS, GptOssReader
 from antiphon.harmony.prompt.messages import content_text, is_instruction, reasoning_text, system_text
 from antiphon.harmony.raw_text import RawText
@@ -112,6 +119,7 @@ class GptOssFormat:
 
     def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str = "") -> RenderedPrompt:
         """Renders the conversation for the model. Raises `RenderError`."""
+        _refuse_options(prompt_input)
         try:
             prefix = library.Conversation.from_messages(_head_messages(prompt_input, now))
             tokens = [
@@ -174,6 +182,23 @@ def _call_body(tool: ToolSpec, rules: grammar.GrammarBuilder, constrain: str) ->
         f'(" "? {constrain}? " "? "json")?',
         f"{rules.json_value(tool.parameters)} {rules.marker_symbol('<|call|>')}",
     )
+
+
+def _refuse_options(conversation: PromptInput) -> None:
+    """Raises `UnsupportedOptionError` for a field of the request that needs a chat template."""
+    options = conversation.template
+    other_names = (name for name in options.variables if name not in THINKING_SWITCHES)
+    unsupported = {
+        "chat_template": options.source is not None,
+        "documents": bool(options.documents),
+        "continue_final_message": options.continue_final_message,
+        "add_generation_prompt": not options.add_generation_prompt,
+        "skip_special_tokens": conversation.keep_special_tokens,
+        **{f"chat_template_kwargs.{name}": True for name in other_names},
+    }
+    for param, is_set in unsupported.items():
+        if is_set:
+            raise UnsupportedOptionError("This model has a prompt format of its own instead of a chat template.", param)
 
 
 def _shown_tools(conversation: PromptInput) -> ToolTable:

@@ -9,10 +9,10 @@ clock.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -35,8 +35,23 @@ class ChatTemplate:
         self.source = source
         try:
             self._template = _sandbox.from_string(source)
-        except (TemplateError, RecursionError, ValueError) as error:
+        except (TemplateError, RecursionError, ValueError, SyntaxError, MemoryError) as error:  # also from compiling it
             raise RenderError(f"The model's chat template does not compile: {error}") from error
+
+    @cached_property
+    def variables(self) -> frozenset[str] | None:
+        """Names that the template reads and does not define itself, without the built-in ones; None if unknown."""
+        try:
+            names = meta.find_undeclared_variables(_sandbox.parse(self.source))
+        except (TemplateError, RecursionError):
+            return None
+        return frozenset(names) - _sandbox.globals.keys() - {"strftime_now"}
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """String constants of the template."""
+        constants = (node.value for node in _sandbox.parse(self.source).find_all(nodes.Const))
+        return frozenset(value for value in constants if isinstance(value, str))
 
     def render(
         self,

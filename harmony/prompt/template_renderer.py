@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.format import PromptInput, RenderError
-from antiphon.harmony.prompt import tool_instructions
+from antiphon.harmony.format import PromptInput, RenderError, TemplateOptions
+from antiphon.harmony.prompt import request_options, tool_instructions
 from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
 from antiphon.harmony.prompt.messages import MessageBuilder
 from antiphon.harmony.prompt.probe import ShapeSearch
@@ -31,6 +31,7 @@ _NEAREST_EFFORTS = {
     "xhigh": ("high",),
 }
 """Efforts to use in place of one that a template refuses, in order."""
+_NO_OPTIONS = TemplateOptions()
 PROBE_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - prompts hold a date without a time zone
 
 
@@ -98,7 +99,27 @@ class TemplateRenderer:
 
     def render(self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime) -> str:
         """Renders the first variant that the template accepts. Raises `RenderError` if it refuses all."""
-        variables = self._find_effort_variables(conversation.effort)
+        options = conversation.template
+        variables = {**self._find_effort_variables(conversation.effort), **self._read_options(options, escaper)}
+        rendered = self._render_variants(conversation, escaper, now, variables)
+        return request_options.cut_at_mark(rendered, escaper) if options.continue_final_message else rendered
+
+    def _read_options(self, options: TemplateOptions, escaper: SpecialTokenEscaper) -> dict[str, Any]:
+        """Returns the variables that the request sets. Raises `UnsupportedOptionError`."""
+        if options == _NO_OPTIONS:
+            return {}
+        request_options.check_options(options, self._readable)
+        return request_options.build_variables(options, escaper, self._readable, self._template.constants)
+
+    @cached_property
+    def _readable(self) -> frozenset[str] | None:
+        """Variables that the template reads and a request may set; None if they are not known."""
+        names = self._template.variables
+        return None if names is None else names - self._token_names.keys()
+
+    def _render_variants(
+        self, conversation: PromptInput, escaper: SpecialTokenEscaper, now: datetime, variables: Mapping[str, Any]
+    ) -> str:
         variants = [variant for variant in VARIANTS if self.shape.separate_calls or not variant.joins_calls]
         for variant in variants[:-1]:
             with contextlib.suppress(RefusedError):
@@ -158,7 +179,14 @@ class TemplateRenderer:
         variables = _tool_variables(schemas, messages, shape)
         if variant.joins_calls:
             shape = replace(shape, separate_calls=False)
-        context = {"messages": apply_shape(messages, shape), "documents": None, "add_generation_prompt": True}
+        options = conversation.template
+        if options.continue_final_message:
+            request_options.mark_final_message(messages, escaper)
+        context = {
+            "messages": apply_shape(messages, shape),
+            "documents": None,
+            "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
+        }
         return {**self._token_names, **context, **variables}
 
     def _write_instructions(

@@ -30,13 +30,20 @@ class SpecialTokens:
         self._longest = max(map(len, self._texts), default=0)
         self._cores = {core for word in self._texts for core in _inner_parts(word)} - self._texts
 
-    def find_breaks(self, text: str) -> set[int]:
-        """Returns the offsets at which to break a text: in each token, and at an edge that could complete one."""
-        offsets = set()
+    def is_contained(self, text: str) -> bool:
+        """Tells whether a text contains one of the tokens as a whole."""
+        return next(self._find_tokens(text), None) is not None
+
+    def _find_tokens(self, text: str) -> Iterator[int]:
+        """Yields the offset of each token in a text."""
         for match in self._first.finditer(text):
             start = match.start()
             if any(text[start : start + length] in self._texts for length in self._lengths[match[0]]):
-                offsets.add(start + 1)
+                yield start
+
+    def find_breaks(self, text: str) -> set[int]:
+        """Returns the offsets at which to break a text: in each token, and at an edge that could complete one."""
+        offsets = {start + 1 for start in self._find_tokens(text)}
         edges = range(1, min(self._longest, len(text) + 1))
         if text in self._cores or any(text[:count] in self._tails for count in edges):
             offsets.add(0)
@@ -52,12 +59,20 @@ def _inner_parts(word: str) -> Iterator[str]:
 
 
 class SpecialTokenEscaper:
-    """Breaks the given tokens in the strings of one conversation. `texts`: every text that may occur in the prompt."""
+    """Breaks the given tokens in the strings of one conversation. `texts`: every text that may occur in the prompt.
+
+    `end_mark` is another character that occurs nowhere in the conversation.
+    """
 
     def __init__(self, tokens: SpecialTokens, texts: Iterable[str]) -> None:
         used_letters = {letter for text in texts for letter in _PRIVATE.findall(text)}
-        self.sentinel = next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in used_letters)
+        unused_letters = (letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in used_letters)
+        self.sentinel, self.end_mark = next(unused_letters), next(unused_letters)
         self._tokens = tokens
+
+    def contains_token(self, text: str) -> bool:
+        """Tells whether a text contains one of the tokens as a whole."""
+        return self._tokens.is_contained(text)
 
     def escape_text(self, text: str) -> str:
         """Returns the text with a sentinel at each break."""
