@@ -24,6 +24,7 @@ from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
 from antiphon.harmony.detect import bytes_format
+from antiphon.harmony.format import ModelFormat
 from tests.progress import wait_with_progress
 
 Script = Path | Sequence[dict[str, Any]]
@@ -61,13 +62,17 @@ def scripted_registry(
     script: Script,
     *,
     dialect: str = "hermes",
+    model_format: ModelFormat | None = None,
     names: tuple[str, ...] = ("scripted",),
     info: EngineInfo | None = None,
     **engine: Any,
 ) -> ModelRegistry:
-    """Returns a registry of one model that replays `script`: a TOML file, or its `[[reply]]` tables as dicts."""
+    """Returns a registry of one model that replays `script`: a TOML file, or its `[[reply]]` tables as dicts.
+
+    `model_format` takes the place of a new one of `dialect`, which takes longer to build than a short turn to run.
+    """
     replies = load_script(script) if isinstance(script, Path) else parse_script({"reply": list(script)})
-    model_format = bytes_format(dialect)
+    model_format = model_format or bytes_format(dialect)
     info = info or EngineInfo(
         max_model_len=131_072, vocab_size=262_144, device="none", eos_ids=model_format.stop_ids[:1]
     )

@@ -26,7 +26,7 @@ RUN_CALL = '<tool_call>\n{"name": "run", "arguments": {"cmd": "ls -la"}}\n</tool
 
 @dataclass(frozen=True)
 class Case:
-    """A model output and its request. `request` is added to both bodies, `responses` and `chat` to one each."""
+    """A model output and its request. `request` is added to all bodies, `responses`, `chat`, `messages` to one each."""
 
     name: str
     output: list[Any]
@@ -40,6 +40,7 @@ class Case:
     request: dict[str, Any] = field(default_factory=dict)
     responses: dict[str, Any] = field(default_factory=dict)
     chat: dict[str, Any] = field(default_factory=dict)
+    messages: dict[str, Any] = field(default_factory=dict)
     cancel: bool = False
     """The turn is cancelled after the script has stalled."""
     refused: bool = False
@@ -52,8 +53,8 @@ class Case:
     """Setting of the server."""
     cached_tokens: int = 0
     """Prompt tokens that the engine reports as read from its cache."""
-    texts_before_refusal: int | None = None
-    """The dialect's reader says so many texts, and refuses with the later ones. No shipped dialect knows refusals."""
+    chars_before_refusal: int | None = None
+    """The dialect's reader says so many characters, and refuses with the later ones. No shipped dialect knows refusals."""
     waits: bool = False
     """The engine is busy until the turn has been reported as queued and one keepalive has been sent."""
 

@@ -25,15 +25,26 @@ COHERE_MESSAGES: list[dict[str, Any]] = [
     },
     {"role": "tool", "tool_call_id": "call_history", "content": "4 degrees, wet"},
 ]
+COHERE_TURNS: list[dict[str, Any]] = [
+    QUESTION,
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "call_history", "name": "get_weather", "input": {"city": "Oslo"}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "call_history", "content": "4 degrees, wet"}],
+    },
+]
 THOUGHT = "<think>\nA greeting is due.\n</think>\n\n"
 SEALED = {"include": ["reasoning.encrypted_content"], "store": False}
 
 EXTRA_CASES = [
-    Case("refusal", ["I cannot", " do that."], "a reader that refuses", texts_before_refusal=0),
-    Case("text_then_refusal", ["Let me see. ", "No: I cannot", " do that.\n"], "the refusal is a part of its own", texts_before_refusal=1),
+    Case("refusal", ["I cannot", " do that."], "a reader that refuses", chars_before_refusal=0),
+    Case("text_then_refusal", ["Let me see. ", "No: I cannot", " do that.\n"], "the refusal is a part of its own", chars_before_refusal=12),
     Case("citation", ["<|START_RESPONSE|>It is ", "<co>4 degrees </co: 0:[0]>", "and <co>wet</co: 0:[0]>.", "<|END_RESPONSE|>"],
          "a source of the text, without the markers and the blank before one", dialect="cohere",
-         responses={"input": COHERE_HISTORY}, chat={"messages": COHERE_MESSAGES}),
+         responses={"input": COHERE_HISTORY}, chat={"messages": COHERE_MESSAGES}, messages={"messages": COHERE_TURNS}),
     Case("background_with_a_keepalive", ["Hello."], "queued, reported again, then run", responses={"background": True},
          faces=("responses",), waits=True),
     Case("sealed_reasoning", [THOUGHT, "Hello."], "what is encrypted is shown here in plain text", responses=SEALED, faces=("responses",)),

@@ -1,8 +1,10 @@
 """Runs a case through the whole server without a socket: through Responses, Chat, and as an Anthropic message."""
 
 import asyncio
+import functools
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,13 +17,15 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections import chat, responses
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
-from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests import responses as responses_request
+from antiphon.app.requests.chat import request as chat_request
 from antiphon.app.requests.completions.request import read_completion_request
+from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.store.memory import MemoryStore
 from antiphon.app.turns.capacity import TurnCapacity
 from antiphon.app.turns.manager import TurnManager
 from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.harmony.detect import bytes_format
 from antiphon.harmony.format import ModelFormat, OutputReader, PromptInput, RenderedPrompt
 from antiphon.state.segments import Refuse, Say, Segment
 from tests.serving import scripted_registry
@@ -108,38 +112,42 @@ class PlainSealer(Sealer):
 
 
 class RefusingFormat:
-    """A model format whose readers turn texts into a refusal, all but the first `num_texts`."""
+    """A model format whose readers turn text into a refusal, all but the first `num_chars` characters."""
 
-    def __init__(self, model_format: ModelFormat, num_texts: int) -> None:
-        self._format, self._num_texts = model_format, num_texts
+    def __init__(self, model_format: ModelFormat, num_chars: int) -> None:
+        self._format, self._num_chars = model_format, num_chars
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._format, name)
 
     def create_reader(self, prompt: RenderedPrompt, prompt_input: PromptInput) -> Any:
-        return RefusingReader(self._format.create_reader(prompt, prompt_input), self._num_texts)
+        return RefusingReader(self._format.create_reader(prompt, prompt_input), self._num_chars)
 
 
 class RefusingReader:
-    """An output reader that turns texts into a refusal."""
+    """An output reader that turns all text after the first `num_chars` characters into a refusal."""
 
-    def __init__(self, reader: OutputReader, num_texts: int) -> None:
-        self._reader, self._num_texts = reader, num_texts
+    def __init__(self, reader: OutputReader, num_chars: int) -> None:
+        self._reader, self._num_chars = reader, num_chars
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 
     def feed(self, *args: Any) -> list[Segment]:
-        return list(map(self._convert, self._reader.feed(*args)))
+        return list(self._convert(self._reader.feed(*args)))
 
     def finish(self, *, natural: bool) -> list[Segment]:
-        return list(map(self._convert, self._reader.finish(natural=natural)))
+        return list(self._convert(self._reader.finish(natural=natural)))
 
-    def _convert(self, segment: Segment) -> Segment:
-        if not isinstance(segment, Say):
-            return segment
-        self._num_texts -= 1
-        return segment if self._num_texts >= 0 else Refuse(segment.text)
+    def _convert(self, segments: list[Segment]) -> Iterator[Segment]:
+        for segment in segments:
+            if not isinstance(segment, Say):
+                yield segment
+                continue
+            said, refused = segment.text[: self._num_chars], segment.text[self._num_chars :]
+            self._num_chars -= len(said)
+            yield from [Say(said)] if said else []
+            yield from [Refuse(refused)] if refused else []
 
 
 BLOCKER = {"name": "blocker", "when": ["[block]"], "output": [{"stall": True}]}
@@ -155,12 +163,17 @@ def make_single_case_registry(case: Case) -> ModelRegistry:
         "tokens_per_chunk": case.step,
         "cached_tokens": case.cached_tokens,
     }
-    registry = scripted_registry([BLOCKER, reply], dialect=case.dialect, **({"max_num_seqs": 1} if case.waits else {}))
-    if case.texts_before_refusal is None:
+    engine = {"max_num_seqs": 1} if case.waits else {}
+    registry = scripted_registry([BLOCKER, reply], model_format=load_case_format(case.dialect), **engine)
+    if case.chars_before_refusal is None:
         return registry
     (model,) = registry.served
-    model_format: Any = RefusingFormat(model.format, case.texts_before_refusal)
+    model_format: Any = RefusingFormat(model.format, case.chars_before_refusal)
     return ModelRegistry([msgspec.structs.replace(model, format=model_format)])
+
+
+load_case_format = functools.cache(bytes_format)
+"""The format of a dialect, which all cases of the dialect share."""
 
 
 def make_case_manager(case: Case, options: dict[str, Any]) -> TurnManager:
@@ -196,6 +209,24 @@ async def read_message(result: CaseResult, **options: Any) -> MessageResult:
         return MessageResult(frames, json.loads(await final_message(result.log, **options)))
     except ApiError as error:
         return MessageResult(frames, error)
+
+
+async def run_messages_request(case: Case, **options: Any) -> EventLog:
+    """Runs the case through the decoder of `/v1/messages`. Returns its log, which has ended. Raises `ApiError`."""
+    body = {
+        "model": "scripted",
+        "max_tokens": 10_000,
+        "messages": [{"role": "user", "content": USER_TEXT}],
+        "tools": [_anthropic_tool(tool) for tool in TOOLS if tool["type"] != "namespace"],
+        "stream": True,
+    }
+    registry = make_single_case_registry(case)
+    parsed = read_messages_request(body | _anthropic_fields(case.request) | case.messages, registry, lambda _: None)
+    manager = make_case_manager(case, options)
+    log = await manager.start_turn(parsed.model, parsed.spec)
+    await _cancel_stalled_turn(case, manager, [log])
+    await log.wait_finished()
+    return log
 
 
 async def read_chat(case: Case, **options: Any) -> CaseResult:
@@ -239,6 +270,22 @@ async def read_completion(case: Case, **fields: Any) -> CaseResult:
         return CaseResult(frames, await final_text_completion(logs, parsed.options), logs[0])
     except ApiError as error:
         return CaseResult(frames, error, logs[0])
+
+
+def _anthropic_fields(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shared request fields of a case in the words of Messages, which has no log-probabilities."""
+    fields: dict[str, Any] = {"stop_sequences": request["stop"]} if "stop" in request else {}
+    if "tool_choice" in request:
+        fields["tool_choice"] = {"type": request["tool_choice"]}
+    if request.get("parallel_tool_calls") is False:
+        fields["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    return fields
+
+
+def _anthropic_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool for Messages: one that takes raw text has the schema of an object with that text."""
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}}
+    return {"name": tool["name"], "input_schema": tool.get("parameters", schema)}
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
