@@ -71,6 +71,8 @@ def read_input(value: str | Sequence[Any], lookup: FindItem, param: str = "input
         item = read_item(entry, path)
         if isinstance(item, ItemReference):
             item = _resolve_reference(item, path, lookup, param)
+        elif isinstance(item, InputReasoning):
+            item = _restore_reasoning(item, path, lookup)
         items.append(item)
     return RequestInput(tuple(items), additional_tools(items), compact)
 
@@ -180,3 +182,12 @@ def _resolve_reference(reference: ItemReference, path: str, lookup: FindItem, pa
     if isinstance(stored_item, HostedInput):
         return stored_item
     return read_item(msgspec.to_builtins(stored_item), path)
+
+
+def _restore_reasoning(sent: InputReasoning, path: str, lookup: FindItem) -> InputReasoning:
+    """Returns the stored item if the client sent no text. LangChain keeps only the id of streamed raw reasoning."""
+    if sent.content or sent.summary or sent.encrypted_content or not sent.id:
+        return sent
+    stored_item = lookup(sent.id)
+    restored = None if stored_item is None else read_item(msgspec.to_builtins(stored_item), path)
+    return restored if isinstance(restored, InputReasoning) else sent

@@ -52,8 +52,11 @@ def _part_text(part: InputPart) -> str:
 
 
 def reasoning_text(item: InputReasoning) -> str:
-    """Returns reasoning that the client sent back as plain text. Sealed reasoning must be opened before."""
-    return "".join(part.text for part in item.content or ())
+    """Returns reasoning that the client sent back as plain text. Sealed reasoning must be opened before.
+
+    Without content, the summary stands for it: a server that returns reasoning as summaries has no other text.
+    """
+    return "".join(part.text for part in item.content or item.summary or ())
 
 
 def system_text(conversation: PromptInput) -> str:
