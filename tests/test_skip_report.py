@@ -74,7 +74,8 @@ def test_allowed_skips_name_existing_files_and_give_a_reason() -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "npm, which installs the SDK, is not installed",
+        "npm, which installs the SDKs, is not installed",
+        "pip did not install python.lock: ERROR: No matching distribution found for openai==3.54.0",
         "curl is not installed",
         "could not import 'torch': No module named 'torch'",
         "no C compiler found (tried cc, gcc, clang)",

@@ -1,4 +1,4 @@
-"""Fixtures of the client tests: a server that plays every case, and Node with the openai SDK."""
+"""Fixtures of the client tests: a server that plays every case, and Node with SDKs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,5 +19,5 @@ def case_server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def node() -> Path:
-    """A Node program with the openai SDK. Skips the test where npm cannot install them."""
+    """A Node program with the SDKs of `programs/node.lock`. Skips the test where npm cannot install them."""
     return install_node_sdk()

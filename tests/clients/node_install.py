@@ -1,4 +1,4 @@
-"""Installs the openai SDK for Node with npm, and a Node where the system has none or an older one. Runs scripts."""
+"""Installs SDKs for Node with npm, and a Node where the system has none or an older one. Runs scripts."""
 
 import json
 import re
@@ -14,21 +14,22 @@ from tests.install_lock import hold_lock
 from tests.syntax import ROOT
 
 INSTALL_FOLDER = ROOT / "build" / "node"
-SDK_VERSION, NODE_VERSION = "7.55.0", "22.23.3"
+NODE_VERSION = "22.23.3"
+LOCK_FILE = Path(__file__).with_name("programs") / "node.lock"
 MIN_NODE_MAJOR = 22
 INSTALL_TIMEOUT_S = 180.0
 SCRIPT_TIMEOUT_S = 100.0
 
 
 def install_node_sdk() -> Path:
-    """Returns a Node program that can import the SDK from `INSTALL_FOLDER`. Skips the test if there is none."""
+    """Returns a Node program that can import the SDKs from `INSTALL_FOLDER`. Skips the test if there is none."""
     with hold_lock(INSTALL_FOLDER):
         missing = _missing_packages()
         if missing:
             _install_packages(missing)
         program = _find_node()
         if _major_version(program) < MIN_NODE_MAJOR or program is None:
-            pytest.skip(f"the SDK needs Node {MIN_NODE_MAJOR}, and npm did not install it")
+            pytest.skip(f"the SDKs need Node {MIN_NODE_MAJOR}, and npm did not install it")
         return Path(program)
 
 
@@ -51,10 +52,24 @@ def run_node_script(node: Path, name: str, *args: str | Path) -> dict[str, Any]:
     return results
 
 
+def copy_node_programs() -> Path:
+    """Copies the programs to a new folder, from which Node finds the SDKs. Returns it; the caller removes it."""
+    folder = INSTALL_FOLDER / uuid.uuid4().hex
+    folder.mkdir()
+    for program in LOCK_FILE.parent.glob("*.mjs"):
+        shutil.copy(program, folder)
+    return folder
+
+
 def _missing_packages() -> list[str]:
-    installed = _package_version(INSTALL_FOLDER / "node_modules" / "openai")
-    missing = [] if installed == SDK_VERSION else [f"openai@{SDK_VERSION}"]
+    lines = LOCK_FILE.read_text(encoding="utf-8").splitlines()
+    missing = [line for line in lines if not line.startswith("#") and not _is_installed(line)]
     return missing + ([] if _major_version(_find_node()) >= MIN_NODE_MAJOR else [f"node@{NODE_VERSION}"])
+
+
+def _is_installed(package: str) -> bool:
+    name, _, version = package.rpartition("@")
+    return _package_version(INSTALL_FOLDER / "node_modules" / name) == version
 
 
 def _find_node() -> str | None:
@@ -67,15 +82,15 @@ def _find_node() -> str | None:
 
 def _install_packages(packages: list[str]) -> None:
     if not shutil.which("npm"):
-        pytest.skip("npm, which installs the SDK, is not installed")
+        pytest.skip("npm, which installs the SDKs, is not installed")
     args = ["npm", "install", "--prefix", str(INSTALL_FOLDER), "--no-audit", "--no-fund", *packages]
     try:
         done = subprocess.run(args, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not install {' '.join(packages)} within {INSTALL_TIMEOUT_S:g} s")
+        pytest.skip(f"npm did not install {packages[0]} and others within {INSTALL_TIMEOUT_S:g} s")
     if done.returncode:
         reason = (done.stderr.strip() or "no output").splitlines()[-1]
-        pytest.skip(f"npm did not install {' '.join(packages)}: {reason}")
+        pytest.skip(f"npm did not install {packages[0]} and others: {reason}")
 
 
 def _package_version(package: Path) -> str | None:
