@@ -39,6 +39,7 @@ from antiphon.app.routes import (
     metrics,
     models,
     responses,
+    stored_chat,
 )
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.texts import embeddings, tokenize
@@ -70,6 +71,11 @@ ROUTE_HANDLERS = (
     conversations.retrieve_item,
     conversations.delete_item,
     chat.create_chat_completion,
+    stored_chat.list_completions,
+    stored_chat.retrieve_completion,
+    stored_chat.update_completion,
+    stored_chat.delete_completion,
+    stored_chat.list_messages,
     completions.create_completion,
     messages.create_message,
     messages.count_message_tokens,

@@ -63,6 +63,11 @@ class ChatStream:
 
 
 async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
+    """Returns the complete reply, encoded. Raises `ApiError` if a choice failed."""
+    return _encode_json(await fold_completion(logs, spec))
+
+
+async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompletion:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
     folds, choices = [], []
     for index, log in enumerate(logs):
@@ -76,21 +81,20 @@ async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
         folds.append(fold)
         choices.append(accumulator.build_choice(index, fold.finish_reason, logprobs=spec.logprobs))
     base_response = logs[0].base_response
-    reply = ChatCompletion(
-        id=_chat_id(logs[0]),
+    return ChatCompletion(
+        id=chat_id(logs[0].id),
         created=int(base_response.created_at),
         model=base_response.model,
         choices=tuple(choices),
         usage=_total_usage(folds),
     )
-    return _encode_json(reply)
 
 
 class _ChunkBuilder:
     """Wraps deltas in chunks that all carry the same id, time and model."""
 
     def __init__(self, log: EventLog, spec: TurnSpec) -> None:
-        self._id, self._base_response, self._spec = _chat_id(log), log.base_response, spec
+        self._id, self._base_response, self._spec = chat_id(log.id), log.base_response, spec
         self._num_prompt = 0
         self._num_generated: dict[int, int] = {}
 
@@ -171,5 +175,6 @@ def _failure_of(fold: ChatFold) -> ApiError | None:
     return ApiError(500, error.code, error.message)
 
 
-def _chat_id(log: EventLog) -> str:
-    return "chatcmpl-" + log.id.partition("_")[2]
+def chat_id(log_id: str) -> str:
+    """Returns the id that a chat completion has for clients. Its log, or the log of its first choice, has `log_id`."""
+    return "chatcmpl-" + log_id.partition("_")[2]

@@ -12,7 +12,11 @@ from antiphon.events.inputs import AnyInput, HostedInput, InputMessage
 def encode_item_page(items: Sequence[AnyInput], part: ListPage) -> bytes:
     """Returns the page as JSON in the list format of the API."""
     ordered = items[::-1] if part.descending else items
-    data = [listed_item(item) for item in ordered[part.start : part.end]]
+    return encode_list([listed_item(item) for item in ordered[part.start : part.end]], has_more=part.end < len(items))
+
+
+def encode_list(data: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:
+    """Returns entries, each with an id, as JSON in the list format of the API."""
     ids = [entry["id"] for entry in data]
     return msgspec.json.encode(
         {
@@ -20,7 +24,7 @@ def encode_item_page(items: Sequence[AnyInput], part: ListPage) -> bytes:
             "data": data,
             "first_id": ids[0] if ids else None,
             "last_id": ids[-1] if ids else None,
-            "has_more": part.end < len(items),
+            "has_more": has_more,
         }
     )
 

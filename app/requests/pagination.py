@@ -26,23 +26,30 @@ def select_page(query: Mapping[str, str], items: Sequence[AnyInput]) -> ListPage
 
     Raises `ApiError` 400.
     """
-    is_descending = _read_order(query) == "desc"
+    return select_ids(query, [item.id for item in items], "desc")
+
+
+def select_ids(query: Mapping[str, str], ids: Sequence[str | None], default_order: str) -> ListPage:
+    """Returns the page of a list with these ids. Raises `ApiError` 400."""
+    is_descending = read_order(query, default_order) == "desc"
     start, after = 0, query.get("after")
     if after is not None:
-        ids = [item.id for item in (reversed(items) if is_descending else items)]
-        if after not in ids:
+        ordered = ids[::-1] if is_descending else ids
+        if after not in ordered:
             raise invalid_value("after", f"Invalid 'after': item '{clip_text(after)}' is not in this list.")
-        start = ids.index(after) + 1
-    return ListPage(start, start + _read_limit(query), is_descending)
+        start = ordered.index(after) + 1
+    return ListPage(start, start + read_limit(query), is_descending)
 
 
-def _read_order(query: Mapping[str, str]) -> str:
-    order = query.get("order", "desc")
+def read_order(query: Mapping[str, str], default_order: str) -> str:
+    """Returns `order`. Raises `ApiError` 400."""
+    order = query.get("order", default_order)
     c.one_of(("asc", "desc"))(order, "order")
     return order
 
 
-def _read_limit(query: Mapping[str, str]) -> int:
+def read_limit(query: Mapping[str, str]) -> int:
+    """Returns `limit`. Raises `ApiError` 400."""
     limit = query.get("limit", DEFAULT_LIMIT)
     if not re.fullmatch(r"-?[0-9]{1,9}", limit):
         raise invalid_type("limit", "an integer", limit)

@@ -63,6 +63,8 @@ def _clean_part(part: Any) -> Any:
             clean[key] = strip_user_info(part[key])
         elif isinstance(part.get(key), dict):
             clean[key] = _clean_urls(part[key])
+    if isinstance(part.get("file"), dict):  # chat nests the URL of a file one level deeper
+        clean["file"] = _clean_urls(part["file"])
     return clean
 
 

@@ -3,7 +3,7 @@
 Both the Responses parser and the chat parser return it. The code that runs a turn does not know which one did.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
@@ -64,6 +64,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Chat only: True if a call is returned in the deprecated form, as `function_call`."""
     n: int = 1
     """Chat only: number of turns that share the prompt."""
+    stored_messages: tuple[dict[str, Any], ...] = ()
+    """Chat only: the messages of a completion that is to be stored."""
     constraints: tuple[OutputConstraint, ...] = ()
     """Schemas and grammars that the output must match, to be checked before the engine gets the job."""
     hide_reasoning: bool = False

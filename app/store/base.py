@@ -1,7 +1,7 @@
 """The interface of response stores. Turns and routes use a store only through `ResponseStore`."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -18,11 +18,72 @@ class StoredConversation(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
+class ChatForm(Struct, frozen=True, kw_only=True):
+    """Form of the messages in a chat completion, as the request and the server's settings determined it."""
+
+    logprobs: bool = False
+    as_function_call: bool = False
+    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+
+
+class StoredCompletion(Struct, frozen=True, kw_only=True):
+    """A chat completion. Each choice is a log of the store; the completion has the id of the first one."""
+
+    id: str
+    created_at: int
+    model: str
+    metadata: dict[str, str]
+    choice_ids: tuple[str, ...]
+    form: ChatForm
+
+
+class CompletionQuery(Struct, frozen=True, kw_only=True):
+    """Selects the first `limit` completions after the one with the id `after`, in order of their creation.
+
+    `model` and `metadata` are what the completions must have.
+    """
+
+    limit: int
+    after: str | None = None
+    descending: bool = False
+    model: str | None = None
+    metadata: dict[str, str] = {}
+
+
+ChatMessages = tuple[dict[str, Any], ...]
+
+
+class CompletionStore(Protocol):
+    """The chat completions of a store. One exists for its readers from the end of all its choices on."""
+
+    def find_completion(self, owner: str, completion_id: str) -> StoredCompletion | None:
+        """Returns the completion with this id."""
+
+    def list_completions(self, owner: str, query: CompletionQuery) -> list[StoredCompletion]:
+        """Returns the completions that the query selects."""
+        ...
+
+    def completion_messages(self, owner: str, completion_id: str) -> ChatMessages:
+        """Returns the messages that the client sent; none if the completion does not exist."""
+        ...
+
+    async def save_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> None:
+        """Replaces the metadata of a completion. Like every change, it returns when it is durable."""
+
+
 class ResponseStore(Protocol):
     """Stores event logs by owner and id. For an owner, data of other owners does not exist."""
 
+    @property
+    def completions(self) -> CompletionStore:
+        """The chat completions."""
+        ...
+
     def add_log(self, log: EventLog) -> None:
         """Stores this log from now on, while it is being written."""
+
+    def add_completion(self, completion: StoredCompletion, messages: ChatMessages, logs: Sequence[EventLog]) -> None:
+        """Stores a chat completion with the logs of its choices from now on."""
 
     def find_log(self, owner: str, response_id: str) -> EventLog | None:
         """Returns the log of a response."""
@@ -64,6 +125,10 @@ class ResponseStore(Protocol):
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes a response. Returns whether it existed. Readers that already follow it are not interrupted."""
+        ...
+
+    async def delete_completion(self, owner: str, completion_id: str) -> bool:
+        """Deletes a chat completion with all its choices. Returns whether it existed."""
         ...
 
     async def request_cancel(self, log: EventLog) -> None:

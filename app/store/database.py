@@ -14,6 +14,7 @@ import structlog
 
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.schema import open_connection
 from antiphon.events import stream as ev
 from antiphon.events.inputs import AnyInput
@@ -51,6 +52,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection = open_connection(path)
+        self.completions = CompletionTables(self._connection)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -155,13 +157,14 @@ class Database:
         return self._connection.execute(statement, (new, response_id, old)).rowcount == 1
 
     def delete_response(self, response_id: str) -> None:
-        """Deletes a response."""
-        for statement in (
-            "DELETE FROM items WHERE response = ?",
-            "DELETE FROM events WHERE response = ?",
-            "DELETE FROM responses WHERE id = ?",
-        ):
-            self._connection.execute(statement, (response_id,))
+        """Deletes a response, and with it the whole chat completion that it is a choice of."""
+        for each in self.completions.delete_with_choice(response_id):
+            for statement in (
+                "DELETE FROM items WHERE response = ?",
+                "DELETE FROM events WHERE response = ?",
+                "DELETE FROM responses WHERE id = ?",
+            ):
+                self._connection.execute(statement, (each,))
 
     def save_heartbeat(self, writer: str, now: float) -> None:
         """Records that this writer is alive at `now`."""
@@ -180,11 +183,12 @@ class Database:
 
         Deletes at most `MAX_DELETES_PER_TRANSACTION` in a call. Returns the number deleted.
         """
-        query = "SELECT id FROM responses WHERE writer IS NULL AND created < ? ORDER BY created LIMIT ?"
+        finished = f"writer IS NULL AND {FREE_OF_RUNNING_CHOICES}"
+        query = f"SELECT id FROM responses WHERE {finished} AND created < ? ORDER BY created LIMIT ?"  # noqa: S608
         deleted = [row[0] for row in self._connection.execute(query, (before, MAX_DELETES_PER_TRANSACTION))]
         total_size = self._connection.execute("SELECT total(size) FROM responses").fetchone()[0]
         if total_size > most:
-            query = "SELECT id, size FROM responses WHERE writer IS NULL AND created >= ? ORDER BY created"
+            query = f"SELECT id, size FROM responses WHERE {finished} AND created >= ? ORDER BY created"  # noqa: S608
             for response_id, size in self._connection.execute(query, (before,)):
                 if total_size <= most or len(deleted) >= MAX_DELETES_PER_TRANSACTION:
                     break

@@ -4,8 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from antiphon.app.event_log import EventLog, is_terminal
-from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.log_items import conversation_items, find_item
+from antiphon.app.store.memory_completions import MemoryCompletions
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 
@@ -17,15 +18,25 @@ class MemoryStore:
         self._most, self._size = responses, size
         self._logs: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
         self._growing: dict[tuple[str, str], EventLog] = {}
+        self.completions = MemoryCompletions(self._logs)
         self._conversations: dict[tuple[str, str], tuple[StoredConversation, list[AnyInput]]] = {}
         self._settled = 0  # bytes of the logs not in `_growing`: a finished log no longer grows
 
     def add_log(self, log: EventLog) -> None:
         """Stores a log, and evicts old ones if a limit is exceeded."""
-        if log.conversation_id:
-            log.listener = self
-            self.on_append(log, 0)
-        self._logs[log.owner, log.id] = self._growing[log.owner, log.id] = log
+        self._add_logs((log,))
+
+    def add_completion(self, completion: StoredCompletion, messages: ChatMessages, logs: Sequence[EventLog]) -> None:
+        """Stores a chat completion with the logs of its choices, and evicts old ones if a limit is exceeded."""
+        self.completions.add_completion(logs[0].owner, completion, messages)
+        self._add_logs(logs)
+
+    def _add_logs(self, logs: Sequence[EventLog]) -> None:
+        for log in logs:
+            if log.conversation_id:
+                log.listener = self
+                self.on_append(log, 0)
+            self._logs[log.owner, log.id] = self._growing[log.owner, log.id] = log
         self._count_finished()
         self._evict_oldest()
 
@@ -89,7 +100,18 @@ class MemoryStore:
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes the owner's response. Returns whether it existed."""
         self._count_finished()
-        key = owner, response_id
+        return self._delete_log((owner, response_id))
+
+    async def delete_completion(self, owner: str, completion_id: str) -> bool:
+        """Deletes the owner's chat completion with all its choices. Returns whether it existed."""
+        self._count_finished()
+        if self.completions.find_completion(owner, completion_id) is None:
+            return False
+        for key in self.completions.delete_with_choice((owner, completion_id)):
+            self._delete_log(key)
+        return True
+
+    def _delete_log(self, key: tuple[str, str]) -> bool:
         log = self._logs.pop(key, None)
         if log is not None and self._growing.pop(key, None) is None:
             self._settled -= log.size
@@ -114,12 +136,14 @@ class MemoryStore:
     def _evict_oldest(self) -> None:
         """Evicts the oldest finished responses until both limits hold. Running ones count with their current size."""
         size = self._settled + sum(log.size for log in self._growing.values())
-        evicted: list[tuple[str, str]] = []
-        for key, log in self._logs.items():
+        evicted: dict[tuple[str, str], None] = {}
+        for key in self._logs:
             if len(self._logs) - len(evicted) <= self._most and size <= self._size:
                 break
-            if key not in self._growing:
-                evicted.append(key)
-                size -= log.size
+            together = [each for each in self.completions.choices_with(key) if each in self._logs]
+            if key not in evicted and not any(each in self._growing for each in together):
+                evicted.update(dict.fromkeys(together))
+                size -= sum(self._logs[each].size for each in together)
         for key in evicted:
+            self.completions.delete_with_choice(key)
             self._settled -= self._logs.pop(key).size

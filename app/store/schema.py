@@ -3,8 +3,20 @@
 import sqlite3
 from pathlib import Path
 
-SCHEMA_VERSION = 3
-SCHEMA = """
+SCHEMA_VERSION = 4
+_CHAT_TABLES = """
+CREATE TABLE chat_completions (
+    position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
+    model TEXT NOT NULL, metadata TEXT NOT NULL, form BLOB NOT NULL, messages BLOB NOT NULL
+);
+CREATE INDEX by_completion_age ON chat_completions (owner, created, position);
+CREATE TABLE chat_choices (
+    response TEXT PRIMARY KEY, completion TEXT NOT NULL, number INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX by_completion ON chat_choices (completion, number)
+"""
+"""Tables of version 4. A choice is a row of `responses`, which has the events."""
+SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
     input_items BLOB NOT NULL, size INTEGER NOT NULL DEFAULT 0, writer TEXT,
@@ -28,7 +40,7 @@ CREATE TABLE conversation_items (
 CREATE INDEX by_conversation ON conversation_items (owner, conversation, position);
 CREATE INDEX by_item ON conversation_items (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT ROWID;
-"""
+{_CHAT_TABLES}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -39,6 +51,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE conversation_items RENAME COLUMN place TO position;
     ALTER TABLE writers RENAME COLUMN beat TO heartbeat
     """,
+    _CHAT_TABLES,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

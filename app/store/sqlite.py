@@ -16,10 +16,11 @@ import structlog
 from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store import writer_name
-from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database, UnreadableRowError
 from antiphon.app.store.log_items import find_item
 from antiphon.app.store.quarantine import quarantine_if_corrupt
+from antiphon.app.store.sqlite_completions import SqliteCompletions
 from antiphon.app.store.writer import AppendEvents, StoreChange, StoreTimings, StoreWriter, WriteOp
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
@@ -59,6 +60,7 @@ class SqliteStore:
         self._on_cancel_request: Callable[[str], None] = lambda _: None
         self._writer = StoreWriter(path, self.name, self, timings, max_bytes)
         self._database = Database(path)
+        self.completions = SqliteCompletions(self._database, self._deleted, self._commit)
 
     async def close(self) -> None:
         """Writes everything that is pending and closes the file."""
@@ -69,8 +71,13 @@ class SqliteStore:
 
     # Methods of `ResponseStore`
 
-    def add_log(self, log: EventLog) -> None:
-        """Stores a log from now on."""
+    def add_completion(self, completion: StoredCompletion, messages: ChatMessages, logs: Sequence[EventLog]) -> None:
+        """Stores a chat completion with the logs of its choices from now on."""
+        for log in logs:
+            self.add_log(log, (completion, messages) if log.id == completion.id else None)
+
+    def add_log(self, log: EventLog, completion: tuple[StoredCompletion, ChatMessages] | None = None) -> None:
+        """Stores a log from now on, with the chat completion that it is the first choice of."""
         self._live[log.owner, log.id] = log
         log.listener = self
         entries = tuple(log.entries)
@@ -78,7 +85,7 @@ class SqliteStore:
             log.withhold(0)
         elif is_terminal(entries):
             log.withhold(len(entries) - 1)
-        self._writer.enqueue(AppendEvents(log, entries, is_first=True))
+        self._writer.enqueue(AppendEvents(log, entries, is_first=True, completion=completion))
 
     def on_append(self, log: EventLog, first: int) -> None:
         """Writes the new entries of a log."""
@@ -133,23 +140,34 @@ class SqliteStore:
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes the owner's response. Returns whether it existed."""
-        log = self.find_log(owner, response_id)
-        if log is None:
+        if self.find_log(owner, response_id) is None:
             return False
-        key = owner, response_id
-        self._uncache_log(*key)
-        self._remote.pop(key, None)
-        self._failed.pop(key, None)
-        self._persisted.discard(response_id)
-        if self._live.pop(key, None) is not None:
-            log.listener = None
-            log.publish()
-        self._deleted.add(response_id)
-        change = self._enqueue_change(lambda database: database.delete_response(response_id))
-        # Not when this coroutine ends: its client may leave, and the response must not be read again before the commit.
-        change.add_done_callback(lambda _: self._deleted.discard(response_id))
-        await asyncio.shield(change)
+        await self._delete_logs(owner, (response_id,))
         return True
+
+    async def delete_completion(self, owner: str, completion_id: str) -> bool:
+        """Deletes the owner's chat completion with all its choices. Returns whether it existed."""
+        completion = self.completions.find_completion(owner, completion_id)
+        if completion is None:
+            return False
+        await self._delete_logs(owner, completion.choice_ids)
+        return True
+
+    async def _delete_logs(self, owner: str, ids: Sequence[str]) -> None:
+        """Deletes a response, or all choices of a chat completion. They are not found from now on."""
+        for key in ((owner, response_id) for response_id in ids):
+            self._uncache_log(*key)
+            self._remote.pop(key, None)
+            self._failed.pop(key, None)
+            if (live := self._live.pop(key, None)) is not None:
+                live.listener = None
+                live.publish()
+        self._persisted.difference_update(ids)
+        self._deleted.update(ids)
+        change = self._enqueue_change(lambda database: database.delete_response(ids[0]))
+        # Not when this coroutine ends: its client may leave, and the logs must not be read again before the commit.
+        change.add_done_callback(lambda _: self._deleted.difference_update(ids))
+        await asyncio.shield(change)
 
     async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Stores a conversation, or its new metadata."""

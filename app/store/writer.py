@@ -18,6 +18,7 @@ import structlog
 from msgspec import Struct
 
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.store.base import ChatMessages, StoredCompletion
 from antiphon.app.store.database import Database, LeaseLostError, UnreadableRowError
 from antiphon.app.store.log_items import conversation_items
 from antiphon.state.recovery import failure_events
@@ -50,6 +51,8 @@ class AppendEvents(Struct, frozen=True):
     is_first: bool = False
     is_repair: bool = False
     """True if `entries` are all entries of a finished log that could not be written before."""
+    completion: tuple[StoredCompletion, ChatMessages] | None = None
+    """A new chat completion, to be written with the log of its first choice."""
 
 
 class StoreChange:
@@ -180,6 +183,8 @@ class StoreWriter:
                 continue
             if op.is_first:
                 self._database.insert_response(op.log, self._name)
+            if op.completion is not None:
+                self._database.completions.insert_completion(op.log.owner, *op.completion)
             try:
                 self._database.append_events(op.log.owner, op.log.id, op.entries, self._name)
                 if is_terminal(op.entries) and op.log.conversation_id:

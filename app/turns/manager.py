@@ -14,7 +14,7 @@ from antiphon.app.event_log import EventLog
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnObserver, TurnStats
 from antiphon.app.requests.turn_spec import TurnSpec
-from antiphon.app.store.base import ResponseStore
+from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_renderer import PromptRenderer
@@ -100,13 +100,31 @@ class TurnManager:
                 slot.release()
             raise
         if spec.base_response.store:
-            for turn in turns:
-                self.store.add_log(turn.log)
+            self._store_logs(spec, [turn.log for turn in turns])
         if spec.base_response.background:
             # A client that has received a response id must find the response, even if this process crashes.
             for turn in turns:
                 await turn.log.wait_published()
         return [turn.log for turn in turns]
+
+    def _store_logs(self, spec: TurnSpec, logs: Sequence[EventLog]) -> None:
+        """Stores the logs from now on: each as a response, or all of a chat request as one completion."""
+        if not spec.stored_messages:
+            for log in logs:
+                self.store.add_log(log)
+            return
+        first = logs[0].base_response
+        completion = StoredCompletion(
+            id=first.id,
+            created_at=int(first.created_at),
+            model=first.model,
+            metadata=first.metadata or {},
+            choice_ids=tuple(log.id for log in logs),
+            form=ChatForm(
+                logprobs=spec.logprobs, as_function_call=spec.as_function_call, reasoning_field=spec.reasoning_field
+            ),
+        )
+        self.store.add_completion(completion, spec.stored_messages, logs)
 
     def _check_can_start(self, spec: TurnSpec) -> None:
         """Raises `ApiError` 503 if the server shuts down, or cannot store the response."""
@@ -160,9 +178,9 @@ class TurnManager:
         return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens
 
     def _create_turn(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, slot: TurnSlot) -> Turn:
-        base_response = msgspec.structs.replace(
-            spec.base_response, id=self._new_id("resp"), created_at=int(self._clock())
-        )
+        # Ids of responses and of stored chat completions differ, so neither is ever read as the other.
+        response_id = self._new_id("chatcmpl" if spec.stored_messages else "resp")
+        base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=int(self._clock()))
         spec = msgspec.structs.replace(spec, base_response=base_response)
         processor = OutputProcessor(
             spec,

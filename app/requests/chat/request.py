@@ -10,6 +10,7 @@ from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.chat.messages import read_messages
+from antiphon.app.requests.chat.stored import messages_to_store
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.secrets import remove_secrets
@@ -63,7 +64,7 @@ def read_chat_request(
     sampling = shared.read_engine_fields(body, model.engine.info, sampling)
     base_response = shared.base_response(
         body, sampling, tools=offered.tools.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=max_tokens,
-        reasoning=shared.reasoning_config(effort, None), store=False,
+        reasoning=shared.reasoning_config(effort, None), store=bool(body.get("store")),
     )  # fmt: skip
     spec = TurnSpec(
         base_response=base_response,
@@ -90,6 +91,7 @@ def _with_reply_form(spec: TurnSpec, body: Mapping[str, Any], offered: OfferedTo
         spec,
         stream=bool(body.get("stream")),
         as_function_call=offered.as_functions,
+        stored_messages=messages_to_store(body),
         reasoning_field=settings.chat_reasoning_field,
         include_usage=bool(stream_options.get("include_usage")),
         continuous_usage=bool(stream_options.get("continuous_usage_stats")),

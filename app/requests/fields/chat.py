@@ -10,6 +10,7 @@ from antiphon.app.requests.fields import (
     LABEL_FIELDS,
     MAX_CHOICES,
     MAX_TOOLS,
+    METADATA,
     SAMPLING_FIELDS,
     SHARED_FIELDS,
     VERBOSITIES,
@@ -29,7 +30,13 @@ def _check_function_call(value: Any, path: str) -> None:
 
 CHAT_FIELDS = (
     *SHARED_FIELDS,
-    *(structs.replace(label, handling="accepted") for label in LABEL_FIELDS),
+    *(structs.replace(label, handling="accepted") for label in LABEL_FIELDS if label.name != "metadata"),
+    RequestField(
+        "metadata",
+        "honoured",
+        METADATA,
+        "At most 16 pairs; keys of up to 64 characters, values of up to 512. Kept with a completion that is stored.",
+    ),
     RequestField(
         "messages",
         "honoured",
@@ -87,7 +94,12 @@ CHAT_FIELDS = (
         "verbosity", "accepted", c.one_of(VERBOSITIES), "No effect: no supported dialect has a setting for it."
     ),
     RequestField("prediction", "accepted", c.is_object, "A hint to speed up decoding; the reply is the same."),
-    RequestField("store", "accepted", c.is_boolean, "Chat completions are not stored."),
+    RequestField(
+        "store",
+        "honoured",
+        c.is_boolean,
+        "Default false. True: the completion, with all its choices, and its messages are stored.",
+    ),
     RequestField(
         "modalities",
         "honoured",

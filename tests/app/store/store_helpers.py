@@ -1,11 +1,14 @@
 """Shared by the tests of stores: logs with four steps, a store that is closed at the end, and a server program."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from antiphon.app.event_log import EventLog
+from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
 from antiphon.app.store.sqlite import SqliteStore
 from antiphon.app.store.writer import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
@@ -52,6 +55,37 @@ async def open_test_store(path: Path, **options: Any) -> AsyncIterator[SqliteSto
         yield store
     finally:
         await store.close()
+
+
+async def add_completion(
+    store: ResponseStore,
+    name: str,
+    *,
+    owner: str = "me",
+    created: int = 2_000_000_000,
+    counts: Sequence[int] = (4, 4),
+    metadata: dict[str, str] | None = None,
+) -> StoredCompletion:
+    """Adds a chat completion and appends the first steps, as many as in `counts`, of each of its choices.
+
+    Returns when the choices with all four steps are stored.
+    """
+    ids = [f"chatcmpl_{name}{number}" for number in range(len(counts))]
+    responses = [structs.replace(make_response(name, created=created), id=choice_id) for choice_id in ids]
+    logs = [EventLog(response, owner) for response in responses]
+    completion = StoredCompletion(
+        id=ids[0], created_at=created, model="m", metadata=metadata or {}, choice_ids=tuple(ids), form=ChatForm()
+    )
+    for log in logs:
+        log.append_step(make_steps()[0])
+    store.add_completion(completion, ({"role": "user", "content": name},), logs)
+    for log, count in zip(logs, counts, strict=True):
+        for step in make_steps()[1:count]:
+            log.append_step(step)
+        if count == 4:
+            log.end_log()
+            await log.wait_published()
+    return completion
 
 
 def make_response(name: str, *, background: bool = False, created: int = 2_000_000_000) -> Response:

@@ -58,6 +58,13 @@ def test_every_change_is_in_the_file_when_it_is_answered(tmp_path: Path, start_s
         item = {"type": "message", "role": "user", "content": "Hi"}
         added = client.post(f"conversations/{conversation}/items", json={"items": [item]}).json()
         assert len(read_rows(path, "conversation_items")) == 1
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "store": True, "n": 2}
+        completion = client.post("chat/completions", json=chat).json()["id"]
+        client.post(f"chat/completions/{completion}", json={"metadata": {"a": "2"}})
+        assert '"2"' in read_rows(path, "chat_completions")[0][5]
+        assert client.delete(f"chat/completions/{completion}").json()["deleted"]
+        for table in ("chat_completions", "chat_choices", "responses", "events"):
+            assert read_rows(path, table) == [], table
         client.post(f"conversations/{conversation}", json={"metadata": {"a": "2"}})
         assert b'"2"' in read_rows(path, "conversations")[0][-1]
         client.delete(f"conversations/{conversation}/items/{added['data'][0]['id']}")

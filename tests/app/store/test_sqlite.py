@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from antiphon.app.event_log import EventLog
+from antiphon.app.store.base import CompletionQuery
 from antiphon.app.store.database import Database
 from antiphon.app.store.schema import SCHEMA_VERSION, StoreError
 from antiphon.app.store.sqlite import SqliteStore
 from antiphon.app.store.writer import StoreTimings
 from tests.app.store.store_helpers import (
+    add_completion,
     add_log,
     make_response,
     make_steps,
@@ -362,14 +364,27 @@ async def test_store_reports_itself_unavailable_until_a_write_succeeds(
 
 
 VERSION_2_SQL = Path(__file__).with_name("version_2.sql").read_text(encoding="utf-8")
-DOWNGRADE_TO_VERSION_1_SQL = "ALTER TABLE responses DROP COLUMN asked; PRAGMA user_version = 1;"
+CHANGES = {
+    "version 1": "ALTER TABLE responses DROP COLUMN asked; PRAGMA user_version = 1;",
+    "version 2": "",
+    "version 3": """
+        ALTER TABLE responses RENAME COLUMN head TO base_response;
+        ALTER TABLE responses RENAME COLUMN given TO input_items;
+        ALTER TABLE responses RENAME COLUMN asked TO cancel_requested;
+        ALTER TABLE talk RENAME TO conversation_items;
+        ALTER TABLE conversation_items RENAME COLUMN place TO position;
+        ALTER TABLE writers RENAME COLUMN beat TO heartbeat;
+        PRAGMA user_version = 3;
+    """,
+}
+"""Statements that make a file of version 2 one of another version."""
 
 
-@pytest.mark.parametrize("downgrade", ["", DOWNGRADE_TO_VERSION_1_SQL], ids=["version 2", "version 1"])
-async def test_file_of_an_older_version_is_migrated(path: Path, downgrade: str) -> None:
+@pytest.mark.parametrize("version", CHANGES)
+async def test_file_of_an_older_version_is_migrated(path: Path, version: str) -> None:
     path.parent.mkdir(exist_ok=True)
     with sqlite3.connect(path) as connection:
-        connection.executescript(VERSION_2_SQL + downgrade)
+        connection.executescript(VERSION_2_SQL + CHANGES[version])
     connection.close()
     async with open_test_store(path) as store:
         found = store.find_log("me", "resp_old")
@@ -378,6 +393,9 @@ async def test_file_of_an_older_version_is_migrated(path: Path, downgrade: str) 
         assert [item.id for item in store.conversation_items("me", "conv_1")] == ["msg_old0000", "msg_0"]
         await store.request_cancel(found)
         await add_log(store, "new", background=True).wait_finished()
+        assert store.completions.list_completions("me", CompletionQuery(limit=1)) == []
+        completion = await add_completion(store, "chat")
+        assert store.completions.find_completion("me", completion.id) == completion
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     connection.close()

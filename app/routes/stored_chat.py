@@ -1,0 +1,112 @@
+"""`/v1/chat/completions` as a collection: lists, retrieves, updates and deletes the completions that were stored."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from litestar import delete, get, post
+from litestar.params import FromPath
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, request_owner, server_context
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found, unknown_field
+from antiphon.app.projections.chat import chat_id
+from antiphon.app.projections.item_lists import encode_list
+from antiphon.app.projections.stored_chat import stored_completion, stored_messages
+from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
+from antiphon.app.requests.fields import METADATA
+from antiphon.app.requests.json_body import parse_object
+from antiphon.app.requests.pagination import select_ids
+from antiphon.app.routes.replies import json_reply
+from antiphon.app.store.base import StoredCompletion
+
+
+@get("/v1/chat/completions")
+async def list_completions(request: AnyRequest) -> Response[Any]:
+    """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
+    store, owner = server_context(request).store, request_owner(request)
+    query = read_completion_query(request.query_params)
+    if query.after is not None and store.completions.find_completion(owner, query.after) is None:
+        after = clip_text(request.query_params["after"])
+        raise invalid_value("after", f"Invalid 'after': there is no chat completion with id '{after}'.")
+    data: list[dict[str, Any]] = []
+    while len(data) <= query.limit:  # one more than the page holds tells whether there are more
+        missing = query.limit + 1 - len(data)
+        batch = store.completions.list_completions(owner, msgspec.structs.replace(query, limit=missing))
+        for completion in batch:
+            if (found := await _read_completion(request, completion)) is not None:
+                data.append(found)
+            await asyncio.sleep(0)  # a long completion takes a while to read: other requests come between two
+        if len(batch) < missing:
+            break
+        query = msgspec.structs.replace(query, after=batch[-1].id)
+    return json_reply(encode_list(data[: query.limit], has_more=len(data) > query.limit))
+
+
+@get("/v1/chat/completions/{completion_id:str}")
+async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
+    """Returns a stored completion."""
+    _, found = await _find_completion(request, completion_id)
+    return json_reply(msgspec.json.encode(found))
+
+
+@post("/v1/chat/completions/{completion_id:str}", status_code=200)
+async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
+    """Replaces the metadata of a stored completion."""
+    completion, found = await _find_completion(request, completion_id)
+    body = parse_object(await request.body())
+    for key in body:
+        if key != "metadata":
+            raise unknown_field(key)
+    if "metadata" not in body:
+        raise missing_field("metadata")
+    metadata = body["metadata"] or {}
+    METADATA(metadata, "metadata")
+    await server_context(request).store.completions.save_metadata(request_owner(request), completion.id, metadata)
+    return json_reply(msgspec.json.encode({**found, "metadata": metadata}))
+
+
+@delete("/v1/chat/completions/{completion_id:str}", status_code=200)
+async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
+    """Deletes a stored completion with all its choices and its messages."""
+    completion, _ = await _find_completion(request, completion_id)
+    if not await server_context(request).store.delete_completion(request_owner(request), completion.id):
+        raise _completion_not_found(completion_id)
+    return json_reply(
+        msgspec.json.encode({"id": chat_id(completion.id), "object": "chat.completion.deleted", "deleted": True})
+    )
+
+
+@get("/v1/chat/completions/{completion_id:str}/messages")
+async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
+    """Lists the messages that the client sent for a stored completion, earliest first by default."""
+    completion, _ = await _find_completion(request, completion_id)
+    messages = server_context(request).store.completions.completion_messages(request_owner(request), completion.id)
+    listed = stored_messages(completion, messages)
+    page = select_ids(request.query_params, [message["id"] for message in listed], "asc")
+    ordered = listed[::-1] if page.descending else listed
+    return json_reply(encode_list(ordered[page.start : page.end], has_more=page.end < len(listed)))
+
+
+async def _find_completion(request: AnyRequest, sent_id: str) -> tuple[StoredCompletion, dict[str, Any]]:
+    """Returns the owner's completion, and its JSON. Raises `ApiError` 404, also for an id that is malformed."""
+    completion_id = read_completion_id(sent_id)
+    completions = server_context(request).store.completions
+    completion = completions.find_completion(request_owner(request), completion_id) if completion_id else None
+    found = await _read_completion(request, completion) if completion is not None else None
+    if completion is None or found is None:
+        raise _completion_not_found(sent_id)
+    return completion, found
+
+
+async def _read_completion(request: AnyRequest, completion: StoredCompletion) -> dict[str, Any] | None:
+    """Returns the JSON of a completion; None if a choice has failed, whose client got an error, or is unreadable."""
+    store, owner = server_context(request).store, request_owner(request)
+    logs = [log for choice_id in completion.choice_ids if (log := store.find_log(owner, choice_id)) is not None]
+    if len(logs) < len(completion.choice_ids) or any(log.response.status == "failed" for log in logs):
+        return None
+    return await stored_completion(completion, logs)
+
+
+def _completion_not_found(completion_id: str) -> ApiError:
+    return not_found(f"Chat completion with id '{clip_text(completion_id)}' not found.")

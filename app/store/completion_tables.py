@@ -1,0 +1,140 @@
+"""SQL statements of the tables of chat completions, as methods of one connection. A choice is a row of `responses`."""
+
+import sqlite3
+from typing import Any
+
+import msgspec
+import structlog
+
+from antiphon.app.store.base import ChatForm, ChatMessages, CompletionQuery, StoredCompletion
+
+FREE_OF_RUNNING_CHOICES = """
+NOT EXISTS (
+    SELECT 1 FROM chat_choices AS this JOIN chat_choices AS other ON other.completion = this.completion
+    JOIN responses AS running ON running.id = other.response
+    WHERE this.response = responses.id AND running.writer IS NOT NULL
+)"""
+"""Condition on a row of `responses`: it is no choice of a completion of which another choice is still being written."""
+_COMPLETE = """
+NOT EXISTS (
+    SELECT 1 FROM chat_choices LEFT JOIN responses ON responses.id = response
+    WHERE completion = chat_completions.id AND (responses.id IS NULL OR writer IS NOT NULL)
+)"""
+"""Condition on a row of `chat_completions`: all choices are stored and have ended."""
+_HAS_METADATA = """
+EXISTS (
+    SELECT 1 FROM json_each(CASE WHEN json_valid(metadata) THEN metadata ELSE '{}' END) AS pair
+    WHERE pair.key = ? AND pair.value = ?
+)"""
+_COLUMNS = "id, created, model, metadata, form"
+_log = structlog.get_logger(__name__)
+_metadata_decoder = msgspec.json.Decoder(dict[str, str])
+_form_decoder = msgspec.json.Decoder(ChatForm)
+_messages_decoder = msgspec.json.Decoder(ChatMessages)
+
+
+class CompletionTables:
+    """Statements on chat completions. The writes are called inside a transaction of the connection."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def insert_completion(self, owner: str, completion: StoredCompletion, messages: ChatMessages) -> None:
+        """Inserts a completion, before any of its choices has ended."""
+        statement = """
+            INSERT INTO chat_completions (id, owner, created, model, metadata, form, messages)
+            VALUES (?, ?, ?, ?, ?, ?, ?)
+        """
+        metadata, form = _encode_text(completion.metadata), msgspec.json.encode(completion.form)
+        row = (completion.id, owner, completion.created_at, completion.model, metadata, form)
+        self._connection.execute(statement, (*row, msgspec.json.encode(messages)))
+        self._connection.executemany(
+            "INSERT INTO chat_choices (response, completion, number) VALUES (?, ?, ?)",
+            [(response_id, completion.id, number) for number, response_id in enumerate(completion.choice_ids)],
+        )
+
+    def save_metadata(self, owner: str, completion_id: str, metadata: dict[str, str]) -> None:
+        """Replaces the metadata of a completion."""
+        statement = "UPDATE chat_completions SET metadata = ? WHERE owner = ? AND id = ?"
+        self._connection.execute(statement, (_encode_text(metadata), owner, completion_id))
+
+    def delete_with_choice(self, response_id: str) -> tuple[str, ...]:
+        """Deletes the completion that the response is a choice of, if any, but no row of `responses`.
+
+        Returns the ids of all its choices; without a completion, `response_id` alone.
+        """
+        query = "SELECT completion FROM chat_choices WHERE response = ?"
+        row = self._connection.execute(query, (response_id,)).fetchone()
+        if row is None:
+            return (response_id,)
+        choice_ids = self._list_choices(row[0])
+        self._connection.execute("DELETE FROM chat_choices WHERE completion = ?", row)
+        self._connection.execute("DELETE FROM chat_completions WHERE id = ?", row)
+        return choice_ids
+
+    def find_completion(self, owner: str, completion_id: str) -> StoredCompletion | None:
+        """Returns the owner's completion, if all its choices have ended."""
+        query = f"SELECT {_COLUMNS} FROM chat_completions WHERE owner = ? AND id = ? AND {_COMPLETE}"  # noqa: S608
+        row = self._connection.execute(query, (owner, completion_id)).fetchone()
+        return None if row is None else self._read_row(row)
+
+    def list_completions(
+        self, owner: str, query: CompletionQuery, excluded: frozenset[str] = frozenset()
+    ) -> list[StoredCompletion]:
+        """Returns the owner's completions that the query selects, without the `excluded` ids."""
+        conditions, values = ["owner = ?", _COMPLETE], [owner]
+        if query.model is not None:
+            conditions.append("model = ?")
+            values.append(query.model)
+        for pair in query.metadata.items():
+            conditions.append(_HAS_METADATA)
+            values += pair
+        if excluded:
+            conditions.append(f"id NOT IN ({', '.join('?' * len(excluded))})")
+            values += excluded
+        if query.after is not None:
+            after = "(SELECT created, position FROM chat_completions WHERE owner = ? AND id = ?)"
+            conditions.append(f"(created, position) {'<' if query.descending else '>'} {after}")
+            values += (owner, query.after)
+        direction = "DESC" if query.descending else "ASC"
+        statement = f"""
+            SELECT {_COLUMNS} FROM chat_completions WHERE {" AND ".join(conditions)}
+            ORDER BY created {direction}, position {direction} LIMIT ?
+        """  # noqa: S608  # every value is a parameter
+        rows = self._connection.execute(statement, (*values, query.limit)).fetchall()
+        return [completion for row in rows if (completion := self._read_row(row)) is not None]
+
+    def load_messages(self, owner: str, completion_id: str) -> ChatMessages:
+        """Returns the messages of a completion; none if it does not exist or they cannot be read."""
+        query = "SELECT messages FROM chat_completions WHERE owner = ? AND id = ?"
+        row = self._connection.execute(query, (owner, completion_id)).fetchone()
+        try:
+            return _messages_decoder.decode(row[0]) if row is not None else ()
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+            _log.error("messages of a chat completion are unreadable", completion=completion_id, error=str(error))
+            return ()
+
+    def _list_choices(self, completion_id: str) -> tuple[str, ...]:
+        query = "SELECT response FROM chat_choices WHERE completion = ? ORDER BY number"
+        return tuple(response_id for (response_id,) in self._connection.execute(query, (completion_id,)))
+
+    def _read_row(self, row: tuple[Any, ...]) -> StoredCompletion | None:
+        """Returns the completion of a row; None, with a line in the log, if the row was damaged."""
+        completion_id, created, model, metadata, form = row
+        try:
+            return StoredCompletion(
+                id=completion_id,
+                created_at=created,
+                model=model,
+                metadata=_metadata_decoder.decode(metadata),
+                choice_ids=self._list_choices(completion_id),
+                form=_form_decoder.decode(form),
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+            _log.error("stored chat completion is unreadable", completion=completion_id, error=str(error))
+            return None
+
+
+def _encode_text(metadata: dict[str, str]) -> str:
+    """Returns metadata as JSON text: SQLite's JSON functions take no BLOB."""
+    return msgspec.json.encode(metadata).decode()

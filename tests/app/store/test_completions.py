@@ -1,0 +1,180 @@
+"""Chat completions in both stores: they exist from the end of their choices on, and are kept and deleted as a whole."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from antiphon.app.event_log import EventLog
+from antiphon.app.store.base import CompletionQuery, ResponseStore
+from antiphon.app.store.database import Database
+from antiphon.app.store.memory import MemoryStore
+from antiphon.app.store.sqlite import SqliteStore
+from antiphon.app.store.writer import StoreTimings
+from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
+
+LONG_SWEEP = StoreTimings(sweep_interval_s=3600)
+"""The tests delete expired responses themselves."""
+
+
+@asynccontextmanager
+async def open_store(kind: str, folder: Path) -> AsyncIterator[ResponseStore]:
+    if kind == "memory":
+        yield MemoryStore()
+        return
+    async with open_test_store(folder / "responses.db") as store:
+        yield store
+
+
+@pytest.fixture(params=["memory", "file"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ResponseStore]:
+    async with open_store(request.param, tmp_path) as store:
+        yield store
+
+
+def list_ids(store: ResponseStore, owner: str = "me", **query: object) -> list[str]:
+    listed = store.completions.list_completions(owner, CompletionQuery(**{"limit": 10, **query}))  # type: ignore[arg-type]
+    return [completion.id for completion in listed]
+
+
+async def test_completion_exists_from_the_end_of_all_its_choices_on(store: ResponseStore) -> None:
+    completion = await add_completion(store, "a", counts=(4, 2))
+    assert store.completions.find_completion("me", completion.id) is None and list_ids(store) == []
+    log = store.find_log("me", completion.choice_ids[1])
+    assert log is not None
+    for step in make_steps()[2:]:
+        log.append_step(step)
+    log.end_log()
+    await log.wait_published()
+    assert store.completions.find_completion("me", completion.id) == completion and list_ids(store) == [completion.id]
+    assert store.completions.completion_messages("me", completion.id) == ({"role": "user", "content": "a"},)
+
+
+async def test_completion_exists_for_its_owner_only(store: ResponseStore) -> None:
+    completion = await add_completion(store, "a", metadata={"a": "1"})
+    assert store.completions.find_completion("you", completion.id) is None and list_ids(store, "you") == []
+    assert store.completions.completion_messages("you", completion.id) == ()
+    await store.completions.save_metadata("you", completion.id, {})
+    assert not await store.delete_completion("you", completion.id)
+    assert store.completions.find_completion("me", completion.id) == completion
+
+
+async def test_list_is_in_order_of_creation(store: ResponseStore) -> None:
+    late = await add_completion(store, "late", created=2_000_000_002)
+    ids = [(await add_completion(store, name, created=2_000_000_001)).id for name in ("c", "a", "b")] + [late.id]
+    assert list_ids(store) == ids and list_ids(store, descending=True) == ids[::-1]
+    assert list_ids(store, after=ids[1], limit=1) == [ids[2]] and list_ids(store, after=ids[1]) == ids[2:]
+    assert list_ids(store, after=ids[2], descending=True) == [ids[1], ids[0]]
+    await store.delete_completion("me", ids[2])
+    assert list_ids(store) == [ids[0], ids[1], ids[3]]
+
+
+async def test_deletion_removes_all_choices(store: ResponseStore) -> None:
+    kept, completion = await add_completion(store, "kept"), await add_completion(store, "a")
+    assert await store.delete_completion("me", completion.id)
+    assert not await store.delete_completion("me", completion.id)
+    assert [store.find_log("me", choice_id) for choice_id in completion.choice_ids] == [None, None]
+    assert store.completions.completion_messages("me", completion.id) == () and list_ids(store) == [kept.id]
+
+
+# Retention and limits
+
+
+async def test_expired_completion_is_deleted_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    async with open_test_store(path, timings=LONG_SWEEP) as store:
+        await add_completion(store, "old", created=1)
+        await add_completion(store, "running", created=1, counts=(4, 2))
+        kept = await add_completion(store, "new")
+        delete_expired(path, before=1000)
+        assert list_ids(store) == [kept.id]
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("SELECT response FROM chat_choices ORDER BY response").fetchall()
+        assert [row[0] for row in rows] == [f"chatcmpl_{name}{n}" for name in ("new", "running") for n in (0, 1)]
+        assert connection.execute("SELECT count(*) FROM responses").fetchone() == (4,)
+    connection.close()
+
+
+async def test_full_store_deletes_no_completion_with_a_running_choice(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    async with open_test_store(path, timings=LONG_SWEEP) as store:
+        running = await add_completion(store, "running", created=1, counts=(4, 2))
+        await add_completion(store, "ended", created=2)
+        delete_expired(path, before=0, most=0)
+        assert list_ids(store) == []
+        database = Database(path)
+        assert [database.find_writer(choice_id) for choice_id in running.choice_ids] == [None, store.name]
+        assert database.load_entries(running.choice_ids[0]) != []
+        database.close()
+
+
+def delete_expired(path: Path, *, before: int, most: int = 2**40) -> None:
+    database = Database(path)
+    database.begin(sync=False)
+    database.delete_expired(before, most)
+    database.commit()
+    database.close()
+
+
+async def test_memory_evicts_a_completion_as_a_whole() -> None:
+    store = MemoryStore(responses=3)
+    running = await add_completion(store, "running", counts=(4, 2))
+    first = await add_completion(store, "first")
+    assert list_ids(store) == [first.id]
+    store.add_log(EventLog(make_response("b"), "me"))
+    assert list_ids(store) == [] and len(store) == 3, "the choices of a completion are evicted together"
+    assert [store.find_log("me", choice_id) for choice_id in first.choice_ids] == [None, None]
+    assert all(store.find_log("me", choice_id) for choice_id in running.choice_ids)
+
+
+# Restarts and damage
+
+
+async def test_completion_of_a_killed_server_is_not_found(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    async with open_test_store(path) as store:
+        completion = await add_completion(store, "a", counts=(4, 2))
+        kept = await add_completion(store, "b")
+    with sqlite3.connect(path) as connection:  # as if the server had stopped before it stored the second choice
+        connection.execute("DELETE FROM responses WHERE id = ?", (completion.choice_ids[1],))
+    connection.close()
+    async with open_test_store(path) as store:
+        assert list_ids(store) == [kept.id]
+        assert store.completions.find_completion("me", completion.id) is None
+
+
+@pytest.mark.parametrize("column", ["metadata", "form"])
+async def test_unreadable_completion_is_not_found_and_the_others_are(column: str, tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    async with open_test_store(path) as store:
+        bad, good = await add_completion(store, "bad"), await add_completion(store, "good", metadata={"a": "1"})
+    with sqlite3.connect(path) as connection:
+        statement = f"UPDATE chat_completions SET {column} = ? WHERE id = ?"
+        connection.execute(statement, (b"\xff{broken", bad.id))
+    connection.close()
+    async with open_test_store(path) as store:
+        assert list_ids(store) == [good.id] == list_ids(store, metadata={"a": "1"})
+        assert store.completions.find_completion("me", bad.id) is None
+
+
+async def test_second_process_reads_completions_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    async with open_test_store(path) as store, open_test_store(path) as other:
+        assert isinstance(other, SqliteStore)
+        completion = await add_completion(store, "a")
+        assert list_ids(other) == [completion.id]
+        await other.completions.save_metadata("me", completion.id, {"b": "2"})
+        found = store.completions.find_completion("me", completion.id)
+        assert found is not None and found.metadata == {"b": "2"} and list_ids(store, metadata={"b": "2"})
+        await other.delete_completion("me", completion.id)
+        assert list_ids(store) == [] and store.completions.find_completion("me", completion.id) is None
+
+
+async def test_responses_are_no_completions(store: ResponseStore) -> None:
+    if isinstance(store, SqliteStore):
+        await add_log(store, "a").wait_published()
+    else:
+        store.add_log(EventLog(make_response("a"), "me"))
+    assert list_ids(store) == [] and store.completions.find_completion("me", "resp_a") is None
