@@ -64,8 +64,16 @@ class AnthropicError(ApiError):
     def encoded_body(self) -> bytes:
         """Response body, encoded as JSON."""
         kind = ANTHROPIC_TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "api_error")
-        error = {"type": kind, "message": self.message}
+        error = {"type": kind, "message": self._named_message()}
         return msgspec.json.encode({"type": "error", "error": error, "request_id": self.request_id})
+
+    def _named_message(self) -> str:
+        """Returns the message, with the field before it if it does not name the field: this shape has no `param`."""
+        if self.code == "context_length_exceeded":
+            return f"prompt is too long: {self.message}"  # clients compact the conversation at these words
+        if self.param is None or f"'{self.param}'" in self.message:
+            return self.message
+        return f"{self.param}: {self.message}"
 
 
 ANTHROPIC_TYPES = {

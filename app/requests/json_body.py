@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field
 
 MAX_DEPTH = 128
 
@@ -38,7 +38,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise _number_error(body, str(error)) from None
     if not isinstance(value, dict):
-        raise invalid_type("body", "an object", value)
+        raise _invalid_json("it is not an object")
     return value
 
 

@@ -8,10 +8,12 @@ from litestar import post
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import SERVER_ERROR, ApiError, unknown_field
+from antiphon.app.errors import SERVER_ERROR, ApiError
 from antiphon.app.event_log import EventLog
 from antiphon.app.projections.item_lists import listed_item
 from antiphon.app.requests import input_items as items_of
+from antiphon.app.requests.fields import check_fields
+from antiphon.app.requests.fields.stored import COMPACT_FIELDS
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.routes.engine_ready import wait_until_ready
@@ -20,20 +22,12 @@ from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response as ResponseObject
 
-COMPACT_FIELDS = frozenset(
-    """model input instructions previous_response_id prompt_cache_key prompt_cache_retention prompt_cache_options
-    service_tier reasoning image tools parallel_tool_calls text""".split()
-)
-"""Fields that the body may have. It is parsed as a Responses request, so each has the same meaning as there."""
-
 
 @post("/v1/responses/compact", status_code=200)
 async def compact_conversation(request: AnyRequest) -> Response[Any]:
     """Returns items that the client sends in place of the compacted conversation. Nothing is stored."""
     context, body = server_context(request), parse_object(await request.body())
-    for key in body:
-        if key not in COMPACT_FIELDS:
-            raise unknown_field(key)
+    check_fields(COMPACT_FIELDS, body)
     await wait_until_ready(request, body)
     history = StoredHistory(context.store, request_owner(request), context.turn_manager.sealer)
     parsed = read_responses_request(_add_trigger(body), context.models, history, context.settings)

@@ -10,12 +10,17 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found, unknown_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.projections.item_lists import encode_item_page, listed_item
 from antiphon.app.requests import input_items as items_of
 from antiphon.app.requests import media
-from antiphon.app.requests import validators as c
-from antiphon.app.requests.fields import METADATA
+from antiphon.app.requests.fields import RequestField, check_fields
+from antiphon.app.requests.fields.stored import (
+    CREATE_CONVERSATION_FIELDS,
+    CREATE_ITEMS_FIELDS,
+    MAX_ITEMS,
+    UPDATE_CONVERSATION_FIELDS,
+)
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.secrets import remove_secrets
@@ -25,14 +30,11 @@ from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import AnyInput
 
-MAX_ITEMS = 20
-"""Maximum number of items in one request."""
-
 
 @post("/v1/conversations", status_code=200)
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
-    context, body = server_context(request), await _read_body(request, {"items", "metadata"})
+    context, body = server_context(request), await _read_body(request, CREATE_CONVERSATION_FIELDS)
     items = _read_items(request, body.get("items") or [])
     created_at = int(context.turn_manager.current_time())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.get("metadata") or {})
@@ -50,7 +52,10 @@ async def retrieve_conversation(request: AnyRequest, conversation_id: FromPath[s
 @post("/v1/conversations/{conversation_id:str}", status_code=200)
 async def update_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a conversation."""
-    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, {"metadata"})
+    conversation, body = (
+        _find_conversation(request, conversation_id),
+        await _read_body(request, UPDATE_CONVERSATION_FIELDS),
+    )
     updated = msgspec.structs.replace(conversation, metadata=_require_key(body, "metadata"))
     await server_context(request).store.save_conversation(request_owner(request), updated)
     return _conversation_json(updated)
@@ -67,7 +72,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 @post("/v1/conversations/{conversation_id:str}/items", status_code=200)
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
-    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, {"items"})
+    conversation, body = _find_conversation(request, conversation_id), await _read_body(request, CREATE_ITEMS_FIELDS)
     items = _read_items(request, _require_key(body, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
@@ -102,15 +107,11 @@ async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_
     return _conversation_json(conversation)
 
 
-async def _read_body(request: AnyRequest, allowed: set[str]) -> Mapping[str, Any]:
-    """Returns the JSON object in the body, `{}` if the body is empty. Raises `ApiError` for keys not in `known`."""
+async def _read_body(request: AnyRequest, table: tuple[RequestField, ...]) -> Mapping[str, Any]:
+    """Returns the JSON object in the body, `{}` if the body is empty. Raises `ApiError` 400."""
     content = await request.body()
     body = remove_secrets(parse_object(content)) if content else {}
-    for key, value in body.items():
-        if key not in allowed:
-            raise unknown_field(key)
-        if key == "metadata" and value is not None:
-            METADATA(value, key)
+    check_fields(table, body)
     return body
 
 
@@ -121,7 +122,6 @@ def _require_key(body: Mapping[str, Any], key: str) -> Any:
 
 
 def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
-    c.array_of(c.is_object, MAX_ITEMS)(sent, "items")
     lookup = partial(server_context(request).store.find_item, request_owner(request))
     parsed = items_of.read_input(sent, lookup, "items") if sent else items_of.RequestInput(())
     media.check_media(sent, "items", refused=server_context(request).settings.unsupported_media == "refuse")

@@ -186,6 +186,9 @@ def check_chat_reply(result: CaseResult, num_choices: int) -> None:
     completion, chunk_sum = json.loads(result.reply), stream_sums.sum_chat_chunks(result.data)
     assert stream_sums.drop_empty(completion) == stream_sums.drop_empty(chunk_sum)
     assert [choice["index"] for choice in completion["choices"]] == list(range(num_choices))
+    assert result.log is not None and result.log.response.usage is not None
+    output_tokens_each = result.log.response.usage.output_tokens
+    assert completion["usage"]["completion_tokens"] == num_choices * output_tokens_each, "choices say the same"
 
 
 NOT_IN_MESSAGES = {

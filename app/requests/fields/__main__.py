@@ -2,12 +2,8 @@
 
 import sys
 
-from antiphon.app.requests.fields import RESPONSES_FIELDS
-from antiphon.app.requests.fields.chat import CHAT_FIELDS
-from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
-from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
-from antiphon.app.requests.fields.messages import MESSAGES_FIELDS
-from antiphon.app.requests.fields.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from antiphon.app.requests.fields import RequestField
+from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
 from antiphon.events.inputs import HOSTED_ITEM_TYPES, HOSTED_TOOL_TYPES
 
 _HEAD = """# Request fields
@@ -19,8 +15,6 @@ that the page is up to date.
 - **echoed**: returned in the reply, with no other effect.
 - **accepted**: a hint that cannot change the reply here.
 - **refused**: 400 `unsupported_parameter` for any value. If only some values are refused, the description says so.
-
-`POST /v1/messages/count_tokens` has the fields of `POST /v1/messages` that make up a prompt.
 
 An unknown key returns 400 `unknown_parameter`. A value of the wrong type returns 400 `invalid_type` with its path in
 `param`. Null means the same as leaving a field out. If a key occurs twice in an object, the last value counts. Unknown
@@ -68,31 +62,34 @@ Any other type returns 400 `invalid_value`.
 """
 
 
-TABLES = {
-    "POST /v1/responses": RESPONSES_FIELDS,
-    "POST /v1/chat/completions": CHAT_FIELDS,
-    "POST /v1/completions": COMPLETION_FIELDS,
-    "POST /v1/messages": MESSAGES_FIELDS,
-    "POST /v1/embeddings": EMBEDDINGS_FIELDS,
-    "POST /v1/rerank": RERANK_FIELDS,
-    "POST /v1/score": SCORE_FIELDS,
-    "POST /tokenize": TOKENIZE_FIELDS,
-    "POST /detokenize": DETOKENIZE_FIELDS,
-}
-"""Field tables by endpoint."""
-
-
 def render_page() -> str:
     """Returns the text of `docs/fields.md`."""
-    rows = [_HEAD]
-    for title, table in TABLES.items():
-        rows.append(f"\n## {title}\n\n| field | handling | description |\n|---|---|---|\n")
-        rows += [
-            f"| `{field.name}` | {field.handling} | {field.description} |\n"
-            for field in sorted(table, key=lambda f: f.name)
-        ]
+    rows, earlier = [_HEAD], dict[str, tuple[RequestField, ...]]()
+    for title, table in FIELDS_BY_ENDPOINT.items():
+        rows.append(f"\n## {title}\n\n")
+        rows += _render_subset(table, earlier) or _render_table(table)
+        earlier[title] = table
     type_lists = [", ".join(f"`{name}`" for name in sorted(names)) for names in (HOSTED_TOOL_TYPES, HOSTED_ITEM_TYPES)]
     return "".join(rows) + _TAIL.replace("{hosted}", type_lists[0]).replace("{items}", type_lists[1])
+
+
+def _render_table(table: tuple[RequestField, ...]) -> list[str]:
+    return [
+        "| field | handling | description |\n|---|---|---|\n",
+        *(
+            f"| `{field.name}` | {field.handling} | {field.description} |\n"
+            for field in sorted(table, key=lambda f: f.name)
+        ),
+    ]
+
+
+def _render_subset(table: tuple[RequestField, ...], earlier: dict[str, tuple[RequestField, ...]]) -> list[str]:
+    """Returns a sentence if all fields of this table are those of an earlier one."""
+    for title, other in earlier.items():
+        if set(map(id, table)) <= set(map(id, other)):
+            names = ", ".join(f"`{field.name}`" for field in sorted(table, key=lambda f: f.name))
+            return [f"The fields of `{title}`{'.' if table is other else f' named {names}.'}\n"]
+    return []
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_non_finite_number_names_its_field(number: bytes) -> None:
 def test_body_that_is_no_object_is_rejected(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_object(body)
-    assert summarize_error(caught.value) == (400, "invalid_type", "body")
+    assert summarize_error(caught.value) == (400, "invalid_json", None)
 
 
 def test_nesting_depth_is_limited() -> None:
