@@ -32,22 +32,26 @@ Servers = dict[str, RunningServer]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 FORGOTTEN = "It is 4 degrees. No reasoning came back."
 REPORT = {"when": ["4 degrees", "Look it up."], "output": ["<think>\nReport it.\n</think>\n\n", "It is 4 degrees."]}
+FAULT = "the accelerator is on fire"
 SCRIPT: list[dict[str, Any]] = [
     {"name": "report", **REPORT},
     {"name": "forgotten", **REPORT, "when": ["4 degrees"], "output": [FORGOTTEN]},
     {"name": "call", "when": ["weather in Oslo"], "output": ["<think>\nLook it up.\n</think>\n\n", CALL]},
     {"name": "think", "when": ["six times seven"], "output": ["<think>\nSix sevens.\n</think>\n\n", "42."]},
+    {"name": "broken", "when": ["Break off"], "output": ["Half", {"fault": FAULT}]},
     {"name": "person", "when": ["a person"], "output": ['{"name": "Ann", "age": 41}']},
     {"name": "text", "output": ["Hello", " there."]},
 ]
 TASK = {
     "model": "scripted",
     "tool_result": "4 degrees",
+    "fault": FAULT,
     "prompts": {
         "text": "Say hello.",
         "reasoning": "What is six times seven?",
         "tools": "What is the weather in Oslo?",
         "structured": "Describe a person.",
+        "broken": "Break off.",
     },
 }
 NO_TELEMETRY = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1"}
@@ -60,10 +64,11 @@ SCENARIOS = (
     "tools",
     "tools_stream",
     "structured",
+    "broken_stream",
     "bad_request",
     "unknown_model",
 )
-TEXT_SCENARIOS = ("text", "text_stream", "bad_request", "unknown_model")
+TEXT_SCENARIOS = ("text", "text_stream", "broken_stream", "bad_request", "unknown_model")
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,10 @@ class Client:
             },
             "structured": {"parsed": {"name": "Ann", "age": 41}},
             "count_tokens": {"equals_usage": True},
+            "broken_stream": {"raised": True, "has_message": True},
             "bad_request": {"error": self.errors[0], "status": 400},
             "unknown_model": {"error": self.errors[1], "status": 404},
-        }[scenario if scenario == "text_stream" else scenario.removesuffix("_stream")]
+        }[scenario if scenario in ("text_stream", "broken_stream") else scenario.removesuffix("_stream")]
 
     def _expect_reasoning(self, text: str) -> str | None:
         return text if self.reads_reasoning else None

@@ -14,7 +14,16 @@ from agents import (
 )
 from agents.models.interface import Model
 from openai import AsyncOpenAI
-from scenarios import TASK, TOO_MUCH, UNKNOWN_MODEL, Person, describe_error, join_pieces, run_scenarios
+from scenarios import (
+    TASK,
+    TOO_MUCH,
+    UNKNOWN_MODEL,
+    Person,
+    describe_error,
+    join_pieces,
+    read_broken_stream,
+    run_scenarios,
+)
 
 set_tracing_disabled(True)
 
@@ -60,6 +69,9 @@ class AgentRuns:
 
     def unknown_model(self) -> dict[str, Any]:
         return describe_error(lambda: self._run("text", model=UNKNOWN_MODEL))
+
+    def broken_stream(self) -> dict[str, Any]:
+        return read_broken_stream(lambda: self._stream("broken"))
 
     def _agent(self, model: str = TASK.model, **fields: Any) -> Agent:
         # A new client for each run: each has its own event loop.

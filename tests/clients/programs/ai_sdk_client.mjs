@@ -4,7 +4,7 @@ import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, Output, stepCountIs, streamText, tool as defineTool } from "ai";
 import { z } from "zod";
-import { describeError, joinPieces, person, runScenarios, task, tool, tooMuch, unknownModel } from "./scenarios.mjs";
+import { describeError, joinPieces, person, readBrokenStream, runScenarios, task, tool, tooMuch, unknownModel } from "./scenarios.mjs";
 
 globalThis.AI_SDK_LOG_WARNINGS = false; // they would stand among the results
 
@@ -57,6 +57,7 @@ function scenariosOf(choose, providerOptions) {
     tools: async () => describeTools((await generateText(ask("tools", useTools))).steps),
     tools_stream: async () => describeTools((await readStream("tools", useTools)).steps),
     structured: async () => ({ parsed: (await generateText(ask("structured", { output: Output.object({ schema: person }) }))).output }),
+    broken_stream: () => readBrokenStream(() => readStream("broken")),
     // Not the temperature: @ai-sdk/anthropic replaces one that is too high, and sends neither of the two with thinking.
     bad_request: () => describeError(() => generateText(ask("text", { topP: tooMuch, providerOptions: {} }))),
     unknown_model: () => describeError(() => generateText(ask("text", { model: choose(unknownModel) }))),

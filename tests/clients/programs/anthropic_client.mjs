@@ -1,7 +1,7 @@
 // Anthropic's SDK for Node: messages.create, stream, parse and countTokens, and a tool loop that sends thinking back.
 import Anthropic from "@anthropic-ai/sdk";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
-import { describeError, joinPieces, person, runScenarios, task, tool, tooMuch, unknownModel } from "./scenarios.mjs";
+import { describeError, joinPieces, person, readBrokenStream, runScenarios, task, tool, tooMuch, unknownModel } from "./scenarios.mjs";
 
 const client = new Anthropic({ baseURL: task.roots.content, apiKey: "none", maxRetries: 0 });
 const tools = [{ name: tool.name, description: tool.description, input_schema: tool.parameters }];
@@ -53,6 +53,7 @@ await runScenarios({
       const { usage } = await client.messages.create(ask("tools", { tools }));
       return { equals_usage: counted > 0 && counted === usage.input_tokens };
     },
+    broken_stream: () => readBrokenStream(() => client.messages.stream(ask("broken")).finalMessage()),
     bad_request: () => describeError(() => client.messages.create(ask("text", { temperature: tooMuch }))),
     unknown_model: () => describeError(() => client.messages.create(ask("text", { model: unknownModel }))),
   },

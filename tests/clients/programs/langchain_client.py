@@ -9,7 +9,16 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from scenarios import TASK, TOO_MUCH, UNKNOWN_MODEL, Person, describe_error, join_pieces, run_scenarios
+from scenarios import (
+    TASK,
+    TOO_MUCH,
+    UNKNOWN_MODEL,
+    Person,
+    describe_error,
+    join_pieces,
+    read_broken_stream,
+    run_scenarios,
+)
 
 
 @tool
@@ -57,6 +66,9 @@ class ChatModel:
 
     def unknown_model(self) -> dict[str, Any]:
         return describe_error(lambda: self._model.invoke(TASK.prompts["text"], model=UNKNOWN_MODEL))
+
+    def broken_stream(self) -> dict[str, Any]:
+        return read_broken_stream(lambda: list(self._model.stream(TASK.prompts["broken"])))
 
     def _run_tool(self, ask: Any) -> dict[str, Any]:
         messages = [HumanMessage(TASK.prompts["tools"])]

@@ -3,7 +3,17 @@
 from typing import Any
 
 import litellm
-from scenarios import CHAT_TOOL, TASK, TOO_MUCH, UNKNOWN_MODEL, Person, describe_error, join_pieces, run_scenarios
+from scenarios import (
+    CHAT_TOOL,
+    TASK,
+    TOO_MUCH,
+    UNKNOWN_MODEL,
+    Person,
+    describe_error,
+    join_pieces,
+    read_broken_stream,
+    run_scenarios,
+)
 
 litellm.suppress_debug_info = True
 Message = dict[str, Any]
@@ -46,6 +56,9 @@ class Completions:
 
     def unknown_model(self) -> dict[str, Any]:
         return describe_error(lambda: self._complete("text", model=UNKNOWN_MODEL))
+
+    def broken_stream(self) -> dict[str, Any]:
+        return read_broken_stream(lambda: list(self._complete("broken", stream=True)))
 
     def _complete(self, prompt: str | list[Message], model: str = TASK.model, **fields: Any) -> Any:
         messages = [_user(prompt)] if isinstance(prompt, str) else prompt

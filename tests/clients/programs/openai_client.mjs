@@ -1,7 +1,7 @@
 // OpenAI's SDK for Node: chat.completions.create, stream, parse and runTools, and completions.create.
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
-import { describeError, joinPieces, person, runScenarios, task, tool, tooMuch, unknownModel } from "./scenarios.mjs";
+import { describeError, joinPieces, person, readBrokenStream, runScenarios, task, tool, tooMuch, unknownModel } from "./scenarios.mjs";
 
 const client = new OpenAI({ baseURL: `${task.roots.content}/v1`, apiKey: "none", maxRetries: 0 });
 const { chat, completions } = client;
@@ -66,6 +66,7 @@ await runScenarios({
       const format = zodResponseFormat(person, "person");
       return { parsed: (await chat.completions.parse(ask("structured", { response_format: format }))).choices[0].message.parsed };
     },
+    broken_stream: () => readBrokenStream(() => chat.completions.stream(ask("broken")).finalContent()),
     bad_request: () => describeError(() => chat.completions.create(ask("text", { temperature: tooMuch }))),
     unknown_model: () => describeError(() => chat.completions.create(ask("text", { model: unknownModel }))),
   },
@@ -76,6 +77,7 @@ await runScenarios({
       return { text: reply.choices[0].text, output_tokens: reply.usage.completion_tokens };
     },
     text_stream: async () => joinPieces(readCompletion(await complete({ stream: true }))),
+    broken_stream: () => readBrokenStream(async () => joinPieces(readCompletion(await complete({ prompt: task.prompts.broken, stream: true })))),
     bad_request: () => describeError(() => complete({ temperature: tooMuch })),
     unknown_model: () => describeError(() => complete({ model: unknownModel })),
   },

@@ -3,7 +3,17 @@
 from typing import Any
 
 from openai import OpenAI
-from scenarios import CHAT_TOOL, TASK, TOO_MUCH, UNKNOWN_MODEL, Person, describe_error, join_pieces, run_scenarios
+from scenarios import (
+    CHAT_TOOL,
+    TASK,
+    TOO_MUCH,
+    UNKNOWN_MODEL,
+    Person,
+    describe_error,
+    join_pieces,
+    read_broken_stream,
+    run_scenarios,
+)
 
 CLIENT = OpenAI(base_url=f"{TASK.roots['content']}/v1", api_key="none", max_retries=0)
 Message = dict[str, Any]
@@ -43,6 +53,9 @@ class Chat:
     def unknown_model(self) -> dict[str, Any]:
         return describe_error(lambda: self._create("text", model=UNKNOWN_MODEL))
 
+    def broken_stream(self) -> dict[str, Any]:
+        return read_broken_stream(lambda: self._stream_message([_user("broken")]))
+
     def _create(self, prompt: str | list[Message], model: str = TASK.model, **fields: Any) -> Any:
         messages = [_user(prompt)] if isinstance(prompt, str) else prompt
         return CLIENT.chat.completions.create(model=model, messages=messages, **fields)
@@ -76,8 +89,11 @@ class Completions:
     def unknown_model(self) -> dict[str, Any]:
         return describe_error(lambda: self._create(model=UNKNOWN_MODEL))
 
-    def _create(self, model: str = TASK.model, **fields: Any) -> Any:
-        return CLIENT.completions.create(model=model, prompt=TASK.prompts["text"], **fields)
+    def broken_stream(self) -> dict[str, Any]:
+        return read_broken_stream(lambda: list(self._create(prompt=TASK.prompts["broken"], stream=True)))
+
+    def _create(self, **fields: Any) -> Any:
+        return CLIENT.completions.create(**{"model": TASK.model, "prompt": TASK.prompts["text"], **fields})
 
 
 def _user(prompt: str) -> Message:

@@ -14,7 +14,16 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from scenarios import TASK, TOO_MUCH, UNKNOWN_MODEL, Person, describe_error, join_pieces, run_scenarios
+from scenarios import (
+    TASK,
+    TOO_MUCH,
+    UNKNOWN_MODEL,
+    Person,
+    describe_error,
+    join_pieces,
+    read_broken_stream,
+    run_scenarios,
+)
 
 
 def get_weather(city: str) -> str:
@@ -61,6 +70,9 @@ class AgentRuns:
 
     def unknown_model(self) -> dict[str, Any]:
         return describe_error(lambda: self._run("text", model=UNKNOWN_MODEL))
+
+    def broken_stream(self) -> dict[str, Any]:
+        return read_broken_stream(lambda: self._stream("broken"))
 
     def _agent(self, model: str = TASK.model, **fields: Any) -> Agent:
         # pydantic-ai derives from a model's name whether the API takes schemas, and it knows only Anthropic's names.

@@ -38,6 +38,16 @@ export async function describeError(attempt) {
   return { error: null, status: null };
 }
 
+// Tells whether a stream that breaks off raises an error with the engine's message: otherwise it looks whole.
+export async function readBrokenStream(attempt) {
+  try {
+    await attempt();
+  } catch (error) {
+    return { raised: true, has_message: String(error).includes(task.fault) };
+  }
+  return { raised: false };
+}
+
 // Returns the text of a stream, and whether it came in pieces.
 export async function joinPieces(pieces) {
   const texts = [];

@@ -22,6 +22,7 @@ class Task(pydantic.BaseModel):
     prompts: dict[str, str]
     """User texts by the first word of a scenario's name."""
     tool_result: str
+    fault: str
 
 
 class Person(pydantic.BaseModel):
@@ -67,6 +68,15 @@ def describe_error(attempt: Callable[[], Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - its class is the result
         return {"error": type(error).__name__, "status": getattr(error, "status_code", None)}
     return {"error": None, "status": None}
+
+
+def read_broken_stream(attempt: Callable[[], Any]) -> dict[str, Any]:
+    """Tells whether a stream that breaks off raises an error with the engine's message: otherwise it looks whole."""
+    try:
+        attempt()
+    except Exception as error:  # noqa: BLE001 - clients have many classes for it
+        return {"raised": True, "has_message": TASK.fault in str(error)}
+    return {"raised": False}
 
 
 def join_pieces(pieces: Iterable[str | None]) -> dict[str, Any]:
