@@ -92,12 +92,21 @@ class LogListener(Protocol):
 class EventLog:
     """The events of one response so far, and whether the log has ended."""
 
-    def __init__(self, base_response: Response, owner: str, input_items: tuple[AnyInput, ...] = ()) -> None:
+    def __init__(
+        self,
+        base_response: Response,
+        owner: str,
+        input_items: tuple[AnyInput, ...] = (),
+        *,
+        keeps_details: bool = False,
+    ) -> None:
         self.id = base_response.id
         self.owner = owner
         self.base_response = base_response
         self.input_items = input_items
         """Input items of this request, each with its id."""
+        self.keeps_details = keeps_details
+        """True if a store also keeps the details, because a later reading of the log needs them."""
         self.entries: list[LogEntry] = []
         self.ended = False
         self.size = 0

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from antiphon.app.event_log import EventLog, LogEntry, is_terminal
+from antiphon.app.event_log import EntryDetail, EventLog, LogEntry, is_terminal
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.schema import open_connection
@@ -26,6 +26,8 @@ MAX_DELETES_PER_TRANSACTION = 200
 """Responses deleted in one transaction. The limit keeps it short, since it blocks all other writes."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
+_detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
+_detail_decoder = msgspec.msgpack.Decoder(EntryDetail)
 _item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
 _items_decoder = msgspec.json.Decoder(tuple[AnyInput, ...])
 
@@ -86,16 +88,26 @@ class Database:
         )
         self._insert_item_ids(log.owner, log.id, (item.id for item in log.input_items))
 
-    def append_events(self, owner: str, response_id: str, entries: Sequence[LogEntry], writer: str) -> None:
+    def append_events(
+        self, owner: str, response_id: str, entries: Sequence[LogEntry], writer: str, *, keep_details: bool = False
+    ) -> None:
         """Inserts one step of a response. Raises `LeaseLostError` before any change if `writer` is not its writer."""
         if not self.owns(response_id, writer):
             raise LeaseLostError(response_id)
-        rows = [(response_id, entry.event.sequence_number, entry.data) for entry in entries]
-        self._connection.executemany("INSERT INTO events (response, number, data) VALUES (?, ?, ?)", rows)
+        rows = [
+            (
+                response_id,
+                entry.event.sequence_number,
+                entry.data,
+                _detail_encoder.encode(entry.detail) if keep_details and entry.detail is not None else None,
+            )
+            for entry in entries
+        ]
+        self._connection.executemany("INSERT INTO events (response, number, data, detail) VALUES (?, ?, ?, ?)", rows)
         completed_ids = (entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone))
         self._insert_item_ids(owner, response_id, completed_ids)
         if is_terminal(entries):
-            size = "(SELECT sum(length(data)) FROM events WHERE response = id)"
+            size = "(SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = id)"
             self._connection.execute(f"UPDATE responses SET writer = NULL, size = {size} WHERE id = ?", (response_id,))  # noqa: S608
 
     def request_cancel(self, response_id: str) -> None:
@@ -244,10 +256,14 @@ class Database:
 
     def load_entries(self, response_id: str, start: int = 0) -> list[LogEntry]:
         """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""
-        query = "SELECT data FROM events WHERE response = ? AND number >= ? ORDER BY number"
+        query = "SELECT data, detail FROM events WHERE response = ? AND number >= ? ORDER BY number"
         return [
-            LogEntry(_decode_row(ev.decode_event, data), data, None)
-            for (data,) in self._connection.execute(query, (response_id, start))
+            LogEntry(
+                _decode_row(ev.decode_event, data),
+                data,
+                None if detail is None else _decode_row(_detail_decoder.decode, detail),
+            )
+            for data, detail in self._connection.execute(query, (response_id, start))
         ]
 
     def find_writer(self, response_id: str) -> str | None:

@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 SCHEMA_VERSION = 4
-_CHAT_TABLES = """
+_VERSION_4 = """
 CREATE TABLE chat_completions (
     position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created INTEGER NOT NULL,
     model TEXT NOT NULL, metadata TEXT NOT NULL, form BLOB NOT NULL, messages BLOB NOT NULL
@@ -13,9 +13,10 @@ CREATE INDEX by_completion_age ON chat_completions (owner, created, position);
 CREATE TABLE chat_choices (
     response TEXT PRIMARY KEY, completion TEXT NOT NULL, number INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX by_completion ON chat_choices (completion, number)
+CREATE INDEX by_completion ON chat_choices (completion, number);
+ALTER TABLE events ADD COLUMN detail BLOB
 """
-"""Tables of version 4. A choice is a row of `responses`, which has the events."""
+"""What version 4 adds. A choice of a completion is a row of `responses`; its events have details."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,
@@ -40,7 +41,7 @@ CREATE TABLE conversation_items (
 CREATE INDEX by_conversation ON conversation_items (owner, conversation, position);
 CREATE INDEX by_item ON conversation_items (owner, id);
 CREATE TABLE writers (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL) WITHOUT ROWID;
-{_CHAT_TABLES}"""
+{_VERSION_4}"""
 MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE responses ADD COLUMN asked INTEGER NOT NULL DEFAULT 0",
     """
@@ -51,7 +52,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE conversation_items RENAME COLUMN place TO position;
     ALTER TABLE writers RENAME COLUMN beat TO heartbeat
     """,
-    _CHAT_TABLES,
+    _VERSION_4,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 

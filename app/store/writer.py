@@ -186,7 +186,8 @@ class StoreWriter:
             if op.completion is not None:
                 self._database.completions.insert_completion(op.log.owner, *op.completion)
             try:
-                self._database.append_events(op.log.owner, op.log.id, op.entries, self._name)
+                keep_details = op.log.keeps_details
+                self._database.append_events(op.log.owner, op.log.id, op.entries, self._name, keep_details=keep_details)
                 if is_terminal(op.entries) and op.log.conversation_id:
                     self._database.add_items(op.log.owner, op.log.conversation_id, conversation_items(op.log))
             except LeaseLostError:

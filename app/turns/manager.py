@@ -193,7 +193,7 @@ class TurnManager:
         )
         input_items = with_ids(spec.input_items, base_response.id) if base_response.store else ()
         turn = Turn(
-            EventLog(base_response, prompt.owner, input_items),
+            EventLog(base_response, prompt.owner, input_items, keeps_details=bool(spec.stored_messages)),
             processor,
             model.engine,
             _build_job(model, spec, prompt, number),

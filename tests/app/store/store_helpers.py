@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.event_log import EntryDetail, EventLog
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
 from antiphon.app.store.sqlite import SqliteStore
 from antiphon.app.store.writer import StoreTimings
@@ -65,6 +65,7 @@ async def add_completion(
     created: int = 2_000_000_000,
     counts: Sequence[int] = (4, 4),
     metadata: dict[str, str] | None = None,
+    detail: EntryDetail | None = None,
 ) -> StoredCompletion:
     """Adds a chat completion and appends the first steps, as many as in `counts`, of each of its choices.
 
@@ -72,7 +73,7 @@ async def add_completion(
     """
     ids = [f"chatcmpl_{name}{number}" for number in range(len(counts))]
     responses = [structs.replace(make_response(name, created=created), id=choice_id) for choice_id in ids]
-    logs = [EventLog(response, owner) for response in responses]
+    logs = [EventLog(response, owner, keeps_details=True) for response in responses]
     completion = StoredCompletion(
         id=ids[0], created_at=created, model="m", metadata=metadata or {}, choice_ids=tuple(ids), form=ChatForm()
     )
@@ -81,7 +82,7 @@ async def add_completion(
     store.add_completion(completion, ({"role": "user", "content": name},), logs)
     for log, count in zip(logs, counts, strict=True):
         for step in make_steps()[1:count]:
-            log.append_step(step)
+            log.append_step(step, detail)
         if count == 4:
             log.end_log()
             await log.wait_published()

@@ -3,11 +3,12 @@
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from antiphon.app.event_log import EventLog
+from antiphon.app.event_log import EntryDetail, EventLog, PromptDetail, ScoredToken
 from antiphon.app.store.base import CompletionQuery, ResponseStore
 from antiphon.app.store.database import Database
 from antiphon.app.store.memory import MemoryStore
@@ -15,6 +16,13 @@ from antiphon.app.store.sqlite import SqliteStore
 from antiphon.app.store.writer import StoreTimings
 from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
 
+DETAIL = EntryDetail(
+    tokens=(1, 2),
+    logprobs=(ScoredToken(1, "a", -inf, 0, ((2, "b", -0.5), (3, "bytes:\\xe2", -inf))),),
+    prompt=PromptDetail(tokens=(7,), text="Hi", logprobs=(ScoredToken(7, "Hi", None, 0),)),
+    stop_string="END",
+    input_tokens=1,
+)
 LONG_SWEEP = StoreTimings(sweep_interval_s=3600)
 """The tests delete expired responses themselves."""
 
@@ -157,6 +165,23 @@ async def test_unreadable_completion_is_not_found_and_the_others_are(column: str
     async with open_test_store(path) as store:
         assert list_ids(store) == [good.id] == list_ids(store, metadata={"a": "1"})
         assert store.completions.find_completion("me", bad.id) is None
+
+
+async def test_details_of_choices_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    async with open_test_store(path) as store:
+        completion = await add_completion(store, "a", detail=DETAIL)
+        log = store.find_log("me", completion.id)
+        assert log is not None and [entry.detail for entry in log.entries].count(DETAIL) == 3
+        await add_log(store, "b").wait_published()
+    async with open_test_store(path) as store:
+        found, response = store.find_log("me", completion.id), store.find_log("me", "resp_b")
+        assert found is not None and found.entries == log.entries
+        assert response is not None and all(entry.detail is None for entry in response.entries)
+    with sqlite3.connect(path) as connection:
+        sizes = dict(connection.execute("SELECT id, size FROM responses").fetchall())
+    connection.close()
+    assert sizes[completion.id] > found.size > 0, "details count towards the size of the store"
 
 
 async def test_second_process_reads_completions_of_the_first(tmp_path: Path) -> None:

@@ -322,11 +322,11 @@ async def test_steps_after_a_failed_one_leave_no_gap(path: Path, monkeypatch: py
         stored.append([row[0] for row in numbers])
         commit(database)
 
-    def fail_second_step(database: Database, *args: Any) -> None:
+    def fail_second_step(database: Database, *args: Any, **options: Any) -> None:
         if args[2][0].event.sequence_number == len(make_steps()[0]) and not queued.is_set():
             assert queued.wait(10)
             raise_disk_full()
-        append_events(database, *args)
+        append_events(database, *args, **options)
 
     monkeypatch.setattr(Database, "commit", record_commit)
     monkeypatch.setattr(Database, "append_events", fail_second_step)
