@@ -9,12 +9,13 @@ from litestar.params import FromPath
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found, unknown_field
+from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
 from antiphon.app.projections.chat import chat_id
 from antiphon.app.projections.item_lists import encode_list
 from antiphon.app.projections.stored_chat import stored_completion, stored_messages
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
-from antiphon.app.requests.fields import METADATA
+from antiphon.app.requests.fields import check_fields
+from antiphon.app.requests.fields.stored import UPDATE_COMPLETION_FIELDS
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import select_ids
 from antiphon.app.routes.replies import json_reply
@@ -55,13 +56,10 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     """Replaces the metadata of a stored completion."""
     completion, found = await _find_completion(request, completion_id)
     body = parse_object(await request.body())
-    for key in body:
-        if key != "metadata":
-            raise unknown_field(key)
+    check_fields(UPDATE_COMPLETION_FIELDS, body)
     if "metadata" not in body:
         raise missing_field("metadata")
     metadata = body["metadata"] or {}
-    METADATA(metadata, "metadata")
     await server_context(request).store.completions.save_metadata(request_owner(request), completion.id, metadata)
     return json_reply(msgspec.json.encode({**found, "metadata": metadata}))
 

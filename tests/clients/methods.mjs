@@ -1,10 +1,11 @@
-// Uses every method of `client.responses` and `client.conversations`. Arguments: base URL, API key.
+// Uses every method of `client.responses`, `client.conversations` and stored `client.chat.completions`. Arguments: base URL, API key.
 // Prints {methods, worked: name -> true or a failure, raised: "ErrorClass name" -> {kind, status}}.
 import OpenAI from "openai";
 
 const [url, apiKey] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: url, apiKey, maxRetries: 0 });
 const { responses, conversations } = client;
+const { completions } = client.chat;
 const worked = {};
 const raised = {};
 
@@ -77,6 +78,31 @@ await works("a turn in it", async () => (await responses.create({ model, input: 
 await works("items.delete", async () => (await conversations.items.delete(item, { conversation_id: conversation.id })).id === conversation.id);
 await works("conversations.delete", async () => (await conversations.delete(conversation.id)).deleted);
 
+const chat = { model, messages: [{ role: "user", content: "Hi" }], store: true };
+const completion = await completions.create({ ...chat, n: 2, metadata: { a: "b" } });
+const streamed = await completions.stream({ ...chat, metadata: { a: "c" } }).finalChatCompletion();
+const sameChoices = (one, other) => JSON.stringify(one.choices) === JSON.stringify(other.choices);
+await works("completions.retrieve", async () => {
+  const found = await completions.retrieve(completion.id);
+  return found.metadata.a === "b" && found.choices.length === 2 && sameChoices(found, completion);
+});
+await works("completions.stream", async () => {
+  const found = await completions.retrieve(streamed.id);
+  return found.choices[0].message.content === streamed.choices[0].message.content;
+});
+await works("completions.list", async () => {
+  const ids = [];
+  for await (const each of completions.list({ limit: 1, order: "desc" })) ids.push(each.id);
+  return ids.join() === [streamed.id, completion.id].join();
+});
+await works("completions.list metadata", async () => {
+  const { data } = await completions.list({ model, metadata: { a: "b" } });
+  return data.length === 1 && data[0].id === completion.id;
+});
+await works("completions.update", async () => (await completions.update(completion.id, { metadata: { c: "d" } })).metadata.c === "d");
+await works("completions.messages.list", async () => (await completions.messages.list(completion.id)).data[0].content === "Hi");
+await works("completions.delete", async () => (await completions.delete(completion.id)).deleted);
+
 const unknownId = "resp_0000000000000000";
 await raises("NotFoundError retrieve", () => responses.retrieve(unknownId));
 await raises("NotFoundError retrieve stream", () => responses.retrieve(unknownId, { stream: true }));
@@ -98,6 +124,11 @@ await raises("NotFoundError items.list", () => conversations.items.list(conversa
 await raises("NotFoundError items.create", () => conversations.items.create(conversation.id, { items: [{ role: "user", content: "x" }] }));
 await raises("NotFoundError items.retrieve", () => conversations.items.retrieve(item, { conversation_id: conversation.id }));
 await raises("NotFoundError items.delete", () => conversations.items.delete(item, { conversation_id: conversation.id }));
+await raises("NotFoundError completions.retrieve", () => completions.retrieve(completion.id));
+await raises("NotFoundError completions.update", () => completions.update(completion.id, { metadata: {} }));
+await raises("NotFoundError completions.delete", () => completions.delete(completion.id));
+await raises("NotFoundError completions.messages.list", () => completions.messages.list(completion.id));
+await raises("BadRequestError completions.list", () => completions.list({ limit: 101 }));
 await raises("AuthenticationError", () => new OpenAI({ baseURL: url, apiKey: "x", maxRetries: 0 }).responses.retrieve(response.id));
 
 const methods = {
@@ -106,5 +137,7 @@ const methods = {
   inputTokens: methodsOf(responses.inputTokens),
   conversations: methodsOf(conversations),
   items: methodsOf(conversations.items),
+  completions: methodsOf(completions),
+  messages: methodsOf(completions.messages),
 };
 process.stdout.write(JSON.stringify({ methods, worked, raised }));
