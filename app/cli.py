@@ -208,6 +208,11 @@ def main() -> None:
     help="Name of the field for reasoning in chat messages. Both names are read.",
 )
 @serve_option(
+    "--trust-request-chat-template",
+    is_flag=True,
+    help="Let requests bring a chat template of their own (`chat_template`), which can write any control token.",
+)
+@serve_option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     default="console",

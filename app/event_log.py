@@ -34,6 +34,14 @@ class ScoredToken(Struct, frozen=True, gc=False):
     """Id, text and log-probability of the most likely tokens, most likely first."""
 
 
+def spell_token(data: bytes) -> str:
+    """Returns the text of a token; the bytes of one that is only part of a character, in hexadecimal."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 class PromptDetail(Struct, frozen=True, kw_only=True, gc=False):
     """A prompt as the model reads it."""
 

@@ -53,6 +53,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     the model can correct itself, or text."""
     chat_reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     """Field of chat messages and deltas that holds the model's reasoning. OpenAI's API has none."""
+    trust_request_chat_template: bool = False
+    """Whether `chat_template` of a request is used. A client can write any control token with it."""
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout: float = 15.0
     """Time limit from the opening of a connection, or the first byte of a later request on it, to the end of the

@@ -6,21 +6,21 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.app.errors import ApiError
-from antiphon.app.event_log import EventLog, LogEntry
-from antiphon.app.projections.chat_fold import ChatAccumulator, ChatFold
+from antiphon.app.event_log import EventLog, LogEntry, PromptDetail
+from antiphon.app.projections.best_of import rank_choices
+from antiphon.app.projections.chat_choice import ChoiceFold
+from antiphon.app.projections.chat_fold import ChatAccumulator
 from antiphon.app.projections.chat_schema import (
     ChatChunk,
     ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
     ChatUsage,
     ChunkChoice,
     chat_usage,
 )
 from antiphon.app.projections.obfuscation import add_obfuscation
+from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.events import sse
-from antiphon.events.items import Logprob
 from antiphon.events.response import ResponseError, Usage
 
 _encode_json = msgspec.json.Encoder().encode
@@ -33,7 +33,7 @@ class ChatStream:
 
     def __init__(self, logs: Sequence[EventLog], spec: TurnSpec) -> None:
         self.logs = logs
-        self._folds = [_create_fold(spec) for _ in logs]
+        self._folds = [ChoiceFold(index, spec) for index in range(len(logs))]
         self._chunker = _ChunkBuilder(logs[0], spec)
         self._failed: ApiError | None = None
 
@@ -43,9 +43,8 @@ class ChatStream:
         return self._failed is not None
 
     def initial(self) -> bytes:
-        """Returns the chunks with the roles."""
-        role = ChatDelta(role="assistant", content="")
-        return b"".join(self._chunker.delta_frame(index, role) for index in range(len(self.logs)))
+        """Returns the chunks with the roles, and with the text that is repeated."""
+        return b"".join(self._chunker.encode_part(part) for fold in self._folds for part in fold.begin())
 
     def encode(self, index: int, entries: list[LogEntry]) -> bytes:
         """Returns the chunks of one choice's events; the finish reason follows the last event."""
@@ -69,24 +68,34 @@ async def final_completion(logs: Sequence[EventLog], spec: TurnSpec) -> bytes:
 
 async def fold_completion(logs: Sequence[EventLog], spec: TurnSpec) -> ChatCompletion:
     """Returns the complete reply. Raises `ApiError` if a choice failed: a chat completion cannot express that."""
-    folds, choices = [], []
+    folds: list[ChoiceFold] = []
+    accumulators: list[ChatAccumulator] = []
     for index, log in enumerate(logs):
-        fold, accumulator = _create_fold(spec), ChatAccumulator()
+        fold, accumulator = ChoiceFold(index, spec), ChatAccumulator()
+        for part in fold.begin():
+            accumulator.add_part(part)
         async for entries in log.follow_entries():
             for entry in entries:
-                if addition := fold.feed_event(entry.event):
-                    accumulator.add_delta(*addition)
+                for part in fold.feed_entry(entry):
+                    accumulator.add_part(part)
         if (error := _failure_of(fold)) is not None:
             raise error
         folds.append(fold)
-        choices.append(accumulator.build_choice(index, fold.finish_reason, logprobs=spec.logprobs))
-    base_response = logs[0].base_response
+        accumulators.append(accumulator)
+    options, base_response, prompt = spec.chat, logs[0].base_response, folds[0].prompt
+    chosen = rank_choices([fold.mean_logprob for fold in folds], options.num_returned or len(folds))
+    choices = [
+        accumulators[number].build_choice(index, logprobs=spec.logprobs, token_ids=options.token_ids)
+        for index, number in enumerate(chosen)
+    ]
     return ChatCompletion(
-        id=chat_id(logs[0].id),
+        id=chat_id(logs[0].id, options.request_id),
         created=int(base_response.created_at),
         model=base_response.model,
         choices=tuple(choices),
         usage=_total_usage(folds),
+        prompt_token_ids=prompt.tokens if prompt is not None and options.token_ids else UNSET,
+        prompt_logprobs=UNSET if prompt is None else list_prompt_logprobs(prompt, options.prompt_logprobs),
     )
 
 
@@ -94,20 +103,18 @@ class _ChunkBuilder:
     """Wraps deltas in chunks that all carry the same id, time and model."""
 
     def __init__(self, log: EventLog, spec: TurnSpec) -> None:
-        self._id, self._base_response, self._spec = chat_id(log.id), log.base_response, spec
+        self._id = chat_id(log.id, spec.chat.request_id)
+        self._base_response, self._spec = log.base_response, spec
+        self._shows_prompt = spec.chat.token_ids
         self._num_prompt = 0
         self._num_generated: dict[int, int] = {}
 
-    def encode_choice(self, index: int, fold: ChatFold, entries: list[LogEntry]) -> list[bytes]:
+    def encode_choice(self, index: int, fold: ChoiceFold, entries: list[LogEntry]) -> list[bytes]:
         """Returns the frames of one choice's events; the finish reason follows the last event."""
         encoded = []
         for entry in entries:
             self._count_tokens(index, entry)
-            if addition := fold.feed_event(entry.event):
-                encoded.append(self.delta_frame(index, *addition))
-            elif fold.terminal and _failure_of(fold) is None:
-                choice = ChunkChoice(index=index, delta=ChatDelta(), finish_reason=fold.finish_reason)
-                encoded.append(self._encode_chunk((choice,)))
+            encoded += [self.encode_part(part, fold.prompt) for part in fold.feed_entry(entry)]
         return encoded
 
     def _count_tokens(self, index: int, entry: LogEntry) -> None:
@@ -117,12 +124,23 @@ class _ChunkBuilder:
             self._num_prompt = max(self._num_prompt, detail.input_tokens)
             self._num_generated[index] = self._num_generated.get(index, 0) + len(detail.tokens)
 
-    def delta_frame(self, index: int, delta: ChatDelta, logprobs: tuple[Logprob, ...] = ()) -> bytes:
-        """Returns the frame of one delta."""
-        chat_logprobs = ChatLogprobs(content=logprobs) if logprobs else None
-        return self._encode_chunk((ChunkChoice(index=index, delta=delta, logprobs=chat_logprobs),))
+    def encode_part(self, part: ChunkChoice, prompt: PromptDetail | None = None) -> bytes:
+        """Returns the frame of one part. The first one with a prompt has its token ids, if they were requested."""
+        token_ids: tuple[int, ...] | UnsetType = UNSET
+        if self._shows_prompt and prompt is not None:
+            token_ids, self._shows_prompt = prompt.tokens, False
+        chunk = ChatChunk(
+            id=self._id,
+            created=int(self._base_response.created_at),
+            model=self._base_response.model,
+            choices=(part,),
+            usage=self._running_usage(),
+            prompt_token_ids=token_ids,
+        )
+        data = _encode_json(chunk)
+        return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)
 
-    def usage_frame(self, folds: list[ChatFold]) -> bytes:
+    def usage_frame(self, folds: list[ChoiceFold]) -> bytes:
         """Returns the last chunk, which has no choices; empty if the usage was not requested."""
         if not self._spec.include_usage:
             return b""
@@ -147,27 +165,12 @@ class _ChunkBuilder:
         )
         return chat_usage([counts])
 
-    def _encode_chunk(self, choices: tuple[ChunkChoice, ...]) -> bytes:
-        chunk = ChatChunk(
-            id=self._id,
-            created=int(self._base_response.created_at),
-            model=self._base_response.model,
-            choices=choices,
-            usage=self._running_usage(),
-        )
-        data = _encode_json(chunk)
-        return sse.frame_data(add_obfuscation(data) if self._spec.obfuscate else data)
 
-
-def _create_fold(spec: TurnSpec) -> ChatFold:
-    return ChatFold(as_function_call=spec.as_function_call, reasoning_field=spec.reasoning_field)
-
-
-def _total_usage(folds: Sequence[ChatFold]) -> ChatUsage | None:
+def _total_usage(folds: Sequence[ChoiceFold]) -> ChatUsage | None:
     return chat_usage([fold.terminal.usage for fold in folds if fold.terminal and fold.terminal.usage])
 
 
-def _failure_of(fold: ChatFold) -> ApiError | None:
+def _failure_of(fold: ChoiceFold) -> ApiError | None:
     response = fold.terminal
     if response is None or response.status != "failed":
         return None
@@ -175,6 +178,9 @@ def _failure_of(fold: ChatFold) -> ApiError | None:
     return ApiError(500, error.code, error.message)
 
 
-def chat_id(log_id: str) -> str:
-    """Returns the id that a chat completion has for clients. Its log, or the log of its first choice, has `log_id`."""
-    return "chatcmpl-" + log_id.partition("_")[2]
+def chat_id(log_id: str, request_id: str = "") -> str:
+    """Returns the id that a chat completion has for clients. Its log, or the log of its first choice, has `log_id`.
+
+    `request_id`: the client's own id of the request, or empty.
+    """
+    return "chatcmpl-" + (request_id or log_id.partition("_")[2])

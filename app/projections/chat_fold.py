@@ -3,7 +3,6 @@
 A complete reply is the sum of the deltas, so a streamed reply and a complete one cannot differ.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
@@ -15,6 +14,7 @@ from antiphon.app.projections.chat_schema import (
     ChatFinishReason,
     ChatLogprobs,
     ChatReplyMessage,
+    ChunkChoice,
     CustomFragment,
     FunctionFragment,
 )
@@ -109,7 +109,7 @@ class ChatFold:
 
 
 class ChatAccumulator:
-    """Sum of the deltas of one choice."""
+    """Sum of the parts of one choice."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -119,14 +119,23 @@ class ChatAccumulator:
         self._logprobs: list[Logprob] = []
         self._calls: list[tuple[CallFragment, list[str]]] = []
         self._function_call: list[FunctionFragment] = []
+        self._token_ids: list[int] = []
+        self._stop_reason: int | str | None = None
+        self._finish_reason: ChatFinishReason = "stop"
 
-    def add_delta(self, delta: ChatDelta, logprobs: Iterable[Logprob]) -> None:
-        """Adds a delta."""
+    def add_part(self, part: ChunkChoice) -> None:
+        """Adds a part. The last one has the finish reason."""
+        delta = part.delta
+        self._token_ids.extend(part.token_ids or ())
+        if part.finish_reason is not None:
+            self._finish_reason = part.finish_reason
+            self._stop_reason = None if part.stop_reason is UNSET else part.stop_reason
         self._content.append(delta.content or "")
         self._refusal.append(delta.refusal or "")
         self._reasoning.append(delta.reasoning or "")
         self._reasoning_content.append(delta.reasoning_content or "")
-        self._logprobs.extend(logprobs)
+        if part.logprobs is not None:
+            self._logprobs.extend(part.logprobs.content or ())
         if delta.function_call is not UNSET:
             self._function_call.append(delta.function_call)
         for fragment in delta.tool_calls or ():
@@ -137,8 +146,8 @@ class ChatAccumulator:
             elif fragment.custom is not UNSET:
                 self._calls[fragment.index or 0][1].append(fragment.custom.input or "")
 
-    def build_choice(self, index: int, finish_reason: ChatFinishReason, *, logprobs: bool) -> ChatChoice:
-        """Returns the complete choice. `logprobs` is true if the client requested them."""
+    def build_choice(self, index: int, *, logprobs: bool, token_ids: bool = False) -> ChatChoice:
+        """Returns the complete choice. `logprobs` and `token_ids` are true if the client requested them."""
         message = ChatReplyMessage(
             content="".join(self._content) or None,
             refusal="".join(self._refusal) or None,
@@ -148,7 +157,14 @@ class ChatAccumulator:
             function_call=_join_fragments(self._function_call),
         )
         chat_logprobs = ChatLogprobs(content=tuple(self._logprobs)) if logprobs else None
-        return ChatChoice(index=index, message=message, logprobs=chat_logprobs, finish_reason=finish_reason)
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=chat_logprobs,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            token_ids=tuple(self._token_ids) if token_ids else UNSET,
+        )
 
 
 def _join_fragments(fragments: list[FunctionFragment]) -> FunctionFragment | UnsetType:

@@ -8,10 +8,31 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from antiphon.app.projections.prompt_logprobs import PromptLogprobs
 from antiphon.events.items import Logprob
 from antiphon.events.response import Usage
 
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
+
+
+class ChatOptions(Struct, frozen=True, kw_only=True):
+    """What a request decides about its reply with fields of vLLM's API."""
+
+    num_returned: int | None = None
+    """Number of choices to return, the best of those that were sampled; None: all."""
+    echo_text: str = ""
+    """Text of the last message, with which that of each choice begins."""
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    """True if tokens are written as `token_id:123` in log-probabilities."""
+    include_stop: bool = False
+    """True if the text ends with the stop string that was found."""
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that the request named as ends of the text."""
+    prompt_logprobs: int | None = None
+    """Number of candidates to return for each position of the prompt besides its own token; None: no candidates."""
+    request_id: str = ""
+    """The client's own id of the request, or empty."""
 
 
 class FunctionFragment(Struct, frozen=True, kw_only=True):
@@ -65,6 +86,9 @@ class ChunkChoice(Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinishReason | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+    """Stop string or token id of the request that ended the text; sent with the finish reason."""
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class TokenDetails(Struct, frozen=True, kw_only=True):
@@ -99,6 +123,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[ChunkChoice, ...]
     usage: ChatUsage | None | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatReplyMessage(Struct, frozen=True, kw_only=True):
@@ -122,6 +147,8 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     message: ChatReplyMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
+    stop_reason: int | str | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -133,6 +160,8 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[ChatChoice, ...]
     usage: ChatUsage | None
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 def chat_usage(usages: list[Usage]) -> ChatUsage | None:

@@ -48,6 +48,33 @@ def read_engine_fields(body: Mapping[str, Any], info: EngineInfo, sampling: Samp
     return structs.replace(sampling, stop_ids=stop_ids, min_tokens=min_tokens, ignore_eos=bool(body.get("ignore_eos")))
 
 
+def read_truncation(body: Mapping[str, Any], info: EngineInfo, sampling: Sampling) -> int | None:
+    """Returns the number of tokens to keep of each prompt; None for all."""
+    kept: int | None = body.get("truncate_prompt_tokens")
+    if kept != -1:
+        return kept
+    return max(info.max_model_len - (sampling.max_tokens or 1), 1)
+
+
+def check_best_of(body: Mapping[str, Any]) -> int:
+    """Returns the number of choices to sample for each prompt. Raises `ApiError` 400 if it is less than `n`."""
+    n = body.get("n") or 1
+    best_of: int = body.get("best_of") or n
+    if best_of < n:
+        raise invalid_value("best_of", f"Invalid 'best_of': it must be at least 'n', which is {n}.")
+    if body.get("stream") and best_of > n:
+        raise invalid_value("best_of", "'best_of' greater than 'n' is not allowed when 'stream' is enabled.")
+    return best_of
+
+
+def check_prompt_logprobs(body: Mapping[str, Any]) -> int | None:
+    """Returns `prompt_logprobs`. Raises `ApiError` 400 if it is combined with `stream`."""
+    count: int | None = body.get("prompt_logprobs")
+    if count is not None and body.get("stream"):
+        raise invalid_value("prompt_logprobs", "'prompt_logprobs' is not allowed when 'stream' is enabled.")
+    return count
+
+
 def read_priority(body: Mapping[str, Any]) -> int:
     """Returns the engine's priority. The engine runs higher ones first, vLLM's API lower ones."""
     return -(body.get("priority") or 0)

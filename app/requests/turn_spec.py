@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.projections.chat_schema import ChatOptions
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import AnyInput, InputMessage
@@ -62,6 +63,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Chat only: name of the field for reasoning."""
     as_function_call: bool = False
     """Chat only: True if a call is returned in the deprecated form, as `function_call`."""
+    chat: ChatOptions = ChatOptions()
     n: int = 1
     """Chat only: number of turns that share the prompt."""
     stored_messages: tuple[dict[str, Any], ...] = ()
@@ -85,6 +87,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     raw: RawTurn | None = None
     """Completions only: the prompt, which takes the place of `prompt_input`."""
     details: DetailRequest = DetailRequest()
+    max_prompt_tokens: int | None = None
+    """Chat only: number of tokens to keep at the end of the prompt; None for all."""
     cache_salt: str = ""
     """Salt of the prefix cache: a turn shares cached prompts only with turns of the same salt."""
     priority: int = 0

@@ -5,14 +5,14 @@ from functools import partial
 
 import msgspec
 
-from antiphon.app.errors import ApiError
+from antiphon.app.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
 from antiphon.app.requests.turn_spec import RawTurn, TurnSpec
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
-from antiphon.harmony.format import PromptInput, RenderError
+from antiphon.harmony.format import PromptInput, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
 
@@ -42,6 +42,8 @@ class PromptRenderer:
         except TimeoutError:
             message = "Rendering the prompt exceeded the time limit."
             raise ApiError(400, "prompt_too_complex", message, "input") from None
+        except UnsupportedOptionError as error:
+            raise unsupported_field(error.param or "input", error.message) from None
         except RenderError as error:
             raise ApiError(400, "invalid_prompt", error.message, error.param or "input") from None
         except TokenizeError as error:
@@ -53,6 +55,8 @@ class PromptRenderer:
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)
         if spec.truncate and len(prompt.prompt.tokens) >= model.engine.info.max_model_len:
             prompt = self._truncate(model, spec, prompt)
+        if spec.max_prompt_tokens is not None:
+            prompt = _keep_last_tokens(prompt, spec.max_prompt_tokens)
         if not spec.prompt_input.needs_grammar:
             return prompt
         grammar = model.format.build_grammar(prompt.prompt, spec.prompt_input)
@@ -91,3 +95,12 @@ class PromptRenderer:
 
         truncated = truncate_input(spec.prompt_input, fits)
         return prompt if truncated is None else render(truncated)
+
+
+def _keep_last_tokens(prompt: TurnPrompt, count: int) -> TurnPrompt:
+    """Returns the prompt's last `count` tokens. A prompt that lost its beginning is not remembered for later turns."""
+    tokens = prompt.prompt.tokens[-count:]
+    if len(tokens) == len(prompt.prompt.tokens):
+        return prompt
+    shortened = msgspec.structs.replace(prompt.prompt, tokens=tokens, text=prompt.format.decode(tokens))
+    return msgspec.structs.replace(prompt, prompt=shortened, rendered_tokens=())

@@ -4,9 +4,10 @@ A step may have no events, because its text is held back. Its data then wait for
 details of a turn are complete: their tokens are all generated tokens, in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
-from antiphon.app.event_log import EntryDetail, PromptDetail, ScoredToken
+from antiphon.app.event_log import EntryDetail, PromptDetail, ScoredToken, spell_token
 from antiphon.app.requests.turn_spec import DetailRequest
 from antiphon.engine.protocol import Chunk, TokenLogprob
 from antiphon.harmony.format import ModelFormat, RenderedPrompt
@@ -31,12 +32,13 @@ class DetailCollector:
             self._prompt_detail = PromptDetail(tokens=self._prompt.tokens, text=self._prompt.text)
 
     def add_chunk(self, chunk: Chunk, offsets: Sequence[int] = ()) -> None:
-        """Adds a chunk of tokens. `offsets`: offset of each token in the output's text."""
+        """Adds a chunk of tokens. `offsets`: offset of each token in the output's text, if it is nothing but text."""
         self._tokens += chunk.tokens
         if chunk.stop_id is not None:
             self._stop_id = chunk.stop_id
         if self._request.logprobs:
-            self._logprobs += map(self._score_token, chunk.logprobs, offsets)
+            known: Iterable[int] = offsets or repeat(0)
+            self._logprobs += map(self._score_token, chunk.logprobs, known)
 
     def add_prompt_logprobs(self, chunk: Chunk) -> None:
         """Adds the log-probabilities of the prompt, if this is the chunk that has them."""
@@ -74,6 +76,4 @@ class DetailCollector:
         return ScoredToken(entry.id, self._token_text(entry.id), min(entry.logprob, 0.0), offset, top)
 
     def _token_text(self, token: int) -> str:
-        """Returns a token's text; the bytes of a token that is only part of a character, in hexadecimal."""
-        text, data = self._format.decode_token(token)
-        return text if text.encode() == data else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return spell_token(self._format.decode_token(token)[1])

@@ -81,6 +81,10 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         ["--chat-reasoning-field", "reasoning"],
         {"settings.chat_reasoning_field": "reasoning"},
     ),
+    "trust_request_chat_template": (
+        ["--trust-request-chat-template"],
+        {"settings.trust_request_chat_template": True},
+    ),
     "unknown_tools": (["--unknown-tools", "text"], {"settings.unknown_tools": "text"}),
     "log_format": (["--log-format", "json"], {"log_format": "json"}),
     "default_max_output_tokens": (["--max-output-tokens", "9"], {"settings.default_max_output_tokens": 9}),

@@ -49,6 +49,23 @@ def test_chat_has_as_many_tokens_as_its_completion_reports(server: RunningServer
 
 
 @pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({"add_generation_prompt": False}, "Sure<|im_end|>\n"),
+        ({"continue_final_message": True}, "<|im_start|>assistant\nSure"),
+        ({"add_special_tokens": True}, "<|im_start|>assistant\n"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<think>\n\n</think>\n\n"),
+    ],
+)
+def test_chat_has_the_prompt_that_its_fields_ask_for(server: RunningServer, fields: dict[str, Any], end: str) -> None:
+    body = {"messages": [*CHAT, {"role": "assistant", "content": "Sure"}], **fields}
+    tokens = post(f"{server.root}/tokenize", json=body).json()["tokens"]
+    assert post(f"{server.root}/detokenize", json={"tokens": tokens}).json()["prompt"].endswith(end)
+    completion = post(f"{server.url}/chat/completions", json={"model": "alias", **body}).json()
+    assert completion["usage"]["prompt_tokens"] == len(tokens)
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status", "code", "param"),
     [
         ("/tokenize", {}, 400, "missing_required_parameter", "prompt"),
@@ -58,8 +75,10 @@ def test_chat_has_as_many_tokens_as_its_completion_reports(server: RunningServer
         ("/tokenize", {"prompt": "a", "model": 5}, 400, "invalid_type", "model"),
         ("/tokenize", {"prompt": "a", "wisdom": 1}, 400, "unknown_parameter", "wisdom"),
         ("/tokenize", {"messages": [{"role": "cat", "content": "a"}]}, 400, "invalid_value", "messages[0].role"),
-        ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, 400, "unsupported_parameter", "add_special_tokens"),
-        ("/tokenize", {"messages": CHAT, "add_generation_prompt": False}, 400, "unsupported_parameter", "add_generation_prompt"),
+        ("/tokenize", {"messages": CHAT, "continue_final_message": True}, 400, "invalid_value", "continue_final_message"),
+        ("/tokenize", {"messages": CHAT, "documents": [{"a": "b"}]}, 400, "unsupported_parameter", "documents"),
+        ("/tokenize", {"messages": CHAT, "chat_template_kwargs": {"x": 1}}, 400, "unsupported_parameter", "chat_template_kwargs.x"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, 400, "invalid_value", "add_generation_prompt"),
         ("/tokenize", {"messages": CHAT, "chat_template": "x"}, 400, "unsupported_parameter", "chat_template"),
         ("/detokenize", {}, 400, "missing_required_parameter", "tokens"),
         ("/detokenize", {"tokens": ["a"]}, 400, "invalid_type", "tokens[0]"),

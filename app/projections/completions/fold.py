@@ -18,9 +18,8 @@ from antiphon.app.projections.completions.schema import (
     CompletionFinish,
     CompletionLogprobs,
     CompletionOptions,
-    PromptLogprobs,
-    PromptTokenLogprob,
 )
+from antiphon.app.projections.prompt_logprobs import list_prompt_logprobs
 from antiphon.events import stream as ev
 from antiphon.events.base import Event
 from antiphon.events.response import Response
@@ -86,7 +85,7 @@ class CompletionFold:
             stop_reason=self._stop_reason(detail) if self.terminal is not None else None,
             token_ids=detail.tokens if options.token_ids else UNSET,
             prompt_token_ids=prompt.tokens if prompt is not None and options.token_ids else UNSET,
-            prompt_logprobs=UNSET if prompt is None else _prompt_logprobs(prompt, options.prompt_logprobs),
+            prompt_logprobs=UNSET if prompt is None else list_prompt_logprobs(prompt, options.prompt_logprobs),
         )
 
     def _echo_tokens(self, prompt: PromptDetail | None) -> Iterable[ScoredToken]:
@@ -147,25 +146,6 @@ def _top_logprobs(token: ScoredToken, options: CompletionOptions) -> dict[str, f
 
 def _name_token(token_id: int, text: str, options: CompletionOptions) -> str:
     return f"token_id:{token_id}" if options.tokens_as_ids else text
-
-
-def _prompt_logprobs(prompt: PromptDetail, count: int | None) -> PromptLogprobs | UnsetType:
-    """Returns the candidates for each position: the prompt's own token, and the `count` most likely ones."""
-    if count is None:
-        return UNSET
-    return tuple(
-        None if token.logprob is None else _list_candidates(token, token.logprob, count) for token in prompt.logprobs
-    )
-
-
-def _list_candidates(token: ScoredToken, logprob: float, count: int) -> dict[str, PromptTokenLogprob]:
-    ranks = {token_id: rank for rank, (token_id, _, _) in enumerate(token.top, 1)}
-    own = PromptTokenLogprob(logprob=logprob, rank=ranks.get(token.id), decoded_token=token.text)
-    others = {
-        str(token_id): PromptTokenLogprob(logprob=value, rank=ranks[token_id], decoded_token=text)
-        for token_id, text, value in token.top[:count]
-    }
-    return {str(token.id): own} | others
 
 
 def join_parts(parts: Sequence[CompletionChoice], index: int, *, logprobs: bool) -> CompletionChoice:

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from antiphon.app.projections.chat_schema import ChatUsage, CompletionDetails, TokenDetails
+from antiphon.app.projections.prompt_logprobs import PromptLogprobs
 
 CompletionFinish = Literal["stop", "length", "content_filter"]
 
@@ -47,18 +48,6 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
     token_logprobs: tuple[float | None, ...] = ()
     top_logprobs: tuple[dict[str, float] | None, ...] = ()
     text_offset: tuple[int, ...] = ()
-
-
-class PromptTokenLogprob(Struct, frozen=True, kw_only=True):
-    """One candidate for a position of a prompt. `rank` is null if it is not among the most likely tokens."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-PromptLogprobs = tuple[dict[str, PromptTokenLogprob] | None, ...]
-"""Candidates for each position of a prompt by token id; null for the first position."""
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):

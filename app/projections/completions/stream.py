@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog, LogEntry
+from antiphon.app.projections.best_of import rank_choices
 from antiphon.app.projections.chat_schema import ChatUsage
 from antiphon.app.projections.completions.fold import CompletionFold, join_parts
 from antiphon.app.projections.completions.schema import (
@@ -98,10 +99,8 @@ async def final_text_completion(logs: Sequence[EventLog], options: CompletionOpt
 
 def _choose_best(folds: Sequence[CompletionFold], first: int, options: CompletionOptions) -> Sequence[int]:
     """Returns the numbers of one prompt's choices to return; the most likely one first if there are more."""
-    numbers = range(first, first + options.best_of)
-    if options.best_of == options.n:
-        return numbers
-    return sorted(numbers, key=lambda number: -folds[number].mean_logprob)[: options.n]
+    mean_logprobs = [fold.mean_logprob for fold in folds[first : first + options.best_of]]
+    return [first + number for number in rank_choices(mean_logprobs, options.n)]
 
 
 def _build_reply(

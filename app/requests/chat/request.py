@@ -10,6 +10,7 @@ from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.chat.messages import read_messages
+from antiphon.app.requests.chat.options import chat_details, read_chat_options, read_effort, read_template_options
 from antiphon.app.requests.chat.stored import messages_to_store
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
@@ -19,6 +20,8 @@ from antiphon.app.requests.tool_choice import read_tool_choice
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.settings import DEFAULT_SETTINGS, Settings
+from antiphon.engine.protocol import EngineInfo, Sampling
+from antiphon.events.response import Response
 from antiphon.harmony.format import PromptInput
 
 
@@ -45,7 +48,8 @@ def read_chat_request(
         raise missing_field("messages")
     items = read_messages(body["messages"])
     media.check_media(body["messages"], "messages", refused=settings.unsupported_media == "refuse")
-    max_tokens, top_logprobs, effort = _token_limit(body), _top_logprobs(body), _reasoning_effort(body)
+    top_logprobs, effort = _top_logprobs(body), read_effort(body)
+    template, chat = read_template_options(body, items, settings), read_chat_options(body, items)
     tool_table = offered.tools.build_table()
     refuse_unsupported(CHAT_FIELDS, body)
     tool_choice, structure = read_tool_choice(offered.choice, tool_table), read_structure(body)
@@ -58,16 +62,13 @@ def read_chat_request(
         answer_form=structure.form,
         single_call=offered.single_call,
         unknown_tools=settings.unknown_tools,
+        template=template,
+        keep_special_tokens=body.get("skip_special_tokens") is False,
     )
-    token_limit = max_tokens if max_tokens is not None else settings.default_max_output_tokens
-    sampling = shared.read_sampling(body, model.engine.info, token_limit, top_logprobs)
-    sampling = shared.read_engine_fields(body, model.engine.info, sampling)
-    base_response = shared.base_response(
-        body, sampling, tools=offered.tools.echo, text=shared.PLAIN_TEXT_CONFIG, max_output_tokens=max_tokens,
-        reasoning=shared.reasoning_config(effort, None), store=bool(body.get("store")),
-    )  # fmt: skip
+    scored = 0 if top_logprobs is None and chat.num_returned is not None else top_logprobs
+    sampling = _read_sampling(body, model.engine.info, settings, scored)
     spec = TurnSpec(
-        base_response=base_response,
+        base_response=_base_response(body, sampling, offered.tools, effort),
         prompt_input=prompt_input,
         constraints=(
             *constraints.tool_constraints(offered.tools, all_schemas=prompt_input.needs_grammar),
@@ -76,12 +77,35 @@ def read_chat_request(
         sampling=sampling,
         stop_strings=shared.read_stop_strings(body),
         max_tool_calls=1 if offered.single_call else None,
-        n=body.get("n") or 1,
+        chat=chat,
+        max_prompt_tokens=shared.read_truncation(body, model.engine.info, sampling),
+        n=shared.check_best_of(body),
         logprobs=top_logprobs is not None,
         cache_salt=body.get("cache_salt") or "",
         priority=shared.read_priority(body),
     )
     return ParsedRequest(model, _with_reply_form(spec, body, offered, settings))
+
+
+def _read_sampling(body: Mapping[str, Any], info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:
+    """Returns the sampling parameters. Raises `ApiError` 400."""
+    sent = _token_limit(body)
+    limit = sent if sent is not None else settings.default_max_output_tokens
+    return shared.read_engine_fields(body, info, shared.read_sampling(body, info, limit, top_logprobs))
+
+
+def _base_response(
+    body: Mapping[str, Any], sampling: Sampling, request_tools: RequestTools, effort: str | None
+) -> Response:
+    return shared.base_response(
+        body,
+        sampling,
+        tools=request_tools.echo,
+        text=shared.PLAIN_TEXT_CONFIG,
+        max_output_tokens=_token_limit(body),
+        reasoning=shared.reasoning_config(effort, None),
+        store=bool(body.get("store")),
+    )
 
 
 def _with_reply_form(spec: TurnSpec, body: Mapping[str, Any], offered: OfferedTools, settings: Settings) -> TurnSpec:
@@ -90,6 +114,7 @@ def _with_reply_form(spec: TurnSpec, body: Mapping[str, Any], offered: OfferedTo
     return structs.replace(
         spec,
         stream=bool(body.get("stream")),
+        details=chat_details(spec.chat, logprobs=spec.logprobs),
         as_function_call=offered.as_functions,
         stored_messages=messages_to_store(body),
         reasoning_field=settings.chat_reasoning_field,
@@ -188,11 +213,3 @@ def _top_logprobs(body: Mapping[str, Any]) -> int | None:
     if count is not None and not enabled:
         raise invalid_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return (count or 0) if enabled else None
-
-
-def _reasoning_effort(body: Mapping[str, Any]) -> str | None:
-    """Returns the reasoning effort; `enable_thinking` false overrides `reasoning_effort`."""
-    if (body.get("chat_template_kwargs") or {}).get("enable_thinking") is False:
-        return "none"
-    effort: str | None = body.get("reasoning_effort")
-    return effort

@@ -42,7 +42,7 @@ def read_completion_request(body: Mapping[str, Any], models: ModelRegistry) -> C
     suffix = _read_suffix(body, model)
     options = _read_options(body)
     _check_choices(body, options, len(sources))
-    _check_prompt_logprobs(body)
+    shared.check_prompt_logprobs(body)
     sampling = _read_sampling(body, model, options, infill=suffix is not None)
     structure = read_structure(body)
     refuse_unsupported(COMPLETION_FIELDS, body)
@@ -63,7 +63,7 @@ def read_completion_request(body: Mapping[str, Any], models: ModelRegistry) -> C
         source="",
         suffix=suffix,
         add_special_tokens=body.get("add_special_tokens") is not False,
-        max_tokens=_read_truncation(body, model, sampling),
+        max_tokens=shared.read_truncation(body, model.engine.info, sampling),
         locate_tokens=options.echo and options.logprobs is not None,
     )
     specs = []
@@ -133,19 +133,11 @@ def _read_options(body: Mapping[str, Any]) -> CompletionOptions:
 
 def _check_choices(body: Mapping[str, Any], options: CompletionOptions, num_prompts: int) -> None:
     """Raises `ApiError` 400 for `best_of` below `n`, or more choices than one request may have."""
-    if options.best_of < options.n:
-        raise invalid_value("best_of", f"Invalid 'best_of': it must be at least 'n', which is {options.n}.")
-    if body.get("stream") and options.best_of > options.n:
-        raise invalid_value("best_of", "'best_of' greater than 'n' is not allowed when 'stream' is enabled.")
+    shared.check_best_of(body)
     if num_prompts * options.best_of > MAX_CHOICES:
         name = "n" if options.best_of == options.n else "best_of"
         message = f"Invalid '{name}': {num_prompts} prompts with {options.best_of} choices each are more than"
         raise invalid_value(name, f"{message} {MAX_CHOICES} choices.")
-
-
-def _check_prompt_logprobs(body: Mapping[str, Any]) -> None:
-    if body.get("prompt_logprobs") is not None and body.get("stream"):
-        raise invalid_value("prompt_logprobs", "'prompt_logprobs' is not allowed when 'stream' is enabled.")
 
 
 def _read_sampling(
@@ -168,14 +160,6 @@ def _read_details(body: Mapping[str, Any], options: CompletionOptions) -> Detail
         prompt=options.echo or options.token_ids,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
     )
-
-
-def _read_truncation(body: Mapping[str, Any], model: ServedModel, sampling: Sampling) -> int | None:
-    """Returns the number of tokens to keep of each prompt; None for all."""
-    kept: int | None = body.get("truncate_prompt_tokens")
-    if kept != -1:
-        return kept
-    return max(model.engine.info.max_model_len - (sampling.max_tokens or 1), 1)
 
 
 def _base_response(body: Mapping[str, Any], sampling: Sampling) -> Response:

@@ -40,6 +40,7 @@ MAX_TOOLS = 128
 MAX_SEED = 2**63 - 1
 
 CACHING = c.object_of({"mode": c.one_of(("implicit", "explicit")), "ttl": c.one_of(("30m", "12h"))})
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]+")
 CONVERSATION_ID = re.compile(r"conv_[A-Za-z0-9_-]+")
 METADATA: Validator = c.string_map

@@ -6,7 +6,6 @@ from msgspec import structs
 
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import (
-    EFFORTS,
     LABEL_FIELDS,
     MAX_CHOICES,
     MAX_TOOLS,
@@ -19,6 +18,8 @@ from antiphon.app.requests.fields import (
     refused_field,
 )
 from antiphon.app.requests.fields.engine import ENGINE_FIELDS, TOP_P
+from antiphon.app.requests.fields.prompt import PROMPT_FIELDS
+from antiphon.app.requests.fields.reply import REPLY_FIELDS, check_truncation
 
 
 def _check_function_call(value: Any, path: str) -> None:
@@ -79,18 +80,6 @@ CHAT_FIELDS = (
         "`json_object` may have a `schema`.",
     ),
     RequestField(
-        "reasoning_effort",
-        "honoured",
-        c.one_of(EFFORTS),
-        "Applied when the prompt is rendered; `none` turns reasoning off if the model can.",
-    ),
-    RequestField(
-        "chat_template_kwargs",
-        "honoured",
-        c.object_of({"enable_thinking": c.is_boolean}),
-        "Not in OpenAI's API. The only key is `enable_thinking`; false means the same as `reasoning_effort` `none`.",
-    ),
-    RequestField(
         "verbosity", "accepted", c.one_of(VERBOSITIES), "No effect: no supported dialect has a setting for it."
     ),
     RequestField("prediction", "accepted", c.is_object, "A hint to speed up decoding; the reply is the same."),
@@ -121,6 +110,38 @@ CHAT_FIELDS = (
         "Deprecated: use `tool_choice`. `none`, `auto` or the name of a function.",
     ),
     refused_field("web_search_options", "Web search is not supported."),
+    RequestField(
+        "echo",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. The text begins with that of the last message if that is the assistant's, as with "
+        "`continue_final_message`.",
+    ),
+    RequestField(
+        "skip_special_tokens",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Default: true. False: special tokens in the output are part of the text; 400 for models "
+        "whose dialect has calls, because special tokens are its syntax.",
+    ),
+    RequestField(
+        "truncate_prompt_tokens",
+        "honoured",
+        check_truncation,
+        "Not in OpenAI's API. Keeps this number of tokens at the prompt's end; -1: as many as fit with the token "
+        "limit. The beginning of the chat template's own text may be among those that are left out.",
+    ),
+    RequestField(
+        "return_token_ids",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. The reply has `prompt_token_ids`, in the stream once, and each choice `token_ids`: all "
+        "tokens that were generated, also those of reasoning and calls. They are sent only on request. A choice's "
+        "`stop_reason` is always sent, in the stream with the finish reason: the stop string or the id of "
+        "`stop_token_ids` that ended the text, else null.",
+    ),
+    *PROMPT_FIELDS,
+    *REPLY_FIELDS,
     *(field for field in SAMPLING_FIELDS if field.name != "top_p"),
     TOP_P,
     *ENGINE_FIELDS,

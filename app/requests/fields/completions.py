@@ -1,6 +1,5 @@
 """Table of the fields of `POST /v1/completions`."""
 
-import re
 from typing import Any
 
 from msgspec import structs
@@ -19,9 +18,9 @@ from antiphon.app.requests.fields import (
 )
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.engine import ENGINE_FIELDS, TOP_P
+from antiphon.app.requests.fields.reply import REPLY_FIELDS, check_truncation
 
 MAX_PROMPTS = MAX_CHOICES
-REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 _check_text = c.string_like(MAX_TEXT_CHARS)
 
@@ -46,10 +45,6 @@ def _check_prompt(value: Any, path: str) -> None:
         c.array_of(_check_token_ids, MAX_PROMPTS)(value, path)
     else:
         _check_token_ids(value, path)
-
-
-def _check_truncation(value: Any, path: str) -> None:
-    c.integer_between(-1 if value == -1 else 1)(value, path)
 
 
 _CHAT_CHECKS = {field.name: field.check for field in CHAT_FIELDS}
@@ -87,13 +82,6 @@ COMPLETION_FIELDS = (
         "Choices of each prompt; prompts times choices is at most 128. Choice i is sampled with `seed` + i.",
     ),
     RequestField(
-        "best_of",
-        "honoured",
-        c.integer_between(1, MAX_CHOICES),
-        "At least `n`: samples this number of choices and returns the `n` with the highest mean log-probability of "
-        "their tokens, the best first. All are part of the usage. Larger than `n`: not with `stream`.",
-    ),
-    RequestField(
         "logprobs",
         "honoured",
         c.integer_between(0, 5),
@@ -129,22 +117,10 @@ COMPLETION_FIELDS = (
     ),
     *(field for field in SAMPLING_FIELDS if field.name not in _OWN_NAMES),
     RequestField(
-        "include_stop_str_in_output",
-        "honoured",
-        c.is_boolean,
-        "Not in OpenAI's API. The text ends with the stop string that was found.",
-    ),
-    RequestField(
         "skip_special_tokens",
         "honoured",
         c.is_boolean,
         "Not in OpenAI's API. Default: true. False: special tokens in the output are part of the text.",
-    ),
-    RequestField(
-        "spaces_between_special_tokens",
-        "accepted",
-        c.is_boolean,
-        "Not in OpenAI's API. No effect, as with any fast tokenizer: special tokens are returned as generated.",
     ),
     RequestField(
         "add_special_tokens",
@@ -156,7 +132,7 @@ COMPLETION_FIELDS = (
     RequestField(
         "truncate_prompt_tokens",
         "honoured",
-        _check_truncation,
+        check_truncation,
         "Not in OpenAI's API. Keeps this number of tokens at the prompt's end; -1: as many as fit with `max_tokens`. "
         "`echo` then returns the part that was kept.",
     ),
@@ -167,27 +143,12 @@ COMPLETION_FIELDS = (
         "Not in OpenAI's API. Each choice has `token_ids` and `prompt_token_ids`, in the stream once.",
     ),
     RequestField(
-        "return_tokens_as_token_ids",
-        "honoured",
-        c.is_boolean,
-        "Not in OpenAI's API. Tokens in `logprobs` are written as `token_id:123`.",
-    ),
-    RequestField(
-        "prompt_logprobs",
-        "honoured",
-        c.integer_between(0, 20),
-        "Not in OpenAI's API. 0 to 20 most likely tokens for each position of the prompt, in vLLM's form. Not with "
-        "`stream`.",
-    ),
-    RequestField(
-        "request_id", "honoured", c.string_like(128, REQUEST_ID), "Not in OpenAI's API. The reply's id after `cmpl-`."
-    ),
-    RequestField(
         "response_format",
         "honoured",
         _CHAT_CHECKS["response_format"],
         "Not in OpenAI's API. `text`, `json_object` or `json_schema`; enforced during sampling.",
     ),
+    *REPLY_FIELDS,
     *ENGINE_FIELDS,
     refused_field("prompt_embeds", "Prompts are text or token ids."),
 )

@@ -3,9 +3,12 @@
 from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import MAX_TEXT_CHARS, RequestField, refused_field
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
+from antiphon.app.requests.fields.prompt import PROMPT_FIELDS
 
 _MODEL = RequestField("model", "honoured", c.string_like(256), "A name from `GET /v1/models`. Default: the first one.")
-_CHAT_NAMES = ("tools", "reasoning_effort", "chat_template_kwargs")
+_TOOLS = next(field for field in CHAT_FIELDS if field.name == "tools")
+CHAT_PROMPT_FIELDS = (_TOOLS, *(field for field in PROMPT_FIELDS if field.name != "add_special_tokens"))
+"""Fields that are only allowed with `messages`."""
 
 TOKENIZE_FIELDS = (
     _MODEL,
@@ -16,28 +19,17 @@ TOKENIZE_FIELDS = (
         c.array_of(c.is_object),
         "A chat, as in `POST /v1/chat/completions`. Required without `prompt`.",
     ),
-    *(field for field in CHAT_FIELDS if field.name in _CHAT_NAMES),
+    *CHAT_PROMPT_FIELDS,
     RequestField(
         "add_special_tokens",
         "honoured",
         c.is_boolean,
-        "Adds the tokens that the tokenizer puts around every text. Default: true for `prompt`. A chat template writes "
-        "them by itself, so only false is supported with `messages`.",
+        "Adds the tokens that the tokenizer puts around every text. Default: true for `prompt`, and false for "
+        "`messages`, since a chat template writes special tokens itself.",
     ),
     RequestField(
         "return_token_strs", "honoured", c.is_boolean, "Returns the text of each token, too, in `token_strs`."
     ),
-    RequestField(
-        "add_generation_prompt",
-        "honoured",
-        c.is_boolean,
-        "Only true, the default: the tokens are those of a prompt for the assistant's next message.",
-        lambda value: value is True,
-    ),
-    RequestField(
-        "continue_final_message", "honoured", c.is_boolean, "Only false, the default.", lambda value: value is False
-    ),
-    refused_field("chat_template", "Templates of requests are not supported."),
     refused_field("mm_processor_kwargs", "Images, audio and video are not supported."),
 )
 """Fields of `POST /tokenize`."""

@@ -10,12 +10,12 @@ from litestar import get, post
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
-from antiphon.app.errors import ApiError, from_engine, invalid_value, missing_field, unsupported_field
+from antiphon.app.errors import ApiError, from_engine, invalid_value, missing_field
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
-from antiphon.app.requests.fields.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from antiphon.app.requests.fields.tokenize import CHAT_PROMPT_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
 from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
@@ -36,6 +36,8 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     body = {**body, "model": _model_name(body, context.models)}
     await wait_until_ready(request, body)
     check_fields(TOKENIZE_FIELDS, body)
+    if body.get("messages") is None:
+        _refuse_chat_fields(body)
     encoder = context.models.get_encoder(body["model"])
     if encoder is not None:
         return await _tokenize_for_encoder(request, body, encoder)
@@ -99,10 +101,15 @@ def _model_name(body: Mapping[str, Any], models: ModelRegistry) -> Any:
     return body["model"] if body.get("model") is not None else models.served[0].names[0]
 
 
+def _refuse_chat_fields(body: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 for a field that changes the prompt of a chat if there is no chat."""
+    for field in CHAT_PROMPT_FIELDS:
+        if body.get(field.name) is not None:
+            raise invalid_value(field.name, f"'{field.name}' is only allowed with 'messages'.")
+
+
 async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: ServedModel) -> list[int]:
     """Returns the prompt that a chat completion would have."""
-    if body.get("add_special_tokens"):
-        raise unsupported_field("add_special_tokens", "The chat template writes the special tokens of a prompt.")
     context = server_context(request)
     chat = {name: body[name] for name in _SHARED_NAMES if name in body}
     spec = read_chat_request(chat, context.models, context.settings).spec

@@ -76,7 +76,6 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"response_format": {"type": "json_schema"}}, 400, "missing_required_parameter", "response_format.json_schema"),
     ({"response_format": {}}, 400, "missing_required_parameter", "response_format.type"),
     ({"modalities": ["text", "audio"]}, 400, "unsupported_parameter", "modalities"),
-    ({"chat_template_kwargs": {"tools_in_user_message": True}}, 400, "unknown_parameter", "chat_template_kwargs.tools_in_user_message"),
     ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
     ({"tools": [{"type": "function"}]}, 400, "missing_required_parameter", "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, 400, "missing_required_parameter", "tools[0].function.name"),

@@ -1,0 +1,112 @@
+"""Reads the fields of vLLM's API that change a chat's prompt or the form of its reply."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from antiphon.app.errors import invalid_value, unsupported_field
+from antiphon.app.projections.chat_schema import ChatOptions
+from antiphon.app.requests import shared
+from antiphon.app.requests.fields.prompt import refuse_server_variables
+from antiphon.app.requests.turn_spec import DetailRequest
+from antiphon.app.settings import Settings
+from antiphon.events.inputs import AnyInput, InputMessage
+from antiphon.harmony.format import THINKING_SWITCHES, TemplateOptions
+from antiphon.harmony.prompt.messages import content_text
+
+TRUST_FLAG = "--trust-request-chat-template"
+
+
+def read_template_options(body: Mapping[str, Any], items: Sequence[AnyInput], settings: Settings) -> TemplateOptions:
+    """Returns what the request changes about its prompt. Raises `ApiError` 400."""
+    source = body.get("chat_template")
+    if source is not None and not settings.trust_request_chat_template:
+        raise unsupported_field("chat_template", f"The operator allows it by starting the server with {TRUST_FLAG}.")
+    refuse_server_variables(body)
+    continues = bool(body.get("continue_final_message"))
+    if continues and body.get("add_generation_prompt"):
+        message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+        raise invalid_value("continue_final_message", message)
+    if continues and not _ends_with_text(items):
+        message = "'continue_final_message' needs a last message of the assistant that ends with text."
+        raise invalid_value("continue_final_message", message)
+    return TemplateOptions(
+        source=source,
+        variables=_read_variables(body),
+        documents=tuple(body.get("documents") or ()),
+        add_generation_prompt=body.get("add_generation_prompt") is not False,
+        continue_final_message=continues,
+        add_special_tokens=bool(body.get("add_special_tokens")),
+    )
+
+
+def _ends_with_text(items: Sequence[AnyInput]) -> bool:
+    return isinstance(last := items[-1], InputMessage) and last.role == "assistant"
+
+
+def _read_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables of the template, without the switches of reasoning that the effort expresses."""
+    sent = body.get("chat_template_kwargs") or {}
+    return {
+        name: value
+        for name, value in sent.items()
+        if value is not None and not (name in THINKING_SWITCHES and value is False)
+    }
+
+
+def read_effort(body: Mapping[str, Any]) -> str | None:
+    """Returns the reasoning effort; a switch of reasoning that is false overrides `reasoning_effort`."""
+    switches = {name: (body.get("chat_template_kwargs") or {}).get(name) for name in THINKING_SWITCHES}
+    if False in switches.values():
+        return "none"
+    effort: str | None = body.get("reasoning_effort")
+    for name, value in switches.items():
+        if value and effort == "none":
+            path = f"chat_template_kwargs.{name}"
+            raise invalid_value(path, f"'{path}' contradicts the 'reasoning_effort' of 'none'.")
+    return effort
+
+
+def read_chat_options(body: Mapping[str, Any], items: Sequence[AnyInput]) -> ChatOptions:
+    """Returns the form of the reply. Raises `ApiError` 400."""
+    n, best_of = body.get("n") or 1, shared.check_best_of(body)
+    _check_stored_form(body, best_of)
+    return ChatOptions(
+        num_returned=n if best_of > n else None,
+        echo_text=_read_echo(body, items) if body.get("echo") else "",
+        token_ids=bool(body.get("return_token_ids")),
+        tokens_as_ids=bool(body.get("return_tokens_as_token_ids")),
+        include_stop=bool(body.get("include_stop_str_in_output")),
+        stop_ids=frozenset(body.get("stop_token_ids") or ()),
+        prompt_logprobs=shared.check_prompt_logprobs(body),
+        request_id=body.get("request_id") or "",
+    )
+
+
+def _check_stored_form(body: Mapping[str, Any], best_of: int) -> None:
+    """Raises `ApiError` 400 if the completion is stored, but could not be returned later as it was sent."""
+    if not body.get("store"):
+        return
+    names = ["echo", "request_id", "include_stop_str_in_output"]
+    names += ["best_of"] if best_of > (body.get("n") or 1) else []
+    for name in names:
+        if body.get(name):
+            raise invalid_value(name, f"'{name}' cannot be combined with 'store'.")
+
+
+def _read_echo(body: Mapping[str, Any], items: Sequence[AnyInput]) -> str:
+    """Returns the text of the last message without its name; empty if it is not the assistant's."""
+    last, content = items[-1], ""
+    if isinstance(last, InputMessage) and last.role == "assistant":
+        content = content_text(last.content)
+        if isinstance(last.content, tuple) and body["messages"][-1].get("name"):
+            content = content_text(last.content[1:])
+    return content
+
+
+def chat_details(options: ChatOptions, *, logprobs: bool) -> DetailRequest:
+    """Returns the data that the reply needs besides events."""
+    return DetailRequest(
+        logprobs=options.num_returned is not None or (logprobs and options.tokens_as_ids),
+        prompt=options.token_ids,
+        prompt_logprobs=options.prompt_logprobs,
+    )

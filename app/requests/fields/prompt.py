@@ -1,0 +1,131 @@
+"""Fields of vLLM's API that change how a chat becomes a prompt: those of `/v1/chat/completions` and of `/tokenize`."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from antiphon.app.errors import ApiError, clip_text, invalid_value, unsupported_field
+from antiphon.app.requests import validators as c
+from antiphon.app.requests.fields import EFFORTS, RequestField
+from antiphon.harmony.format import THINKING_SWITCHES
+
+MAX_TEMPLATE_CHARS = 262_144
+MAX_TEMPLATE_VARIABLES = 64
+MAX_VARIABLES_CHARS = 65_536
+"""Maximum characters of all strings in `chat_template_kwargs`."""
+MAX_DOCUMENTS = 256
+MAX_DEPTH = 8
+"""Maximum depth of arrays and objects inside variables and documents."""
+MAX_VALUES = 16_384
+"""Maximum number of values in `chat_template_kwargs`, or in one document."""
+SERVER_VARIABLES = frozenset(
+    """messages tools xml_tools documents add_generation_prompt continue_final_message add_special_tokens chat_template
+    tokenize padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs
+    conversation conversations self loop super caller varargs kwargs strftime_now raise_exception""".split()
+)
+"""Names that mean something else in a template, or in the functions that render one."""
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def _count_nested(value: Any, path: str, depth: int = 0) -> tuple[int, int]:
+    """Returns the numbers of values and of characters. Raises `ApiError` 400 if the nesting is too deep."""
+    if isinstance(value, str):
+        return 1, len(value)
+    if not isinstance(value, dict | list):
+        return 1, 0
+    if depth >= MAX_DEPTH:
+        message = f"Invalid '{path}': nested too deeply. Expected at most {MAX_DEPTH} levels of arrays and objects."
+        raise invalid_value(path, message)
+    children = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    counts = [_count_nested(child, path, depth + 1) for child in children]
+    return 1 + sum(values for values, _ in counts), sum(chars for _, chars in counts)
+
+
+def _check_size(value: Mapping[str, Any], path: str, max_chars: int | None) -> None:
+    num_values, num_chars = _count_nested(value, path, -1)
+    if num_values > MAX_VALUES or (max_chars is not None and num_chars > max_chars):
+        limit = f"{MAX_VALUES} values" + (f" and {max_chars} characters" if max_chars is not None else "")
+        raise ApiError(400, "object_above_max_size", f"Invalid '{path}': too large. Expected at most {limit}.", path)
+
+
+def _check_variables(value: Any, path: str) -> None:
+    c.is_object(value, path)
+    if len(value) > MAX_TEMPLATE_VARIABLES:
+        expectation = f"Expected an object with at most {MAX_TEMPLATE_VARIABLES} properties, but got {len(value)}."
+        message = f"Invalid '{path}': too many properties. {expectation}"
+        raise ApiError(400, "object_above_max_properties", message, path)
+    for name, entry in value.items():
+        entry_path = f"{path}.{clip_text(name)}"
+        if not _VARIABLE_NAME.fullmatch(name):
+            raise invalid_value(entry_path, f"Invalid '{entry_path}': it is not the name of a variable.")
+        if name in THINKING_SWITCHES and entry is not None:
+            c.is_boolean(entry, entry_path)
+    _check_size(value, path, MAX_VARIABLES_CHARS)
+
+
+def refuse_server_variables(body: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 for a key of `chat_template_kwargs` that the server sets."""
+    for name in body.get("chat_template_kwargs") or {}:
+        if name in SERVER_VARIABLES:
+            raise unsupported_field(f"chat_template_kwargs.{name}", "The server sets this variable.")
+
+
+def _check_documents(value: Any, path: str) -> None:
+    c.array_of(c.is_object, MAX_DOCUMENTS)(value, path)
+    for index, document in enumerate(value):
+        _check_size(document, f"{path}[{index}]", None)
+
+
+PROMPT_FIELDS = (
+    RequestField(
+        "reasoning_effort",
+        "honoured",
+        c.one_of(EFFORTS),
+        "Applied when the prompt is rendered; `none` turns reasoning off if the model can.",
+    ),
+    RequestField(
+        "chat_template_kwargs",
+        "honoured",
+        _check_variables,
+        f"Not in OpenAI's API. At most {MAX_TEMPLATE_VARIABLES} variables of the model's chat template. A variable "
+        "that the template does not read, or that the server sets, such as `messages`, is refused by name. "
+        "`enable_thinking` and `thinking` are boolean and never refused: false means the same as `reasoning_effort` "
+        "`none`.",
+    ),
+    RequestField(
+        "chat_template",
+        "honoured",
+        c.string_like(MAX_TEMPLATE_CHARS),
+        f"Not in OpenAI's API. A Jinja template of at most {MAX_TEMPLATE_CHARS} characters in place of the model's "
+        "own, run with the same limits. 400 unless the server was started with `--trust-request-chat-template`.",
+    ),
+    RequestField(
+        "documents",
+        "honoured",
+        _check_documents,
+        f"Not in OpenAI's API. At most {MAX_DOCUMENTS} objects, given to the model's chat template; 400 if the "
+        "template shows no documents.",
+    ),
+    RequestField(
+        "add_generation_prompt",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Default: true, unless `continue_final_message` is set. False: the prompt does not begin "
+        "the assistant's next message; 400 for models whose prompts always do.",
+    ),
+    RequestField(
+        "continue_final_message",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. True: the prompt ends inside the last message, which must be a text of the assistant's, "
+        "and the answer continues it. Not with `add_generation_prompt`, and not for gpt-oss.",
+    ),
+    RequestField(
+        "add_special_tokens",
+        "honoured",
+        c.is_boolean,
+        "Not in OpenAI's API. Default: false, since a chat template writes special tokens itself. True adds those that "
+        "the tokenizer puts around every text.",
+    ),
+)
+"""Fields of vLLM's API, and `reasoning_effort`, that change how a chat becomes a prompt."""
