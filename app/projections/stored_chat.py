@@ -28,6 +28,7 @@ async def stored_completion(completion: StoredCompletion, logs: Sequence[EventLo
         logprobs=form.logprobs,
         as_function_call=form.as_function_call,
         reasoning_field=form.reasoning_field,
+        chat=form.options,
     )
     return {
         **msgspec.to_builtins(await fold_completion(logs, spec)),

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from antiphon.app.event_log import EventLog
+from antiphon.app.projections.chat_schema import ChatOptions
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 
@@ -24,6 +25,7 @@ class ChatForm(Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     as_function_call: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    options: ChatOptions = ChatOptions()
 
 
 class StoredCompletion(Struct, frozen=True, kw_only=True):

@@ -121,7 +121,10 @@ class TurnManager:
             metadata=first.metadata or {},
             choice_ids=tuple(log.id for log in logs),
             form=ChatForm(
-                logprobs=spec.logprobs, as_function_call=spec.as_function_call, reasoning_field=spec.reasoning_field
+                logprobs=spec.logprobs,
+                as_function_call=spec.as_function_call,
+                reasoning_field=spec.reasoning_field,
+                options=spec.chat,
             ),
         )
         self.store.add_completion(completion, spec.stored_messages, logs)

@@ -32,7 +32,9 @@ BODY: dict[str, Any] = {
     "client_metadata": {"token": SECRET},
 }
 CHAT_IMAGE = {"type": "image_url", "image_url": {"url": f"https://user:{SECRET}@example.com/a.png"}}
-CHAT_BODY = {"model": "scripted", "messages": [{"role": "user", "content": [CHAT_IMAGE]}]}
+CHAT_FILE = {"type": "file", "file": {"file_url": f"https://{SECRET}@example.com/a.pdf"}}
+CHAT_MESSAGE = {"role": "user", "content": [CHAT_IMAGE, CHAT_FILE], "api_key": SECRET}
+CHAT_BODY = {"model": "scripted", "messages": [CHAT_MESSAGE], "store": True}
 INVALID = [
     {**BODY, "temperature": 9},
     {**BODY, "tools": [{**MCP_TOOL, "type": "mcpx"}]},
@@ -70,7 +72,10 @@ def test_secrets_appear_nowhere(tmp_path: Path, script: Path) -> None:
             seen += [client.get(f"responses/{response_id}/input_items").text]
             seen += [client.get(f"responses/{response_id}?stream=true").text]
             seen += [client.post("responses", json={**BODY, "stream": True, "background": True}).text]
-            seen += [client.post("chat/completions", json=CHAT_BODY).text]
+            completion = client.post("chat/completions", json=CHAT_BODY)
+            messages = client.get(f"chat/completions/{completion.json()['id']}/messages")
+            assert len(messages.json()["data"]) == 1
+            seen += [completion.text, messages.text]
             conversation = client.post("conversations", json={"items": [MESSAGE]}).json()["id"]
             seen += [client.get(f"conversations/{conversation}/items").text]
             for body in INVALID:

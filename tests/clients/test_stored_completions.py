@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai.resources.chat.completions import Completions, Messages
 
+from tests.app.server_helpers import wait_until
 from tests.conftest import StartServer
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -17,6 +18,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"name": "call", "when": ["weather in Oslo"], "output": ["<think>\nAsk.\n</think>\n\n", CALL]},
     {"name": "fault", "when": ["Fail"], "output": ["Oh", {"fault": "broken", "code": "server_error"}]},
     {"name": "endless", "when": ["Forever"], "output": ["On and on", {"stall": True}]},
+    {"name": "stop", "when": ["Say it"], "output": ["Yes, it is", " so. END of it."], "tokens_per_chunk": 3},
     {"name": "any", "output": ["Yes."]},
 ]
 KEYS = ("sk-one", "sk-two")
@@ -140,6 +142,31 @@ def test_deprecated_function_call_is_read_back_in_its_form(client: openai.OpenAI
     assert found.choices == made.choices and found.choices[0].message.function_call is not None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": "END"},
+        {"stop": "END", "include_stop_str_in_output": True},
+        {"stop_token_ids": [ord("s")]},
+        {"return_token_ids": True},
+        {"prompt_logprobs": 2},
+        {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True},
+        {"best_of": 3, "n": 2},
+        {"echo": True, "messages": [USER, {"role": "assistant", "content": "No. "}], "continue_final_message": True},
+    ],
+)
+def test_fields_of_other_servers_are_read_back_as_they_were_sent(
+    fields: dict[str, Any], tmp_path: Path, start_server: StartServer
+) -> None:
+    path = tmp_path / "responses.db"
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Say it"}], "store": True, **fields}
+    with serve(SCRIPT, store_file=path) as first:
+        made = httpx.post(f"{first.url}/chat/completions", json=body, timeout=20).json()
+        assert made.items() <= httpx.get(f"{first.url}/chat/completions/{made['id']}").json().items()
+    found = httpx.get(f"{start_server(SCRIPT, store_file=path).url}/chat/completions/{made['id']}").json()
+    assert {key: found[key] for key in made} == made
+
+
 # Lists
 
 
@@ -181,6 +208,9 @@ def test_failed_and_running_completions_are_not_listed(client: openai.OpenAI, se
         for attempt in (client.chat.completions.retrieve, client.chat.completions.delete):
             with pytest.raises(openai.NotFoundError):
                 attempt(chunk.id)
+    wait_until(20, lambda: len(client.chat.completions.list().data) > len(made))
+    left = client.chat.completions.retrieve(chunk.id).choices[0]
+    assert (left.message.content, left.finish_reason) == ("On and on", "length"), "its client has left"
 
 
 @pytest.mark.parametrize(

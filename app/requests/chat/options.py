@@ -69,7 +69,7 @@ def read_effort(body: Mapping[str, Any]) -> str | None:
 def read_chat_options(body: Mapping[str, Any], items: Sequence[AnyInput]) -> ChatOptions:
     """Returns the form of the reply. Raises `ApiError` 400."""
     n, best_of = body.get("n") or 1, shared.check_best_of(body)
-    _check_stored_form(body, best_of)
+    _check_stored_form(body)
     return ChatOptions(
         num_returned=n if best_of > n else None,
         echo_text=_read_echo(body, items) if body.get("echo") else "",
@@ -82,15 +82,10 @@ def read_chat_options(body: Mapping[str, Any], items: Sequence[AnyInput]) -> Cha
     )
 
 
-def _check_stored_form(body: Mapping[str, Any], best_of: int) -> None:
-    """Raises `ApiError` 400 if the completion is stored, but could not be returned later as it was sent."""
-    if not body.get("store"):
-        return
-    names = ["echo", "request_id", "include_stop_str_in_output"]
-    names += ["best_of"] if best_of > (body.get("n") or 1) else []
-    for name in names:
-        if body.get(name):
-            raise invalid_value(name, f"'{name}' cannot be combined with 'store'.")
+def _check_stored_form(body: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 if the completion is stored under an id that may not be its own."""
+    if body.get("store") and body.get("request_id"):
+        raise invalid_value("request_id", "'request_id' cannot be combined with 'store': the server makes the id.")
 
 
 def _read_echo(body: Mapping[str, Any], items: Sequence[AnyInput]) -> str:
