@@ -24,6 +24,12 @@ T = TypeVar("T")
 
 MAX_DELETES_PER_TRANSACTION = 200
 """Responses deleted in one transaction. The limit keeps it short, since it blocks all other writes."""
+_SIZE = """
+    length(input_items)
+    + coalesce((SELECT length(messages) FROM chat_completions WHERE chat_completions.id = responses.id), 0)
+    + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
+"""
+"""Bytes of a row of `responses` with all that is stored for it."""
 _log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
@@ -107,8 +113,7 @@ class Database:
         completed_ids = (entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone))
         self._insert_item_ids(owner, response_id, completed_ids)
         if is_terminal(entries):
-            size = "(SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = id)"
-            self._connection.execute(f"UPDATE responses SET writer = NULL, size = {size} WHERE id = ?", (response_id,))  # noqa: S608
+            self._connection.execute(f"UPDATE responses SET writer = NULL, size = {_SIZE} WHERE id = ?", (response_id,))  # noqa: S608
 
     def request_cancel(self, response_id: str) -> None:
         """Asks the process that writes a response to end it."""

@@ -40,7 +40,7 @@ POLL_INTERVAL_S = 0.05
 
 
 class SqliteStore:
-    """Stores logs in the file `path` for `timings.retention_s`, up to `max_bytes` of events. Must be closed."""
+    """Stores logs in the file `path` for `timings.retention_s`, up to `max_bytes` in total. Must be closed."""
 
     def __init__(self, path: Path, *, timings: StoreTimings = StoreTimings(), max_bytes: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
         quarantine_if_corrupt(path)

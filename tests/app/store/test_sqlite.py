@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.app.event_log import EventLog
@@ -281,6 +282,18 @@ async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(path:
     assert delete_down_to(sizes[2] + sizes[3]) == names[2:]
     assert delete_down_to(0) == []
     database.close()
+
+
+async def test_input_counts_towards_the_size_of_the_store(path: Path) -> None:
+    async with open_test_store(path) as store:
+        log = add_log(store, "a")
+        await log.wait_published()
+        short, long = await add_completion(store, "a"), await add_completion(store, "b" * 500)
+    with sqlite3.connect(path) as connection:
+        sizes = dict(connection.execute("SELECT id, size FROM responses").fetchall())
+    connection.close()
+    assert sizes[log.id] == log.size + len(msgspec.json.encode(log.input_items))
+    assert sizes[long.id] - sizes[long.choice_ids[1]] >= sizes[short.id] - sizes[short.choice_ids[1]] + 499
 
 
 async def test_damaged_file_is_renamed_and_replaced(path: Path) -> None:
