@@ -29,6 +29,7 @@ from antiphon.app.http.protocol import http_protocol_class
 from antiphon.app.http.websocket_protocol import websocket_protocol_class
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.observability.access_log import AccessRecord
+from antiphon.app.openapi import route as openapi
 from antiphon.app.routes import (
     chat,
     compact,
@@ -94,6 +95,7 @@ ROUTE_HANDLERS = (
     metrics.get_metrics,
     health.get_health,
     health.get_ready,
+    openapi.get_openapi_document,
 )
 
 _log = structlog.get_logger(__name__)

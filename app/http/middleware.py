@@ -25,7 +25,7 @@ from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 WEBSOCKET_PATH = "/v1/responses"
 MAX_HEADER_BYTES = 64 * 1024

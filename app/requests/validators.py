@@ -1,16 +1,18 @@
 """Validators of field values: small functions that return nothing or raise an OpenAI-shaped error.
 
 A `Validator` takes a value and its path. It is never called with null, because every optional field may be null. Error
-codes and messages follow OpenAI's API, so that clients that read them work here, too.
+codes and messages follow OpenAI's API, so that clients that read them work here, too. Most validators carry a JSON
+Schema, which `read_schema` returns, for the OpenAPI document.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, missing_field, unknown_field
 
 Validator = Callable[[Any, str], None]
+AnyValidator = TypeVar("AnyValidator", bound=Validator)
 
 MAX_INTEGER = 2**31 - 1
 """Largest integer of a field without a smaller bound. Larger ones could not be passed to the engine's process."""
@@ -19,24 +21,43 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Pattern of tool and format names. They are pasted into prompts, so no other characters are allowed."""
 
 
+def described(schema: dict[str, Any]) -> Callable[[AnyValidator], AnyValidator]:
+    """Returns a decorator that attaches a JSON Schema to a validator: the values that it accepts, null left out."""
+
+    def attach(check: AnyValidator) -> AnyValidator:
+        check.__dict__["json_schema"] = schema
+        return check
+
+    return attach
+
+
+def read_schema(check: Validator) -> dict[str, Any] | None:
+    """Returns the JSON Schema that a validator carries; None if it has none."""
+    return getattr(check, "json_schema", None)
+
+
+@described({"type": "boolean"})
 def is_boolean(value: Any, path: str) -> None:
     """Checks for a boolean."""
     if not isinstance(value, bool):
         raise invalid_type(path, "a boolean", value)
 
 
+@described({"type": "object"})
 def is_object(value: Any, path: str) -> None:
     """Checks for an object with any content."""
     if not isinstance(value, dict):
         raise invalid_type(path, "an object", value)
 
 
+@described({"type": "array"})
 def is_array(value: Any, path: str) -> None:
     """Checks for an array with any content."""
     if not isinstance(value, list):
         raise invalid_type(path, "an array", value)
 
 
+@described({})
 def accept_any(value: Any, path: str) -> None:
     """Accepts any value: the field is checked elsewhere, or always refused."""
 
@@ -44,6 +65,7 @@ def accept_any(value: Any, path: str) -> None:
 def integer_between(low: int = 0, high: int = MAX_INTEGER) -> Validator:
     """Returns a validator of integers from `low` to `high`."""
 
+    @described({"type": "integer", "minimum": low, "maximum": high})
     def check(value: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise invalid_type(path, "an integer", value)
@@ -55,6 +77,7 @@ def integer_between(low: int = 0, high: int = MAX_INTEGER) -> Validator:
 def number_between(low: float, high: float) -> Validator:
     """Returns a validator of numbers from `low` to `high`."""
 
+    @described({"type": "number", "minimum": low, "maximum": high})
     def check(value: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise invalid_type(path, "a decimal", value)
@@ -65,7 +88,9 @@ def number_between(low: float, high: float) -> Validator:
 
 def string_like(longest: int | None = None, pattern: re.Pattern[str] | None = None) -> Validator:
     """Returns a validator of strings of at most `longest` characters that match all of `pattern`."""
+    schema: dict[str, Any] = {"type": "string"} | ({} if longest is None else {"maxLength": longest})
 
+    @described(schema if pattern is None else {**schema, "pattern": f"^(?:{pattern.pattern})$"})
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str):
             raise invalid_type(path, "a string", value)
@@ -81,6 +106,7 @@ def string_like(longest: int | None = None, pattern: re.Pattern[str] | None = No
 def one_of(values: Sequence[str]) -> Validator:
     """Returns a validator of strings that accepts only `values`."""
 
+    @described({"type": "string", "enum": list(values)})
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str):
             raise invalid_type(path, "a string", value)
@@ -94,7 +120,9 @@ def one_of(values: Sequence[str]) -> Validator:
 
 def array_of(item: Validator, longest: int | None = None) -> Validator:
     """Returns a validator of arrays of at most `longest` entries, each of which passes `item`."""
+    schema = {"type": "array", "items": read_schema(item) or {}}
 
+    @described(schema if longest is None else {**schema, "maxItems": longest})
     def check(value: Any, path: str) -> None:
         is_array(value, path)
         if longest is not None and len(value) > longest:
@@ -109,6 +137,7 @@ def array_of(item: Validator, longest: int | None = None) -> Validator:
 def string_or_array(text: Validator, many: Validator) -> Validator:
     """Returns a validator of strings that pass `text` and arrays that pass `many`."""
 
+    @described({"anyOf": [read_schema(text) or {"type": "string"}, read_schema(many) or {"type": "array"}]})
     def check(value: Any, path: str) -> None:
         if isinstance(value, list):
             many(value, path)
@@ -122,7 +151,9 @@ def string_or_array(text: Validator, many: Validator) -> Validator:
 
 def object_of(fields: Mapping[str, Validator]) -> Validator:
     """Returns a validator of objects with these keys and no others. A null counts as left out, whatever its key."""
+    properties = {key: nullable(read_schema(inner) or {}) for key, inner in fields.items()}
 
+    @described({"type": "object", "properties": properties, "additionalProperties": {"type": "null"}})
     def check(value: Any, path: str) -> None:
         is_object(value, path)
         for key, field_value in value.items():
@@ -136,6 +167,7 @@ def object_of(fields: Mapping[str, Validator]) -> Validator:
     return check
 
 
+@described({"type": "object", "additionalProperties": {"type": "string"}})
 def string_map(value: Any, path: str, *, most: int | None = 16, key: int = 64, text: int = 512) -> None:
     """Checks a flat object of strings, such as `metadata`. If `most` is None, nothing has a limit."""
     is_object(value, path)
@@ -151,6 +183,7 @@ def string_map(value: Any, path: str, *, most: int | None = 16, key: int = 64, t
         string_like(text if most is not None else None)(entry, entry_path)
 
 
+@described({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})
 def token_bias(value: Any, path: str) -> None:
     """Checks `logit_bias`: at most 1024 token ids, written as strings, mapped to numbers from -100 to 100."""
     is_object(value, path)
@@ -162,6 +195,11 @@ def token_bias(value: Any, path: str) -> None:
         if not re.fullmatch(r"[0-9]{1,9}", token):
             raise invalid_value(entry_path, f"Invalid '{entry_path}': keys must be token ids.")
         number_between(-100, 100)(bias, entry_path)
+
+
+def nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema that accepts null, too: a null counts as left out."""
+    return {"anyOf": [schema, {"type": "null"}]} if schema else {}
 
 
 def require_key(value: Mapping[str, Any], key: str, path: str) -> Any:

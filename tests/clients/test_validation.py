@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from antiphon.app.errors import ApiError
+from antiphon.app.openapi.schemas import is_required
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
 from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT
@@ -250,6 +251,21 @@ def test_wrong_type_of_any_field_names_it(client: httpx.Client, path: str) -> No
         refusals = [reply for reply in replies if reply.status_code == 400 and field.name in reply.text]
         assert refusals, (field.name, [reply.text for reply in replies])
         assert all("text/event-stream" not in reply.headers["content-type"] for reply in refusals)
+
+
+@pytest.mark.parametrize("path", BASE_BODIES)
+def test_required_field_is_missed_by_name(client: httpx.Client, path: str) -> None:
+    """The fields whose description says so are required, and no others of a minimal body."""
+    required = {field.name for field in dict(tables_by_path())[path] if is_required(field)}
+    for name in required:
+        reply = client.post(path, json={**BASE_BODIES[path], name: None})
+        if path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
+            assert reply.status_code == 404, "that there is no such model is reported first"
+        else:
+            check_error(path, reply, 400, "missing_required_parameter", name)
+    if path in TURNS:
+        conditional = {RESPONSES: {"input"}}.get(path, set())
+        assert BASE_BODIES[path].keys() - {"stream"} == required | conditional
 
 
 @pytest.mark.parametrize("path", BASE_BODIES)

@@ -1,0 +1,221 @@
+"""Builds the OpenAPI document: each route of the application with its parameters, body, replies and errors."""
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+
+from litestar.handlers import HTTPRouteHandler
+from litestar.routes import BaseRoute, HTTPRoute
+
+from antiphon.app.errors import MESSAGES_PATH
+from antiphon.app.http.admission import GENERATION_PATHS
+from antiphon.app.http.middleware import OPEN_PATHS
+from antiphon.app.openapi.schemas import REF_TEMPLATE, Json, body_schema, reply_schemas
+from antiphon.app.projections.chat_schema import ChatCompletion
+from antiphon.app.projections.completions.schema import TextCompletion
+from antiphon.app.projections.messages.schema import AnthropicMessage
+from antiphon.app.requests.fields import RequestField
+from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
+from antiphon.app.requests.pagination import DEFAULT_LIMIT, MAX_LIMIT
+from antiphon.events.response import Response
+
+
+def _object(**properties: Json) -> Json:
+    """Returns the schema of an object that has all of these properties."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+OPENAPI_VERSION = "3.1.0"
+REPLY_TYPES: dict[str, type] = {
+    "create_response": Response,
+    "retrieve_response": Response,
+    "cancel_response": Response,
+    "create_chat_completion": ChatCompletion,
+    "create_completion": TextCompletion,
+    "create_message": AnthropicMessage,
+}
+"""Type of the reply, by the name of the handler. Other replies are described as objects."""
+PLAIN_REPLIES = {"get_metrics": "text/plain"}
+"""Replies that are not JSON."""
+OTHER_BODIES: dict[str, Json] = {
+    "show_ollama_model": {"type": "object", "properties": {"model": {"type": "string"}, "name": {"type": "string"}}}
+}
+"""Bodies that no table of fields decodes, by the name of the handler."""
+EMPTY_BODIES = frozenset({"/v1/conversations"})
+"""Paths whose body may be left out."""
+
+_STRING: Json = {"type": "string"}
+_STREAM = ("stream", {"type": "string", "enum": ["true", "1"]}, "Streams the events instead.")
+_PAGE = (
+    ("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": int(DEFAULT_LIMIT)}, "Most entries."),
+    ("after", _STRING, "Id of the entry before the page."),
+    ("order", {"type": "string", "enum": ["asc", "desc"]}, "By time."),
+)
+QUERY_PARAMETERS: dict[str, tuple[tuple[str, Json, str], ...]] = {
+    "retrieve_response": (
+        _STREAM,
+        ("starting_after", {"type": "integer", "minimum": -1}, "With `stream`: the last event that is known already."),
+        ("include_obfuscation", _STREAM[1], "With `stream`: pads every delta."),
+    ),
+    "list_input_items": _PAGE,
+    "list_items": _PAGE,
+    "list_messages": _PAGE,
+    "list_completions": (
+        *_PAGE,
+        ("model", _STRING, "Only completions of this model."),
+        ("metadata", {"type": "object", "additionalProperties": _STRING}, "Only completions with these pairs."),
+    ),
+}
+"""Name, schema and description of the parameters in the query, by the name of the handler."""
+_TEXT_OR_NULL: Json = {"type": ["string", "null"]}
+ERROR_SCHEMAS: Json = {
+    "Error": _object(error=_object(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
+    "AnthropicError": _object(
+        type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING
+    ),
+    "OllamaError": _object(error=_STRING),
+}
+ERROR_TEXTS = {
+    400: "The request is invalid.",
+    401: "The API key is missing or wrong.",
+    404: "What the path or the body names does not exist.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or has an unknown encoding.",
+    429: "The server is busy. Retry after the time in `Retry-After`.",
+    500: "The server or the model's turn failed.",
+    503: "The model is not ready, or the store is unavailable. Retry the request.",
+}
+
+
+def build_document(routes: Iterable[BaseRoute], *, needs_key: bool) -> Json:
+    """Returns the document. `needs_key`: the server has API keys."""
+    paths: dict[str, Json] = {}
+    for route in sorted(routes, key=lambda route: route.path_format):
+        if isinstance(route, HTTPRoute):
+            operations = {method: _operation(route, method, handler) for method, handler in _handlers(route)}
+            paths[route.path_format] = dict(sorted(operations.items()))
+    schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "x-api-key": _API_KEY_HEADER}
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {"title": "Antiphon", "version": version("antiphon"), "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": ERROR_SCHEMAS | reply_schemas(dict.fromkeys(REPLY_TYPES.values())),
+            "securitySchemes": schemes,
+        },
+        "security": [{name: []} for name in schemes] if needs_key else [],
+    }
+
+
+_API_KEY_HEADER: Json = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+_DESCRIPTION = (
+    "The OpenAI Responses API, and Chat Completions, Completions, Anthropic Messages and embeddings. Null means the "
+    "same as leaving a field out; an unknown field is an error. `x-handling` tells what a field does: `honoured` "
+    "changes the reply, `echoed` is only returned, `accepted` has no effect here, `refused` is an error."
+)
+
+
+def _handlers(route: HTTPRoute) -> Iterator[tuple[str, HTTPRouteHandler]]:
+    """Yields the methods of a route and their handlers, without those that Litestar adds."""
+    for handler in route.route_handlers:
+        if handler.http_methods != {"OPTIONS"}:
+            for method in handler.http_methods:
+                yield method.lower(), handler
+
+
+def _operation(route: HTTPRoute, method: str, handler: HTTPRouteHandler) -> Json:
+    name, path = handler.fn.__name__, route.path_format
+    table = _find_table(method, handler)
+    body = OTHER_BODIES.get(name) if table is None else body_schema(table)
+    fields = frozenset(body["properties"]) if body else frozenset(key for key, _, _ in QUERY_PARAMETERS.get(name, ()))
+    summary, _, details = (handler.fn.__doc__ or name).partition("\n\n")
+    operation: Json = {
+        "operationId": name if path == _main_path(handler) else name + re.sub(r"\W+", "_", path),
+        "summary": " ".join(summary.split()),
+        "tags": [_tag(path)],
+        "parameters": [*_path_parameters(route), *_query_parameters(name)],
+        "responses": _responses(route, name, method, fields),
+    }
+    if details:
+        operation["description"] = " ".join(details.split())
+    if body is not None:
+        operation["requestBody"] = {
+            "required": path not in EMPTY_BODIES,
+            "content": {"application/json": {"schema": body}},
+        }
+    return operation | ({"security": []} if path in OPEN_PATHS else {})
+
+
+def _find_table(method: str, handler: HTTPRouteHandler) -> tuple[RequestField, ...] | None:
+    """Returns the fields of a handler's body: those that are listed for one of its paths."""
+    tables = (FIELDS_BY_ENDPOINT.get(f"{method.upper()} {_template(path)}") for path in handler.paths)
+    return next((table for table in tables if table is not None), None)
+
+
+def _template(path: str) -> str:
+    """Returns a path of Litestar without the types of its parameters."""
+    return re.sub(r":\w+}", "}", path)
+
+
+def _main_path(handler: HTTPRouteHandler) -> str:
+    """Returns the path of a handler that the others stand for."""
+    paths = sorted(map(_template, handler.paths))
+    return next((path for path in paths if f"POST {path}" in FIELDS_BY_ENDPOINT), paths[0])
+
+
+def _tag(path: str) -> str:
+    """Returns the group of a path: the part after the version, or the first one."""
+    parts = path.removeprefix("/").split("/")
+    return parts[1] if len(parts) > 1 and re.fullmatch(r"v\d+", parts[0]) else parts[0]
+
+
+def _path_parameters(route: HTTPRoute) -> list[Json]:
+    return [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in route.path_parameters]
+
+
+def _query_parameters(name: str) -> list[Json]:
+    return [
+        {"name": key, "in": "query", "schema": schema, "description": description}
+        | ({"style": "deepObject"} if schema["type"] == "object" else {})
+        for key, schema, description in QUERY_PARAMETERS.get(name, ())
+    ]
+
+
+def _responses(route: HTTPRoute, name: str, method: str, fields: frozenset[str]) -> Json:
+    """Returns the replies by status: the reply itself, and every error that this operation may have."""
+    path = route.path_format
+    reply_type = REPLY_TYPES.get(name)
+    schema = {"type": "object"} if reply_type is None else {"$ref": REF_TEMPLATE.format(name=reply_type.__name__)}
+    media_type = PLAIN_REPLIES.get(name, "application/json")
+    content: Json = {media_type: {"schema": schema if media_type == "application/json" else _STRING}}
+    if "stream" in fields:
+        content["text/event-stream"] = {"schema": _STRING}
+    responses: Json = {"200": {"description": "Success.", "content": content}}
+    for status in _error_statuses(route, name, method, fields):
+        error = {"schema": {"$ref": REF_TEMPLATE.format(name=_error_name(path, status))}}
+        responses[str(status)] = {"description": ERROR_TEXTS[status], "content": {"application/json": error}}
+    return responses
+
+
+def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[str]) -> list[int]:
+    path = route.path_format
+    if path in OPEN_PATHS:
+        return [503] if path == "/ready" else []
+    has_body = method == "post" and bool(fields)
+    conditions = {
+        400: has_body or name in QUERY_PARAMETERS or method == "post",
+        401: True,
+        404: bool(route.path_parameters) or "model" in fields,
+        413: has_body,
+        415: has_body,
+        429: path in GENERATION_PATHS or "model" in fields,
+        500: True,
+        503: has_body or bool(route.path_parameters),
+    }
+    return [status for status, applies in conditions.items() if applies]
+
+
+def _error_name(path: str, status: int) -> str:
+    if path.startswith(MESSAGES_PATH):
+        return "AnthropicError"
+    return "OllamaError" if path == "/api/show" and status in (400, 404, 503) else "Error"

@@ -1,0 +1,24 @@
+"""`/openapi.json`: the OpenAPI document. It needs no API key, as in vLLM: it holds nothing that the operator chose."""
+
+import functools
+from typing import Any
+
+import msgspec
+from litestar import Litestar, get
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.openapi.document import build_document
+from antiphon.app.routes.replies import json_reply
+
+
+@get("/openapi.json")
+async def get_openapi_document(request: AnyRequest) -> Response[Any]:
+    """Returns the OpenAPI document of this server."""
+    return json_reply(encode_document(request.app, needs_key=bool(server_context(request).settings.api_key_digests)))
+
+
+@functools.lru_cache(maxsize=1)
+def encode_document(app: Litestar, *, needs_key: bool) -> bytes:
+    """Returns the document as JSON. It is built once, when it is first requested."""
+    return msgspec.json.encode(build_document(app.routes, needs_key=needs_key))
