@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property, wraps
 from typing import Any
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -20,6 +20,7 @@ from jinja2.visitor import NodeTransformer
 
 from antiphon.harmony.format import RenderError
 from antiphon.harmony.prompt import template_limits as limits
+from antiphon.harmony.prompt.template_variables import find_read_variables
 
 _REFUSED = "The model's chat template refused the conversation: {}"
 
@@ -40,12 +41,12 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str] | None:
-        """Names that the template reads and does not define itself, without the built-in ones; None if unknown."""
+        """Names that the template may read before it sets them, without the built-in ones; None if unknown."""
         try:
-            names = meta.find_undeclared_variables(_sandbox.parse(self.source))
-        except (TemplateError, RecursionError):
+            names = find_read_variables(_sandbox.parse(self.source))
+        except RecursionError:
             return None
-        return frozenset(names) - _sandbox.globals.keys() - {"strftime_now"}
+        return names - _sandbox.globals.keys() - {"strftime_now"}
 
     @cached_property
     def constants(self) -> frozenset[str]:

@@ -47,6 +47,13 @@ def find_fault(model_format: Any, *items: Any, **options: Any) -> tuple[type[Ren
         ("{% if x is not defined %}{% set x = 1 %}{% endif %}{{ x }}", {"x"}),
         ("{% macro f(p) %}{{ p }}{{ q }}{% endmacro %}{{ f(namespace(n=range(2))) }}{{ strftime_now('%Y') }}", {"q"}),
         ("{% set ns = namespace(y=z|default(1)) %}{{ ns.y }}", {"z"}),
+        ("{% if c %}{% set x = 1 %}{% else %}{% set x = 2 %}{% endif %}{{ x }}", {"c"}),
+        ("{% if c %}{% set x = 1 %}{% elif d %}{% set x = 2 %}{% endif %}{{ x }}", {"c", "d", "x"}),
+        ("{% for m in messages %}{% set t = m %}{{ t }}{{ loop.index }}{% endfor %}{{ t }}", {"messages", "t"}),
+        ("{% for m in messages if m.x and u %}{% else %}{{ m }}{% endfor %}", {"messages", "u", "m"}),
+        ("{% set t %}{{ a }}{% endset %}{% with v = t, w = v %}{{ w }}{{ v }}{% endwith %}", {"a", "v"}),
+        ("{% macro f(x=y) %}{{ x }}{{ varargs }}{% endmacro %}{% call f() %}{{ z }}{% endcall %}{{ f }}", {"y", "z"}),
+        ("{% set x = x or 1 %}{{ x }}{% set a, b = p %}{{ a ~ b }}", {"x", "p"}),
     ],
 )  # fmt: skip
 def test_variables_of_a_template_are_those_it_reads_and_does_not_set(source: str, variables: set[str]) -> None:
