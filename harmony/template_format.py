@@ -88,6 +88,10 @@ class TemplateFormat:
             )
             rendered = renderer.render(prompt_input, escaper, now)
             tokens, text = escaper.encode(rendered, lambda text: self._encoder.encode(text, owner))
+        except RenderError as error:
+            if options.source is None or error.param is not None:
+                raise
+            raise _request_template_error(error) from error
         except RecursionError as error:
             raise RenderError("The conversation contains JSON that is nested too deeply.", "input") from error
         except (TypeError, UnicodeError) as error:  # an unpaired surrogate
@@ -105,7 +109,7 @@ class TemplateFormat:
         try:
             template = ChatTemplate(source)
         except RenderError as error:
-            raise RenderError(error.message.replace("The model's", "The request's"), "chat_template") from error
+            raise _request_template_error(error) from error
         return TemplateRenderer(self._dialect, template, self._token_names, self._special_tokens, for_tools=for_tools)
 
     def _ends_in_reasoning(self, rendered: str) -> bool:
@@ -190,6 +194,11 @@ class TemplateFormat:
         """Returns a token's text and its bytes. In the text, partial characters become replacement characters."""
         raw = self._vocabulary.token_bytes(token) or b""
         return raw.decode("utf-8", "replace"), raw
+
+
+def _request_template_error(error: RenderError) -> RenderError:
+    """Returns the error of a template of the model as that of a template of the request."""
+    return RenderError(error.message.replace("The model's", "The request's"), "chat_template")
 
 
 def _client_texts(conversation: PromptInput) -> list[str]:

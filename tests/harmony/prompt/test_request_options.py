@@ -194,7 +194,7 @@ def test_template_of_the_request_replaces_that_of_the_model() -> None:
 )  # fmt: skip
 @pytest.mark.timeout(60)
 def test_template_of_a_request_has_the_bounds_of_the_models_own(source: str) -> None:
-    assert find_fault(bytes_format("hermes"), source=source)[0] is RenderError
+    assert find_fault(bytes_format("hermes"), source=source) == (RenderError, "chat_template")
 
 
 @pytest.mark.parametrize(
