@@ -8,7 +8,7 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.encryption import DecryptionError
-from antiphon.app.errors import ApiError
+from antiphon.app.errors import ApiError, invalid_value
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.messages.request import read_messages_request
@@ -61,6 +61,9 @@ async def _read_request(request: AnyRequest, *, count_only: bool = False) -> Par
 
 def _with_messages_param(error: ApiError) -> ApiError:
     """Returns an error of a turn with the name that its field has here."""
+    if error.param == "continue_final_message":  # the name of a begun answer in chat completions
+        message = "this model continues no begun answer: the conversation must end with a user message."
+        return invalid_value("messages", f"Invalid 'messages': {message}")
     if error.param == "input":  # the name of this field in the Responses API
         error.param = "messages"
     return error

@@ -58,9 +58,10 @@ COUNTED_FIELDS = (
         "messages",
         "honoured",
         c.array_of(c.is_object),
-        "Required. The roles are `user`, `assistant` and `system`; the last message must not be the assistant's. "
-        "Blocks: `text`, `image`, `document`, `search_result`, `tool_use`, `tool_result`, `thinking` and "
-        "`redacted_thinking`, which must be signed by this server. Blocks of server tools are accepted and not shown.",
+        "Required. The roles are `user`, `assistant` and `system`. Text of the assistant's as the last message is "
+        "continued, but not with `thinking`, and not by gpt-oss. Blocks: `text`, `image`, `document`, "
+        "`search_result`, `tool_use`, `tool_result`, `thinking` and `redacted_thinking`, which must be signed by this "
+        "server. Blocks of server tools are accepted and not shown.",
     ),
     RequestField(
         "system",

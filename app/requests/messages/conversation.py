@@ -62,10 +62,11 @@ class ConversationReader:
                 self._read_assistant(blocks, f"{path}.content")
             else:
                 self._read_user(role, blocks, f"{path}.content")
-        if messages[-1]["role"] == "assistant":
-            message = "The conversation must end with a user message: this server does not continue a begun answer."
-            raise invalid_value("messages", f"Invalid 'messages': {message}")
         self._check_answered()
+        last = self.items[-1]
+        if messages[-1]["role"] == "assistant" and not isinstance(last, InputMessage):
+            message = "the conversation must end with a user message, or with text of the assistant's to continue."
+            raise invalid_value("messages", f"Invalid 'messages': {message}")
         return tuple(self.items)
 
     def _check_answered(self) -> None:

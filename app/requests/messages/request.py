@@ -17,7 +17,7 @@ from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import Sampling
 from antiphon.events.response import Response
-from antiphon.harmony.format import PromptInput
+from antiphon.harmony.format import PromptInput, TemplateOptions
 
 SERVER_TOOL_PREFIXES = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 CLIENT_TOOL_PREFIXES = ("bash_", "text_editor_", "computer_", "memory_")
@@ -45,6 +45,7 @@ def read_messages_request(
         if body.get(name) is None:
             raise missing_field(name)
     _check_thinking_budget(body)
+    _check_begun_answer(body)
     request_tools = _read_tools(body.get("tools") or ())
     choice = _flatten_tool_choice(body.get("tool_choice"), request_tools)
     reader = ConversationReader(decrypt, refuse_media=settings.unsupported_media == "refuse")
@@ -94,6 +95,7 @@ def _prompt_input(
         answer_form=constraints.answer_form(_output_format(body)[0]),
         effort=_effort(body),
         unknown_tools=settings.unknown_tools,
+        template=TemplateOptions(continue_final_message=_is_begun(body)),
     )
 
 
@@ -102,6 +104,19 @@ def _check_thinking_budget(body: Mapping[str, Any]) -> None:
     if budget is not None and limit is not None and budget >= limit:
         message = "Invalid 'thinking.budget_tokens': it must be less than 'max_tokens'."
         raise invalid_value("thinking.budget_tokens", message)
+
+
+def _is_begun(body: Mapping[str, Any]) -> bool:
+    """Tells whether the last message is the beginning of the answer."""
+    messages: Sequence[Mapping[str, Any]] = body.get("messages") or ()
+    return bool(messages) and messages[-1].get("role") == "assistant"
+
+
+def _check_begun_answer(body: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 for an answer that must begin with thinking, but has been begun with text."""
+    if _is_begun(body) and (body.get("thinking") or {}).get("type") in ("enabled", "adaptive"):
+        message = "the conversation must end with a user message if thinking is enabled."
+        raise invalid_value("messages", f"Invalid 'messages': {message}")
 
 
 def _effort(body: Mapping[str, Any]) -> str | None:
