@@ -104,7 +104,7 @@ class _ChunkBuilder:
 
     def __init__(self, log: EventLog, spec: TurnSpec) -> None:
         self._id = chat_id(log.id, spec.chat.request_id)
-        self._base_response, self._spec = log.base_response, spec
+        self._created, self._model, self._spec = int(log.base_response.created_at), log.base_response.model, spec
         self._shows_prompt = spec.chat.token_ids
         self._num_prompt = 0
         self._num_generated: dict[int, int] = {}
@@ -131,10 +131,10 @@ class _ChunkBuilder:
             token_ids, self._shows_prompt = prompt.tokens, False
         chunk = ChatChunk(
             id=self._id,
-            created=int(self._base_response.created_at),
-            model=self._base_response.model,
+            created=self._created,
+            model=self._model,
             choices=(part,),
-            usage=self._running_usage(),
+            usage=self._running_usage() if self._spec.include_usage else UNSET,
             prompt_token_ids=token_ids,
         )
         data = _encode_json(chunk)
@@ -146,17 +146,15 @@ class _ChunkBuilder:
             return b""
         chunk = ChatChunk(
             id=self._id,
-            created=int(self._base_response.created_at),
-            model=self._base_response.model,
+            created=self._created,
+            model=self._model,
             choices=(),
             usage=_total_usage(folds),
         )
         return sse.frame_data(_encode_json(chunk))
 
-    def _running_usage(self) -> ChatUsage | None | UnsetType:
-        """Returns the usage so far if each chunk reports it; otherwise null, or nothing without `include_usage`."""
-        if not self._spec.include_usage:
-            return UNSET
+    def _running_usage(self) -> ChatUsage | None:
+        """Returns the usage so far if each chunk reports it; otherwise null."""
         if not self._spec.continuous_usage:
             return None
         generated = sum(self._num_generated.values())
