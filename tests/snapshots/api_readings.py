@@ -23,6 +23,8 @@ class ApiReading:
     usage: dict[str, int]
     stop: str | None
     """Finish reason or stop reason, in the API's own words."""
+    stop_string: str | None
+    """Stop string that ended the text."""
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -41,6 +43,7 @@ def read_chat_choice(completion: Json) -> ApiReading:
         calls=[_read_chat_call(call) for call in message.get("tool_calls") or ()],
         usage={} if usage is None else _flatten_usage(usage, "prompt", "completion"),
         stop=choice["finish_reason"],
+        stop_string=choice.get("stop_reason"),
     )
 
 
@@ -63,10 +66,11 @@ def read_message_body(message: Json) -> ApiReading:
             "output": usage["output_tokens"],
         },
         stop=message["stop_reason"],
+        stop_string=message["stop_sequence"],
     )
 
 
-def expected_chat(response: Json) -> ApiReading:
+def expected_chat(response: Json, *, stop_string: str | None) -> ApiReading:
     """Returns what a chat completion must say if it is a reading of the same events as this response."""
     messages = [item["content"] for item in response["output"] if item["type"] == "message"]
     texts = ["".join(part.get("text", "") for part in content) for content in messages]
@@ -79,6 +83,7 @@ def expected_chat(response: Json) -> ApiReading:
         calls=calls,
         usage=_usage_of(response),
         stop="length" if response["status"] != "completed" else "tool_calls" if calls else "stop",
+        stop_string=stop_string,
     )
 
 
@@ -100,6 +105,7 @@ def expected_message(response: Json, *, stop_string: str | None) -> ApiReading:
         calls=[(*call_of(item)[:2], _input_of(item)) for item in complete],
         usage={key: count for key, count in usage.items() if key in ("input", "cached", "output")},
         stop=stop,
+        stop_string=stop_string if stop == "stop_sequence" else None,
     )
 
 

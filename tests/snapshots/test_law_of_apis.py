@@ -7,32 +7,31 @@
 """
 
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog
-from antiphon.app.http.stream_writer import StreamEncoder
-from antiphon.app.projections import chat, responses
-from antiphon.app.projections.messages.stream import MessagesStream
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.turn import TurnTimeouts
+from antiphon.harmony.detect import DIALECTS
+from antiphon.harmony.dialect import Dialect
 from antiphon.harmony.format import ModelFormat
+from tests.counts import FULL_COUNTS
 from tests.snapshots import api_readings, event_lines, stream_sums
 from tests.snapshots.cases import CASES, Case
 from tests.snapshots.chunkings import list_chunkings, output_tokens
 from tests.snapshots.completion_checks import ALL_DETAILS, ECHO, check_details, detokenize
+from tests.snapshots.dialect_cases import list_dialect_cases
 from tests.snapshots.extra_cases import EXTRA_CASES
+from tests.snapshots.log_readings import LogReadings, read_log
 from tests.snapshots.run_case import (
     CaseResult,
-    MessageResult,
     make_single_case_registry,
     read_chat,
     read_completion,
-    read_message,
     read_responses,
     run_messages_request,
 )
@@ -42,64 +41,8 @@ RUN_CASES = [case for case in ALL_CASES if not case.refused]
 EACH_RUN_CASE = pytest.mark.parametrize("case", RUN_CASES, ids=lambda case: case.name)
 QUICK_KEEPALIVE = {"timeouts": TurnTimeouts(keepalive_after_s=0.01)}
 """Options of the turn manager: a case that waits for a keepalive need not wait long for it."""
-
-
-@dataclass
-class LogReadings:
-    """One log, read through each API that has conversations: the sum of its stream, and its whole body."""
-
-    response: api_readings.Json
-    chat: api_readings.Json | ApiError
-    chat_sum: api_readings.Json
-    message: api_readings.Json | ApiError
-    message_sum: tuple[api_readings.Json, list[int]]
-    stream_errors: list[str]
-    """Message of the error that each stream ends with."""
-
-
-async def read_log(log: EventLog, spec: TurnSpec) -> LogReadings:
-    """Reads a log that has ended through Responses, Chat and Messages, streamed and whole."""
-    frames = {
-        api: collect_frames(create, log)
-        for api, create in {
-            "responses": lambda: responses.ResponsesStream(log),
-            "chat": lambda: chat.ChatStream([log], spec),
-            "messages": lambda: MessagesStream(log),
-        }.items()
-    }
-    events = CaseResult(frames["responses"], b"", log).data
-    chunks = CaseResult(frames["chat"], b"", log).data
-    message_events = MessageResult(frames["messages"], {}).events
-    response = stream_sums.sum_responses_events(events)
-    assert json.loads(await responses.final_response(log)) == response == events[-1]["response"]
-    errors = [event["error"]["message"] for event in (events[-2], chunks[-1], message_events[-1]) if "error" in event]
-    return LogReadings(
-        response=response,
-        chat=await read_body(chat.final_completion([log], spec)),
-        chat_sum=stream_sums.sum_chat_chunks(chunks),
-        message=(await read_message(CaseResult(b"", b"", log))).reply,
-        message_sum=stream_sums.sum_message_events(message_events),
-        stream_errors=errors,
-    )
-
-
-async def read_body(reply: Awaitable[bytes]) -> api_readings.Json | ApiError:
-    try:
-        body: api_readings.Json = json.loads(await reply)
-    except ApiError as error:
-        return error
-    return body
-
-
-def collect_frames(create: Callable[[], StreamEncoder], log: EventLog) -> bytes:
-    """Returns the frames of a log that has ended, after a check that its grouping into reads does not matter."""
-    results = set()
-    for size in (1, 2, len(log.entries)):
-        encoder = create()
-        groups = [log.entries[start : start + size] for start in range(0, len(log.entries), size)]
-        results.add(encoder.initial() + b"".join(encoder.encode(0, group) for group in groups) + encoder.final())
-    [frames] = results
-    return frames
+DIALECT_CHUNKINGS = ("one chunk", "random cuts 0")
+"""Chunkings of dialects' outputs with reduced counts; `tests/harmony` parses these outputs in every chunking."""
 
 
 def check_readings(log: EventLog, readings: LogReadings) -> None:
@@ -110,9 +53,11 @@ def check_readings(log: EventLog, readings: LogReadings) -> None:
     assert not isinstance(readings.chat, ApiError) and not isinstance(readings.message, ApiError)
     assert stream_sums.drop_empty(readings.chat) == stream_sums.drop_empty(readings.chat_sum)
     assert readings.message == whole_sum(readings)
-    assert api_readings.read_chat_choice(readings.chat) == api_readings.expected_chat(readings.response)
-    expected = api_readings.expected_message(readings.response, stop_string=last_stop_string(log))
-    assert api_readings.read_message_body(readings.message) == expected
+    stop_string = last_stop_string(log)
+    in_chat = api_readings.expected_chat(readings.response, stop_string=stop_string)
+    assert api_readings.read_chat_choice(readings.chat) == in_chat
+    in_message = api_readings.expected_message(readings.response, stop_string=stop_string)
+    assert api_readings.read_message_body(readings.message) == in_message
     bodies = (readings.response, readings.chat, readings.message)
     assert len({body["id"].replace("-", "_").partition("_")[2] for body in bodies}) == 1, (
         "the ids of one turn differ in their prefix only"
@@ -147,7 +92,7 @@ def check_failure(readings: LogReadings) -> None:
     for body in (readings.chat, readings.message):
         assert isinstance(body, ApiError) and (body.code, body.message) == (error["code"], error["message"])
     chat_reading = api_readings.read_chat_choice(readings.chat_sum)
-    assert chat_reading.content == api_readings.expected_chat(readings.response).content
+    assert chat_reading.content == api_readings.expected_chat(readings.response, stop_string=None).content
     message_reading = api_readings.read_message_body(whole_sum(readings))
     assert message_reading.content == api_readings.expected_message(readings.response, stop_string=None).content
 
@@ -235,11 +180,11 @@ DIFFERENT_TURNS = {
 """API whose request cannot say the same as the others', by case. Its log obeys the law by itself."""
 
 
-@EACH_RUN_CASE
-async def test_apis_agree_in_every_chunking(case: Case) -> None:
+async def check_law(case: Case, chunkings: Iterable[Case]) -> None:
+    """Checks that a case is told alike by Responses, Chat and Messages, in each of these chunkings."""
     spec = chat_spec(case)
     first: dict[str, LogReadings] = {}
-    for chunked in list_chunkings(case).values():
+    for chunked in chunkings:
         logs = await run_logs(chunked)
         readings = {api: await read_log(log, spec) for api, log in logs.items()}
         for api, log in logs.items():
@@ -248,6 +193,18 @@ async def test_apis_agree_in_every_chunking(case: Case) -> None:
         first = first or readings
         for api, each in readings.items():
             assert comparable(case, each.response) == comparable(case, first[api].response)
+
+
+@EACH_RUN_CASE
+async def test_apis_agree_in_every_chunking(case: Case) -> None:
+    await check_law(case, list_chunkings(case).values())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+async def test_apis_agree_on_the_outputs_of_every_dialect(dialect: Dialect) -> None:
+    for case in list_dialect_cases(dialect):
+        chunkings = list_chunkings(case)
+        await check_law(case, chunkings.values() if FULL_COUNTS else map(chunkings.__getitem__, DIALECT_CHUNKINGS))
 
 
 @EACH_RUN_CASE
