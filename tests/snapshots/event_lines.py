@@ -97,6 +97,7 @@ def format_chunk(data: dict[str, Any], numbers: IdNumbers) -> str:
     for choice in data["choices"]:
         scored = f"  {_format_logprobs(choice['logprobs']['content'])}" if choice["logprobs"] else ""
         ending = f"  finish_reason={choice['finish_reason']}" if choice["finish_reason"] else ""
+        ending += f"  stop_reason={_dump_json(choice['stop_reason'])}" if choice.get("stop_reason") is not None else ""
         lines.append(f"  [{choice['index']}]  {_dump_json(choice['delta'])}{scored}{ending}")
     if data.get("usage"):
         lines.append(f"  usage  {_dump_json(data['usage'])}")

@@ -36,6 +36,7 @@ COHERE_TURNS: list[dict[str, Any]] = [
         "content": [{"type": "tool_result", "tool_use_id": "call_history", "content": "4 degrees, wet"}],
     },
 ]
+BEGUN = {"role": "assistant", "content": "Once upon"}
 THOUGHT = "<think>\nA greeting is due.\n</think>\n\n"
 SEALED = {"include": ["reasoning.encrypted_content"], "store": False}
 
@@ -52,6 +53,8 @@ EXTRA_CASES = [
     Case("compaction", ["<think>\nWhat matters?\n</think>\n\n", "They said", " hello.\n"], "one item, whose text is encrypted",
          responses={"input": [QUESTION, {"type": "compaction_trigger"}], "tools": []}, faces=("responses",)),
     Case("two_choices", ["<think>\nHm.\n</think>\n\n", "Hello", " there."], chat={"n": 2}, faces=("chat",)),
+    Case("continued_message", [" a time", " <think> there was"], "its beginning is in the prompt, so a reasoning marker is text",
+         chat={"messages": [QUESTION, BEGUN], "continue_final_message": True}, faces=("chat",)),
     Case("reasoning_as_a_summary", [THOUGHT, "Hello."], reasoning_output="summary"),
     Case("reasoning_as_both", [THOUGHT, "Hello."], "the raw part follows when the reasoning closes", reasoning_output="both"),
     Case("cached_prompt", ["Hello."], cached_tokens=500),
