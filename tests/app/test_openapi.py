@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.openapi.schemas import SAMPLE_VALUES, field_schema
+from antiphon.app.openapi.schemas import SAMPLE_VALUES, field_schema, is_required
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
 from antiphon.app.server import ROUTE_HANDLERS
-from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT, get
+from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT, get, post
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
 from tests.snapshots.cases import CASES, Case
@@ -126,6 +126,13 @@ def test_schema_of_a_field_agrees_with_its_validator(field: RequestField) -> Non
             assert not schema.is_valid(value), value
 
 
+def test_schema_of_a_field_accepts_null_unless_it_is_required() -> None:
+    for table in FIELDS_BY_ENDPOINT.values():
+        for field in table:
+            schema = jsonschema.Draft202012Validator(field_schema(field))
+            assert schema.is_valid(None) != is_required(field), field.name
+
+
 def is_whole(value: Any) -> bool:
     """Tells whether JSON Schema takes a decimal as an integer."""
     return isinstance(value, float) and value.is_integer()
@@ -179,6 +186,40 @@ def test_errors_match_their_schemas(document: dict[str, Any], server: RunningSer
             check_schema(document, name, reply.json())
         else:
             assert reply.headers["content-type"].partition(";")[0] in content
+
+
+INVALID_QUERIES = {
+    "limit": ("0", "101", "x"),
+    "order": ("up",),
+    "after": ("none",),
+    "starting_after": ("x", "-2"),
+    "metadata": ("x",),
+}
+"""Values that the endpoints reject, by the parameter. The others take any value."""
+FREE_PARAMETERS = {"model", "stream", "include_obfuscation"}
+
+
+def test_parameters_of_queries_are_those_that_are_read(document: dict[str, Any], server: RunningServer) -> None:
+    def create(path: str, **body: Any) -> str:
+        reply = post(server.root + path, json=body)
+        assert reply.status_code == 200, reply.text
+        found: str = reply.json()["id"]
+        return found
+
+    message = {"role": "user", "content": "hi"}
+    ids = {
+        "response_id": create("/v1/responses", model="scripted", input="hi"),
+        "conversation_id": create("/v1/conversations"),
+        "completion_id": create("/v1/chat/completions", model="scripted", messages=[message], store=True),
+    }
+    for method, path, operation in list_operations(document):
+        queries = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"]
+        assert set(queries) <= INVALID_QUERIES.keys() | FREE_PARAMETERS and (method == "get" or not queries)
+        for name in INVALID_QUERIES.keys() & set(queries):
+            for value in INVALID_QUERIES[name]:
+                # A stream has one more parameter; other lists ignore that one.
+                reply = get(server.root + path.format_map(ids), params={"stream": "true", name: value})
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), (path, reply.text)
 
 
 def test_document_needs_no_key_and_says_which_operations_do(start_server: StartServer) -> None:
