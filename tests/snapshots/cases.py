@@ -1,7 +1,7 @@
 """Snapshot cases: the output of a model, and the request fields that differ from the default request.
 
-Each case is read through Responses and through Chat; `snapshots/` has one file a case with both. A case is named after
-the behavior that it shows.
+Each case is read through all four APIs; `snapshots/` has one file a case with the readings. A case is named after the
+behavior that it shows.
 """
 
 from dataclasses import dataclass, field

@@ -17,8 +17,8 @@ CUT_PROBABILITY = 0.3
 """Probability that a random chunking cuts after a token."""
 
 
-def list_chunkings(case: Case) -> dict[str, Case]:
-    """Returns the case in each of its chunkings, by name. With full counts, one for every single cut, too."""
+def list_chunkings(case: Case, *, single_cuts: bool = FULL_COUNTS) -> dict[str, Case]:
+    """Returns the case in each of its chunkings, by name; with `single_cuts`, one for every single cut, too."""
     [model] = make_single_case_registry(case).served
     count = len(output_tokens(case, model.format))
     rng = random.Random(f"chunkings of {case.name}")
@@ -28,7 +28,7 @@ def list_chunkings(case: Case) -> dict[str, Case]:
         f"random cuts {number}": [cut for cut in range(1, count) if rng.random() < CUT_PROBABILITY]
         for number in range(RANDOM_CHUNKINGS)
     }
-    if FULL_COUNTS:
+    if single_cuts:
         cuts_by_name |= {f"a cut after token {cut}": (cut,) for cut in range(1, count)}
     return {"as written": case} | {name: _cut_case(case, cuts, model.format) for name, cuts in cuts_by_name.items()}
 
