@@ -9,15 +9,18 @@ from antiphon.app.requests import validators as c
 from antiphon.app.requests.fields import EFFORTS, RequestField
 from antiphon.harmony.format import THINKING_SWITCHES
 
-MAX_TEMPLATE_CHARS = 262_144
+MAX_TEMPLATE_CHARS = 65_536
+"""Maximum size of a request's template. Compiling it holds the interpreter's lock, up to 0.4 s at this size."""
 MAX_TEMPLATE_VARIABLES = 64
 MAX_VARIABLES_CHARS = 65_536
 """Maximum characters of all strings in `chat_template_kwargs`."""
 MAX_DOCUMENTS = 256
 MAX_DEPTH = 8
 """Maximum depth of arrays and objects inside variables and documents."""
-MAX_VALUES = 16_384
-"""Maximum number of values in `chat_template_kwargs`, or in one document."""
+MAX_VARIABLE_VALUES = 16_384
+"""Maximum number of values inside `chat_template_kwargs`."""
+MAX_DOCUMENT_VALUES = 1_024
+"""Maximum number of values inside one document."""
 SERVER_VARIABLES = frozenset(
     """messages tools xml_tools documents add_generation_prompt continue_final_message add_special_tokens chat_template
     tokenize padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs
@@ -27,25 +30,26 @@ SERVER_VARIABLES = frozenset(
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
-def _count_nested(value: Any, path: str, depth: int = 0) -> tuple[int, int]:
-    """Returns the numbers of values and of characters. Raises `ApiError` 400 if the nesting is too deep."""
-    if isinstance(value, str):
-        return 1, len(value)
-    if not isinstance(value, dict | list):
-        return 1, 0
-    if depth >= MAX_DEPTH:
-        message = f"Invalid '{path}': nested too deeply. Expected at most {MAX_DEPTH} levels of arrays and objects."
-        raise invalid_value(path, message)
-    children = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    counts = [_count_nested(child, path, depth + 1) for child in children]
-    return 1 + sum(values for values, _ in counts), sum(chars for _, chars in counts)
-
-
-def _check_size(value: Mapping[str, Any], path: str, max_chars: int | None) -> None:
-    num_values, num_chars = _count_nested(value, path, -1)
-    if num_values > MAX_VALUES or (max_chars is not None and num_chars > max_chars):
-        limit = f"{MAX_VALUES} values" + (f" and {max_chars} characters" if max_chars is not None else "")
-        raise ApiError(400, "object_above_max_size", f"Invalid '{path}': too large. Expected at most {limit}.", path)
+def _check_size(value: Any, path: str, max_values: int, max_chars: int | None = None) -> None:
+    """Raises `ApiError` 400 if a value has too many values inside it, too many characters, or too many levels."""
+    num_values = num_chars = 0
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    while waiting:
+        inner, depth = waiting.pop()
+        if isinstance(inner, str):
+            num_chars += len(inner)
+        elif isinstance(inner, dict | list):
+            if depth > MAX_DEPTH:
+                message = f"Invalid '{path}': nested too deeply. Expected at most {MAX_DEPTH} levels of values."
+                raise invalid_value(path, message)
+            num_values += len(inner)
+            children = [*inner.keys(), *inner.values()] if isinstance(inner, dict) else inner
+            waiting += [(child, depth + 1) for child in children[: max_values + 1]]
+        if num_values > max_values or (max_chars is not None and num_chars > max_chars):
+            limit = f"{max_values} values" + (f" and {max_chars} characters" if max_chars is not None else "")
+            raise ApiError(
+                400, "object_above_max_size", f"Invalid '{path}': too large. Expected at most {limit}.", path
+            )
 
 
 def _check_variables(value: Any, path: str) -> None:
@@ -60,7 +64,7 @@ def _check_variables(value: Any, path: str) -> None:
             raise invalid_value(entry_path, f"Invalid '{entry_path}': it is not the name of a variable.")
         if name in THINKING_SWITCHES and entry is not None:
             c.is_boolean(entry, entry_path)
-    _check_size(value, path, MAX_VARIABLES_CHARS)
+    _check_size(value, path, MAX_VARIABLE_VALUES, MAX_VARIABLES_CHARS)
 
 
 def refuse_server_variables(body: Mapping[str, Any]) -> None:
@@ -73,7 +77,7 @@ def refuse_server_variables(body: Mapping[str, Any]) -> None:
 def _check_documents(value: Any, path: str) -> None:
     c.array_of(c.is_object, MAX_DOCUMENTS)(value, path)
     for index, document in enumerate(value):
-        _check_size(document, f"{path}[{index}]", None)
+        _check_size(document, f"{path}[{index}]", MAX_DOCUMENT_VALUES)
 
 
 PROMPT_FIELDS = (
