@@ -170,7 +170,7 @@ def test_failed_turn_keeps_the_previous_response(server: RunningServer) -> None:
     ("frame", "status", "code", "param"),
     [
         ("{", 400, "invalid_json", None),
-        ("[]", 400, "invalid_type", "body"),
+        ("[]", 400, "invalid_json", None),
         ({}, 400, "missing_required_parameter", "type"),
         ({"type": "response.steer"}, 400, "invalid_value", "type"),
         ({"type": 5}, 400, "invalid_value", "type"),
