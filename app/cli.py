@@ -22,6 +22,7 @@ from antiphon.app.option_types import (
     apply_config_file,
     is_from_config_file,
 )
+from antiphon.app.remote.cli_options import add_remote_options, pop_remote_options
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
@@ -107,11 +108,13 @@ def main() -> None:
 @serve_option("--offline", is_flag=True, help="Load hub models from the local cache only.")
 @serve_option(
     "--engine",
-    type=click.Choice(["torch", "scripted"]),
+    type=click.Choice(["torch", "scripted", "vllm", "sglang", "llama.cpp", "trtllm", "remote"]),
     default="torch",
     show_default=True,
-    help="torch runs a model; scripted replays the file of --script.",
+    help="torch runs a model; scripted replays the file of --script; the others use the servers of --engine-url "
+    "(remote: of any of these kinds).",
 )
+@add_remote_options
 @serve_option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
 @serve_option(
     "--dialect",
@@ -252,7 +255,8 @@ def serve(**flags: Any) -> None:
     engine_options = EngineOptions(
         **{name: value for name, value in _pick(EngineOptions, flags).items() if value is not None}
     )
-    options = ServeOptions(engine_options=engine_options, **_pick(ServeOptions, flags))
+    remote = pop_remote_options(flags)
+    options = ServeOptions(engine_options=engine_options, remote=remote, **_pick(ServeOptions, flags))
     _check_public_bind(settings, insecure=flags["insecure"])
     preloading = PrespawnedWorker(PRELOADED_MODULE) if options.engine == "torch" else nullcontext(WorkerProcess)
     try:

@@ -24,6 +24,7 @@ from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
+from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
@@ -72,7 +73,7 @@ async def _run_server(
         store = open_store(settings)
         try:
             with display:
-                model, note = await _create_model(options, display.update, spawn)
+                model, note = await _create_model(options, settings, display.update, spawn)
                 display.start(model.names[0])
                 encoders = await create_encoders(options)
                 context = create_context(settings, _create_registry(model, encoders), store=store)
@@ -113,7 +114,7 @@ def _create_registry(model: ServedModel, encoders: list[EncoderModel]) -> ModelR
 
 
 async def _create_model(
-    options: ServeOptions, on_status: Callable[[str], None], spawn: SpawnWorker
+    options: ServeOptions, settings: Settings, on_status: Callable[[str], None], spawn: SpawnWorker
 ) -> tuple[ServedModel, str]:
     """Returns the model and a line about its dialect. The engine is not started; `on_status` receives its status."""
     if options.engine == "scripted":
@@ -123,8 +124,15 @@ async def _create_model(
         engine, loaded, name = _create_scripted_engine(options)
     elif options.script is not None:
         raise ServeError("--script requires --engine scripted")
-    else:
+    elif options.engine == "torch":
+        if options.remote.urls:
+            raise ServeError("--engine-url requires --engine vllm, sglang, llama.cpp, trtllm or remote")
         engine, loaded, name = await _create_torch_engine(options, on_status, spawn)
+    else:
+        template = None if options.chat_template is None else _read_template(options.chat_template)
+        engine, loaded, name = await create_remote_engine(
+            options, template, on_status, separate_owners=bool(settings.api_key_digests)
+        )
     names = tuple(dict.fromkeys((name, *options.served_model_names)))
     return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.reason
 

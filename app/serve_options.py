@@ -6,6 +6,7 @@ from typing import Literal
 import click
 from msgspec import Struct
 
+from antiphon.app.remote.options import RemoteServeOptions
 from antiphon.engine.options import EngineOptions
 
 
@@ -26,7 +27,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """Folders or hub ids of embedding models to serve, too."""
     rerank_models: tuple[str, ...] = ()
     """Folders or hub ids of reranking models to serve, too."""
-    engine: Literal["torch", "scripted"] = "torch"
+    engine: Literal["torch", "scripted", "vllm", "sglang", "llama.cpp", "trtllm", "remote"] = "torch"
     script: Path | None = None
     dialect: str | None = None
     """Output dialect of the model. None: detected."""
@@ -36,3 +37,4 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """Branch, tag or commit of a model of the hub. None: the main branch."""
     offline: bool = False
     engine_options: EngineOptions = EngineOptions()
+    remote: RemoteServeOptions = RemoteServeOptions()

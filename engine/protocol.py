@@ -5,7 +5,8 @@ another process, or on another machine, and exchange the same messages.
 
 Every engine keeps these rules for the chunks of a job:
 
-1. The first chunk carries no tokens: it marks *admission*, when the job gets its slot.
+1. The first chunk carries no tokens: it marks *admission*, when the job gets its slot. An engine that is not told of
+   the admission marks it with the first token.
 2. Exactly one chunk has ``finish`` set, and it is the last.
 3. An error before the first chunk is raised as :class:`EngineError`. An error after it is reported by a last chunk with
    ``finish="error"`` and a :class:`Fault`.
@@ -65,6 +66,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     cache_salt: str = ""
     """Salt of the prefix cache. Jobs share cached prompt tokens only if both owner and salt are equal."""
+    affinity: str = ""
+    """Opaque key of the conversation: jobs with the same key find cached prompts on the same replica of an engine."""
     priority: int = 0
     """Higher runs first. At equal priority, owners take turns, and the jobs of one owner run in order of arrival."""
     deadline: float | None = None
@@ -112,7 +115,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_id: int | None = None
     """Stop token that ended the turn; also the last of ``tokens``."""
     cached_tokens: int = 0
-    """Prompt tokens read from the cache; meaningful on the first chunk."""
+    """Prompt tokens read from the cache. Set on the first or the last chunk; the larger number counts."""
     fault: Fault | None = None
     """Error that ended the job; set exactly if ``finish`` is ``"error"``."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
@@ -126,6 +129,28 @@ JobChunk = tuple[str, Chunk]
 
 OnChunk = Callable[[Chunk], None]
 """Callback for each chunk as it arrives. Runs in the event loop and must not block."""
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a job that an engine can honor. A request that needs another one is refused and never served without.
+
+    The defaults are those of an engine that can do everything.
+    """
+
+    grammar: bool = True
+    max_top_logprobs: int | None = None
+    """Largest ``Sampling.top_logprobs``; -1 if the engine reports no log-probabilities, None for no limit."""
+    prompt_logprobs: bool = True
+    logit_bias: bool = True
+    min_tokens: bool = True
+    seed: bool = True
+    priority: bool = True
+    isolates_owners: bool = True
+    """Prefixes in the cache are shared by equal ``owner`` and ``cache_salt`` only."""
+    counts_cached_tokens: bool = True
+    """The engine reports the number of prompt tokens read from the cache."""
+    grammar_remedy: str = ""
+    """Setting of the engine that enables grammars, for the message of a refused request."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +170,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the model's architecture, such as ``qwen3``."""
     vector_size: int = 0
     """Numbers in each result of an encoder; 0 for a model that generates text."""
+    abilities: Abilities = Abilities()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

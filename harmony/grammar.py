@@ -190,6 +190,20 @@ def build_turn_grammar(
     return grammar.build(f"(BLANKS {grammar.marker_symbol(think[0])} {reasoning})? {answer}")
 
 
+def build_probe_grammar(first_id: int) -> str:
+    """Builds a grammar that begins with this token and uses every construct of this module.
+
+    An engine that cannot read one of the constructs, or that does not apply grammars from the first token on, is found
+    out by a job of forty tokens.
+    """
+    grammar = GrammarBuilder({"first": first_id})
+    head = grammar.text_until("!", "?", head=("[",), forbidden_pattern="x{2}", bounds=("(?s:.){1,6}",))
+    schema = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"]}
+    call = grammar.add_rule("call", f"{grammar.json_value(schema)} {grammar.nested_grammar('start: /[d-f]{1,3}/')}")
+    tail = grammar.pattern("[g-i]{1,2}")
+    return grammar.build(f"{grammar.marker_symbol('first')} {head} BLANKS ({call} | GAP {tail})+")
+
+
 def _answer_rule(
     grammar: GrammarBuilder,
     calls: Mapping[str, Sequence[str]],

@@ -32,6 +32,7 @@ EXTERNAL_IMPORTS = {
         "numpy",
         "jinja2",
         "llguidance",
+        "httptools",
     },
     "app": {
         "msgspec",
@@ -79,6 +80,8 @@ WITHOUT_TORCH = (
     "antiphon.engine.heap",
     "antiphon.engine.options",
     "antiphon.engine.process.client",
+    "antiphon.engine.remote.engine",
+    "antiphon.engine.remote.model_files",
     "antiphon.engine.scheduler.prefix_cache",
     "antiphon.engine.scheduler.scheduler",
     "antiphon.engine.scripted.engine",

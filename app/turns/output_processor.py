@@ -103,6 +103,7 @@ class OutputProcessor:
         """Processes one engine step. Chunks after the end are ignored: the engine may be a step ahead."""
         if self.machine.is_ended:
             return
+        self._cached = max(self._cached, chunk.cached_tokens)
         self._details.add_prompt_logprobs(chunk)
         if self._spec.prefill_only:
             self._finish_prefill(chunk)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from antiphon.engine.errors import LoadError
 
+WEIGHTS_PATTERN = "*.safetensors"
 ALLOWED_PATTERNS = (
-    "*.safetensors",
+    WEIGHTS_PATTERN,
     "*.json",
     "*.jinja",
     "tokenizer.model",
@@ -31,13 +32,19 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def fetch_checkpoint(
-    source: str, *, offline: bool = False, revision: str | None = None, with_modules: bool = False
+    source: str,
+    *,
+    offline: bool = False,
+    revision: str | None = None,
+    with_modules: bool = False,
+    with_weights: bool = True,
 ) -> Path:
     """Returns the local folder of a model. Raises :class:`LoadError`.
 
     An existing folder is returned unchanged. Otherwise ``source`` must be a hub id (``owner/name``), which is
     downloaded, or with ``offline`` looked up in the local cache only. ``revision``: branch, tag or commit.
-    ``with_modules``: downloads the parts of an embedding model, too, which are in sub-folders.
+    ``with_modules``: downloads the parts of an embedding model, too, which are in sub-folders. ``with_weights``: false
+    for a model that another server runs.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -55,7 +62,7 @@ def fetch_checkpoint(
         folder = snapshot_download(
             source,
             revision=revision,
-            allow_patterns=list(ALLOWED_PATTERNS),
+            allow_patterns=[each for each in ALLOWED_PATTERNS if with_weights or each != WEIGHTS_PATTERN],
             ignore_patterns=list(MODULE_PATTERNS if with_modules else IGNORED_PATTERNS),
             local_files_only=offline,
         )

@@ -9,16 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
+from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
-from antiphon.engine.protocol import EngineInfo, Sampling
+from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,6 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
     config = model.config.get_text_config(decoder=True)
     context_lengths = [getattr(config, name, None) for name in CONTEXT_NAMES]
     generation = folder.generation_config if folder else {}
-    eos = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
     suppressed = generation.get("suppress_tokens") or ()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     context = next((int(value) for value in context_lengths if value), DEFAULT_CONTEXT_TOKENS)
@@ -131,7 +130,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         default_sampling=sampling_defaults(generation),
-        eos_ids=tuple(int(token) for token in ([eos] if isinstance(eos, int) else eos or ())),
+        eos_ids=read_eos_ids(generation, getattr(config, "eos_token_id", None)),
         suppressed_ids=tuple(int(token) for token in suppressed if 0 <= int(token) < config.vocab_size),
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
         architecture=str(model.config.model_type),
@@ -158,18 +157,3 @@ def warn_about_ignored_settings(generation: dict[str, Any]) -> None:
     ignored = [name for name in IGNORED_GENERATION_SETTINGS if generation.get(name)]
     if ignored:
         log.warning("generation_config.json: %s is not supported and ignored", ", ".join(ignored))
-
-
-def sampling_defaults(generation: dict[str, Any]) -> Sampling:
-    """Sampling defaults of a generation_config.json; an explicit ``do_sample: false`` means temperature 0.
-
-    ``max_new_tokens`` limits the turns whose request sets no limit.
-    """
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: generation[name] for name in names if isinstance(generation.get(name), (int, float))}
-    limit = generation.get("max_new_tokens")
-    if isinstance(limit, int) and limit > 0:
-        values["max_tokens"] = limit
-    if generation.get("do_sample") is False:
-        values["temperature"] = 0.0
-    return msgspec.convert(values, Sampling, strict=False)

@@ -22,7 +22,7 @@ from antiphon.harmony.format import PromptInput
 from antiphon.harmony.tools import ToolTable
 
 Reached = dict[str, Any]
-"""What `serve` starts the server with: `settings.*`, `options.*`, `engine.*` and `log_format`."""
+"""What `serve` starts the server with: `settings.*`, `options.*`, `remote.*`, `engine.*` and `log_format`."""
 
 FLAGS: dict[str, tuple[list[str], Reached]] = {
     "model": (["some/model"], {"options.model": "some/model"}),
@@ -56,6 +56,18 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "insecure": (["--insecure", "--host", "0.0.0.0"], {"settings.host": "0.0.0.0"}),
     "offline": (["--offline"], {"options.offline": True}),
     "engine": (["--engine", "scripted"], {"options.engine": "scripted"}),
+    "engine_urls": (
+        ["--engine-url", "http://a:1", "--engine-url", "http://b:2"],
+        {"remote.urls": ("http://a:1", "http://b:2")},
+    ),
+    "tokenizer": (["--tokenizer", "some/model"], {"remote.tokenizer": "some/model"}),
+    "engine_model": (["--engine-model", "name"], {"remote.model": "name"}),
+    "engine_surface": (["--engine-surface", "generate"], {"remote.surface": "generate"}),
+    "engine_key_env": (["--engine-key-env", "VLLM_API_KEY"], {"remote.key_env": "VLLM_API_KEY"}),
+    "engine_affinity_header": (["--engine-affinity-header", "X-Key"], {"remote.affinity_header": "X-Key"}),
+    "engine_capacity": (["--engine-capacity", "7"], {"remote.capacity": 7}),
+    "engine_timeout_s": (["--engine-timeout", "1.5"], {"remote.timeout_s": 1.5}),
+    "engine_grammar": (["--engine-grammar", "off"], {"remote.grammar": "off"}),
     "script": (["--script", "a.toml"], {"options.script": Path("a.toml")}),
     "dialect": (["--dialect", "hermes"], {"options.dialect": "hermes"}),
     "chat_template": (["--chat-template", "a.jinja"], {"options.chat_template": Path("a.jinja")}),
@@ -148,9 +160,10 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
             {f"settings.{name}": value for name, value in msgspec.structs.asdict(settings).items()}
             | {f"options.{name}": value for name, value in msgspec.structs.asdict(options).items()}
             | {f"engine.{name}": value for name, value in msgspec.structs.asdict(engine).items()}
+            | {f"remote.{name}": value for name, value in msgspec.structs.asdict(options.remote).items()}
             | {"log_format": log_format}
         )
-        del recorded[-1]["options.engine_options"]
+        del recorded[-1]["options.engine_options"], recorded[-1]["options.remote"]
 
     monkeypatch.setattr(launch, "run_until_signal", record_start)
     monkeypatch.setattr(cli, "PrespawnedWorker", lambda _: nullcontext(WorkerProcess))
@@ -351,7 +364,7 @@ async def test_scripted_engine_gets_names_and_dialect(tmp_path: Path) -> None:
     script = tmp_path / "script.toml"
     script.write_text('[[reply]]\nname = "hello"\nspeak = ["Hello."]\n', encoding="utf-8")
     options = ServeOptions(engine="scripted", script=script, dialect="llama3", served_model_names=("a", "b"))
-    model, _ = await launch._create_model(options, lambda _: None, WorkerProcess)
+    model, _ = await launch._create_model(options, Settings(), lambda _: None, WorkerProcess)
     assert model.names == ("scripted", "a", "b") and model.format.name == "llama3"
 
 
@@ -370,7 +383,7 @@ async def test_torch_engine_gets_its_options_and_the_hub_client_offline(
     monkeypatch.setattr(launch, "ProcessEngine", lambda *args, **_: engines.append(args))
     engine_options = EngineOptions(threads=3)
     options = ServeOptions(model="some/model", offline=offline, revision="v1.0", engine_options=engine_options)
-    model, _ = await launch._create_model(options, lambda _: None, WorkerProcess)
+    model, _ = await launch._create_model(options, Settings(), lambda _: None, WorkerProcess)
     assert fetched == [("some/model", offline, "v1.0")] and model.names == ("some/model",)
     assert engines == [(launch.MODEL_DIR, options.engine_options)]
 
@@ -378,7 +391,8 @@ async def test_torch_engine_gets_its_options_and_the_hub_client_offline(
 async def test_chat_template_of_the_operator_replaces_that_of_the_model(tmp_path: Path) -> None:
     template = tmp_path / "own.jinja"
     template.write_text("{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}")
-    model, note = await launch._create_model(ServeOptions(chat_template=template), lambda _: None, WorkerProcess)
+    options = ServeOptions(chat_template=template)
+    model, note = await launch._create_model(options, Settings(), lambda _: None, WorkerProcess)
     prompt_input = PromptInput(items=(InputMessage(role="user", content="Hi."),), tools=ToolTable())
     prompt = model.format.render_prompt(prompt_input, now=datetime(2026, 1, 1, tzinfo=UTC))
     assert prompt.text == "<|user|>Hi."

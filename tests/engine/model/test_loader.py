@@ -17,10 +17,11 @@ from huggingface_hub.utils import filter_repo_objects
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import hub
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
+from antiphon.engine.checkpoint.generation_settings import sampling_defaults
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.model import loader
-from antiphon.engine.model.loader import check_memory, choose_device, engine_info, load_model, sampling_defaults
+from antiphon.engine.model.loader import check_memory, choose_device, engine_info, load_model
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Sampling
 from antiphon.engine.scheduler.core import Core

@@ -1,0 +1,82 @@
+"""Creates the engine over remote servers from the parsed options. Imports no torch."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+
+from antiphon.app.encoders.loading import default_model_name
+from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.engine.checkpoint.hub import fetch_checkpoint
+from antiphon.engine.errors import LoadError
+from antiphon.engine.protocol import Engine
+from antiphon.engine.remote.endpoint import Endpoint, parse_endpoint
+from antiphon.engine.remote.engine import RemoteEngine
+from antiphon.engine.remote.model_files import describe_model
+from antiphon.engine.remote.options import RemoteOptions
+from antiphon.engine.remote.surfaces.base import EngineKind
+from antiphon.harmony import detect
+from antiphon.harmony.detect import LoadedFormat
+from antiphon.harmony.grammar import build_probe_grammar
+
+KINDS: dict[str, EngineKind | None] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llama.cpp": "llama.cpp",
+    "trtllm": "trtllm",
+    "remote": None,
+}
+"""Kind of server by the value of `--engine`; None: found out."""
+
+
+async def create_remote_engine(
+    options: ServeOptions, template: str | None, on_status: Callable[[str], None], *, separate_owners: bool
+) -> tuple[Engine, LoadedFormat, str]:
+    """Returns the engine, the model's format, and the model's name. Raises `ServeError` or `LoadError`."""
+    remote = options.remote
+    endpoints = tuple(_parse_url(url) for url in remote.urls)
+    if not endpoints:
+        raise ServeError(f"--engine {options.engine} needs --engine-url URL")
+    source = remote.tokenizer or options.model
+    if source is None:
+        raise ServeError(f"--engine {options.engine} needs --tokenizer: the folder or hub id of the model it serves")
+    fetch = partial(fetch_checkpoint, offline=options.offline, revision=options.revision, with_weights=False)
+    folder = await asyncio.to_thread(fetch, source)
+    loaded = detect.load_format(folder, options.dialect, template)
+    model, info = describe_model(
+        folder,
+        max_model_len=options.engine_options.max_model_len,
+        grammar_probe=build_probe_grammar,
+        stop_ids=loaded.format.stop_ids,
+    )
+    remote_options = RemoteOptions(
+        endpoints=endpoints,
+        kind=KINDS[options.engine],
+        model=remote.model,
+        surface=remote.surface,
+        affinity_header=remote.affinity_header,
+        capacity=remote.capacity,
+        silence_timeout_s=remote.timeout_s,
+        grammar=remote.grammar,
+        separate_owners=separate_owners,
+    )
+    engine = RemoteEngine(remote_options, model, info, api_key=_read_key(remote.key_env), on_status=on_status)
+    return engine, loaded, remote.model or default_model_name(source, folder)
+
+
+def _parse_url(url: str) -> Endpoint:
+    try:
+        return parse_endpoint(url)
+    except ValueError as error:
+        raise ServeError(f"--engine-url: {error}") from None
+
+
+def _read_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ServeError(f"--engine-key-env {variable}: the variable is not set")
+    if not key.isascii() or not key.isprintable():
+        raise LoadError(f"--engine-key-env {variable}: the key contains characters that a header cannot carry")
+    return key

@@ -1,0 +1,191 @@
+"""One job in flight, and one try to run it on one replica."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job, OnChunk
+from antiphon.engine.remote.faults import FailedAttempt, classify_failure, lost_attempt
+from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.handshake import ServerProfile
+from antiphon.engine.remote.http_client import HttpResponse, RemoteConnectionError
+from antiphon.engine.remote.job_stream import JobStream
+from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.replica import Replica
+from antiphon.engine.remote.surfaces.base import JobTarget
+
+EndCause = Literal["deadline", "cancelled", "closed"]
+STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)
+
+
+class RemoteJob:
+    """A job in flight. ``scope`` is the timeout in which it runs: `end` ends it like a deadline."""
+
+    def __init__(self, job: Job, on_chunk: OnChunk) -> None:
+        loop = asyncio.get_running_loop()
+        self.job = job
+        self.scope = asyncio.timeout_at(None if job.deadline is None else loop.time() + job.deadline)
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.is_admitted = self.is_over = False
+        self.num_tokens = self.cached_tokens = 0
+        self.has_failed = False
+        self._on_chunk = on_chunk
+        self._cause: EndCause = "deadline"
+
+    def receive_chunk(self, chunk: Chunk) -> None:
+        """Passes a chunk to the caller."""
+        self.is_admitted = True
+        self.num_tokens += len(chunk.tokens)
+        self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+        if chunk.finish is not None:
+            self.is_over, self.has_failed = True, chunk.fault is not None
+        self._on_chunk(chunk)
+
+    def end(self, cause: EndCause) -> None:
+        """Ends the job from outside its task."""
+        self._cause = cause
+        self.scope.reschedule(asyncio.get_running_loop().time())
+
+    def report_end(self) -> None:
+        """Reports the end by `end` or by the deadline: as the last chunk, or as an error before the admission."""
+        if self.is_over:
+            return
+        if self._cause == "cancelled" and self.is_admitted:
+            self.receive_chunk(Chunk(finish="cancelled"))
+        elif self._cause == "cancelled":
+            raise EngineError.from_fault(CANCELLED_WHILE_WAITING)
+        elif self._cause == "closed":
+            self.fail(STOPPED_FAULT)
+        else:
+            self.fail(Fault("deadline_exceeded", f"not done within {self.job.deadline:g} s", retryable=True))
+
+    def fail(self, fault: Fault) -> None:
+        """Ends the job with a fault, or raises it as an error before the admission."""
+        if not self.is_admitted:
+            raise EngineError.from_fault(fault)
+        self.receive_chunk(Chunk(finish="error", fault=fault))
+
+
+class AttemptRunner:
+    """Runs jobs on replicas, one try at a time."""
+
+    def __init__(
+        self,
+        options: RemoteOptions,
+        model: RemoteModel,
+        followers: GrammarFollowers | None,
+        timeouts: RemoteTimeouts,
+    ) -> None:
+        self._options, self._model, self._followers, self._timeouts = options, model, followers, timeouts
+
+    async def run_attempt(self, run: RemoteJob, replica: Replica, headers: dict[str, str]) -> FailedAttempt | None:
+        """Runs the job until its last chunk. Returns the failure of a try that got no token."""
+        profile = replica.profile
+        if profile is None:
+            return lost_attempt(replica.name, replica.unready_reason or "it is down")
+        replica.stats.attempts += 1
+        replica.stats.waiting += 1
+        stream: JobStream | None = None
+
+        def count_running() -> None:
+            replica.stats.waiting -= 1
+            replica.stats.running += 1
+
+        try:
+            target = self._build_target(run.job, profile)
+            stream = await self._create_stream(run, target, profile, count_running)
+            return await self._run_stream(run.job, stream, target, replica, profile, headers)
+        finally:
+            if stream is not None and stream.num_tokens:
+                replica.stats.running -= 1
+            else:
+                replica.stats.waiting -= 1
+
+    async def _run_stream(
+        self,
+        job: Job,
+        stream: JobStream,
+        target: JobTarget,
+        replica: Replica,
+        profile: ServerProfile,
+        headers: dict[str, str],
+    ) -> FailedAttempt | None:
+        surface = profile.surface if job.sampling.top_logprobs is None else profile.logprobs_surface
+        on_body = stream.on_body if job.prompt_logprobs is None else None
+        body = surface.encode_job(job, target)
+        request = asyncio.ensure_future(replica.client.request("POST", surface.path, body, headers, on_body))
+        lost: str | None = None
+        try:
+            response = await self._wait_for_end(request, stream)
+        except RemoteConnectionError as error:
+            response, lost = None, str(error)
+        if response is not None and response.status != 200:
+            attempt = classify_failure(surface.read_error(response.status, response.body), replica.name)
+        else:
+            if response is not None and on_body is None:
+                stream.on_payload(response.body)
+            stream.finish_reply()
+            if stream.has_left_grammar:
+                replica.stats.grammar_departures += 1
+                replica.request_handshake("left the grammar of a job; its grammars are probed again")
+            if stream.failure is None:
+                return None
+            attempt = (
+                lost_attempt(replica.name, lost) if lost is not None else classify_failure(stream.failure, replica.name)
+            )
+        replica.stats.failures += attempt.is_retryable
+        if attempt.is_down:
+            replica.request_handshake(attempt.error.message)
+        return None if stream.is_over else attempt
+
+    async def _wait_for_end(self, request: "asyncio.Future[HttpResponse]", stream: JobStream) -> HttpResponse | None:
+        """Returns the response, or None if the server did not end it in time after the last token."""
+        try:
+            ends: set[asyncio.Future[Any]] = {request, stream.finishing}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                await asyncio.wait({request}, timeout=self._timeouts.final_count_grace_s)
+            return request.result() if request.done() else None
+        finally:
+            if not request.done():
+                request.cancel()
+                with contextlib.suppress(asyncio.CancelledError, RemoteConnectionError):
+                    await request
+
+    async def _create_stream(
+        self, run: RemoteJob, target: JobTarget, profile: ServerProfile, on_first_token: Callable[[], None]
+    ) -> JobStream:
+        job, follower = run.job, None
+        if job.grammar is not None:
+            if self._followers is None:
+                raise EngineError("grammar_unsupported", "grammars need the tokenizer.json of the model")
+            follower = await self._followers.create_follower(job.grammar, target.stop_ids)
+        surface = profile.surface if job.sampling.top_logprobs is None else profile.logprobs_surface
+        return JobStream(
+            job,
+            run.receive_chunk,
+            target=target,
+            vocab_size=self._model.vocab_size,
+            decode=surface.create_decoder(job),
+            follower=follower,
+            is_admitted=run.is_admitted,
+            on_first_token=on_first_token,
+        )
+
+    def _build_target(self, job: Job, profile: ServerProfile) -> JobTarget:
+        room = profile.max_model_len - len(job.tokens)
+        sampling = job.sampling
+        eos_ids = () if sampling.ignore_eos else self._model.eos_ids
+        salt = ""
+        if job.cache_salt or self._options.separate_owners:
+            digest = hashlib.sha256(f"{job.owner}\0{job.cache_salt}".encode()).digest()
+            salt = base64.b64encode(digest).decode()
+        return JobTarget(
+            model=profile.model,
+            max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
+            stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *eos_ids))),
+            cache_salt=salt,
+        )

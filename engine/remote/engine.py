@@ -1,0 +1,267 @@
+"""The engine over remote servers: admission, choice of a replica, retries and counts."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from antiphon.engine.errors import LoadError
+from antiphon.engine.protocol import (
+    Abilities,
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    Fault,
+    Job,
+    OnChunk,
+    overloaded_error,
+)
+from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob
+from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.replica import Replica
+from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
+
+MAX_ATTEMPTS = 3
+NOT_RUNNING = "the engine is not running"
+
+
+class RemoteEngine:
+    """Runs jobs on the servers of ``options``.
+
+    ``info`` is the model's description here; its context length and abilities are replaced by what all replicas have in
+    common. ``api_key`` authorizes requests to the servers. ``on_status`` is called with a short text at every step of a
+    handshake, and with "ready".
+    """
+
+    def __init__(
+        self,
+        options: RemoteOptions,
+        model: RemoteModel,
+        info: EngineInfo,
+        *,
+        api_key: str | None = None,
+        timeouts: RemoteTimeouts | None = None,
+        on_status: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._options, self._model, self._base_info = options, model, info
+        self._timeouts, self._on_status = timeouts or RemoteTimeouts(), on_status
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._followers: GrammarFollowers | None = None
+        if model.tokenizer_file is not None and options.grammar != "off":
+            self._followers = GrammarFollowers(model.tokenizer_file, model.vocab_size, model.eos_ids)
+        self._runner = AttemptRunner(options, model, self._followers, self._timeouts)
+        self._replicas: tuple[Replica, ...] = ()
+        self._monitors: list[asyncio.Task[None]] = []
+        self._info: EngineInfo | None = None
+        self._jobs: dict[str, RemoteJob] = {}
+        self._changed = asyncio.Event()
+        self._prompt_tokens = self._hit_tokens = self._generated_tokens = 0
+        self._finished_jobs = self._failed_jobs = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """Properties of the model. Raises ``engine_unavailable`` before the first successful handshake."""
+        if self._info is None:
+            raise EngineError("engine_unavailable", self.unready_reason() or NOT_RUNNING, retryable=True)
+        return self._info
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """The servers, for metrics."""
+        return self._replicas
+
+    async def start(self) -> None:
+        """Returns as soon as one replica can take jobs. Raises `LoadError` if none of them fits the model here."""
+        if self._monitors:
+            return
+        create = functools.partial(
+            Replica,
+            options=self._options,
+            model=self._model,
+            followers=self._followers,
+            timeouts=self._timeouts,
+            headers=self._headers,
+            on_change=self._on_change,
+        )
+        self._replicas = tuple(create(endpoint) for endpoint in self._options.endpoints)
+        self._monitors = [
+            asyncio.create_task(replica.run_monitor(), name=f"engine-{replica.name}") for replica in self._replicas
+        ]
+        while self.unready_reason() is not None:
+            mismatches = [replica.mismatch for replica in self._replicas if replica.mismatch is not None]
+            if len(mismatches) == len(self._replicas):
+                await self.close()
+                raise LoadError(f"engine {mismatches[0]}" if mismatches else NOT_RUNNING)
+            await self._wait_for_change()
+
+    async def close(self) -> None:
+        """Ends every job in flight and closes all connections."""
+        monitors, self._monitors = self._monitors, []
+        for monitor in monitors:
+            monitor.cancel()
+        runs = list(self._jobs.values())
+        for run in runs:
+            run.end("closed")
+        if pending := [run.finished for run in runs] + monitors:
+            await asyncio.wait(pending)
+        for replica in self._replicas:
+            replica.close()
+        self._replicas, self._info = (), None
+        self._changed.set()
+
+    async def wait_ready(self) -> None:
+        """Returns as soon as a job would be accepted. Raises `EngineError` like :meth:`generate`."""
+        self._check_capacity()
+        deadline = asyncio.get_running_loop().time() + self._timeouts.ready_timeout_s
+        while (reason := self.unready_reason()) is not None:
+            if not self._monitors:
+                raise EngineError.from_fault(STOPPED_FAULT)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._wait_for_change()
+            except TimeoutError:
+                raise EngineError("engine_unavailable", reason, retryable=True) from None
+
+    def unready_reason(self) -> str | None:
+        """Returns the step at which the replicas are while none can take jobs; None if one can."""
+        if not self._monitors:
+            return NOT_RUNNING
+        if any(replica.profile is not None for replica in self._replicas):
+            return None
+        return "; ".join(replica.unready_reason or NOT_RUNNING for replica in self._replicas)
+
+    def capacity(self) -> int:
+        """Returns the maximum number of jobs on all replicas together."""
+        return self._options.capacity
+
+    def stats(self) -> EngineStats:
+        """Returns the current counts. A job runs once it has a token."""
+        running = sum(replica.stats.running for replica in self._replicas)
+        return EngineStats(
+            running=running,
+            waiting=max(len(self._jobs) - running, 0),
+            max_num_seqs=self._options.capacity,
+            running_cache_tokens=sum(len(run.job.tokens) + run.num_tokens for run in self._jobs.values()),
+            prompt_tokens=self._prompt_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            generated_tokens=self._generated_tokens,
+            finished_jobs=self._finished_jobs,
+            failed_jobs=self._failed_jobs,
+        )
+
+    async def cancel(self, job_id: str) -> None:
+        """Hangs up, which frees the server's slot. Unknown ids are ignored."""
+        if job_id in self._jobs:
+            self._jobs[job_id].end("cancelled")
+
+    async def generate(self, job: Job, on_chunk: OnChunk) -> None:
+        """Runs a job on a replica. A try that got no token is repeated on another one."""
+        if not self._monitors:
+            raise EngineError.from_fault(STOPPED_FAULT)
+        if job.id in self._jobs:
+            raise EngineError("invalid_request", f"job {job.id!r} is already running")
+        self._check_capacity()
+        run = self._jobs[job.id] = RemoteJob(job, on_chunk)
+        try:
+            async with run.scope:
+                await self._run_attempts(run)
+        except TimeoutError:
+            if not run.scope.expired():
+                raise
+            run.report_end()
+        finally:
+            del self._jobs[job.id]
+            run.finished.set_result(None)
+            self._count_job(run)
+
+    async def _run_attempts(self, run: RemoteJob) -> None:
+        loop, tried = asyncio.get_running_loop(), list[Replica]()
+        await self.wait_ready()
+        self._check_job(run.job)
+        give_up_at = loop.time() + self._timeouts.retry_window_s
+        while candidates := self._list_candidates(tried):
+            job = run.job
+            key = job.affinity or affinity_of_prompt(job.owner, job.tokens)
+            replica = choose_replica(candidates, key)
+            tried.append(replica)
+            headers = {"X-Request-Id": f"{job.id}-{len(tried)}", self._options.affinity_header: key}
+            failed = await self._runner.run_attempt(run, replica, headers)
+            if failed is None:
+                return
+            can_retry = failed.is_retryable and len(tried) < MAX_ATTEMPTS and loop.time() < give_up_at
+            if not can_retry or not self._list_candidates(tried):
+                error = failed.error
+                run.fail(Fault(error.code, error.message, error.retryable))
+                return
+
+    def _list_candidates(self, tried: Sequence[Replica]) -> list[Replica]:
+        return [replica for replica in self._replicas if replica.profile is not None and replica not in tried]
+
+    def _check_capacity(self) -> None:
+        if len(self._jobs) >= self._options.capacity:
+            raise overloaded_error()
+
+    def _check_job(self, job: Job) -> None:
+        """Refuses a job that the servers would not honor: none of its fields is dropped."""
+        info, sampling = self.info, job.sampling
+        if len(job.tokens) >= info.max_model_len:
+            message = f"the prompt has {len(job.tokens)} tokens, the context holds {info.max_model_len}"
+            raise EngineError("context_length_exceeded", message)
+        if any(not 0 <= token < info.vocab_size for token in sampling.logit_bias):
+            raise EngineError("invalid_request", f"logit_bias: the vocabulary has {info.vocab_size} tokens")
+        abilities = info.abilities
+        if job.grammar is not None and not abilities.grammar:
+            remedy = f"; start it with {abilities.grammar_remedy}" if abilities.grammar_remedy else ""
+            raise EngineError("grammar_unsupported", f"the engine does not follow grammars{remedy}")
+        limit = abilities.max_top_logprobs
+        checks = {
+            "top_logprobs": limit is None or sampling.top_logprobs is None or sampling.top_logprobs <= limit,
+            "prompt_logprobs": abilities.prompt_logprobs or job.prompt_logprobs is None,
+            "logit_bias": abilities.logit_bias or not sampling.logit_bias,
+            "min_tokens": abilities.min_tokens or not sampling.min_tokens,
+            "seed": abilities.seed or sampling.seed is None,
+            "priority": abilities.priority or not job.priority,
+        }
+        for name, is_honored in checks.items():
+            if not is_honored:
+                raise EngineError("invalid_request", f"the engine does not support {name}")
+
+    def _count_job(self, run: RemoteJob) -> None:
+        self._prompt_tokens += len(run.job.tokens) if run.is_admitted else 0
+        self._hit_tokens += run.cached_tokens
+        self._generated_tokens += run.num_tokens
+        self._finished_jobs += run.is_over and not run.has_failed
+        self._failed_jobs += run.has_failed
+
+    def _on_change(self) -> None:
+        """Recomputes what all replicas have in common."""
+        profiles = [replica.profile for replica in self._replicas if replica.profile is not None]
+        if profiles:
+            self._info = msgspec.structs.replace(
+                self._base_info,
+                max_model_len=min(profile.max_model_len for profile in profiles),
+                abilities=functools.reduce(common_abilities, (profile.abilities for profile in profiles)),
+                description=", ".join(dict.fromkeys(f"{each.kind} {each.version}".strip() for each in profiles)),
+            )
+        self._on_status(self.unready_reason() or "ready")
+        self._changed.set()
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def common_abilities(one: Abilities, other: Abilities) -> Abilities:
+    """Returns what two engines can both do."""
+    limits = [each.max_top_logprobs for each in (one, other) if each.max_top_logprobs is not None]
+    return Abilities(
+        max_top_logprobs=min(limits) if limits else None,
+        grammar_remedy=one.grammar_remedy or other.grammar_remedy,
+        **{
+            name: getattr(one, name) and getattr(other, name)
+            for name in Abilities.__struct_fields__
+            if name not in ("max_top_logprobs", "grammar_remedy")
+        },
+    )

@@ -1,0 +1,47 @@
+"""What an error of a remote engine means for the job: who caused it, and whether another replica may be tried."""
+
+import re
+
+import msgspec
+
+from antiphon.engine.protocol import EngineError, Fault
+from antiphon.engine.remote.surfaces.base import RemoteFailure
+
+TOO_LONG = re.compile(r"maximum (model|context) length|context (size|length|window)|input.*too long", re.IGNORECASE)
+BUSY = re.compile(r"\bbusy\b|queue is full|too many requests", re.IGNORECASE)
+STREAM_BROKEN = Fault("engine_unavailable", "the engine stopped in the middle of the output", retryable=True)
+GRAMMAR_LEFT = Fault("server_error", "the engine left the grammar it was given")
+
+
+class FailedAttempt(msgspec.Struct, frozen=True):
+    """A try that ended without a token. `is_retryable`: another replica may succeed."""
+
+    error: EngineError
+    is_retryable: bool
+    is_down: bool = False
+    """True if the replica did not answer as a working server: its health must be checked."""
+
+
+def classify_failure(failure: RemoteFailure, name: str) -> FailedAttempt:
+    """Returns the error for the client. Only messages about its request come from the server; others name it alone."""
+    status, message = failure.status, " ".join(failure.message.split())[:500]
+    if status in (401, 403):
+        return FailedAttempt(_unavailable(f"the engine {name} does not accept the server's key"), is_retryable=True)
+    if status == 429 or (status == 503 and BUSY.search(message)):
+        error = EngineError("server_is_overloaded", "the engine is busy; try again shortly", retryable=True)
+        return FailedAttempt(error, is_retryable=True)
+    if status in (400, 404, 413, 422):
+        code = "context_length_exceeded" if TOO_LONG.search(message) else "invalid_request"
+        return FailedAttempt(EngineError(code, message), is_retryable=False)
+    if 300 <= status < 400:
+        return FailedAttempt(_unavailable(f"the engine {name} answered with a redirect"), is_retryable=True)
+    return FailedAttempt(_unavailable(f"the engine {name} failed (status {status})"), is_retryable=True, is_down=True)
+
+
+def lost_attempt(name: str, reason: str) -> FailedAttempt:
+    """Returns the failure of a try whose connection or stream broke."""
+    return FailedAttempt(_unavailable(f"the engine {name} is not available: {reason}"), is_retryable=True, is_down=True)
+
+
+def _unavailable(message: str) -> EngineError:
+    return EngineError("engine_unavailable", message, retryable=True)

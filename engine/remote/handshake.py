@@ -1,0 +1,271 @@
+"""Finds out which server answers at an address, whether it fits the model here, and which fields of a job it honors.
+
+The handshake runs at the start and after every outage. Each step has a name, which `/ready` shows.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.protocol import Abilities, Sampling
+from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.http_client import HttpClient
+from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts, list_names
+from antiphon.engine.remote.probes import ProbeResult, ServerProbes
+from antiphon.engine.remote.queries import HandshakeError, ServerQueries
+from antiphon.engine.remote.surfaces.base import EngineKind, Surface
+from antiphon.engine.remote.surfaces.completions import CompletionsSurface
+from antiphon.engine.remote.surfaces.llama_cpp import LlamaCppSurface
+from antiphon.engine.remote.surfaces.sglang_generate import SglangGenerateSurface
+from antiphon.engine.remote.surfaces.vllm_generate import VllmGenerateSurface
+
+MIN_VERSIONS: dict[EngineKind, tuple[int, ...]] = {"vllm": (0, 12), "sglang": (0, 5, 17)}
+"""Oldest versions that return token ids and take our grammars."""
+KINDS_BY_OWNER: dict[str, EngineKind] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama.cpp",
+    "tensorrt_llm": "trtllm",
+}
+"""Kind of a server by the ``owned_by`` of its models."""
+GRAMMAR_REMEDIES: dict[EngineKind, str] = {
+    "vllm": """--structured-outputs-config '{"backend":"guidance","enable_in_reasoning":true}'""",
+    "sglang": "--grammar-backend llguidance",
+    "llama.cpp": "a build with -DLLAMA_LLGUIDANCE=ON",
+    "trtllm": "guided_decoding_backend: llguidance",
+}
+CACHE_COUNT_FLAGS: dict[EngineKind, str] = {
+    "vllm": "--enable-prompt-tokens-details",
+    "sglang": "--enable-cache-report",
+}
+
+
+class ServerProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a handshake."""
+
+    kind: EngineKind
+    version: str
+    model: str
+    max_model_len: int
+    abilities: Abilities
+    surface: Surface
+    logprobs_surface: Surface
+    """Interface for jobs with log-probabilities."""
+    warnings: tuple[str, ...] = ()
+    """Lines for the operator: what the server does not do, and the flag that mends it."""
+
+
+class ListedModel(msgspec.Struct):
+    """Model of ``/v1/models``."""
+
+    id: str
+    owned_by: str = ""
+    max_model_len: int | None = None
+    meta: dict[str, Any] | None = None
+
+
+class ModelPage(msgspec.Struct):
+    """Body of ``/v1/models``."""
+
+    data: list[ListedModel] = []
+
+
+class TokenList(msgspec.Struct):
+    """Body of ``/tokenize``."""
+
+    tokens: list[int]
+
+
+class Handshake:
+    """One handshake with the server of ``client``. ``on_step`` is called with a short text for each step."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        options: RemoteOptions,
+        model: RemoteModel,
+        followers: GrammarFollowers | None,
+        timeouts: RemoteTimeouts,
+        on_step: Callable[[str], None],
+    ) -> None:
+        self._queries = ServerQueries(client, timeouts.handshake_timeout_s)
+        self._options, self._model, self._followers, self._on_step = options, model, followers, on_step
+        self._name = client.endpoint.name
+        self._warnings: list[str] = []
+
+    async def run(self) -> ServerProfile:
+        """Performs all steps. Raises `HandshakeError`."""
+        self._on_step(f"connecting to {self._name}")
+        listed = await self._find_model()
+        kind = self._find_kind(listed)
+        version, server_info = await self._read_version(kind)
+        max_model_len = self._find_context(listed, server_info)
+        self._on_step(f"comparing the tokenizer of {self._name}")
+        await self._compare_tokenizer(kind, listed.id)
+        probes = ServerProbes(self._queries, self._model, self._followers, listed.id)
+        surface, logprobs_surface = await self._choose_surfaces(kind, probes)
+        abilities = await self._find_abilities(kind, probes, surface, logprobs_surface)
+        if server_info.get("enable_deterministic_inference"):
+            abilities = msgspec.structs.replace(abilities, seed=True)
+        self._warn_about(kind, abilities)
+        return ServerProfile(
+            kind=kind,
+            version=version,
+            model=listed.id,
+            max_model_len=max_model_len,
+            abilities=abilities,
+            surface=surface,
+            logprobs_surface=logprobs_surface,
+            warnings=tuple(self._warnings),
+        )
+
+    # Steps
+
+    async def _find_model(self) -> ListedModel:
+        page = await self._queries.get_json("/v1/models", ModelPage)
+        models = page.data
+        if self._options.model is not None:
+            models = [model for model in models if model.id == self._options.model]
+        if len(models) == 1:
+            return models[0]
+        names = list_names([model.id for model in page.data])
+        if not models and self._options.model is not None:
+            raise self._queries.mismatch(f"does not serve '{self._options.model}'; it serves {names or 'no model'}")
+        if not models:
+            raise HandshakeError(f"{self._name} serves no model yet", is_permanent=False)
+        raise self._queries.mismatch(f"serves several models: choose one of {names} with --engine-model")
+
+    def _find_kind(self, listed: ListedModel) -> EngineKind:
+        found = KINDS_BY_OWNER.get(listed.owned_by.lower())
+        wanted = self._options.kind
+        if found is not None and wanted is not None and found != wanted:
+            raise self._queries.mismatch(f"is {found}, not {wanted}: start with --engine {found}")
+        kind = found or wanted
+        if kind is None:
+            raise self._queries.mismatch("is a server of an unknown kind: name it with --engine vllm, sglang, …")
+        return kind
+
+    async def _read_version(self, kind: EngineKind) -> tuple[str, dict[str, Any]]:
+        """Returns the version and what the server tells about its configuration."""
+        path = {"sglang": "/server_info", "llama.cpp": "/props"}.get(kind, "/version")
+        details = await self._queries.get_json(path, dict[str, Any])
+        version = str(details.get("build_info" if kind == "llama.cpp" else "version", ""))
+        oldest = MIN_VERSIONS.get(kind)
+        if oldest is not None and parse_version(version) < oldest:
+            needed = ".".join(map(str, oldest))
+            raise self._queries.mismatch(
+                f"runs {kind} {version or 'of an unknown version'}; {needed} or later is needed"
+            )
+        return version, details
+
+    def _find_context(self, listed: ListedModel, server_info: dict[str, Any]) -> int:
+        """Returns the shorter of the server's context and ours."""
+        settings = server_info.get("default_generation_settings") or {}
+        candidates = (
+            listed.max_model_len,
+            settings.get("n_ctx") if isinstance(settings, dict) else None,
+            (listed.meta or {}).get("n_ctx"),
+            server_info.get("max_model_len") or server_info.get("context_length"),
+        )
+        length = next((value for value in candidates if isinstance(value, int) and value > 0), None)
+        ours = self._model.max_model_len
+        if length is None and ours is None:
+            raise self._queries.mismatch("does not tell its context length: set --max-model-len")
+        return min(value for value in (length, ours) if value is not None)
+
+    async def _compare_tokenizer(self, kind: EngineKind, model: str) -> None:
+        """Compares token ids of a text, so that a prompt means the same there as here."""
+        if kind == "trtllm":
+            self._warnings.append(f"{self._name} has no /tokenize: the tokenizers were not compared")
+            return
+        check = self._model.tokenizer_check
+        request: dict[str, Any] = {"model": model, "prompt": check.text, "add_special_tokens": False}
+        if kind == "llama.cpp":
+            request = {"content": check.text, "add_special": False, "parse_special": True}
+        theirs = (await self._queries.post_json("/tokenize", request, TokenList)).tokens
+        ours = list(check.ids)
+        if theirs == ours:
+            return
+        place = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            raise self._queries.mismatch(
+                f"has another tokenizer: it makes {len(theirs)} tokens of a text, --tokenizer {len(ours)}"
+            )
+        text = check.decode(ours[place])
+        raise self._queries.mismatch(
+            f"has another tokenizer: {text!r} (token {place} of the check) is {ours[place]} in --tokenizer "
+            f"and {theirs[place]} there"
+        )
+
+    async def _choose_surfaces(self, kind: EngineKind, probes: ServerProbes) -> tuple[Surface, Surface]:
+        """Returns the interface of most jobs, and that of jobs with log-probabilities."""
+        wants_generate = self._options.surface == "generate"
+        if kind == "llama.cpp":
+            return LlamaCppSurface(), LlamaCppSurface()
+        if kind == "sglang":
+            generate = SglangGenerateSurface()
+            return (generate if wants_generate else CompletionsSurface(kind)), generate
+        if kind == "vllm" and wants_generate:
+            surface = VllmGenerateSurface()
+            if (await probes.run_probe(surface, Sampling(max_tokens=1))).failure is not None:
+                raise self._queries.mismatch("does not serve /inference/v1/generate: start it with --enable-scale-out")
+            return surface, surface
+        if wants_generate:
+            raise self._queries.mismatch(
+                f"is {kind}, which has no generate interface: use --engine-surface completions"
+            )
+        return CompletionsSurface(kind), CompletionsSurface(kind)
+
+    async def _find_abilities(
+        self, kind: EngineKind, probes: ServerProbes, surface: Surface, logprobs_surface: Surface
+    ) -> Abilities:
+        """Returns what the server's interface expresses and its settings honor."""
+        self._on_step(f"probing the log-probabilities of {self._name}")
+        max_top_logprobs = await probes.count_top_logprobs(logprobs_surface)
+        self._on_step(f"probing the grammars of {self._name}")
+        result, has_grammar = await self._probe_grammar(kind, probes, surface)
+        return msgspec.structs.replace(
+            surface.abilities,
+            grammar=has_grammar,
+            max_top_logprobs=max_top_logprobs,
+            counts_cached_tokens=result.counts_cached_tokens,
+            grammar_remedy="" if self._options.grammar == "off" else GRAMMAR_REMEDIES[kind],
+        )
+
+    async def _probe_grammar(
+        self, kind: EngineKind, probes: ServerProbes, surface: Surface
+    ) -> tuple[ProbeResult, bool]:
+        """Returns the result of a successful probe, and whether it followed a grammar."""
+        can_try = self._followers is not None and self._model.grammar_probe is not None
+        if can_try and self._options.grammar != "off":
+            result = await probes.probe_grammar(surface)
+            if result.failure is None:
+                return result, True
+        if self._options.grammar == "require":
+            remedy = GRAMMAR_REMEDIES[kind]
+            raise self._queries.mismatch(f"does not follow grammars from the first token: start it with {remedy}")
+        result = await probes.run_probe(surface, Sampling(max_tokens=1))
+        if result.failure is not None:
+            raise HandshakeError(f"{self._name} cannot run a job: {result.failure.message}", is_permanent=False)
+        return result, False
+
+    def _warn_about(self, kind: EngineKind, abilities: Abilities) -> None:
+        name = self._name
+        if not abilities.grammar and self._options.grammar != "off":
+            remedy = GRAMMAR_REMEDIES[kind]
+            self._warnings.append(
+                f"{name} does not follow grammars: strict tools and schemas are refused. Start it with {remedy}"
+            )
+        if not abilities.counts_cached_tokens and kind in CACHE_COUNT_FLAGS:
+            self._warnings.append(f"{name} does not count cached tokens: start it with {CACHE_COUNT_FLAGS[kind]}")
+        if not abilities.isolates_owners and self._options.separate_owners:
+            effect = "prompts are not cached" if kind == "llama.cpp" else "its prompt cache is shared by all keys"
+            self._warnings.append(f"{name} does not separate the owners of prompts: {effect}")
+
+
+def parse_version(version: str) -> tuple[int, ...]:
+    """Returns the numbers at the start of a version: (0, 32, 0) for "0.32.0+cpu"."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()

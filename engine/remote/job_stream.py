@@ -1,0 +1,171 @@
+"""Turns the reply of a remote engine into the chunks of a job, by the rules of ``engine.protocol``."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from antiphon.engine.protocol import Chunk, Fault, FinishReason, Job, OnChunk, TokenLogprob
+from antiphon.engine.remote.faults import GRAMMAR_LEFT, STREAM_BROKEN
+from antiphon.engine.remote.grammar_follower import GrammarFollower
+from antiphon.engine.remote.sse import OversizedEventError, SseSplitter
+from antiphon.engine.remote.surfaces.base import Decoder, Finish, JobTarget, RemoteFailure, RemoteOutput
+
+BROKEN_REPLY = RemoteFailure(502, "the reply is not in the format of this engine")
+UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was reported")
+
+
+class JobStream:
+    """Reads one reply. Before the first token a failure is kept in ``failure``, so that another replica can be tried.
+
+    A stop token ends the job, whatever the server does after it. The last chunk waits for the server's final event,
+    which carries the count of cached tokens; ``finishing`` is done when it begins to wait.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        on_chunk: OnChunk,
+        *,
+        target: JobTarget,
+        vocab_size: int,
+        decode: Decoder,
+        follower: GrammarFollower | None,
+        is_admitted: bool = False,
+        on_first_token: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job, self._on_chunk, self._decode = job, on_chunk, decode
+        self._max_tokens, self._stop_ids = target.max_tokens, frozenset(target.stop_ids)
+        self._vocab_size, self._follower, self._on_first_token = vocab_size, follower, on_first_token
+        self._has_logprobs = job.sampling.top_logprobs is not None
+        self._splitter = SseSplitter()
+        self._cached = 0
+        self._final: Chunk | None = None
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self.finishing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_admitted = is_admitted
+        self.is_over = False
+        """True once the last chunk was passed on."""
+        self.has_left_grammar = False
+        self.num_tokens = 0
+        self.failure: RemoteFailure | None = None
+
+    def on_body(self, data: bytes) -> bool:
+        """Reads a part of the reply's body. Returns true if the rest is not needed."""
+        try:
+            payloads = self._splitter.feed(data)
+        except OversizedEventError:
+            return self._fail(BROKEN_REPLY)
+        return any(self.on_payload(payload) for payload in payloads)
+
+    def on_payload(self, payload: bytes) -> bool:
+        """Reads one event. Returns true if the rest is not needed."""
+        if self.is_over or self.failure is not None:
+            return True
+        try:
+            output = self._decode(payload)
+        except (msgspec.DecodeError, ValueError, KeyError):
+            return self._fail(BROKEN_REPLY)
+        return self._process_output(output)
+
+    def finish_reply(self) -> None:
+        """Handles the end of the reply, or the end of the wait for its final event."""
+        if self._final is not None:
+            self._deliver_final()
+        elif not self.is_over and self.failure is None:
+            self._fail(UNFINISHED_REPLY)
+
+    def end_with(self, finish: FinishReason, fault: Fault | None = None) -> None:
+        """Ends an admitted job with this last chunk, unless it is over."""
+        if not self.is_over:
+            self.is_over = True
+            self._on_chunk(Chunk(finish=finish, fault=fault))
+
+    def _process_output(self, output: RemoteOutput) -> bool:
+        if output.failure is not None:
+            return self._fail(output.failure)
+        if output.cached_tokens is not None:
+            self._cached = max(self._cached, output.cached_tokens)
+        if output.prompt_logprobs:
+            self._prompt_logprobs = output.prompt_logprobs
+        if output.finish == "abort":
+            return self._fail(RemoteFailure(502, "the engine aborted the job"))
+        if self._final is None:
+            if output.tokens or output.finish is not None:
+                return self._process_tokens(output)
+            if output.is_admission:
+                self._admit()
+        elif output.is_last:
+            self._deliver_final()
+        return False
+
+    def _process_tokens(self, output: RemoteOutput) -> bool:
+        output = self._cut_output(output)
+        tokens, finish = output.tokens, output.finish
+        has_unknown_token = any(not 0 <= token < self._vocab_size for token in tokens)
+        if has_unknown_token or (self._has_logprobs and len(output.logprobs) != len(tokens)):
+            return self._fail(BROKEN_REPLY)
+        if not self._keeps_grammar(tokens, finish):
+            self.has_left_grammar = True
+            self._admit()
+            self.end_with("error", GRAMMAR_LEFT)
+            return True
+        if tokens and self.num_tokens == 0:
+            self._on_first_token()
+        self._admit()
+        self.num_tokens += len(tokens)
+        chunk = Chunk(tokens=tokens, logprobs=output.logprobs, prompt_logprobs=self._prompt_logprobs)
+        self._prompt_logprobs = ()
+        if finish is None:
+            self._on_chunk(chunk)
+            return False
+        stop_id = tokens[-1] if finish == "stop" and tokens else None
+        self._final = msgspec.structs.replace(chunk, finish=finish, stop_id=stop_id)
+        if output.is_last:
+            self._deliver_final()
+        if not self.finishing.done():
+            self.finishing.set_result(None)
+        return False
+
+    def _cut_output(self, output: RemoteOutput) -> RemoteOutput:
+        """Ends the output after a stop token and at the limit of tokens: not every server does both."""
+        tokens, finish = output.tokens, output.finish
+        for position, token in enumerate(tokens):
+            if token in self._stop_ids:
+                tokens, finish = tokens[: position + 1], "stop"
+                break
+        room = self._max_tokens - self.num_tokens
+        if len(tokens) > room:
+            tokens, finish = tokens[:room], "length"
+        if finish is None and len(tokens) == room:
+            finish = "length"
+        if finish == output.finish and len(tokens) == len(output.tokens):
+            return output
+        logprobs = output.logprobs[: len(tokens)]
+        return msgspec.structs.replace(output, tokens=tokens, logprobs=logprobs, finish=finish)
+
+    def _keeps_grammar(self, tokens: tuple[int, ...], finish: Finish | None) -> bool:
+        follower = self._follower
+        if follower is None:
+            return True
+        has_stop_token = bool(tokens) and tokens[-1] in self._stop_ids
+        return follower.accept_tokens(tokens) and (finish != "stop" or has_stop_token or follower.is_complete)
+
+    def _admit(self) -> None:
+        if not self.is_admitted:
+            self.is_admitted = True
+            self._on_chunk(Chunk(cached_tokens=self._cached))
+
+    def _deliver_final(self) -> None:
+        if not self.is_over and self._final is not None:
+            self.is_over = True
+            self._on_chunk(msgspec.structs.replace(self._final, cached_tokens=self._cached))
+
+    def _fail(self, failure: RemoteFailure) -> bool:
+        """Keeps the failure. After the first token it ends the job: another replica would not continue the same."""
+        self.failure = failure
+        if self._final is not None:
+            self._deliver_final()
+        elif self.num_tokens:
+            self.end_with("error", STREAM_BROKEN)
+        return True

@@ -1,0 +1,81 @@
+"""Describes the model of a remote engine from its tokenizer and configuration here. Reads no weights."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.errors import LoadError
+from antiphon.engine.protocol import EngineInfo
+from antiphon.engine.remote.options import GrammarProbe, RemoteModel, TokenizerCheck
+
+CHECK_TEXT = (
+    "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x): return x**2  # 3.14159265358979\n"
+    "Ünïcödé, Ελληνικά, русский, 漢字とかな, العربية, हिन्दी, 🙂👩‍👩‍👧 ﬁ 12345678901234567890 don't I'LL\r\n\n  end"
+)
+"""Text with characters of every length in UTF-8, numbers, blanks and contractions."""
+MAX_CHECKED_TOKENS = 256
+"""Maximum number of added tokens in the check."""
+
+
+def describe_model(
+    folder: Path, *, max_model_len: int | None, grammar_probe: Callable[[int], str] | None, stop_ids: Iterable[int]
+) -> tuple[RemoteModel, EngineInfo]:
+    """Returns the model and the engine's fixed properties. Raises `LoadError`.
+
+    ``stop_ids``: the dialect's own, besides those of the model's configuration. ``grammar_probe`` builds a grammar that
+    begins with a given token.
+    """
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise LoadError(f"{folder}: no tokenizer.json; give the model's folder or hub id with --tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise LoadError(f"{file} cannot be read ({error}); fetch it again") from error
+    config, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    nested = config.get("text_config")
+    text_config = nested if isinstance(nested, dict) else config
+    eos_ids = read_eos_ids(generation, text_config.get("eos_token_id", config.get("eos_token_id")))
+    eos_ids = tuple(dict.fromkeys((*eos_ids, *stop_ids)))
+    vocab_size = max(int(text_config.get("vocab_size") or 0), tokenizer.get_vocab_size(with_added_tokens=True))
+    check = _build_check(tokenizer)
+    first_id = next((token for token in check.ids if token not in eos_ids), check.ids[0])
+    model = RemoteModel(
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
+        tokenizer_file=file,
+        tokenizer_check=check,
+        grammar_probe=None if grammar_probe is None else GrammarProbe(grammar_probe(first_id), first_id),
+    )
+    info = EngineInfo(
+        max_model_len=max_model_len or 0,
+        vocab_size=vocab_size,
+        device="remote",
+        default_sampling=sampling_defaults(generation),
+        eos_ids=eos_ids,
+        architecture=str(config.get("model_type", "")),
+    )
+    return model, info
+
+
+def _build_check(tokenizer: Tokenizer) -> TokenizerCheck:
+    """Returns a text with the added tokens and their ids. The added tokens come first."""
+    added = sorted(tokenizer.get_added_tokens_decoder().items())[:MAX_CHECKED_TOKENS]
+    text = "".join(f"{token.content} " for _, token in added) + CHECK_TEXT
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    return TokenizerCheck(text, ids, lambda token: tokenizer.decode([token], skip_special_tokens=False))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path}: not readable as JSON ({error}); fetch the file again") from error
+    return table if isinstance(table, dict) else {}

@@ -1,0 +1,85 @@
+"""Options of a remote engine. The command line builds them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from antiphon.engine.remote.endpoint import Endpoint
+from antiphon.engine.remote.surfaces.base import EngineKind
+
+SurfaceChoice = Literal["auto", "completions", "generate"]
+GrammarPolicy = Literal["probe", "require", "off"]
+
+
+class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach the replicas of an engine, and what to expect of them."""
+
+    endpoints: tuple[Endpoint, ...]
+    kind: EngineKind | None = None
+    """None: found out from the server."""
+    model: str | None = None
+    """Name of the model on the servers. None: the only one that they serve."""
+    surface: SurfaceChoice = "auto"
+    affinity_header: str = "X-Session-ID"
+    """Header that carries the key of the conversation, for routers that keep one on the same replica."""
+    capacity: int = 1024
+    """Maximum number of jobs at once."""
+    silence_timeout_s: float = 300.0
+    """Silence of a server after which a job fails. A long prompt is silent until its first token."""
+    grammar: GrammarPolicy = "probe"
+    """`probe`: serve without grammars if a server does not follow them; `require`: do not; `off`: never use them."""
+    separate_owners: bool = False
+    """True if clients have keys, so that one must not find another's prompts in a cache."""
+
+
+class RemoteTimeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Time limits and intervals, in seconds."""
+
+    ready_timeout_s: float = 30.0
+    """Time that a job waits for a replica while none is up."""
+    retry_window_s: float = 5.0
+    """Time within which a job that got no token is tried again."""
+    final_count_grace_s: float = 0.05
+    """Time that the last chunk waits for the count of cached tokens."""
+    health_interval_s: float = 2.0
+    health_timeout_s: float = 10.0
+    min_reconnect_delay_s: float = 0.2
+    """Delay after a handshake that failed, doubled each time."""
+    max_reconnect_delay_s: float = 5.0
+    handshake_timeout_s: float = 60.0
+    """Limit of each step of a handshake. The first grammar may take an engine seconds to prepare."""
+
+
+class TokenizerCheck(msgspec.Struct, frozen=True):
+    """A text and its token ids here, to compare with the engine's tokenizer. `decode` returns the text of one token."""
+
+    text: str
+    ids: tuple[int, ...]
+    decode: Callable[[int], str]
+
+
+class GrammarProbe(msgspec.Struct, frozen=True):
+    """A grammar with every construct that the dialects use, whose first token must be `first_id`."""
+
+    grammar: str
+    first_id: int
+
+
+class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The model, as its tokenizer and configuration here describe it."""
+
+    max_model_len: int | None
+    """Context length in tokens. None: the server's."""
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    tokenizer_file: Path | None
+    """File of the tokenizer, to follow grammars with. None: grammars are not available."""
+    tokenizer_check: TokenizerCheck
+    grammar_probe: GrammarProbe | None
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Returns names for a message, such as `'a', 'b'`."""
+    return ", ".join(f"'{name}'" for name in names)

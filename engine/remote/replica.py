@@ -1,0 +1,144 @@
+"""One server of a remote engine: its handshake, its health, and its counts."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from antiphon.engine.remote.endpoint import Endpoint
+from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.handshake import Handshake, ServerProfile
+from antiphon.engine.remote.http_client import HttpClient, RemoteConnectionError
+from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.queries import HandshakeError
+
+log = logging.getLogger(__name__)
+
+MAX_HEALTH_FAILURES = 3
+"""Failed health checks in a row after which a replica is down."""
+
+
+class ReplicaStats(msgspec.Struct, kw_only=True):
+    """Counts of one replica: current numbers of jobs, then totals since the start."""
+
+    running: int = 0
+    """Jobs with a token."""
+    waiting: int = 0
+    """Jobs that wait for their first token."""
+    attempts: int = 0
+    failures: int = 0
+    """Attempts that ended with an error of the replica."""
+    grammar_departures: int = 0
+    """Jobs that left their grammar."""
+
+
+class Replica:
+    """A server. ``run_monitor`` keeps ``profile`` up to date: None while the server cannot take jobs.
+
+    ``on_change`` is called whenever the state changes.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        options: RemoteOptions,
+        model: RemoteModel,
+        followers: GrammarFollowers | None,
+        timeouts: RemoteTimeouts,
+        *,
+        headers: Mapping[str, str],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.client = HttpClient(endpoint, headers, silence_timeout_s=options.silence_timeout_s)
+        self.name = endpoint.name
+        self.profile: ServerProfile | None = None
+        self.unready_reason: str | None = f"connecting to {self.name}"
+        self.mismatch: str | None = None
+        """Reason why the server does not fit; None if it does, or has not answered."""
+        self.stats = ReplicaStats()
+        self._options, self._model, self._followers = options, model, followers
+        self._timeouts, self._on_change = timeouts, on_change
+        self._recheck = asyncio.Event()
+
+    @property
+    def num_jobs(self) -> int:
+        """Number of jobs on this replica."""
+        return self.stats.running + self.stats.waiting
+
+    def request_handshake(self, reason: str) -> None:
+        """Takes the replica out until a new handshake succeeds."""
+        if self.profile is not None:
+            log.warning("engine %s: %s", self.name, reason)
+            self._set_state(None, reason)
+        self._recheck.set()
+
+    async def run_monitor(self) -> None:
+        """Shakes hands and watches the server's health, until cancelled."""
+        delay = self._timeouts.min_reconnect_delay_s
+        while True:
+            self._recheck.clear()
+            if await self._shake_hands():
+                delay = self._timeouts.min_reconnect_delay_s
+                await self._watch_health()
+            else:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, self._timeouts.max_reconnect_delay_s)
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self._set_state(None, "the engine was stopped")
+        self.client.close()
+
+    async def _shake_hands(self) -> bool:
+        handshake = Handshake(self.client, self._options, self._model, self._followers, self._timeouts, self._show_step)
+        try:
+            profile = await handshake.run()
+        except HandshakeError as error:
+            if error.is_permanent and self.mismatch != str(error):
+                log.warning("engine %s", error)
+            self.mismatch = str(error) if error.is_permanent else None
+            self._set_state(None, str(error))
+            return False
+        except Exception:
+            log.exception("engine %s: the handshake failed", self.name)
+            self._set_state(None, f"the handshake with {self.name} failed")
+            return False
+        self.mismatch = None
+        for warning in profile.warnings:
+            log.warning("engine %s", warning)
+        self._set_state(profile, None)
+        return True
+
+    async def _watch_health(self) -> None:
+        """Returns as soon as the server is down."""
+        failures = 0
+        while failures < MAX_HEALTH_FAILURES:
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for, which in Python 3.11 can lose a cancellation.
+                async with asyncio.timeout(self._timeouts.health_interval_s):
+                    await self._recheck.wait()
+                    return
+            failures = 0 if await self._is_healthy() else failures + 1
+        self.request_handshake("does not answer health checks")
+
+    async def _is_healthy(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeouts.health_timeout_s):
+                response = await self.client.request("GET", "/health")
+        except TimeoutError:
+            return False
+        except RemoteConnectionError as error:
+            self.request_handshake(str(error))
+            return False
+        return response.status == 200
+
+    def _show_step(self, step: str) -> None:
+        if self.unready_reason != step:
+            self.unready_reason = step
+            self._on_change()
+
+    def _set_state(self, profile: ServerProfile | None, reason: str | None) -> None:
+        self.profile, self.unready_reason = profile, reason
+        self._on_change()

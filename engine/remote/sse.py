@@ -1,0 +1,64 @@
+"""Splits a stream of server-sent events into the payloads of its events."""
+
+MAX_FIRST_EVENT_BYTES = 64 << 20
+"""Maximum size of the first event. vLLM repeats the whole prompt in it."""
+MAX_EVENT_BYTES = 1 << 20
+"""Maximum size of any other event."""
+
+
+class OversizedEventError(ValueError):
+    """An event is longer than its limit."""
+
+
+class SseSplitter:
+    """Takes the bytes of a body, however they are cut, and returns the ``data`` of each complete event.
+
+    Line ends may be LF, CRLF or CR. Several ``data`` lines of an event are joined with LF; comments and other fields
+    are ignored.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0  # a blank line begins at this offset or later
+        self._ends_with_cr = False
+        self._max_bytes = MAX_FIRST_EVENT_BYTES
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the payloads that these bytes complete. Raises `OversizedEventError`."""
+        if self._ends_with_cr or b"\r" in data:
+            data = self._normalize_line_ends(data)
+        has_whole_events = not self._buffer and data.endswith(b"\n\n")  # nearly always
+        events = data[:-2].split(b"\n\n") if has_whole_events else self._split_buffered(data)
+        if events:
+            self._max_bytes = MAX_EVENT_BYTES
+        return [payload for event in events if (payload := _read_payload(event)) is not None]
+
+    def _split_buffered(self, data: bytes) -> list[bytes]:
+        self._buffer += data
+        end = self._buffer.rfind(b"\n\n", self._searched)
+        if end < 0:
+            if len(self._buffer) > self._max_bytes:
+                raise OversizedEventError(f"an event has more than {self._max_bytes} bytes")
+            self._searched = max(len(self._buffer) - 1, 0)
+            return []
+        events = bytes(self._buffer[:end]).split(b"\n\n")
+        del self._buffer[: end + 2]
+        self._searched = 0
+        return events
+
+    def _normalize_line_ends(self, data: bytes) -> bytes:
+        """Replaces CRLF and CR by LF. A CR at the end waits: an LF that belongs to it may follow."""
+        if self._ends_with_cr:
+            data = b"\r" + data
+        self._ends_with_cr = data.endswith(b"\r")
+        if self._ends_with_cr:
+            data = data[:-1]
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _read_payload(event: bytes) -> bytes | None:
+    """Returns the data of one event, None if it has none."""
+    if event.startswith(b"data: ") and b"\n" not in event:  # nearly always
+        return event[6:]
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None

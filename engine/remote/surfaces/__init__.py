@@ -1,0 +1,1 @@
+"""The HTTP interfaces of remote engines: how each encodes a job and reports its output."""

@@ -1,0 +1,102 @@
+"""Interface between the engine and the HTTP interfaces of remote servers."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from antiphon.engine.protocol import Abilities, Job, TokenLogprob
+
+EngineKind = Literal["vllm", "sglang", "llama.cpp", "trtllm"]
+Finish = Literal["stop", "length", "abort"]
+
+
+class RemoteFailure(msgspec.Struct, frozen=True):
+    """An error that a server reports: its HTTP status, or the status that its event carries."""
+
+    status: int
+    message: str
+
+
+class RemoteOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of one event of a server's stream."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens read from the cache, if the event tells."""
+    is_admission: bool = False
+    """True if the event shows that the job has its slot, without tokens."""
+    is_last: bool = False
+    """True if nothing that matters follows: a final count of cached tokens, for example."""
+    failure: RemoteFailure | None = None
+
+
+Decoder = Callable[[bytes], RemoteOutput]
+"""Decodes the events of one stream, in order. Raises ``msgspec.DecodeError`` or ``ValueError``."""
+
+
+class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request needs to know besides the job."""
+
+    model: str
+    max_tokens: int
+    """Limit of new tokens that fits into the context."""
+    stop_ids: tuple[int, ...]
+    """Token ids that end the turn: the job's own and, unless they are ignored, the model's."""
+    cache_salt: str = ""
+    """Salt that separates the owners' prefix caches; empty if there is nothing to separate."""
+
+
+class Surface(Protocol):
+    """One HTTP interface of one kind of server. It has no state."""
+
+    @property
+    def path(self) -> str:
+        """Path of the endpoint."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """Fields of a job that this interface can express."""
+
+    def encode_job(self, job: Job, target: JobTarget) -> bytes:
+        """Returns the body of the request. A job with prompt log-probabilities is not streamed, every other one is."""
+
+    def create_decoder(self, job: Job) -> Decoder:
+        """Returns a decoder for the events of one stream."""
+
+    def read_error(self, status: int, body: bytes) -> RemoteFailure:
+        """Returns the error in the body of a response without status 200."""
+
+
+class ErrorReport(msgspec.Struct):
+    """``{"error": {"message", "code"}}``, or the same two fields without the envelope."""
+
+    error: "ErrorReport | str | None" = None
+    message: str | None = None
+    detail: str | None = None
+    code: int | str | None = None
+
+
+def read_error_body(status: int, body: bytes) -> RemoteFailure:
+    """Reads the error formats of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
+    try:
+        error = msgspec.json.decode(body, type=ErrorReport)
+    except msgspec.DecodeError:
+        text = " ".join(body[:300].decode(errors="replace").split())
+        return RemoteFailure(status, text or f"HTTP status {status}")
+    if isinstance(error.error, ErrorReport):
+        error = error.error
+    message = error.message or error.detail or (error.error if isinstance(error.error, str) else None)
+    return RemoteFailure(status, message or f"HTTP status {status}")
+
+
+def event_failure(error: ErrorReport | str) -> RemoteFailure:
+    """Returns the error that an event carries. Without a numeric code it is an internal error of the server."""
+    if isinstance(error, str):
+        return RemoteFailure(500, error)
+    code = error.code
+    status = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else 500
+    return RemoteFailure(status if 400 <= status < 600 else 500, error.message or "an error without a message")

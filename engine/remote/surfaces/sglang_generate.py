@@ -1,0 +1,127 @@
+"""``/generate`` of SGLang. Its Completions API names tokens of log-probabilities by text, this one by id."""
+
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.protocol import Abilities, Job, TokenLogprob
+from antiphon.engine.remote.surfaces.base import (
+    Decoder,
+    ErrorReport,
+    Finish,
+    JobTarget,
+    RemoteFailure,
+    RemoteOutput,
+    event_failure,
+    read_error_body,
+)
+from antiphon.engine.remote.surfaces.completions import FINISH_REASONS, NO_OUTPUT, encode_sampling, select_top
+
+RENAMED_FIELDS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+
+LogprobEntry = tuple[float | None, int, str | None]
+"""Log-probability, token id and text."""
+
+
+class SglangFinish(msgspec.Struct):
+    """End of a generation. An abort carries the error that caused it."""
+
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class SglangMeta(msgspec.Struct):
+    """``meta_info`` of an event."""
+
+    finish_reason: SglangFinish | None = None
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    output_token_logprobs: list[LogprobEntry] | None = None
+    output_top_logprobs: list[list[LogprobEntry] | None] | None = None
+
+
+class SglangEvent(msgspec.Struct):
+    """An event of the stream."""
+
+    output_ids: list[int] = []
+    meta_info: SglangMeta | None = None
+    error: ErrorReport | str | None = None
+
+
+decode_event = msgspec.json.Decoder(SglangEvent).decode
+
+
+class SglangGenerateSurface:
+    """``/generate``. Events are cumulative or incremental, as the server was started."""
+
+    path = "/generate"
+    abilities = Abilities(prompt_logprobs=False, seed=False)
+
+    def encode_job(self, job: Job, target: JobTarget) -> bytes:
+        """Returns the body. The server refuses fields that it does not know."""
+        sampling = encode_sampling(job, target) | {"skip_special_tokens": False, "top_k": job.sampling.top_k or -1}
+        sampling = {RENAMED_FIELDS.get(name, name): value for name, value in sampling.items()}
+        if job.grammar is not None:
+            sampling["ebnf"] = job.grammar
+        body: dict[str, Any] = {"input_ids": job.tokens, "stream": True, "rid": job.id, "priority": job.priority}
+        if job.sampling.top_logprobs is not None:
+            body |= {"return_logprob": True, "top_logprobs_num": job.sampling.top_logprobs}
+        if target.cache_salt:
+            body["extra_key"] = target.cache_salt
+        return msgspec.json.encode(body | {"sampling_params": sampling})
+
+    def create_decoder(self, job: Job) -> Decoder:
+        """Returns a decoder that takes the new tokens of each event: the last of those that it lists."""
+        num_seen, num_top = 0, job.sampling.top_logprobs
+
+        def decode(payload: bytes) -> RemoteOutput:
+            nonlocal num_seen
+            if payload == b"[DONE]":
+                return NO_OUTPUT
+            event = decode_event(payload)
+            if event.error is not None:
+                return RemoteOutput(failure=event_failure(event.error))
+            meta = event.meta_info
+            if meta is None:
+                return NO_OUTPUT
+            num_new, num_seen = meta.completion_tokens - num_seen, meta.completion_tokens
+            if num_new > len(event.output_ids):
+                raise ValueError("the event lacks tokens that its count includes")
+            finish = _read_finish(meta.finish_reason)
+            if meta.finish_reason is not None and finish == "abort":
+                return RemoteOutput(failure=_read_abort(meta.finish_reason))
+            return RemoteOutput(
+                tokens=tuple(event.output_ids[-num_new:]) if num_new > 0 else (),
+                logprobs=() if num_top is None or num_new <= 0 else _read_logprobs(meta, num_new, num_top),
+                finish=finish,
+                cached_tokens=meta.cached_tokens,
+                is_last=finish is not None,
+            )
+
+        return decode
+
+    def read_error(self, status: int, body: bytes) -> RemoteFailure:
+        """Returns the error in the body of a response without status 200."""
+        return read_error_body(status, body)
+
+
+def _read_finish(finish: SglangFinish | None) -> Finish | None:
+    return None if finish is None else FINISH_REASONS.get(finish.type, "abort")
+
+
+def _read_abort(finish: SglangFinish) -> RemoteFailure:
+    return RemoteFailure(finish.status_code or 500, finish.message or "the engine aborted the request")
+
+
+def _read_logprobs(meta: SglangMeta, num_new: int, num_top: int) -> tuple[TokenLogprob, ...]:
+    chosen = (meta.output_token_logprobs or [])[-num_new:]
+    tops = (meta.output_top_logprobs or [])[-num_new:] or [None] * len(chosen)
+    return tuple(
+        TokenLogprob(token, _floor(logprob), select_top({each[1]: _floor(each[0]) for each in top or ()}, num_top))
+        for (logprob, token, _), top in zip(chosen, tops, strict=True)
+    )
+
+
+def _floor(logprob: float | None) -> float:
+    return 0.0 if logprob is None else logprob
