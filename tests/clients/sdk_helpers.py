@@ -195,9 +195,13 @@ def _drop_keys(value: Any, keys: set[str]) -> Any:
 
 
 def normalize_completion(completion: Json) -> Json:
-    """Returns a completion for comparison: ids numbered by appearance, no empty values, no keys that only deltas have."""
+    """Returns a completion for comparison: ids numbered by appearance, no empty values, no keys that only deltas have.
+
+    The stop reason is left out, too: it is vLLM's, and the SDK's stream helper does not collect it.
+    """
     normalized = _drop_empty(json.loads(event_lines.IdNumbers().replace_ids(json.dumps(completion))))
     for choice in normalized["choices"]:
+        choice.pop("stop_reason", None)
         for call in choice["message"].get("tool_calls", []):
             call.pop("index", None)
     return {key: normalized[key] for key in ("id", "object", "model", "choices", "usage")}
