@@ -158,6 +158,13 @@ def test_continued_text_begins_in_the_middle_of_an_answer() -> None:
     assert continue_answer("llama3", call, tools=parser_helpers.TOOLS) == (call, "")
 
 
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+def test_continued_text_is_read_the_same_in_every_dialect(dialect: str) -> None:
+    output = 'a time [1, 2] {"a": 1} <think>x</think> end\n'
+    for tools in (ToolTable(), parser_helpers.TOOLS):
+        assert continue_answer(dialect, output, tools=tools) == (output, "")
+
+
 def test_grammar_of_a_continued_text_has_no_reasoning() -> None:
     model_format = bytes_format("hermes")
     form = TextConstraint(regex="a+")
