@@ -28,7 +28,7 @@ from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.app.store.factory import open_store
-from antiphon.app.store.schema import StoreError
+from antiphon.app.store.base import StoreError
 from antiphon.app.tls import TlsError, load_ssl_context
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint

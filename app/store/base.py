@@ -11,6 +11,10 @@ from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 
 
+class StoreError(OSError):
+    """The store cannot be opened or used. The message is one line for the operator."""
+
+
 class StoredConversation(Struct, frozen=True, kw_only=True):
     """A conversation that turns can continue. Its ordered items are stored separately."""
 

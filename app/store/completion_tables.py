@@ -1,12 +1,12 @@
 """SQL statements of the tables of chat completions, as methods of one connection. A choice is a row of `responses`."""
 
-import sqlite3
 from typing import Any
 
 import msgspec
 import structlog
 
 from antiphon.app.store.base import ChatForm, ChatMessages, CompletionQuery, StoredCompletion
+from antiphon.app.store.sql_connection import SqlConnection
 
 FREE_OF_RUNNING_CHOICES = """
 NOT EXISTS (
@@ -21,11 +21,6 @@ NOT EXISTS (
     WHERE completion = chat_completions.id AND (responses.id IS NULL OR writer IS NOT NULL)
 )"""
 """Condition on a row of `chat_completions`: all choices are stored and have ended."""
-_HAS_METADATA = """
-EXISTS (
-    SELECT 1 FROM json_each(CASE WHEN json_valid(metadata) THEN metadata ELSE '{}' END) AS pair
-    WHERE pair.key = ? AND pair.value = ?
-)"""
 _COLUMNS = "id, created, model, metadata, form"
 _log = structlog.get_logger(__name__)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
@@ -34,10 +29,13 @@ _messages_decoder = msgspec.json.Decoder(ChatMessages)
 
 
 class CompletionTables:
-    """Statements on chat completions. The writes are called inside a transaction of the connection."""
+    """Statements on chat completions. The writes are called inside a transaction of the connection.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    `text_position` is the SQL function that returns the position of one text in another, or 0.
+    """
+
+    def __init__(self, connection: SqlConnection, text_position: str) -> None:
+        self._connection, self._text_position = connection, text_position
 
     def insert_completion(self, owner: str, completion: StoredCompletion, messages: ChatMessages) -> None:
         """Inserts a completion, before any of its choices has ended."""
@@ -86,9 +84,11 @@ class CompletionTables:
         if query.model is not None:
             conditions.append("model = ?")
             values.append(query.model)
-        for pair in query.metadata.items():
-            conditions.append(_HAS_METADATA)
-            values += pair
+        for key, value in query.metadata.items():
+            # Quotes inside a JSON string are escaped, so no key or value contains this text.
+            pair = _encode_text({key: value})[1:-1]
+            conditions.append(f"({self._text_position}(metadata, ?) > 0 OR {self._text_position}(metadata, ?) > 0)")
+            values += ("{" + pair, "," + pair)
         if excluded:
             conditions.append(f"id NOT IN ({', '.join('?' * len(excluded))})")
             values += excluded
@@ -136,5 +136,5 @@ class CompletionTables:
 
 
 def _encode_text(metadata: dict[str, str]) -> str:
-    """Returns metadata as JSON text: SQLite's JSON functions take no BLOB."""
+    """Returns metadata as JSON text."""
     return msgspec.json.encode(metadata).decode()

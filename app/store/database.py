@@ -1,4 +1,6 @@
-"""SQL statements of the store file, as synchronous methods of one connection. They use no threads and no clock.
+"""SQL statements of persistent stores, as synchronous methods of one connection. They use no threads and no clock.
+
+SQLite and PostgreSQL run the same statements; what differs is in the subclasses of `Database`.
 
 Each response, each event and each item id has a row of its own. One process writes the rows of a response; its name is
 in the column `writer` until the response has ended, and it checks before each step that the name is still its own.
@@ -6,21 +8,17 @@ To cancel the response, another process sets `cancel_requested`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-import structlog
+from msgspec import Struct
 
 from antiphon.app.event_log import EntryDetail, EventLog, LogEntry, is_terminal
-from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
-from antiphon.app.store.schema import open_connection
+from antiphon.app.store.conversation_tables import ConversationTables
+from antiphon.app.store.sql_connection import SqlConnection, decode_row
 from antiphon.events import stream as ev
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import Response
-
-T = TypeVar("T")
 
 MAX_DELETES_PER_TRANSACTION = 200
 """Responses deleted in one transaction. The limit keeps it short, since it blocks all other writes."""
@@ -30,11 +28,11 @@ _SIZE = """
     + (SELECT sum(length(data) + coalesce(length(detail), 0)) FROM events WHERE response = responses.id)
 """
 """Bytes of a row of `responses` with all that is stored for it."""
-_log = structlog.get_logger(__name__)
+RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noqa: S608
+"""Begin of the statement that ends responses."""
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
 _detail_decoder = msgspec.msgpack.Decoder(EntryDetail)
-_item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
 _items_decoder = msgspec.json.Decoder(tuple[AnyInput, ...])
 
 
@@ -42,25 +40,41 @@ class LeaseLostError(Exception):
     """This process no longer owns the response: another one deleted it, or took it over after missed heartbeats."""
 
 
-class UnreadableRowError(Exception):
-    """A row of a response cannot be decoded, because the file was damaged."""
+class NewStep(Struct, frozen=True):
+    """One step of a response, to be stored."""
+
+    owner: str
+    response_id: str
+    entries: Sequence[LogEntry]
+    keep_details: bool = False
 
 
-def _decode_row(decode: Callable[[bytes], T], data: bytes) -> T:
-    """Decodes a column of JSON. Raises `UnreadableRowError`."""
-    try:
-        return decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
-        raise UnreadableRowError(str(error)) from None
+def encode_detail(entry: LogEntry) -> bytes | None:
+    """Returns the column of an entry's detail."""
+    return None if entry.detail is None else _detail_encoder.encode(entry.detail)
+
+
+def completed_item_ids(entries: Iterable[LogEntry]) -> list[str]:
+    """Returns the ids of the output items that these entries complete."""
+    return [entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone)]
 
 
 class Database:
-    """A connection to the store file. One thread at a time may use it."""
+    """A connection to the database. One thread at a time may use it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection = open_connection(path)
-        self.completions = CompletionTables(self._connection)
+    syncs_background_steps = False
+    """Whether the steps of background responses are committed with `sync`, not only the last step of each response."""
+
+    can_lose_commits = False
+    """Whether a crash of the database loses transactions that were committed without `sync`."""
+    commit_number = 0
+    """Number of the last transaction that was committed, if the database counts them."""
+    commit_is_uncertain = False
+    """Whether the last transaction was interrupted after its COMMIT was sent."""
+
+    def __init__(self, connection: SqlConnection, completions: CompletionTables) -> None:
+        self._connection, self.completions = connection, completions
+        self.conversations = ConversationTables(connection)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -68,8 +82,7 @@ class Database:
 
     def begin(self, *, sync: bool) -> None:
         """Begins a write transaction. With `sync`, its data is on disk when `commit` returns."""
-        self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
-        self._connection.execute("BEGIN IMMEDIATE")
+        raise NotImplementedError
 
     def commit(self) -> None:
         """Commits the transaction, which makes it visible to other connections."""
@@ -77,8 +90,15 @@ class Database:
 
     def rollback(self) -> None:
         """Rolls the transaction back, if there is one."""
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        raise NotImplementedError
+
+    def is_outage(self, _error: Exception) -> bool:
+        """Tells whether a failed transaction shall be repeated until it succeeds, however long that takes."""
+        return False
+
+    def reconnect(self) -> int:
+        """Connects again after an outage. Returns the number of this writer's last transaction in the database."""
+        raise NotImplementedError
 
     # Writes, to be called between `begin` and `commit`
 
@@ -94,6 +114,16 @@ class Database:
         )
         self._insert_item_ids(log.owner, log.id, (item.id for item in log.input_items))
 
+    def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
+        """Inserts steps. Returns the ids of responses whose writer is not `writer`; nothing is inserted for them."""
+        lost = set()
+        for step in steps:
+            try:
+                self.append_events(step.owner, step.response_id, step.entries, writer, keep_details=step.keep_details)
+            except LeaseLostError:
+                lost.add(step.response_id)
+        return lost
+
     def append_events(
         self, owner: str, response_id: str, entries: Sequence[LogEntry], writer: str, *, keep_details: bool = False
     ) -> None:
@@ -101,19 +131,13 @@ class Database:
         if not self.owns(response_id, writer):
             raise LeaseLostError(response_id)
         rows = [
-            (
-                response_id,
-                entry.event.sequence_number,
-                entry.data,
-                _detail_encoder.encode(entry.detail) if keep_details and entry.detail is not None else None,
-            )
+            (response_id, entry.event.sequence_number, entry.data, encode_detail(entry) if keep_details else None)
             for entry in entries
         ]
         self._connection.executemany("INSERT INTO events (response, number, data, detail) VALUES (?, ?, ?, ?)", rows)
-        completed_ids = (entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone))
-        self._insert_item_ids(owner, response_id, completed_ids)
+        self._insert_item_ids(owner, response_id, completed_item_ids(entries))
         if is_terminal(entries):
-            self._connection.execute(f"UPDATE responses SET writer = NULL, size = {_SIZE} WHERE id = ?", (response_id,))  # noqa: S608
+            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id = ?", (response_id,))
 
     def request_cancel(self, response_id: str) -> None:
         """Asks the process that writes a response to end it."""
@@ -132,36 +156,6 @@ class Database:
         """Returns the ids of the unfinished responses of a writer, each with whether a cancellation was requested."""
         query = "SELECT id, cancel_requested FROM responses WHERE writer = ?"
         return {response_id: bool(cancel) for response_id, cancel in self._connection.execute(query, (writer,))}
-
-    def add_items(self, owner: str, conversation_id: str, items: Iterable[AnyInput]) -> None:
-        """Appends items to a conversation. Does nothing if it has been deleted."""
-        statement = """
-            INSERT INTO conversation_items (owner, conversation, id, data)
-            SELECT owner, id, ?, ? FROM conversations WHERE owner = ? AND id = ?
-        """
-        rows = [(item.id, msgspec.json.encode(item), owner, conversation_id) for item in items]
-        self._connection.executemany(statement, rows)
-
-    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
-        """Inserts a conversation, or updates its metadata."""
-        statement = """
-            INSERT INTO conversations (owner, id, created, metadata) VALUES (?, ?, ?, ?)
-            ON CONFLICT (owner, id) DO UPDATE SET metadata = excluded.metadata
-        """
-        metadata = msgspec.json.encode(conversation.metadata)
-        self._connection.execute(statement, (owner, conversation.id, conversation.created_at, metadata))
-
-    def delete_conversation(self, owner: str, conversation_id: str) -> None:
-        """Deletes a conversation and its items."""
-        self._connection.execute(
-            "DELETE FROM conversation_items WHERE owner = ? AND conversation = ?", (owner, conversation_id)
-        )
-        self._connection.execute("DELETE FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id))
-
-    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
-        """Deletes an item of a conversation. Returns whether it existed."""
-        statement = "DELETE FROM conversation_items WHERE owner = ? AND conversation = ? AND id = ?"
-        return self._connection.execute(statement, (owner, conversation_id, item_id)).rowcount > 0
 
     def owns(self, response_id: str, writer: str) -> bool:
         """Tells whether the response is unfinished and belongs to this writer."""
@@ -203,7 +197,7 @@ class Database:
         finished = f"writer IS NULL AND {FREE_OF_RUNNING_CHOICES}"
         query = f"SELECT id FROM responses WHERE {finished} AND created < ? ORDER BY created LIMIT ?"  # noqa: S608
         deleted = [row[0] for row in self._connection.execute(query, (before, MAX_DELETES_PER_TRANSACTION))]
-        total_size = self._connection.execute("SELECT total(size) FROM responses").fetchone()[0]
+        total_size = self._connection.execute("SELECT coalesce(sum(size), 0) FROM responses").fetchone()[0]
         if total_size > most:
             query = f"SELECT id, size FROM responses WHERE {finished} AND created >= ? ORDER BY created"  # noqa: S608
             for response_id, size in self._connection.execute(query, (before,)):
@@ -217,25 +211,6 @@ class Database:
 
     # Reads
 
-    def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
-        """Returns the owner's conversation with this id."""
-        query = "SELECT created, metadata FROM conversations WHERE owner = ? AND id = ?"
-        row = self._connection.execute(query, (owner, conversation_id)).fetchone()
-        if row is None:
-            return None
-        return StoredConversation(id=conversation_id, created_at=row[0], metadata=msgspec.json.decode(row[1]))
-
-    def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
-        """Returns the items of a conversation, in order."""
-        query = "SELECT data FROM conversation_items WHERE owner = ? AND conversation = ? ORDER BY position"
-        items: list[AnyInput] = []
-        for (data,) in self._connection.execute(query, (owner, conversation_id)):
-            try:
-                items.append(_decode_row(_item_decoder.decode, data))
-            except UnreadableRowError as error:
-                _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
-        return tuple(items)
-
     def load_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
         """Returns the current log of the owner's response, and its writer, which is None if the response has ended.
 
@@ -245,28 +220,21 @@ class Database:
         row = self._connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
             return None
-        base_response = _decode_row(_response_decoder.decode, row[0])
-        log = EventLog(base_response, owner, _decode_row(_items_decoder.decode, row[1]))
+        base_response = decode_row(_response_decoder.decode, row[0])
+        log = EventLog(base_response, owner, decode_row(_items_decoder.decode, row[1]))
         log.add_stored(self.load_entries(response_id))
         if row[2] is None:
             log.end_log()
         return log, row[2]
-
-    def find_conversation_item(self, owner: str, item_id: str) -> AnyInput | None:
-        """Returns an item of one of the owner's conversations, by id."""
-        row = self._connection.execute(
-            "SELECT data FROM conversation_items WHERE owner = ? AND id = ?", (owner, item_id)
-        ).fetchone()
-        return _decode_row(_item_decoder.decode, row[0]) if row else None
 
     def load_entries(self, response_id: str, start: int = 0) -> list[LogEntry]:
         """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""
         query = "SELECT data, detail FROM events WHERE response = ? AND number >= ? ORDER BY number"
         return [
             LogEntry(
-                _decode_row(ev.decode_event, data),
+                decode_row(ev.decode_event, data),
                 data,
-                None if detail is None else _decode_row(_detail_decoder.decode, detail),
+                None if detail is None else decode_row(_detail_decoder.decode, detail),
             )
             for data, detail in self._connection.execute(query, (response_id, start))
         ]
@@ -304,4 +272,6 @@ class Database:
     def _insert_item_ids(self, owner: str, response_id: str, ids: Iterable[str | None]) -> None:
         rows = [(owner, item_id, response_id) for item_id in ids if item_id]
         if rows:
-            self._connection.executemany("INSERT OR IGNORE INTO items (owner, id, response) VALUES (?, ?, ?)", rows)
+            self._connection.executemany(
+                "INSERT INTO items (owner, id, response) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows
+            )

@@ -3,8 +3,8 @@
 from antiphon.app.settings import Settings
 from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.memory import MemoryStore
-from antiphon.app.store.sqlite import SqliteStore
-from antiphon.app.store.writer import StoreTimings
+from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.write_ops import StoreTimings
 
 DAY_SECONDS = 86_400
 

@@ -1,73 +1,38 @@
 """The writer thread of the store: steps that queued up during a transaction are committed together in the next one.
 
-One commit serves all streams, and the event loop never waits for the disk. The thread also writes the heartbeat
-of this process and ends the responses of processes whose heartbeat has stopped.
+One commit serves all streams, and the event loop never waits for it. The thread also writes the heartbeat of this
+process and ends the responses of processes whose heartbeat has stopped.
 """
 
-import asyncio
 import contextlib
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
-from msgspec import Struct
 
-from antiphon.app.event_log import EventLog, LogEntry, is_terminal
-from antiphon.app.store.base import ChatMessages, StoredCompletion
-from antiphon.app.store.database import Database, LeaseLostError, UnreadableRowError
+from antiphon.app.event_log import LogEntry, is_terminal
+from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
+from antiphon.app.store.recent_commits import RecentCommits
+from antiphon.app.store.sql_connection import UnreadableRowError
+from antiphon.app.store.write_ops import AppendEvents, StoreChange, StoreTimings, WriteOp
 from antiphon.state.recovery import failure_events
 
 RESTARTED_CODE = "server_restarted"
 RESTARTED_MESSAGE = "The server process stopped before this response was complete. Retry the request."
 MAX_TRIES = 5
 """Attempts to commit a transaction, 0.1 s apart."""
+MAX_RECONNECT_DELAY_S = 2.0
+"""Longest time between two attempts to reach the database again. It is shorter than a lease."""
+MAX_CHANGE_WAIT_S = 10.0
+"""Time after which a change is reported as failed if it is not known whether it was committed before an outage."""
+MAX_CLOSE_WAIT_S = 5.0
+"""Time for which a server that exits waits for a database that cannot be reached."""
 
 _log = structlog.get_logger(__name__)
-
-
-class StoreTimings(Struct, frozen=True, kw_only=True):
-    """Intervals of the writer and the store's retention, in seconds."""
-
-    heartbeat_s: float = 1.0
-    lease_s: float = 10.0
-    """A writer without a heartbeat for this long is considered dead, and its responses are ended."""
-    sweep_interval_s: float = 60.0
-    """Time between two deletions of expired and excess responses."""
-    retention_s: float = 30 * 86_400
-    """Age at which a finished response is deleted."""
-
-
-class AppendEvents(Struct, frozen=True):
-    """Writes one step of a response and, with `is_first`, the response itself."""
-
-    log: EventLog
-    entries: tuple[LogEntry, ...]
-    is_first: bool = False
-    is_repair: bool = False
-    """True if `entries` are all entries of a finished log that could not be written before."""
-    completion: tuple[StoredCompletion, ChatMessages] | None = None
-    """A new chat completion, to be written with the log of its first choice."""
-
-
-class StoreChange:
-    """Changes the file in another way than by a step of a response. `done` gets the result once it is committed."""
-
-    def __init__(self, apply: Callable[[Database], object], done: "asyncio.Future[Any]") -> None:
-        self._apply, self.done = apply, done
-        self.result: object = None
-
-    def apply(self, database: Database) -> None:
-        """Runs the statements in the current transaction, which may be repeated after a failure."""
-        self.result = self._apply(database)
-
-
-WriteOp = AppendEvents | StoreChange
 
 
 class WriteListener(Protocol):
@@ -92,17 +57,21 @@ class StoreWriter:
 
     def __init__(
         self,
-        path: Path,
+        database: Database,
         name: str,
         listener: WriteListener,
         times: StoreTimings,
         most: int,
     ) -> None:
-        self._database, self._name, self._listener = Database(path), name, listener
+        self._database, self._name, self._listener = database, name, listener
         self.healthy = True
         self._timings, self._max_bytes = times, most
         self._queue: queue.SimpleQueue[WriteOp | None] = queue.SimpleQueue()
         self._last_sweep = 0.0
+        self._is_closing = False
+        self._lost_ops: list[WriteOp] = []
+        """Steps of the latest transaction that were not written, because this process does not own their responses."""
+        self._recent_commits = RecentCommits()
         self._incomplete: set[str] = set()
         """Ids of responses with a step that could not be written."""
         self._heartbeat()
@@ -115,6 +84,7 @@ class StoreWriter:
 
     def close(self) -> None:
         """Writes all queued operations, deletes the heartbeat and stops the thread."""
+        self._is_closing = True
         self._queue.put(None)
         self._thread.join()
 
@@ -147,20 +117,71 @@ class StoreWriter:
         if not batch:
             return
         batch = self._drop_after_gap(batch)
-        for tries_left in range(MAX_TRIES, 0, -1):
+        tries_left = MAX_TRIES
+        while batch and tries_left:
             try:
-                lost = self._run_transaction(batch)
+                self._run_transaction(batch)
             except Exception as error:  # noqa: BLE001  # if the thread ended, readers would wait forever
-                self.healthy = False
-                self._run_guarded(self._database.rollback)
-                _log.error("store write failed", error=str(error), retries_left=tries_left - 1)
-                time.sleep(0.1)
+                tries_left -= 1
+                self._on_database_error(error, retries_left=tries_left)
+                if self._database.is_outage(error):
+                    batch, tries_left = self._await_database(batch), MAX_TRIES
+                else:
+                    time.sleep(0.1)
             else:
-                self.healthy = True
-                self._listener.on_written([op for op in batch if op not in lost], lost)
+                self._report_written(batch)
                 return
+        if batch:
+            self._fail_batch(batch)
+
+    def _report_written(self, batch: list[WriteOp]) -> None:
+        self.healthy = True
+        self._listener.on_written([op for op in batch if op not in self._lost_ops], self._lost_ops)
+
+    def _fail_batch(self, batch: list[WriteOp]) -> None:
         self._incomplete |= {op.log.id for op in batch if isinstance(op, AppendEvents)}
         self._listener.on_write_failed(batch)
+
+    def _await_database(self, batch: list[WriteOp]) -> list[WriteOp]:
+        """Waits until the database can be reached again. Returns the steps to write then; none if the server exits.
+
+        Nothing is published meanwhile. Changes are refused, so that clients can repeat them; those of an interrupted
+        COMMIT only when the wait gets long, since they may have been made.
+        """
+        is_uncertain, queued, delay = self._database.commit_is_uncertain, list[WriteOp](), 0.1
+        began, closing_at = time.monotonic(), float("inf")
+        while True:
+            if not is_uncertain or time.monotonic() - began > MAX_CHANGE_WAIT_S:
+                batch = self._refuse_changes(batch)
+            try:
+                last_number = self._database.reconnect()
+                break
+            except Exception as error:  # noqa: BLE001  # as in `_write_batch`
+                _log.error("the database of the store cannot be reached", error=str(error))
+            if self._is_closing:
+                closing_at = min(closing_at, time.monotonic() + MAX_CLOSE_WAIT_S)
+                if time.monotonic() > closing_at:
+                    self._fail_batch(batch + queued)
+                    return []
+                time.sleep(0.1)
+                continue
+            new_ops = self._take_batch(delay)
+            if new_ops and new_ops[-1] is None:
+                self._queue.put(None)
+            queued += self._refuse_changes([op for op in new_ops if op is not None])
+            delay = min(delay * 2, MAX_RECONNECT_DELAY_S)
+        _log.info("the database of the store can be reached again", seconds=round(time.monotonic() - began, 1))
+        if is_uncertain and last_number > self._database.commit_number:
+            self._database.commit_number = last_number
+            self._report_written(batch)
+            batch = []
+        return self._recent_commits.take_lost(last_number) + batch + queued
+
+    def _refuse_changes(self, ops: list[WriteOp]) -> list[WriteOp]:
+        """Reports the changes among these operations as failed and returns the rest."""
+        if changes := [op for op in ops if isinstance(op, StoreChange)]:
+            self._listener.on_write_failed([*changes])
+        return [op for op in ops if not isinstance(op, StoreChange)]
 
     def _drop_after_gap(self, batch: list[WriteOp]) -> list[WriteOp]:
         """Drops the steps that follow a failed step of the same response, so that stored logs have no gaps."""
@@ -174,26 +195,42 @@ class StoreWriter:
             self._listener.on_write_failed(dropped)
         return [op for op in batch if op not in dropped]
 
-    def _run_transaction(self, batch: list[WriteOp]) -> list[WriteOp]:
-        lost: list[WriteOp] = []
-        self._database.begin(sync=any(isinstance(op, StoreChange) or is_terminal(op.entries) for op in batch))
+    def _run_transaction(self, batch: list[WriteOp]) -> None:
+        """Writes a batch. Sets `_lost_ops`."""
+        self._lost_ops, is_synced = [], any(self._needs_sync(op) for op in batch)
+        self._database.begin(sync=is_synced)
+        steps: list[AppendEvents] = []
         for op in batch:
             if isinstance(op, StoreChange):
+                self._append_steps(steps)
+                steps = []
                 op.apply(self._database)
-                continue
+            else:
+                steps.append(op)
+        self._append_steps(steps)
+        self._database.commit()
+        if self._database.can_lose_commits:
+            self._recent_commits.add(self._database.commit_number, batch, is_synced=is_synced)
+
+    def _needs_sync(self, op: WriteOp) -> bool:
+        if isinstance(op, StoreChange) or is_terminal(op.entries):
+            return True
+        return self._database.syncs_background_steps and op.log.base_response.background
+
+    def _append_steps(self, ops: list[AppendEvents]) -> None:
+        """Writes steps, and the items that finished ones add to conversations."""
+        for op in ops:
             if op.is_first:
                 self._database.insert_response(op.log, self._name)
             if op.completion is not None:
                 self._database.completions.insert_completion(op.log.owner, *op.completion)
-            try:
-                keep_details = op.log.keeps_details
-                self._database.append_events(op.log.owner, op.log.id, op.entries, self._name, keep_details=keep_details)
-                if is_terminal(op.entries) and op.log.conversation_id:
-                    self._database.add_items(op.log.owner, op.log.conversation_id, conversation_items(op.log))
-            except LeaseLostError:
-                lost.append(op)
-        self._database.commit()
-        return lost
+        steps = [NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details) for op in ops]
+        lost_ids = self._database.append_steps(steps, self._name)
+        for op in ops:
+            if is_terminal(op.entries) and op.log.conversation_id and op.log.id not in lost_ids:
+                conversation = self._database.conversations
+                conversation.add_items(op.log.owner, op.log.conversation_id, conversation_items(op.log))
+        self._lost_ops += [op for op in ops if op.log.id in lost_ids]
 
     def _heartbeat(self) -> None:
         """Writes the heartbeat, ends orphaned responses and, every `sweep_interval_s`, deletes expired ones."""
@@ -238,9 +275,11 @@ class StoreWriter:
             work()
         except Exception as error:  # noqa: BLE001  # as above
             self._on_database_error(error)
+            if self._database.is_outage(error):
+                self._write_batch(self._await_database([]))
 
-    def _on_database_error(self, error: Exception) -> None:
+    def _on_database_error(self, error: Exception, **details: Any) -> None:
         self.healthy = False
-        _log.error("store write failed", error=str(error))
-        with contextlib.suppress(sqlite3.Error):
+        _log.error("store write failed", error=str(error), **details)
+        with contextlib.suppress(Exception):
             self._database.rollback()

@@ -9,7 +9,7 @@ from websockets.sync.client import connect
 
 from antiphon.app.errors import ApiError
 from antiphon.app.settings import Settings
-from antiphon.app.store.database import Database
+from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.factory import open_store
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 from tests.app.store.store_helpers import add_log
@@ -35,7 +35,7 @@ async def list_responses_after_a_sweep(path: Path, names: tuple[str, ...], **set
     """Opens the store with the settings, which sweeps at once. Returns the names of the responses that are left."""
     store = open_store(Settings(store_file=path, **settings))
     await store.close()
-    database = Database(path)
+    database = SqliteDatabase(path)
     left = [name for name in names if database.load_log("me", f"resp_{name}")]
     database.close()
     return left
@@ -60,7 +60,7 @@ async def test_responses_are_kept_for_the_retention_days(tmp_path: Path) -> None
 async def test_oldest_responses_beyond_the_store_size_are_deleted(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     await fill_store(path, {"old": 3, "middle": 2, "new": 1})
-    database = Database(path)
+    database = SqliteDatabase(path)
     sizes = [row[0] for row in database._connection.execute("SELECT size FROM responses ORDER BY created")]
     database.close()
     names = ("old", "middle", "new")

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from antiphon.app.event_log import EntryDetail, EventLog
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
-from antiphon.app.store.sqlite import SqliteStore
-from antiphon.app.store.writer import StoreTimings
+from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.base import Event
 from antiphon.events.inputs import HostedInput, InputMessage

@@ -10,10 +10,10 @@ import pytest
 
 from antiphon.app.event_log import EntryDetail, EventLog, PromptDetail, ScoredToken
 from antiphon.app.store.base import CompletionQuery, ResponseStore
-from antiphon.app.store.database import Database
 from antiphon.app.store.memory import MemoryStore
-from antiphon.app.store.sqlite import SqliteStore
-from antiphon.app.store.writer import StoreTimings
+from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
 
 DETAIL = EntryDetail(
@@ -112,14 +112,14 @@ async def test_full_store_deletes_no_completion_with_a_running_choice(tmp_path: 
         await add_completion(store, "ended", created=2)
         delete_expired(path, before=0, most=0)
         assert list_ids(store) == []
-        database = Database(path)
+        database = SqliteDatabase(path)
         assert [database.find_writer(choice_id) for choice_id in running.choice_ids] == [None, store.name]
         assert database.load_entries(running.choice_ids[0]) != []
         database.close()
 
 
 def delete_expired(path: Path, *, before: int, most: int = 2**40) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     database.begin(sync=False)
     database.delete_expired(before, most)
     database.commit()

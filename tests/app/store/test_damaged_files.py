@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.app.store.schema import StoreError
-from antiphon.app.store.sqlite import SqliteStore
+from antiphon.app.store.base import StoreError
+from antiphon.app.store.sqlite.store import SqliteStore
 from tests.app.store.store_helpers import add_log, open_test_store
 
 Damage = Callable[[Path, random.Random], None]

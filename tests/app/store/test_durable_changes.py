@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.store.database import Database
-from antiphon.app.store.sqlite import SqliteStore
+from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.writer import StoreWriter
 from tests.app.store.store_helpers import SERVER_PROGRAM, add_log
 from tests.conftest import StartServer
@@ -35,13 +35,13 @@ def read_rows(path: Path, table: str) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def slow_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays each commit, so that a reply that does not wait for it arrives first."""
-    commit = Database.commit
+    commit = SqliteDatabase.commit
 
-    def delayed_commit(database: Database) -> None:
+    def delayed_commit(database: SqliteDatabase) -> None:
         time.sleep(0.2)
         commit(database)
 
-    monkeypatch.setattr(Database, "commit", delayed_commit)
+    monkeypatch.setattr(SqliteDatabase, "commit", delayed_commit)
 
 
 @pytest.mark.usefixtures("slow_commits")
@@ -124,7 +124,7 @@ def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
-        patch.setattr(Database, "begin", fail)
+        patch.setattr(SqliteDatabase, "begin", fail)
         for method, url in (("DELETE", f"responses/{made['id']}"), ("DELETE", f"conversations/{conversation}")):
             reply = httpx.request(method, f"{server.url}/{url}", timeout=20)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")

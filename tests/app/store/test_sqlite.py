@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from antiphon.app.event_log import EventLog
-from antiphon.app.store.base import CompletionQuery
-from antiphon.app.store.database import Database
-from antiphon.app.store.schema import SCHEMA_VERSION, StoreError
-from antiphon.app.store.sqlite import SqliteStore
-from antiphon.app.store.writer import StoreTimings
+from antiphon.app.store.base import CompletionQuery, StoreError
+from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.schema import SCHEMA_VERSION
+from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import (
     add_completion,
     add_log,
@@ -75,7 +75,7 @@ async def test_background_step_is_published_after_its_commit(path: Path, monkeyp
         assert log.published == 0 and log.response.status == "in_progress"
         await log.wait_published()
         assert log.published == len(log.entries)
-        database = Database(path)
+        database = SqliteDatabase(path)
         assert [entry.data for entry in database.load_entries("resp_a")] == entry_data(log)
         log.append_step(make_steps()[2])
         assert log.published < len(log.entries)
@@ -97,15 +97,15 @@ async def test_foreground_response_waits_for_the_commit_of_its_last_step_only(pa
 async def test_last_step_of_a_response_is_committed_with_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`kill -9` cannot show a missing sync, only a power cut can, so the test reads the level at each commit."""
     commits: list[tuple[int, set[str]]] = []
-    commit = Database.commit
+    commit = SqliteDatabase.commit
 
-    def record_commit(database: Database) -> None:
+    def record_commit(database: SqliteDatabase) -> None:
         (level,) = database._connection.execute("PRAGMA synchronous").fetchone()
         finished = database._connection.execute("SELECT id FROM responses WHERE writer IS NULL")
         commits.append((level, {row[0] for row in finished}))
         commit(database)
 
-    monkeypatch.setattr(Database, "commit", record_commit)
+    monkeypatch.setattr(SqliteDatabase, "commit", record_commit)
     async with open_test_store(path) as store:
         for name, background in (("a", False), ("b", True)):
             log = add_log(store, name, count=3, background=background)
@@ -177,7 +177,7 @@ async def test_response_of_a_dead_writer_is_failed_exactly_once(path: Path) -> N
     async with open_test_store(path) as first, open_test_store(path) as second:
         for store in (first, second):
             store.is_alive = lambda name, _: "dead" not in name  # type: ignore[method-assign]
-        database = Database(path)
+        database = SqliteDatabase(path)
         abandoned = EventLog(make_response("a", background=True), "me")
         abandoned.append_step([*create_machine().begin(), *make_steps()[1]])
         database.begin(sync=True)
@@ -204,7 +204,7 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(path: Pat
         await asyncio.sleep(0.3)
         assert not log.ended and store._database.find_writer("resp_a") == store.name
         store.is_alive = lambda *_: True  # type: ignore[method-assign]
-        database = Database(path)
+        database = SqliteDatabase(path)
         database.begin(sync=True)
         assert database.take_over("resp_a", store.name, "other") and not database.take_over(
             "resp_a", store.name, "third"
@@ -231,8 +231,8 @@ async def test_database_error_does_not_end_the_writer_thread(path: Path, monkeyp
     monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
     async with open_test_store(path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(Database, "list_orphaned", raise_error)
-            patch.setattr(Database, "insert_response", raise_error)
+            patch.setattr(SqliteDatabase, "list_orphaned", raise_error)
+            patch.setattr(SqliteDatabase, "insert_response", raise_error)
             first = add_log(store, "a", background=True)
             await asyncio.wait_for(first.wait_finished(), 10)
             await asyncio.sleep(0.2)
@@ -269,7 +269,7 @@ async def test_full_store_deletes_the_oldest_responses_until_the_rest_fits(path:
         sizes = [row[0] for row in connection.execute("SELECT size FROM responses ORDER BY created")]
     connection.close()
     assert len(sizes) == 4 and all(sizes)
-    database = Database(path)
+    database = SqliteDatabase(path)
 
     def delete_down_to(max_bytes: int) -> list[str]:
         database.begin(sync=False)
@@ -319,7 +319,7 @@ async def test_file_of_a_newer_version_is_rejected(path: Path) -> None:
 async def test_response_completes_though_the_disk_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
     async with open_test_store(path) as store:
-        monkeypatch.setattr(Database, "append_events", raise_disk_full)
+        monkeypatch.setattr(SqliteDatabase, "append_events", raise_disk_full)
         log = add_log(store, "a", background=True)
         assert (await asyncio.wait_for(log.wait_finished(), 10)).status == "completed"
         assert store.find_log("me", "resp_a") is log and log.ended, "it is found until this process exits"
@@ -328,21 +328,21 @@ async def test_response_completes_though_the_disk_is_full(path: Path, monkeypatc
 async def test_steps_after_a_failed_one_leave_no_gap(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.app.store.writer.MAX_TRIES", 1)
     stored: list[list[int]] = []
-    queued, commit, append_events = threading.Event(), Database.commit, Database.append_events
+    queued, commit, append_events = threading.Event(), SqliteDatabase.commit, SqliteDatabase.append_events
 
-    def record_commit(database: Database) -> None:
+    def record_commit(database: SqliteDatabase) -> None:
         numbers = database._connection.execute("SELECT number FROM events WHERE response = 'resp_a' ORDER BY number")
         stored.append([row[0] for row in numbers])
         commit(database)
 
-    def fail_second_step(database: Database, *args: Any, **options: Any) -> None:
+    def fail_second_step(database: SqliteDatabase, *args: Any, **options: Any) -> None:
         if args[2][0].event.sequence_number == len(make_steps()[0]) and not queued.is_set():
             assert queued.wait(10)
             raise_disk_full()
         append_events(database, *args, **options)
 
-    monkeypatch.setattr(Database, "commit", record_commit)
-    monkeypatch.setattr(Database, "append_events", fail_second_step)
+    monkeypatch.setattr(SqliteDatabase, "commit", record_commit)
+    monkeypatch.setattr(SqliteDatabase, "append_events", fail_second_step)
     async with open_test_store(path) as store:
         log = add_log(store, "a", count=1, background=True)
         await log.wait_published()
@@ -364,7 +364,7 @@ async def test_store_reports_itself_unavailable_until_a_write_succeeds(
     async with open_test_store(path) as store:
         assert store.unavailable_reason() is None
         with monkeypatch.context() as patch:
-            patch.setattr(Database, "begin", raise_disk_full)
+            patch.setattr(SqliteDatabase, "begin", raise_disk_full)
             await asyncio.wait_for(add_log(store, "a", background=True).wait_finished(), 10)
             assert store.unavailable_reason() == "The response store is not writable."
         for _ in range(100):

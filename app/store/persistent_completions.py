@@ -1,4 +1,4 @@
-"""The chat completions of a store file, for the event loop: those that are being deleted do not exist any more."""
+"""The chat completions of a persistent store, for the event loop. Those that are being deleted are not found."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,7 +9,7 @@ from antiphon.app.store.database import Database
 CommitChange = Callable[[Callable[[Database], Any]], Awaitable[Any]]
 
 
-class SqliteCompletions:
+class PersistentCompletions:
     """Reads completions from `database`. `deleted` holds the ids whose deletion is not committed yet."""
 
     def __init__(self, database: Database, deleted: set[str], commit: CommitChange) -> None:

@@ -3,6 +3,8 @@
 import sqlite3
 from pathlib import Path
 
+from antiphon.app.store.base import StoreError
+
 SCHEMA_VERSION = 4
 _VERSION_4 = """
 CREATE TABLE chat_completions (
@@ -55,10 +57,6 @@ MIGRATIONS: tuple[str, ...] = (
     _VERSION_4,
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
-
-
-class StoreError(OSError):
-    """The store file cannot be used. The message is one line for the operator."""
 
 
 def open_connection(path: Path) -> sqlite3.Connection:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from antiphon.app.store.schema import StoreError, find_schema_fault
+from antiphon.app.store.base import StoreError
+from antiphon.app.store.sqlite.schema import find_schema_fault
 
 _log = structlog.get_logger(__name__)
 

@@ -1,14 +1,14 @@
-"""A persistent store: one SQLite file, which several processes may share.
+"""A persistent store, in a database that several processes may share.
 
-Logs of responses that run in this process are in memory, and each of their steps is written to the file. Steps of a
-background response are published after they are committed; for other responses only the last step waits for that.
-Responses that have ended, or run in another process, are read from the file; the latter are polled for new events.
+Logs of responses that run in this process are in memory, and each of their steps is written to the database. Steps of
+a background response are published after they are committed; for other responses only the last step waits for that.
+Responses that have ended, or run in another process, are read from the database. A subclass reads the new events of
+the latter, and passes them to `_add_remote_entries`.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -17,11 +17,12 @@ from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store import writer_name
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
-from antiphon.app.store.database import Database, UnreadableRowError
+from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import find_item
-from antiphon.app.store.quarantine import quarantine_if_corrupt
-from antiphon.app.store.sqlite_completions import SqliteCompletions
-from antiphon.app.store.writer import AppendEvents, StoreChange, StoreTimings, StoreWriter, WriteOp
+from antiphon.app.store.persistent_completions import PersistentCompletions
+from antiphon.app.store.sql_connection import UnreadableRowError
+from antiphon.app.store.write_ops import AppendEvents, StoreChange, StoreTimings, WriteOp
+from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 from antiphon.state.recovery import failure_events
@@ -35,39 +36,42 @@ MAX_RECENT_BYTES = 16 << 20
 """Size of the cached logs as JSON. A log echoes its tools in three events, which may be tens of megabytes each."""
 DELETED_MESSAGE = "The response was deleted."
 NOT_WRITABLE = "The response store is not writable."
-POLL_INTERVAL_S = 0.05
-"""Seconds between two polls for events that another process has written."""
 
 
-class SqliteStore:
-    """Stores logs in the file `path` for `timings.retention_s`, up to `max_bytes` in total. Must be closed."""
+class PersistentStore:
+    """Stores logs for `timings.retention_s`, up to `max_bytes` in total. Must be closed.
 
-    def __init__(self, path: Path, *, timings: StoreTimings = StoreTimings(), max_bytes: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
-        quarantine_if_corrupt(path)
+    The writer thread uses the first of the two connections, the event loop the second.
+    """
+
+    def __init__(self, name: str, databases: tuple[Database, Database], timings: StoreTimings, max_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._timings = timings
-        self.name = writer_name.create_name()
+        self.name = name
         self._live: dict[tuple[str, str], EventLog] = {}
         self._recent: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
         self._recent_bytes = 0
-        self._remote: dict[tuple[str, str], tuple[EventLog, asyncio.Task[None]]] = {}
+        self._remote: dict[tuple[str, str], EventLog] = {}
+        """Logs that another process writes."""
         self._deleted: set[str] = set()
         self._failed: dict[tuple[str, str], EventLog] = {}
         """Logs with a step that could not be written. The missing steps are written again when the log has ended."""
         self._repairing: set[str] = set()
         self._persisted: set[str] = set()
-        """Ids of live responses that are in the file."""
+        """Ids of live responses that are in the database."""
         self._on_cancel_request: Callable[[str], None] = lambda _: None
-        self._writer = StoreWriter(path, self.name, self, timings, max_bytes)
-        self._database = Database(path)
-        self.completions = SqliteCompletions(self._database, self._deleted, self._commit)
+        self._writer = StoreWriter(databases[0], name, self, timings, max_bytes)
+        self._database = databases[1]
+        self.completions = PersistentCompletions(self._database, self._deleted, self._commit)
 
     async def close(self) -> None:
-        """Writes everything that is pending and closes the file."""
-        for _, task in self._remote.values():
-            task.cancel()
+        """Writes everything that is pending and closes the database."""
         await asyncio.to_thread(self._writer.close)
         self._database.close()
+
+    def _follow_remote(self, log: EventLog) -> None:
+        """Begins to read the new events of a log in `_remote`, until it has ended."""
+        raise NotImplementedError
 
     # Methods of `ResponseStore`
 
@@ -100,7 +104,7 @@ class SqliteStore:
         if response_id in self._deleted:
             return None
         if key in self._remote:
-            return self._remote[key][0]
+            return self._remote[key]
         if (cached := self._live.get(key) or self._failed.get(key) or self._recent.get(key)) is not None:
             return cached
         try:
@@ -114,7 +118,8 @@ class SqliteStore:
         if writer is None:
             self._cache_log(log)
         else:
-            self._remote[key] = log, asyncio.create_task(self._poll_remote(log), name=f"poll-remote-{log.id}")
+            self._remote[key] = log
+            self._follow_remote(log)
         return log
 
     def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
@@ -124,7 +129,7 @@ class SqliteStore:
                 return found
         response_id = self._database.find_holder(owner, item_id)
         stored = self.find_log(owner, response_id) if response_id else None
-        return self._database.find_conversation_item(owner, item_id) if stored is None else find_item(stored, item_id)
+        return self._database.conversations.find_item(owner, item_id) if stored is None else find_item(stored, item_id)
 
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
@@ -171,27 +176,27 @@ class SqliteStore:
 
     async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Stores a conversation, or its new metadata."""
-        await self._commit(lambda database: database.save_conversation(owner, conversation))
+        await self._commit(lambda database: database.conversations.save_conversation(owner, conversation))
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the owner's conversation with this id."""
-        return self._database.find_conversation(owner, conversation_id)
+        return self._database.conversations.find_conversation(owner, conversation_id)
 
     async def delete_conversation(self, owner: str, conversation_id: str) -> None:
         """Deletes a conversation and its items."""
-        await self._commit(lambda database: database.delete_conversation(owner, conversation_id))
+        await self._commit(lambda database: database.conversations.delete_conversation(owner, conversation_id))
 
     def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation."""
-        return self._database.conversation_items(owner, conversation_id)
+        return self._database.conversations.load_items(owner, conversation_id)
 
     async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """Appends items to a conversation."""
-        await self._commit(lambda database: database.add_items(owner, conversation_id, items))
+        await self._commit(lambda database: database.conversations.add_items(owner, conversation_id, items))
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
         """Deletes an item of a conversation. Returns whether it existed."""
-        return await self._commit(lambda database: database.delete_item(owner, conversation_id, item_id))
+        return await self._commit(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
 
     def _enqueue_change(self, apply: Callable[[Database], T]) -> "asyncio.Future[T]":
         """Queues a change for the writer's next transaction. Returns a future of its result, set after the commit."""
@@ -227,11 +232,10 @@ class SqliteStore:
             if not log.ended or log.id in self._repairing:
                 continue
             if log.id in cancel_requested:
+                missing = tuple(log.entries[self._database.count_events(log.id) :])
                 self._repairing.add(log.id)
-                self._writer.enqueue(
-                    AppendEvents(log, tuple(log.entries[self._database.count_events(log.id) :]), is_repair=True)
-                )
-            else:  # the file has never contained it
+                self._writer.enqueue(AppendEvents(log, missing, is_repair=True))
+            else:  # the database has never contained it
                 del self._failed[key]
                 self._cache_log(log)
 
@@ -287,25 +291,20 @@ class SqliteStore:
         log = self._recent.pop((owner, response_id), None)
         self._recent_bytes -= log.size if log is not None else 0
 
-    async def _poll_remote(self, log: EventLog) -> None:
-        """Reads the events that another process writes, until the response has ended or was deleted."""
-        key = log.owner, log.id
-        while not log.ended:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            writer = self._database.find_writer(log.id)
-            entries = self._database.load_entries(log.id, len(log.entries))
-            if entries:
-                log.add_stored(entries)
-                log.publish()
-            if writer is None:
-                if not is_terminal(log.entries):
-                    missing = failure_events(
-                        [entry.event for entry in log.entries], code="server_error", message=DELETED_MESSAGE
-                    )
-                    log.add_stored([LogEntry.from_event(event) for event in missing])
-                    log.publish()
-                log.end_log()
-        if self._remote.pop(key, None) is not None:
+    def _add_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], *, has_writer: bool) -> None:
+        """Adds events that another process has written; without a writer, the response has ended or was deleted."""
+        if entries:
+            log.add_stored(entries)
+            log.publish()
+        if has_writer:
+            return
+        if not is_terminal(log.entries):
+            events = [entry.event for entry in log.entries]
+            missing = failure_events(events, code="server_error", message=DELETED_MESSAGE)
+            log.add_stored([LogEntry.from_event(event) for event in missing])
+            log.publish()
+        log.end_log()
+        if self._remote.pop((log.owner, log.id), None) is not None:
             self._cache_log(log)
 
     def is_alive(self, name: str, heartbeat_at: float) -> bool:

@@ -1,0 +1,76 @@
+"""SQL statements of the tables of conversations, as methods of one connection."""
+
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+
+from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.events.inputs import AnyInput
+
+_log = structlog.get_logger(__name__)
+_item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
+
+
+class ConversationTables:
+    """Statements on conversations. The writes are called inside a transaction of the connection."""
+
+    def __init__(self, connection: SqlConnection) -> None:
+        self._connection = connection
+
+    def add_items(self, owner: str, conversation_id: str, items: Iterable[AnyInput]) -> None:
+        """Appends items to a conversation. Does nothing if it has been deleted."""
+        statement = """
+            INSERT INTO conversation_items (owner, conversation, id, data)
+            SELECT owner, id, ?, ? FROM conversations WHERE owner = ? AND id = ?
+        """
+        rows = [(item.id, msgspec.json.encode(item), owner, conversation_id) for item in items]
+        self._connection.executemany(statement, rows)
+
+    def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
+        """Inserts a conversation, or updates its metadata."""
+        statement = """
+            INSERT INTO conversations (owner, id, created, metadata) VALUES (?, ?, ?, ?)
+            ON CONFLICT (owner, id) DO UPDATE SET metadata = excluded.metadata
+        """
+        metadata = msgspec.json.encode(conversation.metadata)
+        self._connection.execute(statement, (owner, conversation.id, conversation.created_at, metadata))
+
+    def delete_conversation(self, owner: str, conversation_id: str) -> None:
+        """Deletes a conversation and its items."""
+        self._connection.execute(
+            "DELETE FROM conversation_items WHERE owner = ? AND conversation = ?", (owner, conversation_id)
+        )
+        self._connection.execute("DELETE FROM conversations WHERE owner = ? AND id = ?", (owner, conversation_id))
+
+    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> bool:
+        """Deletes an item of a conversation. Returns whether it existed."""
+        statement = "DELETE FROM conversation_items WHERE owner = ? AND conversation = ? AND id = ?"
+        return self._connection.execute(statement, (owner, conversation_id, item_id)).rowcount > 0
+
+    def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
+        """Returns the owner's conversation with this id."""
+        query = "SELECT created, metadata FROM conversations WHERE owner = ? AND id = ?"
+        row = self._connection.execute(query, (owner, conversation_id)).fetchone()
+        if row is None:
+            return None
+        return StoredConversation(id=conversation_id, created_at=row[0], metadata=msgspec.json.decode(row[1]))
+
+    def load_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
+        """Returns the items of a conversation, in order."""
+        query = "SELECT data FROM conversation_items WHERE owner = ? AND conversation = ? ORDER BY position"
+        items: list[AnyInput] = []
+        for (data,) in self._connection.execute(query, (owner, conversation_id)):
+            try:
+                items.append(decode_row(_item_decoder.decode, data))
+            except UnreadableRowError as error:
+                _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
+        return tuple(items)
+
+    def find_item(self, owner: str, item_id: str) -> AnyInput | None:
+        """Returns an item of one of the owner's conversations, by id."""
+        row = self._connection.execute(
+            "SELECT data FROM conversation_items WHERE owner = ? AND id = ?", (owner, item_id)
+        ).fetchone()
+        return decode_row(_item_decoder.decode, row[0]) if row else None

@@ -1,0 +1,53 @@
+"""What persistent stores require of a database connection, and the decoding of its rows."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class UnreadableRowError(Exception):
+    """A row of a response cannot be decoded, because the database was damaged."""
+
+
+class SqlRows(Protocol):
+    """The rows that a statement returned."""
+
+    @property
+    def rowcount(self) -> int:
+        """Number of rows that the statement changed."""
+        ...
+
+    def fetchone(self) -> Any:
+        """Returns the next row; None after the last one."""
+
+    def fetchall(self) -> list[Any]:
+        """Returns the remaining rows."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class SqlConnection(Protocol):
+    """A connection that commits each statement by itself outside BEGIN and COMMIT. `?` stands for a value."""
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> SqlRows:
+        """Runs a statement."""
+        ...
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> object:
+        """Runs a statement once for each row of values."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+def decode_row(decode: Callable[[bytes], T], data: bytes) -> T:
+    """Decodes a column of JSON. Raises `UnreadableRowError`."""
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        raise UnreadableRowError(str(error)) from None

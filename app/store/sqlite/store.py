@@ -1,0 +1,43 @@
+"""The store in one SQLite file. Responses that another process writes are polled for new events."""
+
+import asyncio
+from pathlib import Path
+
+from antiphon.app.event_log import EventLog
+from antiphon.app.store import writer_name
+from antiphon.app.store.persistent import PersistentStore
+from antiphon.app.store.sqlite.database import SqliteDatabase
+from antiphon.app.store.sqlite.quarantine import quarantine_if_corrupt
+from antiphon.app.store.write_ops import StoreTimings
+
+POLL_INTERVAL_S = 0.05
+"""Seconds between two polls for events that another process has written."""
+
+
+class SqliteStore(PersistentStore):
+    """Stores logs in the file `path`. Must be closed."""
+
+    def __init__(self, path: Path, *, timings: StoreTimings = StoreTimings(), max_bytes: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
+        quarantine_if_corrupt(path)
+        self._polls: set[asyncio.Task[None]] = set()
+        databases = SqliteDatabase(path), SqliteDatabase(path)
+        super().__init__(writer_name.create_name(), databases, timings, max_bytes)
+
+    async def close(self) -> None:
+        """Writes everything that is pending and closes the file."""
+        for task in self._polls:
+            task.cancel()
+        await super().close()
+
+    def _follow_remote(self, log: EventLog) -> None:
+        task = asyncio.create_task(self._poll_remote(log), name=f"poll-remote-{log.id}")
+        self._polls.add(task)
+        task.add_done_callback(self._polls.discard)
+
+    async def _poll_remote(self, log: EventLog) -> None:
+        """Reads the events that another process writes, until the response has ended or was deleted."""
+        while not log.ended:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            writer = self._database.find_writer(log.id)
+            entries = self._database.load_entries(log.id, len(log.entries))
+            self._add_remote_entries(log, entries, has_writer=writer is not None)
