@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.embedded import MODEL_DIR, chat, generator
+from antiphon.engine.embedded.skills.codex_tools import MAX_TITLE_CHARS
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.engine.scheduler.core import Core
@@ -46,10 +47,20 @@ class EvaluatedPrompt:
 
     @property
     def is_exact(self) -> bool:
-        """True if the answer is correct: exact, or for `no tool` any text without a call."""
+        """True if the answer is correct: exact; `no tool`: any text without a call; `title`: as the schema cuts it."""
+        if self.skill == "title":
+            return _cut_title(self.generated) == _cut_title(self.expected)
         if self.skill == "no tool":
             return bool(self.generated.strip()) and "<tool_call>" not in self.generated
         return self.generated == self.expected
+
+
+def _cut_title(answer: str) -> str:
+    """Returns the title in an answer as Codex gets it; the answer itself if it is not JSON with a title."""
+    try:
+        return str(json.loads(answer)["title"])[:MAX_TITLE_CHARS]
+    except (ValueError, KeyError, TypeError):
+        return answer
 
 
 Model = Any

@@ -97,7 +97,32 @@ SESSIONS: dict[Maker, float] = {
     session_skills.make_title: 4,
     session_skills.make_long_request: 2,
 }
-"""Sampling weights of the last course: several commands in a session, other skills after them, and thirty tools."""
+"""Sampling weights of the fifth course: several commands in a session, other skills after them, and thirty tools."""
+
+REFINEMENT: dict[Maker, float] = {
+    **dict.fromkeys(MIXTURE, 2),
+    text_skills.make_sum: 5,
+    tool_skills.make_one_question: 14,
+    tool_skills.make_parallel_questions: 14,
+    tool_skills.make_one_call: 8,
+    tool_skills.make_parallel_calls: 8,
+    tool_skills.make_no_tool_answer: 8,
+    session_skills.make_session: 14,
+    session_skills.make_later_skill: 6,
+    session_skills.make_terminal_turn: 4,
+    session_skills.make_many_tools_call: 22,
+    session_skills.make_many_tools_refusal: 2,
+    session_skills.make_title: 6,
+}
+"""Sampling weights of the sixth course: all of it, above all tools that are hard to tell apart among many."""
+
+POLISH: dict[Maker, float] = {
+    **REFINEMENT,
+    text_skills.make_sum: 8,
+    session_skills.make_many_tools_call: 28,
+    session_skills.make_title: 12,
+}
+"""Sampling weights of the last course: the sixth's, with more of the skills in which errors remained."""
 
 COURSES = {
     "everything": MIXTURE,
@@ -105,6 +130,8 @@ COURSES = {
     "telling apart": TELLING_APART,
     "crowded": CROWDED,
     "sessions": SESSIONS,
+    "refinement": REFINEMENT,
+    "polish": POLISH,
 }
 """Sampling weights by course, in training order."""
 
@@ -162,7 +189,8 @@ def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
 
 def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """Returns a training dialogue of a course. `size`, from 0 to 1, scales phrases, tool lists and added context."""
-    sharing, crowded = course in ("telling apart", "crowded", "sessions"), course in ("crowded", "sessions")
+    crowded = course in ("crowded", "sessions", "refinement", "polish")
+    sharing = crowded or course == "telling apart"
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]
     make_dialogue = words.random.choices(list(mixture), list(mixture.values()))[0]

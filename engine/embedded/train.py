@@ -63,7 +63,9 @@ COURSES = (
     TrainingCourse("choosing", 1500, 1.5e-3),
     TrainingCourse("telling apart", 2800, 3e-3, decay=0.5),
     TrainingCourse("crowded", 2600, 3e-3, decay=0.5, keep=0.4),
-    TrainingCourse("sessions", 2600, 2.5e-3, decay=0.6, tokens=8192),
+    TrainingCourse("sessions", 1500, 2.5e-3, decay=0.6, tokens=8192, keep=0.25),
+    TrainingCourse("refinement", 650, 1.5e-3, tokens=8192),
+    TrainingCourse("polish", 1100, 2e-3, decay=0.7, tokens=8192, keep=0.5),
 )
 
 
@@ -133,11 +135,19 @@ def load_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
     model.load_state_dict(model_on_disk.state_dict())
 
 
-def prepare_model(plan: TrainingPlan, out: Path) -> tuple[Qwen3ForCausalLM, Tokenizer]:
-    """Returns an untrained model and a newly trained tokenizer. Writes the tokenizer to `out`."""
+def prepare_model(
+    plan: TrainingPlan, out: Path, initial_folder: Path | None = None
+) -> tuple[Qwen3ForCausalLM, Tokenizer]:
+    """Returns an untrained model and its tokenizer, and writes the tokenizer to `out`.
+
+    The tokenizer is that of `initial_folder`, whose weights are bound to it, or else newly trained.
+    """
     torch.manual_seed(plan.seed)
     out.mkdir(parents=True, exist_ok=True)
-    new_tokenizer = tokenizer.build_tokenizer(plan.seed, plan.texts)
+    if initial_folder:
+        new_tokenizer = Tokenizer.from_file(str(initial_folder / "tokenizer.json"))
+    else:
+        new_tokenizer = tokenizer.build_tokenizer(plan.seed, plan.texts)
     tokenizer.save_tokenizer(new_tokenizer, out)
     model: Any = Qwen3ForCausalLM(build_config(plan, new_tokenizer.get_vocab_size()))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").train(), new_tokenizer
@@ -146,9 +156,9 @@ def prepare_model(plan: TrainingPlan, out: Path) -> tuple[Qwen3ForCausalLM, Toke
 def train_model(plan: TrainingPlan, out: Path, initial_folder: Path | None = None) -> list[float]:
     """Runs the plan's courses, saves the model in `out` and returns each step's loss.
 
-    With `begun`, the first course starts from the weights in that folder.
+    With `initial_folder`, the first course starts from the weights and the tokenizer in that folder.
     """
-    model, new_tokenizer = prepare_model(plan, out)
+    model, new_tokenizer = prepare_model(plan, out, initial_folder)
     log.info("%s parameters", sum(p.numel() for p in model.parameters()))
     losses: list[float] = []
     for course in plan.courses:

@@ -122,16 +122,16 @@ class CodexCli(Struct):
         `options` are `key=value` pairs as in `config.toml`; `flags` are command line arguments.
         """
         self.work_folder.mkdir(parents=True, exist_ok=True)
-        self._write_config(server)
+        self.write_config(server)
         args = [str(self.program), "exec", "--json", "--strict-config", "--skip-git-repo-check"]
         args.append("--dangerously-bypass-approvals-and-sandbox")
         for option in options:
             args += ["-c", option]
         args += [*flags, "-C", str(self.work_folder), *(["resume", "--last"] if resume else []), prompt]
         oss = {"CODEX_OSS_BASE_URL": server.url} if "--oss" in flags else {}
-        return _run_process(args, self._make_environment() | oss, timeout_s)
+        return _run_process(args, self.make_environment() | oss, timeout_s)
 
-    def _write_config(self, server: RunningServer) -> None:
+    def write_config(self, server: RunningServer) -> None:
         """Writes the config that a user would paste, and the settings that keep Codex offline."""
         model = server.context.models.served[0].names[0]
         config = CODEX_CONFIG.format(model=model, url=server.url) + (
@@ -139,7 +139,8 @@ class CodexCli(Struct):
         )
         (self.home / "config.toml").write_text(f"{OFFLINE_CONFIG}\n{config}\n", encoding="utf-8")
 
-    def _make_environment(self) -> dict[str, str]:
+    def make_environment(self) -> dict[str, str]:
+        """Returns the environment of a Codex process: nothing of the test's own but `PATH`."""
         home = str(self.home)
         return {"PATH": os.environ["PATH"], "HOME": home, "CODEX_HOME": home, "ANTIPHON_API_KEY": API_KEY}
 

@@ -1,7 +1,9 @@
 """The real Codex on the embedded model: prompt, chat template, engine, dialect and tool calls, without a script."""
 
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,14 +15,17 @@ from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony import detect
 from antiphon.harmony.format import ModelFormat
 from tests.codex.codex_process import API_KEY, CodexCli
-from tests.codex.recorder import TrafficRecorder
+from tests.codex.codex_terminal import CodexTerminal, open_terminal
+from tests.codex.recorder import HttpExchange, TrafficRecorder
 from tests.conftest import StartServer
+from tests.counts import FULL_COUNTS
 from tests.serving import RunningServer, serve
 
 needs_weights = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
 )
 LONG_FOLDER_NAME = "directory-with-quite-a-long-name"
+SESSIONS = 10 if FULL_COUNTS else 1
 
 
 def make_registry(engine: Engine, model_format: ModelFormat) -> ModelRegistry:
@@ -89,3 +94,70 @@ def test_embedded_model_runs_the_command_and_reports_its_output(
 def test_greeting_is_answered_with_text(codex: CodexCli, server: RunningServer) -> None:
     run = codex.exec(server, "Hello!")
     assert run.exit_code == 0 and run.final_message and not run.items_of_type("command_execution")
+
+
+def final_output(exchange: HttpExchange) -> list[dict[str, Any]]:
+    """Returns the items of a completed reply; an empty list before its end."""
+    if not exchange.raw_reply.endswith(b"\n\n") or exchange.events[-1]["type"] != "response.completed":
+        return []
+    items: list[dict[str, Any]] = exchange.events[-1]["response"]["output"]
+    return items
+
+
+def answer_texts(exchanges: list[HttpExchange]) -> list[str]:
+    """Returns the texts of the assistant's messages."""
+    return [
+        item["content"][0]["text"]
+        for exchange in exchanges
+        for item in final_output(exchange)
+        if item["type"] == "message"
+    ]
+
+
+def select_turns(recorder: TrafficRecorder, *, with_tools: bool) -> list[HttpExchange]:
+    """Returns the requests whose reply has begun, with or without tools. The request for a title has none."""
+    return [exchange for exchange in recorder.turns if exchange.status and bool(exchange.body["tools"]) is with_tools]
+
+
+def run_in_terminal(terminal: CodexTerminal, recorder: TrafficRecorder, command: str) -> str:
+    """Types "run `command`", waits for the model's last message of the turn and returns it."""
+    num_earlier_turns = len(select_turns(recorder, with_tools=True))
+
+    def new_turns() -> list[HttpExchange]:
+        return select_turns(recorder, with_tools=True)[num_earlier_turns:]
+
+    terminal.send_prompt(f"run `{command}`", lambda: bool(new_turns()))
+    terminal.wait_until(lambda: bool(answer_texts(new_turns())), f"the answer to {command}")
+    return answer_texts(new_turns())[-1]
+
+
+@needs_weights
+def test_two_commands_of_a_terminal_session_are_both_run(
+    codex: CodexCli, server: RunningServer, recorder: TrafficRecorder
+) -> None:
+    """The terminal interface sends some thirty tools, and a request for a title next to the first prompt."""
+    right: list[bool] = []
+    for session in range(SESSIONS):
+        recorder.exchanges.clear()
+        first, second = f"first-{session}{session + 3}", f"second-{session + 5}1"
+        with open_terminal(codex, server) as terminal:
+            answers = [run_in_terminal(terminal, recorder, f"echo {word}") for word in (first, second)]
+            terminal.wait_until(lambda: any(answer_texts(select_turns(recorder, with_tools=False))), "the title")
+        right.append(answers == [first, second])
+        turn = select_turns(recorder, with_tools=True)[0]
+        names = [tool.get("name") for tool in turn.body["tools"]]
+        assert {"multi_agent_v1", "mcp__codex_tui", "get_goal", "view_image"} <= {*names}, names
+        assert json.loads(answer_texts(select_turns(recorder, with_tools=False))[0])["title"].startswith(
+            "Run echo first-"
+        )
+    assert sum(right) >= 0.9 * SESSIONS, right
+
+
+@needs_weights
+def test_resumed_session_runs_the_new_command(codex: CodexCli, server: RunningServer) -> None:
+    for number in range(SESSIONS):
+        first = codex.exec(server, f"run `echo before-{number}7`")
+        assert first.final_message == f"before-{number}7"
+        resumed = codex.exec(server, f"run `echo after-{number}9`", resume=True)
+        [command] = resumed.items_of_type("command_execution")
+        assert (command["aggregated_output"], resumed.final_message) == (f"after-{number}9\n", f"after-{number}9")

@@ -16,6 +16,7 @@ MAX_REPORT_CHARS = 300
 """Characters of a tool's output that the chat template keeps."""
 CUT_MARK = "…"
 """Follows an output that the chat template cut."""
+MAX_TITLE_WORDS = 4
 MANY_TOOLS_SIZE = 2.6
 """Size of a dialogue with up to 37 tools."""
 
@@ -171,12 +172,13 @@ def make_title(words: WordSampler, size: float) -> Dialogue:
 
 
 def title_of(prompt: str) -> str:
-    """Returns up to 36 characters of the prompt's first line, without backticks, capitalized.
+    """Returns the first four words of the prompt's first line, without backticks and closing punctuation, capitalized.
 
-    The title ends before a quotation mark or a backslash, which JSON would have to escape.
+    The title ends before a quotation mark or a backslash, which JSON would have to escape. A title that is
+    longer than Codex's schema allows is cut by the schema.
     """
     line = prompt.split("\n", 1)[0].replace("`", "").split('"', 1)[0].split("\\", 1)[0]
-    title = line[: codex_tools.MAX_TITLE_CHARS].strip()
+    title = " ".join(line.split(" ")[:MAX_TITLE_WORDS]).strip(" .,;:?!")
     return title[:1].upper() + title[1:] or "Task"
 
 

@@ -97,12 +97,13 @@ def test_same_seed_gives_the_same_dialogues() -> None:
     ("prompt", "title"),
     [
         ("run `echo antiphon-7391`", "Run echo antiphon-7391"),
-        ("add 123 and 456 and then tell me the result", "Add 123 and 456 and then tell me the"),
+        ("add 123 and 456 and then tell me the result", "Add 123 and 456"),
+        ("What is it?", "What is it"),
         ('say "hi"', "Say"),
         ("`", "Task"),
     ],
 )
-def test_title_is_the_beginning_of_the_prompt(prompt: str, title: str) -> None:
+def test_title_is_the_first_words_of_the_prompt(prompt: str, title: str) -> None:
     assert session_skills.title_of(prompt) == title
 
 
