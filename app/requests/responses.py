@@ -8,6 +8,7 @@ from msgspec import UNSET
 from antiphon.app.errors import ApiError, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import constraints, input_items, media, shared, tools
+from antiphon.app.requests.abilities import check_abilities
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields import RESPONSES_FIELDS, check_fields, refuse_unsupported
 from antiphon.app.requests.history import NO_HISTORY, History, decrypt_items
@@ -57,6 +58,7 @@ def read_responses_request(
         prompt_input = _with_compaction_prompt(prompt_input)
     output_constraints = [] if request_input.compact else _output_constraints(all_tools, prompt_input)
     spec = _turn_spec(body, model, prompt_input, request_input, tuple(output_constraints), request_tools.echo, settings)
+    check_abilities(spec, model.engine.info.abilities, form_param="text.format")
     return ParsedRequest(model, spec, earlier_items)
 
 

@@ -17,6 +17,8 @@ class RequiredStructure(Struct, frozen=True):
     """The form of the text, and the constraints to be checked before the engine gets the job."""
 
     form: TextConstraint | None = None
+    param: str = ""
+    """Path of the field that requires the form."""
     constraints: tuple[OutputConstraint, ...] = ()
     is_json: bool = False
     """True if the text must be JSON, which no stop string may cut."""
@@ -35,16 +37,16 @@ def read_structure(body: Mapping[str, Any]) -> RequiredStructure:
         case "json" | "json_object":
             schema = {"type": "object"} if kind == "json_object" else _read_schema(value, path)
             return RequiredStructure(
-                TextConstraint(schema=schema), (constraints.schema_constraint(schema, path),), is_json=True
+                TextConstraint(schema=schema), path, (constraints.schema_constraint(schema, path),), is_json=True
             )
         case "regex":
-            return RequiredStructure(TextConstraint(regex=value), (OutputConstraint("regex", value, path),))
+            return RequiredStructure(TextConstraint(regex=value), path, (OutputConstraint("regex", value, path),))
         case "choice":
             if not value:
                 raise invalid_value(path, f"Invalid '{path}': it must have at least one entry.")
-            return RequiredStructure(TextConstraint(choice=tuple(value)))
+            return RequiredStructure(TextConstraint(choice=tuple(value)), path)
         case _:
-            return RequiredStructure(TextConstraint(lark=value), (OutputConstraint("lark", value, path),))
+            return RequiredStructure(TextConstraint(lark=value), path, (OutputConstraint("lark", value, path),))
 
 
 def _list_forms(body: Mapping[str, Any]) -> list[tuple[str, str, Any]]:

@@ -15,6 +15,7 @@ from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnObserver, TurnStats
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
+from antiphon.app.turns.affinity import affinity_key
 from antiphon.app.turns.capacity import TurnCapacity, TurnSlot
 from antiphon.app.turns.output_processor import OutputProcessor
 from antiphon.app.turns.prompt_renderer import PromptRenderer
@@ -22,6 +23,7 @@ from antiphon.app.turns.stored_history import with_ids
 from antiphon.app.turns.token_history import FinishedTurn, TurnPrompt
 from antiphon.app.turns.turn import SHUTTING_DOWN_MESSAGE, Turn, TurnTimeouts
 from antiphon.engine.protocol import Job
+from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
 
@@ -199,7 +201,7 @@ class TurnManager:
             EventLog(base_response, prompt.owner, input_items, keeps_details=bool(spec.stored_messages)),
             processor,
             model.engine,
-            _build_job(model, spec, prompt, number),
+            _build_job(model, spec, prompt, number, input_items),
             self._timeouts,
         )
         self._running[base_response.id] = turn
@@ -238,7 +240,9 @@ def _turn_stats(turn: Turn, processor: OutputProcessor, prompt_tokens: int) -> T
     )
 
 
-def _build_job(model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int) -> Job:
+def _build_job(
+    model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, stored_input: Sequence[AnyInput]
+) -> Job:
     """Builds the engine's job of a turn. Each choice adds its number to the seed, so that the choices differ."""
     seed = None if spec.sampling.seed is None else spec.sampling.seed + number
     end_ids = () if spec.sampling.ignore_eos else model.format.stop_ids
@@ -251,7 +255,16 @@ def _build_job(model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: i
         owner=prompt.owner,
         grammar=prompt.grammar,
         cache_salt=spec.cache_salt,
+        affinity=affinity_key(spec.base_response, prompt.owner, spec.prompt_input.items, stored_input),
         priority=spec.priority,
+        deadline=_remaining_s(spec),
         prompt_logprobs=spec.details.prompt_logprobs,
         prefill_only=spec.prefill_only,
     )
+
+
+def _remaining_s(spec: TurnSpec) -> float | None:
+    """Returns the seconds until the client's deadline. A background response does not depend on its client."""
+    if spec.time_limit is None or spec.base_response.background:
+        return None
+    return max(spec.time_limit - asyncio.get_running_loop().time(), 0.0)

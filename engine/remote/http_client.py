@@ -150,12 +150,12 @@ class HttpConnection(asyncio.Protocol):
 
     async def exchange(self, request: bytes, on_body: OnBody | None, silence_timeout_s: float) -> HttpResponse:
         """Sends a request and waits for the response. Ends the connection if the wait is cancelled."""
-        self._reset(on_body)
-        done = self._done = self._loop.create_future()
-        self.last_data_at = self._loop.time()
         if self._transport is None or self._transport.is_closing():
             self.is_reusable = False
             raise RemoteConnectionError("the connection was closed")
+        self._reset(on_body)
+        done = self._done = self._loop.create_future()
+        self.last_data_at = self._loop.time()
         self._transport.write(request)
         silence = self._loop.call_later(silence_timeout_s, self._check_silence, silence_timeout_s)
         self._silence = silence
@@ -167,6 +167,8 @@ class HttpConnection(asyncio.Protocol):
         finally:
             self._silence.cancel()
             self._on_body = None
+            if done.done() and not done.cancelled():
+                done.exception()  # marks it as retrieved: a cancellation may have come at the same time
         return HttpResponse(self._status, bytes(self._body))
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from antiphon.app.errors import clip_text, invalid_value, missing_field
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, media, shared, tools
 from antiphon.app.requests import validators as c
+from antiphon.app.requests.abilities import accept_spec
 from antiphon.app.requests.chat.messages import read_messages
 from antiphon.app.requests.chat.options import chat_details, read_chat_options, read_effort, read_template_options
 from antiphon.app.requests.chat.stored import messages_to_store
@@ -84,7 +85,7 @@ def read_chat_request(
         cache_salt=body.get("cache_salt") or "",
         priority=shared.read_priority(body),
     )
-    return ParsedRequest(model, _with_reply_form(spec, body, offered, settings))
+    return accept_spec(model, _with_reply_form(spec, body, offered, settings), form_param=structure.param)
 
 
 def _read_sampling(body: Mapping[str, Any], info: EngineInfo, settings: Settings, top_logprobs: int | None) -> Sampling:

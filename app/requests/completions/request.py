@@ -9,6 +9,7 @@ from antiphon.app.errors import invalid_value, missing_field, unsupported_field
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.projections.completions.schema import CompletionOptions
 from antiphon.app.requests import shared
+from antiphon.app.requests.abilities import check_abilities
 from antiphon.app.requests.fields import MAX_CHOICES, check_fields, refuse_unsupported
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from antiphon.app.requests.structure import read_structure
@@ -74,6 +75,7 @@ def read_completion_request(body: Mapping[str, Any], models: ModelRegistry) -> C
             form=structure.form,
         )
         specs.append(structs.replace(spec, raw=raw))
+        check_abilities(specs[-1], model.engine.info.abilities, form_param=structure.param)
     return CompletionRequest(model=model, specs=tuple(specs), options=options, stream=spec.stream)
 
 

@@ -7,6 +7,7 @@ from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_fiel
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.requests import constraints, shared, tools
 from antiphon.app.requests import validators as c
+from antiphon.app.requests.abilities import accept_spec
 from antiphon.app.requests.constraints import OutputConstraint
 from antiphon.app.requests.fields import RequestField, check_fields, refuse_unsupported
 from antiphon.app.requests.fields.messages import COUNTED_FIELDS, MESSAGES_FIELDS
@@ -64,7 +65,7 @@ def read_messages_request(
         encrypt_reasoning=True,
         hide_reasoning=(body.get("thinking") or {}).get("display") == "omitted",
     )
-    return ParsedRequest(model, spec)
+    return accept_spec(model, spec, form_param="output_config.format")
 
 
 def _base_response(body: Mapping[str, Any], choice: Any, sampling: Sampling, request_tools: RequestTools) -> Response:

@@ -233,7 +233,7 @@ async def test_each_choice_has_its_own_seed() -> None:
     turn_prompt = TokenHistory().render(
         scripted.model.format, "", request.spec.prompt_input, datetime(2026, 1, 1, tzinfo=UTC)
     )
-    jobs = [_build_job(scripted.model, request.spec, turn_prompt, number) for number in range(3)]
+    jobs = [_build_job(scripted.model, request.spec, turn_prompt, number, ()) for number in range(3)]
     assert [job.sampling.seed for job in jobs] == [5, 6, 7]
 
 

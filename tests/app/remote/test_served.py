@@ -1,0 +1,266 @@
+"""A whole server in front of a remote engine: streams, refusals, restarts of the engine, conversations."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.harmony import detect
+from tests.counts import FULL_COUNTS
+from tests.engine.remote.fake_server import FakeServer, Pause, Reply, Reset, json_reply, play_vllm, sse, vllm_tokens
+from tests.engine.remote.remote_helpers import (
+    EOS,
+    build_engine,
+    drop_grammars,
+    encode,
+    follow_grammars,
+    load_tokenizer,
+    sample_grammar,
+)
+from tests.invariants import check_stream
+from tests.serving import RunningServer, serve
+
+KILLS = 100 if FULL_COUNTS else 6
+STREAMS = 4
+
+
+class FakeServerThread:
+    """A fake server with an event loop of its own. Its methods may be called from any thread."""
+
+    def __init__(self, default: Reply, probes: Callable[[dict[str, Any]], Reply | None]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = FakeServer(encode, default, probes)
+        self.start()
+
+    def start(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result(10)
+
+    def kill(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.kill(), self._loop).result(10)
+
+    def close(self) -> None:
+        self.kill()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@contextmanager
+def serve_remote(
+    default: Reply, probes: Callable[[dict[str, Any]], Reply | None] = follow_grammars, num_engines: int = 1
+) -> Iterator[tuple[RunningServer, list[FakeServerThread]]]:
+    """Serves the embedded model's format over fake engines."""
+    threads = [FakeServerThread(default, probes) for _ in range(num_engines)]
+    engine = build_engine([each.server for each in threads])
+    model_format = detect.load_format(MODEL_DIR, "hermes").format
+    models = ModelRegistry([ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)])
+    try:
+        with serve(models) as server:
+            yield server, threads
+    finally:
+        for each in threads:
+            each.close()
+
+
+def tokens_of(text: str) -> list[int]:
+    return [*load_tokenizer().tokenize_str(text), EOS]
+
+
+def read_events(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
+    """Returns the events of a streamed response."""
+    body = {"model": "tiny", "input": "Hello!", "stream": True, "store": False, **fields}
+    response = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    response.raise_for_status()
+    return decode_events(response.text)
+
+
+def decode_events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def test_stream_of_a_remote_engine() -> None:
+    with serve_remote(play_vllm(*tokens_of("Hello, you."), cached=5)) as (server, _):
+        response = check_stream(read_events(server))
+        assert response["output"][0]["content"][0]["text"] == "Hello, you."
+        assert response["usage"]["input_tokens_details"]["cached_tokens"] == 5
+        chat = OpenAI(base_url=server.url, api_key="none").chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Hello!"}]
+        )
+        assert chat.choices[0].message.content == "Hello, you."
+
+
+def test_refused_job_is_an_http_error_before_any_event() -> None:
+    with serve_remote(json_reply({"error": {"message": "top_p is wrong", "code": 400}}, 400)) as (server, [engine]):
+        body = {"model": "tiny", "input": "Hello!", "stream": True}
+        refused = httpx.post(f"{server.url}/responses", json=body)
+        assert refused.status_code == 400 and "top_p is wrong" in refused.json()["error"]["message"]
+        engine.server.default = json_reply({"error": {"message": "The engine is currently busy"}}, 503)
+        busy = httpx.post(f"{server.url}/responses", json=body)
+        assert (busy.status_code, busy.headers["retry-after"]) == (429, "1")
+
+
+STRICT_TOOL = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}}
+FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("responses", {"input": "Hi", "tools": [STRICT_TOOL]}, "tools"),
+        ("responses", {"input": "Hi", "tools": [STRICT_TOOL], "tool_choice": "required"}, "tool_choice"),
+        ("responses", {"input": "Hi", "text": {"format": FORMAT}}, "text.format"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ("completions", {"prompt": "Hi", "guided_regex": "a+"}, "guided_regex"),
+    ],
+)
+def test_request_that_needs_a_grammar_is_refused_by_name(path: str, fields: dict[str, Any], param: str) -> None:
+    with serve_remote(play_vllm(EOS), drop_grammars) as (server, [engine]):
+        reply = httpx.post(f"{server.url}/{path}", json={"model": "tiny", **fields})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, param)
+        assert "--structured-outputs-config" in error["message"]
+        assert not engine.server.jobs
+
+
+def test_required_tool_call_is_valid_however_random_the_engine_is() -> None:
+    """The engine follows the grammar with random tokens."""
+    with serve_remote(play_vllm(EOS)) as (server, [engine]):
+        parameters = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Lima"]}, "days": {"type": "integer", "minimum": 1}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        }
+        tool = {"type": "function", "name": "get_weather", "strict": True, "parameters": parameters}
+        num_complete, count = 0, 200 if FULL_COUNTS else 10
+        for seed in range(count):
+            answer_with_random_tokens(engine.server, seed)
+            response = check_stream(
+                read_events(server, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+            )
+            if response["status"] == "incomplete":  # random digits need not end
+                assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+                continue
+            num_complete += 1
+            [call] = [item for item in response["output"] if item["type"] == "function_call"]
+            arguments = json.loads(call["arguments"])
+            assert arguments["city"] in ("Oslo", "Lima") and arguments["days"] >= 1
+        assert num_complete > 0.8 * count
+
+
+def answer_with_random_tokens(server: FakeServer, seed: int) -> None:
+    """Makes the server answer the next job with random tokens of the job's grammar."""
+    choose = server._choose_reply
+
+    def choose_once(request: Any) -> Reply:
+        if "x-request-id" not in request.headers:
+            return choose(request)
+        server._choose_reply = choose  # type: ignore[method-assign]
+        tokens = sample_grammar(request.body["structured_outputs"]["grammar"], 1000, seed)
+        return play_vllm(*tokens, finish="stop" if tokens[-1] == EOS else "length")
+
+    server._choose_reply = choose_once  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("cut", [*range(0, 700, 1 if FULL_COUNTS else 43)])
+def test_engine_that_stops_at_any_byte_leaves_a_legal_stream(cut: int) -> None:
+    data = b"".join(sse(*[vllm_tokens(token) for token in tokens_of("Hi, it is I.")[:-1]]))[:cut]
+    reply = Reply([data, Reset()])
+    server, engine = _shared_server()
+    engine.server.default = reply
+    body = {"model": "tiny", "input": "Hello!", "stream": True}
+    response = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    if response.status_code == 200:
+        final = check_stream(decode_events(response.text))
+        assert final["status"] == "failed" and final["error"]["code"] == "server_error"
+    else:
+        assert response.status_code == 503 and response.headers["retry-after"]
+
+
+_shared: list[Any] = []
+
+
+def _shared_server() -> tuple[RunningServer, FakeServerThread]:
+    return _shared[0], _shared[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_server() -> Iterator[None]:
+    """A server for the tests of single streams."""
+    with serve_remote(play_vllm(EOS)) as (server, [engine]):
+        _shared[:] = [server, engine]
+        yield
+        _shared.clear()
+
+
+def test_killed_engine_leaves_legal_streams() -> None:
+    """Streams end as failed, or complete; what was shown stays; the server serves again after each kill."""
+    tokens = tokens_of("one two three four five six seven eight nine ten")
+    slow = Reply([part for token in tokens[:-1] for part in (*sse(vllm_tokens(token), end=False), Pause(0.005))])
+    slow = Reply([*slow.parts, *play_vllm(EOS).parts])
+    with serve_remote(slow) as (server, [engine]), ThreadPoolExecutor(STREAMS) as pool:
+        for kill in range(KILLS):
+            streams = [pool.submit(_read_or_refuse, server) for _ in range(STREAMS)]
+            threading.Event().wait(0.01 + 0.013 * (kill % 9))
+            engine.kill()
+            engine.start()
+            for stream in streams:
+                events = stream.result(60)
+                if events is not None:
+                    assert check_stream(events)["status"] in ("failed", "completed")
+        assert check_stream(read_events(server))["status"] == "completed"
+
+
+def _read_or_refuse(server: RunningServer) -> list[dict[str, Any]] | None:
+    """Returns the events; None if the engine was down before the first one."""
+    body = {"model": "tiny", "input": "Hello!", "stream": True, "store": False}
+    response = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    assert response.status_code in (200, 503), response.text
+    return decode_events(response.text) if response.status_code == 200 else None
+
+
+def test_turns_of_a_conversation_go_to_one_replica() -> None:
+    with serve_remote(play_vllm(*tokens_of("Hi")), num_engines=3) as (server, engines):
+        client = OpenAI(base_url=server.url, api_key="none")
+        for number in range(6):
+            previous = None
+            for _ in range(3):
+                response = client.responses.create(
+                    model="tiny", input=f"chat {number}", previous_response_id=previous, store=True
+                )
+                previous = response.id
+        by_key: dict[str, set[int]] = {}
+        for index, engine in enumerate(engines):
+            for job in engine.server.jobs:
+                by_key.setdefault(job.headers["x-session-id"], set()).add(index)
+        assert len(by_key) == 6 and all(len(places) == 1 for places in by_key.values())
+        assert len({place for places in by_key.values() for place in places}) > 1
+
+
+def test_unsupported_log_probabilities_are_refused_by_name() -> None:
+    def probes(body: dict[str, Any]) -> Reply | None:
+        too_many = (body.get("logprobs") or 0) > 5
+        return json_reply({"error": {"message": "too many", "code": 400}}, 400) if too_many else follow_grammars(body)
+
+    with serve_remote(play_vllm(EOS), probes) as (server, _):
+        client = OpenAI(base_url=server.url, api_key="none", max_retries=0)
+        with pytest.raises(BadRequestError, match="at most 5 per token") as caught:
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=6
+            )
+        assert caught.value.param == "top_logprobs"
