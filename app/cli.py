@@ -23,7 +23,7 @@ from antiphon.app.option_types import (
     is_from_config_file,
 )
 from antiphon.app.remote.cli_options import add_remote_options, pop_remote_options
-from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.serve_options import ServeError, ServeOptions, check_store_url, resolve_store
 from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
@@ -161,7 +161,8 @@ def main() -> None:
 )
 @serve_option(
     "--store",
-    help="File for stored responses, or `memory`. Default: antiphon/responses.db in the user's data folder.",
+    help="File for stored responses, postgresql://USER:PASSWORD@HOST/DATABASE, or `memory`. "
+    "Default: antiphon/responses.db in the user's data folder.",
 )
 @serve_option(
     "--encryption-key-file",
@@ -242,7 +243,8 @@ def serve(**flags: Any) -> None:
     Every option can also be set by its environment variable (MODEL by ANTIPHON_MODEL) and in the file of --config.
     Values of repeatable options are separated by spaces in a variable.
     """
-    os.environ.pop("ANTIPHON_SSL_KEYFILE_PASSWORD", None)  # it has been read; child processes do not need it
+    for name in ("ANTIPHON_SSL_KEYFILE_PASSWORD", "ANTIPHON_STORE"):
+        os.environ.pop(name, None)  # it has been read; child processes do not need the password
     environment_keys, key_file = os.environ.pop("ANTIPHON_API_KEY", None), flags.pop("api_key_file")
     if environment_keys is not None and is_from_config_file("api_key_file"):
         key_file = None  # the environment takes precedence
@@ -250,8 +252,10 @@ def serve(**flags: Any) -> None:
         digests = read_api_keys(flags.pop("api_keys"), key_file, environment_keys)
     except ApiKeyError as error:
         raise ServeError(str(error)) from None
-    store = _resolve_store_file(flags.pop("store"))
-    settings = Settings(api_key_digests=digests, store_file=store, **_pick(Settings, flags))
+    store_file, store_url = resolve_store(flags.pop("store"))
+    if store_url is not None:
+        check_store_url(store_url, flags["encryption_key_file"], is_in_file=is_from_config_file("store"))
+    settings = Settings(api_key_digests=digests, store_file=store_file, store_url=store_url, **_pick(Settings, flags))
     engine_options = EngineOptions(
         **{name: value for name, value in _pick(EngineOptions, flags).items() if value is not None}
     )
@@ -289,14 +293,6 @@ def list_dialects() -> None:
 def _pick(struct: type[Any], flags: dict[str, Any]) -> dict[str, Any]:
     """Returns the flags whose names are fields of `struct`."""
     return {name: flags[name] for name in struct.__struct_fields__ if name in flags}
-
-
-def _resolve_store_file(value: str | None) -> Path | None:
-    """Returns the path of the store file, or None for a store in memory."""
-    if value == "memory":
-        return None
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return Path(value).expanduser() if value else data / "antiphon" / "responses.db"
 
 
 def _check_public_bind(settings: Settings, *, insecure: bool) -> None:

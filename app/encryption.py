@@ -38,6 +38,11 @@ class Sealer:
         self._secret = secrets.token_bytes(KEY_BYTES) if secret is None else secret
         self._id = hashlib.sha256(b"antiphon secret id" + self._secret).digest()[:_ID]
 
+    @property
+    def key_id(self) -> str:
+        """Identifies the secret without revealing it."""
+        return self._id.hex()
+
     def seal(self, owner: str, purpose: Purpose, text: str) -> str:
         """Returns the text encrypted for this owner and purpose."""
         header = _VERSION + self._id + secrets.token_bytes(_NONCE)

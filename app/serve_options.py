@@ -1,5 +1,6 @@
 """Parsed options of `antiphon serve`, and the error for options that cannot be served."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -8,6 +9,8 @@ from msgspec import Struct
 
 from antiphon.app.remote.options import RemoteServeOptions
 from antiphon.engine.options import EngineOptions
+
+POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 
 class ServeError(click.ClickException):
@@ -38,3 +41,23 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     offline: bool = False
     engine_options: EngineOptions = EngineOptions()
     remote: RemoteServeOptions = RemoteServeOptions()
+
+
+def resolve_store(value: str | None) -> tuple[Path | None, str | None]:
+    """Returns the path of the store file, and the URL of a database. Both are None for a store in memory."""
+    if value == "memory":
+        return None, None
+    if value and value.startswith(POSTGRES_SCHEMES):
+        return None, value
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return Path(value).expanduser() if value else data / "antiphon" / "responses.db", None
+
+
+def check_store_url(url: str, key_file: Path | None, *, is_in_file: bool) -> None:
+    """Raises `ServeError` for a database without a common key, or a password in the configuration file."""
+    if key_file is None:
+        remedy = "name a file with the key that all servers of the database share; it is created if missing"
+        raise ServeError(f"--store postgresql://… requires --encryption-key-file: {remedy}")
+    if is_in_file and ("password=" in url or ":" in url.partition("//")[2].rpartition("@")[0]):
+        remedy = "use the variable ANTIPHON_STORE, or PGPASSFILE"
+        raise ServeError(f"store: secrets do not belong into this file; for the password of the database, {remedy}")

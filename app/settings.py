@@ -21,6 +21,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     """TCP port. 0: any free port."""
+    grpc_port: int | None = None
+    """TCP port of gRPC. 0: any free port; None: gRPC is not served."""
     api_key_digests: tuple[bytes, ...] = ()
     """SHA-256 digests of the API keys. Empty: no key is required."""
     allowed_hosts: tuple[str, ...] = ()
@@ -37,9 +39,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     default_max_output_tokens: int | None = None
     """Output limit of requests that set none. None: the rest of the context."""
     store_file: Path | None = None
-    """File for stored responses. None: they are stored in memory until the server exits."""
+    """File for stored responses. None: they are stored in `store_url`, or in memory until the server exits."""
+    store_url: str | None = None
+    """URL of a PostgreSQL database for stored responses, which may hold a password."""
     encryption_key_file: Path | None = None
-    """Key file for `encrypted_content`. None: next to the store file, or a new key at each start if there is none."""
+    """Key file for `encrypted_content`. None: next to the store file, or a new key at each start if there is none.
+    All servers of a database have a file with the same key."""
     store_retention_days: float = 30.0
     """Days to keep a stored response in the store file."""
     store_max_gib: float = 4.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.postgres_server import PostgresServer, run_postgres
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
@@ -28,6 +29,13 @@ def start_server() -> Iterator[StartServer]:
             return stack.enter_context(running)
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server. Tests create databases in it. Skips the test where PostgreSQL is not installed."""
+    with run_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

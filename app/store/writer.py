@@ -68,6 +68,8 @@ class StoreWriter:
         self._timings, self._max_bytes = times, most
         self._queue: queue.SimpleQueue[WriteOp | None] = queue.SimpleQueue()
         self._last_sweep = 0.0
+        self.transaction_began_at: float | None = None
+        """Time at which the current transaction began, if there is one."""
         self._is_closing = False
         self._lost_ops: list[WriteOp] = []
         """Steps of the latest transaction that were not written, because this process does not own their responses."""
@@ -119,6 +121,7 @@ class StoreWriter:
         batch = self._drop_after_gap(batch)
         tries_left = MAX_TRIES
         while batch and tries_left:
+            self.transaction_began_at = time.monotonic()
             try:
                 self._run_transaction(batch)
             except Exception as error:  # noqa: BLE001  # if the thread ended, readers would wait forever
@@ -131,6 +134,8 @@ class StoreWriter:
             else:
                 self._report_written(batch)
                 return
+            finally:
+                self.transaction_began_at = None
         if batch:
             self._fail_batch(batch)
 

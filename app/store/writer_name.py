@@ -1,6 +1,7 @@
-"""Names of the processes that write to a store file, by which another process sees whether one is still alive.
+"""Names of the processes that write to a store, by which another process sees whether one is still alive.
 
-A name has the machine's boot id, the process id, the start time of the process and a random part.
+A name has the machine's boot id, the process id, the start time of the process and a random part. The boot id is
+followed by the namespace of process ids: in another container of the same machine, the process id means nothing.
 """
 
 import os
@@ -27,9 +28,10 @@ def is_alive(name: str, heartbeat_at: float, lease_s: float) -> bool:
 
 
 def _machine_id() -> str:
-    """Returns the boot id of this machine, or a name made of its host name if the system has no boot id."""
+    """Returns the boot id of this machine with the namespace of this process; without one, its host name."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot_id}.{Path('/proc/self/ns/pid').readlink().name.strip('pid:[]')}"
     except OSError:
         return f"unknown-{os.uname().nodename}"
 

@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from antiphon.app.api_keys import key_digest
-from antiphon.app.cli import _resolve_store_file, main
+from antiphon.app.cli import main
 from antiphon.app.observability import startup
+from antiphon.app.serve_options import resolve_store
 from antiphon.app.settings import Settings
 from tests.serving import scripted_registry
 from tests.syntax import ROOT
@@ -84,8 +85,10 @@ def test_port_in_use_is_reported_before_the_model_loads(script: str) -> None:
 
 def test_store_option_sets_the_store_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert _resolve_store_file(None) == tmp_path / "antiphon" / "responses.db"
-    assert _resolve_store_file("memory") is None and _resolve_store_file("some/file.db") == Path("some/file.db")
+    assert resolve_store(None) == (tmp_path / "antiphon" / "responses.db", None)
+    assert resolve_store("memory") == (None, None) and resolve_store("some/file.db") == (Path("some/file.db"), None)
+    for url in ("postgresql://db/antiphon", "postgres://db/antiphon"):
+        assert resolve_store(url) == (None, url)
 
 
 def test_store_that_cannot_be_opened_is_an_error(script: str, tmp_path: Path) -> None:
@@ -94,6 +97,24 @@ def test_store_that_cannot_be_opened_is_an_error(script: str, tmp_path: Path) ->
         run_serve("--engine", "scripted", "--script", script, "--store", str(tmp_path / "file" / "x.db"))
     )
     assert "cannot open the store" in error
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("postgresql://hans:geheim@127.0.0.1:1/antiphon", "postgresql://127.0.0.1:1/antiphon: Connection refused"),
+        ("postgresql://hans:ge:heim@127.0.0.1:1/antiphon", "postgresql://127.0.0.1:1/antiphon: Connection refused"),
+        ("postgresql://hans:geh/eim@127.0.0.1:1/antiphon", "the URL of --store cannot be parsed"),
+        ("postgresql://127.0.0.1:1/antiphon?password=geheim", "postgresql://127.0.0.1:1/antiphon: Connection refused"),
+    ],
+)
+def test_database_that_cannot_be_opened_is_an_error_without_the_password(
+    script: str, tmp_path: Path, url: str, reason: str
+) -> None:
+    key = str(tmp_path / "key")
+    store = ("--store", url, "--encryption-key-file", key)
+    error = read_error_line(run_serve("--engine", "scripted", "--script", script, *store))
+    assert reason in error and "heim" not in error and "hans" not in error
 
 
 def test_help_names_every_option() -> None:

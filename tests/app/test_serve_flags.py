@@ -37,6 +37,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "rerank_models": (["--rerank-model", "a/b"], {"options.rerank_models": ("a/b",)}),
     "host": (["--host", "127.0.0.2"], {"settings.host": "127.0.0.2"}),
     "port": (["--port", "1234"], {"settings.port": 1234}),
+    "grpc_port": (["--grpc", "50051"], {"settings.grpc_port": 50051}),
     "api_keys": (
         ["--api-key", "sk-1", "--api-key", "sk-2"],
         {"settings.api_key_digests": (key_digest("sk-1"), key_digest("sk-2"))},
@@ -267,7 +268,7 @@ def test_keys_of_the_environment_precede_the_key_file_of_the_file(starts: list[R
 
 
 def test_secrets_are_removed_from_the_environment(starts: list[Reached], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ANTIPHON_API_KEY", "ANTIPHON_SSL_KEYFILE_PASSWORD"):
+    for name in ("ANTIPHON_API_KEY", "ANTIPHON_SSL_KEYFILE_PASSWORD", "ANTIPHON_STORE"):
         monkeypatch.setenv(name, "sk-secret")
     cli.serve.main(["--port", "0"], standalone_mode=False)
     assert starts.pop()["settings.ssl_keyfile_password"] == "sk-secret"
@@ -341,6 +342,28 @@ def test_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None
     assert read_refusal("--config", str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
     Path("latin.toml").write_bytes(b'host = "\xff"')
     assert read_refusal("--config", "latin.toml") == "latin.toml: is not UTF-8"
+
+
+def test_store_url_selects_a_database(starts: list[Reached]) -> None:
+    url = "postgresql://antiphon:secret@db.internal/antiphon"
+    reached = run_serve(starts, "--store", url, "--encryption-key-file", "key")
+    assert reached["settings.store_url"] == url and reached["settings.store_file"] is None
+    assert reached["settings.encryption_key_file"] == Path("key")
+
+
+def test_database_requires_a_common_key_and_no_password_in_the_file() -> None:
+    refusal = read_refusal("--store", "postgresql://a:secret@db/antiphon")
+    assert refusal.startswith("--store postgresql://… requires --encryption-key-file") and "secret" not in refusal
+    for url in ("postgresql://a:secret@db/antiphon", "postgresql://db/antiphon?password=secret"):
+        Path("serve.toml").write_text(f'store = "{url}"\nencryption-key-file = "key"\n', encoding="utf-8")
+        refusal = read_refusal("--config", "serve.toml")
+        assert refusal.startswith("store: secrets do not belong into this file") and "secret@" not in refusal
+
+
+def test_file_may_name_a_database_without_a_password(starts: list[Reached]) -> None:
+    for url in ("postgresql://a@db/antiphon", "postgresql://db:5433/antiphon"):
+        Path("serve.toml").write_text(f'store = "{url}"\nencryption-key-file = "key"\n', encoding="utf-8")
+        assert run_serve(starts, "--config", "serve.toml")["settings.store_url"] == url
 
 
 def test_help_needs_no_valid_environment() -> None:

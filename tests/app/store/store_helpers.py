@@ -1,14 +1,22 @@
 """Shared by the tests of stores: logs with four steps, a store that is closed at the end, and a server program."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import psycopg
 from msgspec import structs
 
 from antiphon.app.event_log import EntryDetail, EventLog
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
+from antiphon.app.store.database import Database
+from antiphon.app.store.persistent import PersistentStore
+from antiphon.app.store.postgres.address import parse_address
+from antiphon.app.store.postgres.database import PostgresDatabase
+from antiphon.app.store.postgres.store import PostgresStore
+from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.store import SqliteStore
 from antiphon.app.store.write_ops import StoreTimings
 from antiphon.app.turns.stored_history import with_ids
@@ -44,8 +52,90 @@ async def main(path):
 uvloop.run(main(*sys.argv[1:]))
 """
 """Program of a server process over a store file, its only argument. Prints its port."""
+SYNCHRONOUS_FULL = 2
+"""Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
 SHORT_TIMINGS = StoreTimings(heartbeat_s=0.05, lease_s=0.4, sweep_interval_s=0.05)
 INPUT_ITEMS = (InputMessage(role="user", content="hi"), HostedInput(kind="web_search_call", payload={"query": "x"}))
+
+
+class StorePlace(Protocol):
+    """A file or a database in which a test opens stores, each as if it were another process."""
+
+    database_class: type[Database]
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[PersistentStore]:
+        """Opens a store with short timings."""
+        ...
+
+    def open_database(self) -> Database:
+        """Opens a connection for the statements of a writer."""
+        ...
+
+    def read_rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Returns rows that are committed now. Writes, too: the statement is committed."""
+        ...
+
+    def is_synced(self, database: Database) -> bool:
+        """Tells whether the commit of the current transaction waits until its data is on disk."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of a server with a store there."""
+        ...
+
+
+class SqlitePlace:
+    database_class: type[Database] = SqliteDatabase
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[PersistentStore]:
+        return open_test_store(self.path, **options)
+
+    def open_database(self) -> Database:
+        return SqliteDatabase(self.path)
+
+    def read_rows(self, query: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(self.path) as connection:
+            rows = connection.execute(query).fetchall()
+        connection.close()
+        return rows
+
+    def is_synced(self, database: Database) -> bool:
+        return bool(database._connection.execute("PRAGMA synchronous").fetchone()[0] == SYNCHRONOUS_FULL)
+
+    def settings(self) -> dict[str, Any]:
+        return {"store_file": self.path}
+
+
+class PostgresPlace:
+    database_class: type[Database] = PostgresDatabase
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[PersistentStore]:
+        store = PostgresStore(self.url, **{"timings": SHORT_TIMINGS, **options})
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def open_database(self) -> Database:
+        return PostgresDatabase(parse_address(self.url))
+
+    def read_rows(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(query)  # type: ignore[call-overload]  # of the tests
+            return cursor.fetchall() if cursor.description else []
+
+    def is_synced(self, database: Database) -> bool:
+        return bool(database._connection.execute("SHOW synchronous_commit").fetchone()[0] == "on")
+
+    def settings(self) -> dict[str, Any]:
+        return {"store_url": self.url}
 
 
 @asynccontextmanager
@@ -98,7 +188,7 @@ def make_steps() -> list[list[Event]]:
     return [machine.begin(), machine.feed(Say("a")), machine.feed(Say("b")), machine.stop()]
 
 
-def add_log(store: SqliteStore, name: str, count: int = 4, owner: str = "me", **options: Any) -> EventLog:
+def add_log(store: ResponseStore, name: str, count: int = 4, owner: str = "me", **options: Any) -> EventLog:
     """Adds a log to the store and appends the first `count` of its four steps."""
     first = make_response(name, **options)
     log = EventLog(first, owner, with_ids(INPUT_ITEMS, first.id))

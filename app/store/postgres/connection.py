@@ -1,0 +1,152 @@
+"""Connections to PostgreSQL with the interface that the statements of the store are written for."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg.errors import OperationalError, ProgramLimitExceeded, ReadOnlySqlTransaction
+
+from antiphon.app.errors import storage_unavailable
+from antiphon.app.store.base import StoreError
+from antiphon.app.store.postgres.address import DatabaseAddress
+from antiphon.app.store.sql_connection import SqlRows
+
+READ_TIMEOUT_S = 2.0
+"""Longest time for which a read keeps the event loop waiting. Only one in an outage does: later ones fail at once."""
+NOT_READABLE = "The response store cannot be reached. Retry later."
+
+
+class PostgresConnection:
+    """A connection that can be opened again. One thread at a time may use it."""
+
+    def __init__(self, address: DatabaseAddress) -> None:
+        self._address = address
+        self.session = address.connect()
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> SqlRows:
+        """Runs a statement in which `?` stands for a value."""
+        cursor = self.session.cursor(binary=True)
+        return cursor.execute(_as_query(statement), [_clean_value(value) for value in values])
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Runs a statement once for each row of values."""
+        with self.session.cursor() as cursor:
+            cursor.executemany(_as_query(statement), [[_clean_value(value) for value in row] for row in rows])
+
+    def run_script(self, script: str) -> None:
+        """Runs statements without values, in one round trip."""
+        self.session.execute(script)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with contextlib.suppress(psycopg.Error):
+            self.session.close()
+
+    def reopen(self) -> None:
+        """Connects again. Raises `StoreError`."""
+        self.close()
+        self.session = self._address.connect()
+
+
+def is_outage(error: Exception) -> bool:
+    """Tells whether an error is due to the database server and its state, not to the statement.
+
+    A server that became a standby, or whose disk is full, refuses writes until an operator has acted.
+    """
+    is_of_server = isinstance(error, OperationalError | ReadOnlySqlTransaction | StoreError)
+    return is_of_server and not isinstance(error, ProgramLimitExceeded)
+
+
+class StoredRows:
+    """Rows that have been read completely."""
+
+    def __init__(self, rows: list[Any], rowcount: int) -> None:
+        self._rows, self.rowcount = iter(rows), rowcount
+
+    def fetchone(self) -> Any:
+        """Returns the next row; None after the last one."""
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[Any]:
+        """Returns the remaining rows."""
+        return list(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rows
+
+
+ReadRequest = tuple[str, Sequence[Any], "Future[StoredRows]"]
+
+
+class BoundedConnection:
+    """A connection for reads on the event loop. A thread runs them, so that the wait for each one is limited."""
+
+    def __init__(self, address: DatabaseAddress) -> None:
+        self._connection = PostgresConnection(address)
+        self._requests: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
+        self._overdue: Future[StoredRows] | None = None
+        threading.Thread(target=self._run, name="store-reads", daemon=True).start()
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> StoredRows:
+        """Runs a query. Raises `ApiError` 503 if the database does not answer."""
+        if self._overdue is not None and not self._overdue.done():
+            raise storage_unavailable(NOT_READABLE)
+        result: Future[StoredRows] = Future()
+        self._requests.put((statement, values, result))
+        try:
+            return result.result(READ_TIMEOUT_S)
+        except TimeoutError:
+            self._overdue = result
+            raise storage_unavailable(NOT_READABLE) from None
+        except (psycopg.Error, StoreError) as error:
+            if is_outage(error):
+                raise storage_unavailable(NOT_READABLE) from None
+            raise
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Raises `NotImplementedError`: the event loop only reads."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the thread, which closes the connection."""
+        self._requests.put(None)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            statement, values, result = request
+            try:
+                result.set_result(self._read(statement, values))
+            except Exception as error:  # noqa: BLE001  # the caller handles it
+                result.set_exception(error)
+        self._connection.close()
+
+    def _read(self, statement: str, values: Sequence[Any]) -> StoredRows:
+        """Runs a query; once more on a new connection if the old one has been lost."""
+        try:
+            return _read_rows(self._connection, statement, values)
+        except psycopg.Error:
+            if not self._connection.session.closed:
+                raise
+        self._connection.reopen()
+        return _read_rows(self._connection, statement, values)
+
+
+def _read_rows(connection: PostgresConnection, statement: str, values: Sequence[Any]) -> StoredRows:
+    cursor = connection.execute(statement, values)
+    return StoredRows(cursor.fetchall(), cursor.rowcount)
+
+
+def _as_query(statement: str) -> LiteralString:
+    """Returns a statement with the placeholders of psycopg."""
+    return statement.replace("?", "%s")
+
+
+def _clean_value(value: Any) -> Any:
+    """Returns a value without NUL characters, which PostgreSQL cannot store in texts. Clients may send them in ids."""
+    if isinstance(value, list):
+        return [_clean_value(each) for each in value]
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value

@@ -1,0 +1,232 @@
+"""The connection of one server to PostgreSQL: transactions, and the statements that differ from SQLite's.
+
+Each transaction of a writer has a number, which its row in `writers` holds. After an interrupted COMMIT, and after a
+crash of the database, the number tells which transactions the database has.
+
+A notification takes a lock of the whole database server until the commit. A writer therefore notifies others of the
+steps of those responses only that another server has said it reads, and at most once in a transaction.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import psycopg
+from psycopg import sql
+
+from antiphon.app.event_log import is_terminal
+from antiphon.app.store.completion_tables import CompletionTables
+from antiphon.app.store.database import RELEASE_RESPONSES, Database, NewStep, completed_item_ids, encode_detail
+from antiphon.app.store.postgres.address import DatabaseAddress
+from antiphon.app.store.postgres.connection import BoundedConnection, PostgresConnection, is_outage
+from antiphon.app.store.sql_connection import SqlConnection
+
+STEPS_CHANNEL = "antiphon_steps"
+"""Tells readers of new events: `id:number,…` with the numbers of events that there are, or `*` for all responses."""
+WANTED_CHANNEL = "antiphon_wanted"
+"""Tells the writer of a response, by its id, that another server reads it."""
+CANCEL_CHANNEL = "antiphon_cancel"
+"""Tells the writer of a response, by its id, that it is to be cancelled."""
+MAX_PAYLOAD_CHARS = 7900
+"""PostgreSQL's limit is 8 000 bytes; ids are ASCII."""
+WRITER_LIFETIME_S = 86_400
+"""Age at which the row of a writer that was killed is deleted."""
+SWEEP_LOCK = 0x616E7469_73776570
+"""Key of the advisory lock of the server that deletes expired responses."""
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+
+
+class PostgresReads(Database):
+    """A connection that only reads."""
+
+    def __init__(self, connection: SqlConnection) -> None:
+        super().__init__(connection, CompletionTables(connection, "strpos"))
+
+    @classmethod
+    def open_bounded(cls, address: DatabaseAddress) -> "PostgresReads":
+        """Returns reads for the event loop. Raises `StoreError`."""
+        return cls(BoundedConnection(address))
+
+    def has_foreign_key(self, encryption_key: str, lease_s: float) -> bool:
+        """Tells whether a live writer has another encryption key."""
+        query = f"""
+            SELECT 1 FROM writers
+            WHERE heartbeat > {_NOW} - ? AND encryption_key <> '' AND encryption_key <> ?
+        """  # noqa: S608
+        return self._connection.execute(query, (lease_s, encryption_key)).fetchone() is not None
+
+
+class PostgresDatabase(PostgresReads):
+    """The connection of a writer. `lease_s` is the time for which other writers are spared after an outage."""
+
+    syncs_background_steps = True
+    can_lose_commits = True
+
+    def __init__(
+        self, address: DatabaseAddress, name: str = "", encryption_key: str = "", lease_s: float = 0.0
+    ) -> None:
+        self._session = PostgresConnection(address)
+        super().__init__(self._session)
+        self._name, self._encryption_key, self._lease_s = name, encryption_key, lease_s
+        self._spared_until = 0.0
+        self.wanted: set[str] = set()
+        """Ids of responses that other servers read. Another thread adds to it."""
+        self._news: dict[str, int] = {}
+        """Number of events of each wanted response that the current transaction changes."""
+
+    def begin(self, *, sync: bool) -> None:
+        """Begins a transaction. With `sync`, its data is on disk when `commit` returns; else after a second."""
+        self.commit_is_uncertain = False
+        self._session.run_script("BEGIN" if sync else "BEGIN; SET LOCAL synchronous_commit = off")
+
+    def commit(self) -> None:
+        """Commits the transaction with its number and its notification."""
+        script = ["COMMIT"]
+        if self._news:
+            pairs = ",".join(f"{response_id}:{number}" for response_id, number in self._news.items())
+            payload = pairs if len(pairs) <= MAX_PAYLOAD_CHARS else "*"
+            script.insert(0, f"SELECT pg_notify('{STEPS_CHANNEL}', {self._quote(payload)})")
+        if self._name:
+            script.insert(0, self._save_writer(self.commit_number + 1))
+        self.commit_is_uncertain = True
+        self._session.run_script("; ".join(script))
+        self.commit_is_uncertain = False
+        self.commit_number += 1
+        self._news.clear()
+
+    def rollback(self) -> None:
+        """Rolls the transaction back. Where the connection has been lost, the database does."""
+        self._news.clear()
+        if not self._session.session.closed:
+            self.commit_is_uncertain = False  # the database has refused it
+            with contextlib.suppress(psycopg.Error):
+                self._session.run_script("ROLLBACK")
+
+    def is_outage(self, error: Exception) -> bool:
+        """Tells whether a failed transaction shall be repeated until it succeeds."""
+        return is_outage(error)
+
+    def reconnect(self) -> int:
+        """Connects again. Returns the number of this writer's last transaction in the database."""
+        self._session.reopen()
+        self._spared_until = time.monotonic() + self._lease_s
+        row = self._connection.execute("SELECT commits FROM writers WHERE name = ?", (self._name,)).fetchone()
+        return row[0] if row else 0
+
+    def _quote(self, text: str) -> str:
+        return sql.Literal(text).as_string(self._session.session)
+
+    def _save_writer(self, number: int) -> str:
+        """Returns a statement that saves the heartbeat of this writer and the number of its transaction."""
+        name, key = self._quote(self._name), self._quote(self._encryption_key)
+        return (
+            f"INSERT INTO writers (name, heartbeat, commits, encryption_key) VALUES ({name}, {_NOW}, {number}, {key}) "  # noqa: S608
+            "ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat, commits = excluded.commits"
+        )
+
+    # Writes, to be called between `begin` and `commit`
+
+    def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
+        """Inserts steps, with one statement for all their events."""
+        ids = list({step.response_id for step in steps})
+        if not ids:
+            return set()
+        query = "SELECT id FROM responses WHERE id = ANY(?) AND writer = ?"
+        owned = {row[0] for row in self._connection.execute(query, (ids, writer))}
+        steps = [step for step in steps if step.response_id in owned]
+        events = [
+            (
+                step.response_id,
+                entry.event.sequence_number,
+                entry.data,
+                encode_detail(entry) if step.keep_details else None,
+            )
+            for step in steps
+            for entry in step.entries
+        ]
+        self._insert_rows("events (response, number, data, detail)", ("text", "int", "bytea", "bytea"), events)
+        items = [
+            (step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)
+        ]
+        self._insert_rows("items (owner, id, response)", ("text", "text", "text"), items)
+        if ended := [step.response_id for step in steps if is_terminal(step.entries)]:
+            self._connection.execute(f"{RELEASE_RESPONSES} WHERE id = ANY(?)", (ended,))
+        for step in steps:
+            if step.response_id in self.wanted and step.entries:
+                self._news[step.response_id] = step.entries[-1].event.sequence_number + 1
+        self.wanted.difference_update(ended)
+        return set(ids) - owned
+
+    def _insert_rows(self, table: str, types: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
+        if rows:
+            arrays = ", ".join(f"?::{name}[]" for name in types)
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            statement = f"INSERT INTO {table} SELECT * FROM unnest({arrays})"  # noqa: S608
+            self._connection.execute(statement, columns)
+
+    def announce(self, response_id: str) -> None:
+        """Notifies the readers of a response of its events so far, and from now on of each step."""
+        if self.owns(response_id, self._name):
+            self.wanted.add(response_id)
+            self._news[response_id] = self.count_events(response_id)
+
+    def request_cancel(self, response_id: str) -> None:
+        """Asks the process that writes a response to end it, and notifies that process."""
+        super().request_cancel(response_id)
+        self._connection.execute("SELECT pg_notify(?, ?)", (CANCEL_CHANNEL, response_id))
+
+    def take_over(self, response_id: str, old: str, new: str) -> bool:
+        """Makes `new` the writer of a response, unless another server does so at the same time."""
+        statement = """
+            UPDATE responses SET writer = ?
+            WHERE id = (SELECT id FROM responses WHERE id = ? AND writer = ? FOR UPDATE SKIP LOCKED)
+        """
+        return self._connection.execute(statement, (new, response_id, old)).rowcount == 1
+
+    def save_heartbeat(self, writer: str, _now: float) -> None:
+        """Records that this writer is alive, by the clock of the database. `commit` does so, too, for its own."""
+        statement = f"""
+            INSERT INTO writers (name, heartbeat) VALUES (?, {_NOW})
+            ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat
+        """  # noqa: S608
+        self._connection.execute(statement, (writer,))
+
+    def delete_writer(self, writer: str) -> None:
+        """Deletes the heartbeat of a writer that exits. Its next commit does not save it again."""
+        self._name = ""
+        super().delete_writer(writer)
+
+    def delete_expired(self, before: int, most: int) -> int:
+        """Deletes expired responses and excess ones, unless another server is doing so."""
+        if not self._connection.execute("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)).fetchone()[0]:
+            return 0
+        self._connection.execute(f"DELETE FROM writers WHERE heartbeat < {_NOW} - ?", (WRITER_LIFETIME_S,))  # noqa: S608
+        return super().delete_expired(before, most)
+
+    # Reads
+
+    def owned_responses(self, writer: str) -> dict[str, bool]:
+        """Returns the unfinished responses of a writer, and notes which of them others read."""
+        query = "SELECT id, cancel_requested, wanted FROM responses WHERE writer = ?"
+        rows = self._connection.execute(query, (writer,)).fetchall()
+        self.wanted.update(response_id for response_id, _, wanted in rows if wanted)
+        return {response_id: bool(cancel) for response_id, cancel, _ in rows}
+
+    def list_orphaned(self, alive: Callable[[str, float], bool]) -> list[tuple[str, str, str]]:
+        """Returns owner, id and writer of each unfinished response whose writer is dead.
+
+        No writer can renew its heartbeat in an outage, so none is dead before the lease has passed again after it.
+        """
+        if time.monotonic() < self._spared_until:
+            return []
+        query = f"""
+            SELECT owner, id, writer,
+                {_NOW} - greatest(coalesce(heartbeat, 0), extract(epoch FROM pg_postmaster_start_time())::float8)
+            FROM responses LEFT JOIN writers ON name = writer WHERE writer IS NOT NULL
+        """  # noqa: S608
+        now = time.time()
+        return [
+            (owner, response_id, writer)
+            for owner, response_id, writer, age in self._connection.execute(query).fetchall()
+            if not alive(writer, now - age)
+        ]

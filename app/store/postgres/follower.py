@@ -1,0 +1,165 @@
+"""Reads the events that other servers write, in a thread with a connection of its own.
+
+Notifications tell of new events, of responses that others read, and of cancellations. PgBouncer in transaction mode
+drops notifications, and a connection can be lost, so the thread also polls.
+"""
+
+import contextlib
+import queue
+import select
+import socket
+import threading
+import time
+from typing import Protocol
+
+import psycopg
+import structlog
+
+from antiphon.app.event_log import LogEntry
+from antiphon.app.store.base import StoreError
+from antiphon.app.store.postgres.address import DatabaseAddress
+from antiphon.app.store.postgres.connection import PostgresConnection
+from antiphon.app.store.postgres.database import (
+    CANCEL_CHANNEL,
+    STEPS_CHANNEL,
+    WANTED_CHANNEL,
+    PostgresReads,
+)
+from antiphon.app.store.sql_connection import UnreadableRowError
+
+POLL_INTERVAL_S = 1.0
+"""Seconds between two reads of the followed responses without a notification."""
+IDLE_INTERVAL_S = 10.0
+"""Seconds between two checks of a connection on which nothing is followed."""
+MAX_RECONNECT_DELAY_S = 2.0
+_log = structlog.get_logger(__name__)
+
+
+class FollowListener(Protocol):
+    """Receives what other servers have written, in the follower's thread."""
+
+    def on_remote_entries(self, response_id: str, entries: list[LogEntry], *, has_writer: bool) -> None:
+        """Receives the next events of a followed response. It has ended, or was deleted, if it has no writer."""
+
+    def on_wanted(self, response_id: str) -> None:
+        """Receives the id of a response that another server reads."""
+
+    def on_remote_cancel(self, response_id: str) -> None:
+        """Receives the id of a response that is to be cancelled."""
+
+
+class Follower:
+    """Follows responses until they end. `follow` and `close` may be called from another thread."""
+
+    def __init__(self, address: DatabaseAddress, listener: FollowListener) -> None:
+        self._address, self._listener = address, listener
+        self._added: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._positions: dict[str, int] = {}
+        """Number of events that have been read, by the id of the response."""
+        self._wake_writer, self._wake_reader = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="store-follower", daemon=True)
+        self._thread.start()
+
+    def follow(self, response_id: str, position: int) -> None:
+        """Begins to read the events of a response from this number on."""
+        self._added.put((response_id, position))
+        self._wake_writer.send(b"f")
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._is_closing = True
+        self._wake_writer.send(b"c")
+        self._thread.join()
+        self._wake_writer.close()
+        self._wake_reader.close()
+
+    def _run(self) -> None:
+        delay = 0.1
+        while not self._is_closing:
+            try:
+                connection = PostgresConnection(self._address)
+                try:
+                    delay = 0.1
+                    self._listen(connection)
+                finally:
+                    connection.close()
+            except (psycopg.Error, StoreError) as error:
+                _log.warning("reading from other servers was interrupted", error=self._address.describe_error(error))
+                self._sleep(delay)
+                delay = min(delay * 2, MAX_RECONNECT_DELAY_S)
+
+    def _listen(self, connection: PostgresConnection) -> None:
+        """Follows until the connection is lost or the follower is closed."""
+        database = PostgresReads(connection)
+        for channel in (STEPS_CHANNEL, WANTED_CHANNEL, CANCEL_CHANNEL):
+            connection.run_script(f"LISTEN {channel}")
+        self._tell_wanted(connection, list(self._positions))
+        self._read_events(database, list(self._positions))
+        polled_at = time.monotonic()
+        while not self._is_closing:
+            self._tell_wanted(connection, new_ids := self._take_added())
+            interval = POLL_INTERVAL_S if self._positions else IDLE_INTERVAL_S
+            if not new_ids:
+                wait_s = max(polled_at + interval - time.monotonic(), 0.0)
+                select.select([connection.session.fileno(), self._wake_reader.fileno()], [], [], wait_s)
+            with contextlib.suppress(BlockingIOError):
+                self._wake_reader.recv(4096)
+            changed = self._take_notifications(connection)
+            if time.monotonic() - polled_at >= interval:
+                connection.execute("SELECT 1")  # notices a lost connection
+                changed, polled_at = list(self._positions), time.monotonic()
+            self._read_events(database, [*dict.fromkeys([*new_ids, *changed])])
+
+    def _take_added(self) -> list[str]:
+        ids = []
+        while not self._added.empty():
+            response_id, position = self._added.get()
+            self._positions[response_id] = position
+            ids.append(response_id)
+        return ids
+
+    def _tell_wanted(self, connection: PostgresConnection, ids: list[str]) -> None:
+        """Tells the writers of these responses that they are read here, each once."""
+        for response_id in ids:
+            statement = "UPDATE responses SET wanted = 1 WHERE id = ? AND writer IS NOT NULL AND wanted = 0"
+            connection.execute(statement, (response_id,))
+            connection.execute("SELECT pg_notify(?, ?)", (WANTED_CHANNEL, response_id))
+
+    def _take_notifications(self, connection: PostgresConnection) -> list[str]:
+        """Handles the notifications that have arrived. Returns the ids of followed responses with new events."""
+        changed: list[str] = []
+        for notification in connection.session.notifies(timeout=0):
+            if notification.channel == WANTED_CHANNEL:
+                self._listener.on_wanted(notification.payload)
+            elif notification.channel == CANCEL_CHANNEL:
+                self._listener.on_remote_cancel(notification.payload)
+            elif notification.payload == "*":
+                changed += self._positions
+            else:
+                pairs = (pair.rpartition(":") for pair in notification.payload.split(","))
+                changed += [id_ for id_, _, number in pairs if int(number) > self._positions.get(id_, int(number))]
+        return changed
+
+    def _read_events(self, database: PostgresReads, ids: list[str]) -> None:
+        for response_id in ids:
+            if response_id not in self._positions:
+                continue
+            has_writer = database.find_writer(response_id) is not None  # first: after it has ended, it does not grow
+            try:
+                entries = database.load_entries(response_id, self._positions[response_id])
+            except UnreadableRowError as error:
+                _log.error("stored response is unreadable", response=response_id, error=str(error))
+                entries, has_writer = [], False
+            self._positions[response_id] += len(entries)
+            if not has_writer:
+                del self._positions[response_id]
+            if entries or not has_writer:
+                self._listener.on_remote_entries(response_id, entries, has_writer=has_writer)
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits, but not after `close`."""
+        select.select([self._wake_reader], [], [], 0.0 if self._is_closing else seconds)
+        with contextlib.suppress(BlockingIOError):
+            self._wake_reader.recv(4096)

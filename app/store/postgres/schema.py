@@ -1,0 +1,93 @@
+"""The tables in PostgreSQL and their migrations. Several servers may start at once: one migrates, the others wait."""
+
+import psycopg
+
+from antiphon.app.store.base import StoreError
+from antiphon.app.store.postgres.address import DatabaseAddress
+from antiphon.app.store.postgres.connection import PostgresConnection
+
+SCHEMA_VERSION = 1
+MIGRATION_LOCK = 0x616E7469_70686F6E
+"""Key of the advisory lock that a server holds while it migrates."""
+TABLES = (
+    "responses", "events", "items", "conversations", "conversation_items", "writers", "chat_completions", "chat_choices"
+)  # fmt: skip
+# Clients choose ids of items. Those are indexed by their hash, since a B-tree refuses keys of more than 2 700 bytes.
+SCHEMA = """
+CREATE TABLE antiphon_schema (version INTEGER NOT NULL);
+INSERT INTO antiphon_schema VALUES (0);
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created BIGINT NOT NULL, base_response BYTEA NOT NULL,
+    input_items BYTEA NOT NULL, size BIGINT NOT NULL DEFAULT 0, writer TEXT,
+    cancel_requested INTEGER NOT NULL DEFAULT 0, wanted INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX responses_by_age ON responses (created);
+CREATE INDEX responses_by_writer ON responses (writer) WHERE writer IS NOT NULL;
+CREATE TABLE events (
+    response TEXT NOT NULL, number INTEGER NOT NULL, data BYTEA NOT NULL, detail BYTEA, PRIMARY KEY (response, number)
+);
+CREATE TABLE items (owner TEXT NOT NULL, id TEXT NOT NULL, response TEXT NOT NULL);
+CREATE INDEX items_by_id ON items USING hash (id);
+CREATE INDEX items_by_response ON items (response);
+CREATE TABLE conversations (
+    owner TEXT NOT NULL, id TEXT NOT NULL, created BIGINT NOT NULL, metadata BYTEA NOT NULL, PRIMARY KEY (owner, id)
+);
+CREATE TABLE conversation_items (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner TEXT NOT NULL, conversation TEXT NOT NULL,
+    id TEXT NOT NULL, data BYTEA NOT NULL
+);
+CREATE INDEX items_by_conversation ON conversation_items (owner, conversation, position);
+CREATE INDEX conversation_items_by_id ON conversation_items USING hash (id);
+CREATE TABLE writers (
+    name TEXT PRIMARY KEY, heartbeat DOUBLE PRECISION NOT NULL, commits BIGINT NOT NULL DEFAULT 0,
+    encryption_key TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE chat_completions (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+    created BIGINT NOT NULL, model TEXT NOT NULL, metadata TEXT NOT NULL, form BYTEA NOT NULL, messages BYTEA NOT NULL
+);
+CREATE INDEX completions_by_age ON chat_completions (owner, created, position);
+CREATE TABLE chat_choices (response TEXT PRIMARY KEY, completion TEXT NOT NULL, number INTEGER NOT NULL);
+CREATE INDEX choices_by_completion ON chat_choices (completion, number);
+"""
+MIGRATIONS: tuple[str, ...] = (SCHEMA,)
+"""Statements that migrate a database from version 0, an empty one, to 1, from 1 to 2, …"""
+
+
+def migrate_database(address: DatabaseAddress) -> None:
+    """Creates or migrates the tables. Raises `StoreError`."""
+    connection = PostgresConnection(address)
+    try:
+        _migrate(connection)
+    except psycopg.Error as error:
+        raise StoreError(f"cannot open the store {address.label}: {address.describe_error(error)}") from None
+    except StoreError as error:
+        raise StoreError(f"cannot open the store {address.label}: {error}") from None
+    finally:
+        connection.close()
+
+
+def _migrate(connection: PostgresConnection) -> None:
+    connection.run_script(f"BEGIN; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+    version = _read_version(connection)
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"it was created by a newer Antiphon (schema version {version}; this one supports up to {SCHEMA_VERSION}). "
+            "Upgrade Antiphon."
+        )
+    if version < SCHEMA_VERSION:
+        for migration in MIGRATIONS[version:]:
+            connection.run_script(migration)
+        connection.execute("UPDATE antiphon_schema SET version = ?", (SCHEMA_VERSION,))
+    connection.run_script("COMMIT")
+
+
+def _read_version(connection: PostgresConnection) -> int:
+    """Returns the version of the tables; 0 if there are none. Raises `StoreError` for tables of another program."""
+    if connection.execute("SELECT to_regclass('antiphon_schema')::text").fetchone()[0] is not None:
+        version: int = connection.execute("SELECT version FROM antiphon_schema").fetchone()[0]
+        return version
+    query = "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema() AND tablename = ANY(?)"
+    if row := connection.execute(query, (list(TABLES),)).fetchone():
+        raise StoreError(f"it has a table {row[0]} of another program. Give Antiphon a database of its own.")
+    return 0
