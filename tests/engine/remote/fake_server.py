@@ -122,7 +122,7 @@ class FakeServer:
             pass
         finally:
             self._writers.discard(writer)
-            writer.close()
+            writer.transport.abort()
 
     def _choose_reply(self, request: ReceivedRequest) -> Reply:
         path = request.path
