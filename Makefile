@@ -106,5 +106,5 @@ $(SERVE): pyproject.toml $(LOCK) | $(LINKED)
 
 $(TEST): pyproject.toml $(LOCK) | $(LINKED)
 	$(SAY_WHAT_IS_INSTALLED)
-	$(PIP_INSTALL) --editable '.[torch,dev]'
+	$(PIP_INSTALL) --editable '.[torch,grpc,dev]'
 	@touch $(SERVE) $@

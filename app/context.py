@@ -28,6 +28,8 @@ class ServerContext(Struct, kw_only=True):
     turn_manager: TurnManager
     store: ResponseStore
     metrics: MetricsCollector
+    grpc_port: int | None = None
+    """Port of gRPC, once it is served."""
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
 

@@ -27,8 +27,8 @@ from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_
 from antiphon.app.remote.launch import create_remote_engine
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
-from antiphon.app.store.factory import open_store
 from antiphon.app.store.base import StoreError
+from antiphon.app.store.factory import open_store
 from antiphon.app.tls import TlsError, load_ssl_context
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
@@ -68,6 +68,7 @@ async def _run_server(
 ) -> None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
+    _check_grpc(settings)
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
     with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
         store = open_store(settings)
@@ -91,6 +92,12 @@ async def _run_server(
             await store.close()
 
 
+def _check_grpc(settings: Settings) -> None:
+    missing = [name for name in ("grpc", "grpc_health", "grpc_reflection") if find_spec(name) is None]
+    if settings.grpc_port is not None and missing:
+        raise ServeError(f"--grpc needs packages that are not installed ({missing[0]}): pip install 'antiphon[grpc]'")
+
+
 def tune_gc() -> None:
     """Freezes start-up objects and raises the GC threshold, to keep collection pauses out of request latency.
 
@@ -104,6 +111,8 @@ def _on_ready(display: startup.StartupDisplay, context: ServerContext, note: str
     tune_gc()
     notes = {model.names[0]: note for model in context.models.served}
     display.show_ready(context.settings, context.models, port, notes)
+    if context.grpc_port is not None:
+        display.show_grpc(startup.grpc_address(context.settings, context.grpc_port))
 
 
 def _create_registry(model: ServedModel, encoders: list[EncoderModel]) -> ModelRegistry:
@@ -134,7 +143,10 @@ async def _create_model(
             options, template, on_status, separate_owners=bool(settings.api_key_digests)
         )
     names = tuple(dict.fromkeys((name, *options.served_model_names)))
-    return ServedModel(names=names, engine=engine, format=loaded.format, created=int(time.time())), loaded.reason
+    model = ServedModel(
+        names=names, engine=engine, format=loaded.format, created=int(time.time()), folder=loaded.folder
+    )
+    return model, loaded.reason
 
 
 def _create_scripted_engine(options: ServeOptions) -> tuple[Engine, LoadedFormat, str]:

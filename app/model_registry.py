@@ -1,6 +1,7 @@
 """The served models, and the names by which clients request them."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -20,6 +21,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     created: int
     """Time when the model became available, in whole seconds since 1970."""
     owned_by: str = "antiphon"
+    folder: Path | None = None
+    """Folder with the model's tokenizer and chat template; None if it has no files."""
 
 
 class EncoderModel(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -48,6 +48,9 @@ from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoi
 from antiphon.app.settings import Settings
 from antiphon.app.tls import load_ssl_context
 from antiphon.engine.protocol import EngineError, overloaded_error
+
+if TYPE_CHECKING:
+    from antiphon.app.grpc.server import GrpcServer
 
 ACCEPT_SOCKETS = 16
 """Number of listening descriptors for one address. The event loop accepts one connection per descriptor and iteration,
@@ -171,6 +174,8 @@ class AntiphonServer(uvicorn.Server):
             )
         )
         self._context, self._on_listening = context, on_listening
+        self._app, self._guard = app or guard, guard
+        self._grpc: GrpcServer | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Starts to listen, then reports the port."""
@@ -181,7 +186,21 @@ class AntiphonServer(uvicorn.Server):
         ]
         await super().startup(listeners or None)
         if self.started:
+            await self._start_grpc()
             self._on_listening(self.servers[0].sockets[0].getsockname()[1])
+
+    async def _start_grpc(self) -> None:
+        """Serves gRPC, too, if the settings have a port for it. Raises `BindError`."""
+        if self._context.settings.grpc_port is None:
+            return
+        from antiphon.app.grpc.server import GrpcServer  # noqa: PLC0415  grpcio is an optional dependency
+
+        try:
+            self._grpc = GrpcServer(self._context, self._app, self._guard.authenticate)
+        except OSError as error:
+            raise BindError(str(error)) from None
+        await self._grpc.start()
+        self._context.grpc_port = self._grpc.port
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""
@@ -195,6 +214,8 @@ class AntiphonServer(uvicorn.Server):
         self._context.shutting_down = True
         for server in self.servers:
             server.close()
+        timeout_s = self._context.settings.shutdown_timeout + CLOSE_GRACE_SECONDS
+        grpc_end = asyncio.create_task(self._grpc.stop(timeout_s)) if self._grpc is not None else None
         models = self._context.models.all_models
         # Engines that are not ready close first, so that requests waiting for one fail immediately.
         await _close_engines([model for model in models if model.engine.unready_reason()])
@@ -203,6 +224,8 @@ class AntiphonServer(uvicorn.Server):
             await asyncio.wait({drain}, timeout=0.1)
         drain.cancel()
         await super().shutdown(sockets)
+        if grpc_end is not None and not self.force_exit:
+            await grpc_end
         await _close_engines(models)
 
 

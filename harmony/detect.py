@@ -47,6 +47,8 @@ class LoadedFormat(Struct, frozen=True):
 
     format: ModelFormat
     reason: str
+    folder: Path | None = None
+    """Folder that the format was read from."""
 
 
 class ModelTemplates(Struct, frozen=True):
@@ -102,12 +104,12 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
         raise DialectError(f"Unknown dialect {dialect!r}. Use one of: {', '.join(NAMES)}.")
     if dialect == GPT_OSS or (dialect is None and config.get("model_type") == GPT_OSS_TYPE):
         reason = "chosen by name" if dialect else f"its model_type is {GPT_OSS_TYPE}"
-        return LoadedFormat(GptOssFormat(), f"dialect {GPT_OSS}: {reason}")
+        return LoadedFormat(GptOssFormat(), f"dialect {GPT_OSS}: {reason}", folder)
     vocabulary = _read_vocabulary(folder)
     added_tokens = vocabulary.added_tokens
     name, reason = (dialect, "chosen by name") if dialect else detect_dialect(config, templates.source, added_tokens)
     if name == GPT_OSS:
-        return LoadedFormat(GptOssFormat(), f"dialect {name}: {reason}")
+        return LoadedFormat(GptOssFormat(), f"dialect {name}: {reason}", folder)
     declaration, tokenizer_config = DIALECTS[name], _read_json(folder / "tokenizer_config.json")
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
@@ -124,7 +126,7 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
         )
     except RenderError as error:
         raise UnusableTemplateError(error.message) from error
-    return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}")
+    return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}", folder)
 
 
 def _apply_response_template(detected: Dialect, template: object, reason: str) -> tuple[Dialect, str]:

@@ -167,7 +167,7 @@ class RequestGuard:
             self._check_websocket(scope, headers)
         elif scope["path"] in OPEN_PATHS:
             return ""
-        owner = self._authenticate(headers)
+        owner = self.authenticate(headers)
         if scope.get("method") in METHODS_WITH_BODY:
             self._check_body(headers)
         return owner
@@ -200,7 +200,7 @@ class RequestGuard:
         if origin is not None and host_name(origin.partition("://")[2]) not in same_hosts:
             self._cors.check_origin(origin)
 
-    def _authenticate(self, headers: dict[str, str]) -> str:
+    def authenticate(self, headers: dict[str, str]) -> str:
         """Returns the owner: part of the key's digest, or "" if no key is required. Raises `ApiError` 401."""
         if not self._settings.api_key_digests:
             return ""

@@ -54,6 +54,9 @@ class StartupDisplay(Protocol):
     def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
         """Shows the addresses and models. `notes` maps a model's first name to an extra line."""
 
+    def show_grpc(self, address: str) -> None:
+        """Shows the address of gRPC."""
+
 
 class StartupLog:
     """A `StartupDisplay` of log lines in JSON."""
@@ -102,6 +105,10 @@ class StartupLog:
         for warning in access_warnings(settings):
             _log.warning(warning)
 
+    def show_grpc(self, address: str) -> None:
+        """Logs the address of gRPC."""
+        _log.info("gRPC ready", address=address)
+
 
 class StartupScreen:
     """A `StartupDisplay` for a person: an animated line in a terminal, else one line per stage; then a banner."""
@@ -146,6 +153,10 @@ class StartupScreen:
         self.stop()
         show_banner(self.screen, settings, models, port, notes)
 
+    def show_grpc(self, address: str) -> None:
+        """Prints the address of gRPC below the banner."""
+        self.screen.print(f"[bold]gRPC[/] {escape(address)}\n", soft_wrap=True)
+
     def stop(self) -> None:
         """Ends the progress display."""
         if self._status is not None:
@@ -166,6 +177,11 @@ def base_urls(settings: Settings, port: int) -> list[str]:
 
 def _base_url(settings: Settings, host: str, port: int) -> str:
     return f"{'https' if settings.ssl_certfile else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def grpc_address(settings: Settings, port: int) -> str:
+    """Returns the address of gRPC as clients write it."""
+    return f"[{settings.host}]:{port}" if ":" in settings.host else f"{settings.host}:{port}"
 
 
 def _network_address(family: socket.AddressFamily) -> str:

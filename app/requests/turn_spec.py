@@ -93,6 +93,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """Salt of the prefix cache: a turn shares cached prompts only with turns of the same salt."""
     priority: int = 0
     """Priority in the engine: a turn with a lower one waits for the others."""
+    time_limit: float | None = None
+    """Time of the event loop after which the client no longer waits; None if it has set no deadline."""
 
 
 class ParsedRequest(Struct, frozen=True):

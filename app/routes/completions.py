@@ -12,7 +12,7 @@ from antiphon.app.projections.completions.stream import CompletionStream, final_
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
-from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, stream_reply
+from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, limit_time, stream_reply
 
 
 @post("/v1/completions", status_code=200)
@@ -22,7 +22,8 @@ async def create_completion(request: AnyRequest) -> Response[Any]:
     body = parse_object(await request.body())
     await wait_until_ready(request, body)
     parsed = read_completion_request(body, context.models)
-    starting = context.turn_manager.start_prompts(parsed.model, parsed.specs, state.owner, state.release_permit)
+    specs = tuple(limit_time(request, spec) for spec in parsed.specs)
+    starting = context.turn_manager.start_prompts(parsed.model, specs, state.owner, state.release_permit)
     try:
         logs = await cancel_on_disconnect(request, starting)
     except ApiError as error:

@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from litestar.response import Response
+from msgspec import structs
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.event_log import EventLog
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder
-from antiphon.app.requests.turn_spec import ParsedRequest
+from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.routes.event_stream import EventStreamResponse, run_until_disconnect
 
 T = TypeVar("T")
@@ -29,8 +30,15 @@ def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any
 async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventLog]:
     """Starts the turns of a request; they are cancelled if the client disconnects before they have started."""
     state, turns = request_state(request.scope), server_context(request).turn_manager
-    starting = turns.start_choices(parsed.model, parsed.spec, state.owner, state.release_permit)
+    spec = limit_time(request, parsed.spec)
+    starting = turns.start_choices(parsed.model, spec, state.owner, state.release_permit)
     return await cancel_on_disconnect(request, starting)
+
+
+def limit_time(request: AnyRequest, spec: TurnSpec) -> TurnSpec:
+    """Returns the turn with the deadline of the request, if its client has set one."""
+    limit = request_state(request.scope).time_limit
+    return spec if limit is None else structs.replace(spec, time_limit=limit)
 
 
 async def final_reply(request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:

@@ -1,0 +1,230 @@
+"""The token-level engine service: a router that speaks to vLLM's engines can use this server as a worker.
+
+A request becomes the turns of a text completion, and its messages are readings of their logs. So the slots, the limits,
+the grammars and the counts are those of every other request.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+import msgspec
+import structlog
+
+from antiphon.app.context import ServerContext
+from antiphon.app.errors import ApiError, from_engine, not_found
+from antiphon.app.event_log import EventLog
+from antiphon.app.grpc.descriptors import ENGINE_FILE, SHARED_ENGINE_FILE, load_file, message_class
+from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
+from antiphon.app.grpc.engine_requests import completion_body
+from antiphon.app.grpc.request_bodies import parse_message
+from antiphon.app.grpc.statuses import CallContext, abort_call, hold_time_limit, time_limit
+from antiphon.app.grpc.tokenizer_bundle import read_tokenizer_bundle, split_bundle
+from antiphon.app.model_registry import ServedModel
+from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
+from antiphon.app.routes.health import unready_reason
+from antiphon.app.routes.replies import count_readers
+from antiphon.engine.protocol import EngineError
+
+Authenticate = Callable[[dict[str, str]], str]
+"""Returns the owner for the headers of a request. Raises `ApiError` 401."""
+SERVER_TYPE = "vllm-grpc"
+"""Name of this interface, by which routers recognize it."""
+_log = structlog.get_logger(__name__)
+
+
+class _RunningCall:
+    """A call of `Generate`: its turns, once they have started, and whether it was aborted."""
+
+    def __init__(self) -> None:
+        self.starting: asyncio.Task[list[EventLog]] | None = None
+        self.logs: list[EventLog] = []
+        self.aborted = False
+
+
+class EngineService:
+    """The service's methods. `authenticate` checks the key in the metadata of a call."""
+
+    def __init__(self, context: ServerContext, authenticate: Authenticate, stall_timeout_s: float) -> None:
+        self._context, self._authenticate, self._stall_timeout_s = context, authenticate, stall_timeout_s
+        self._calls: dict[tuple[str, str], _RunningCall] = {}
+        self._started_at, self._received_at = time.monotonic(), 0.0
+        service = load_file(ENGINE_FILE).services_by_name["VllmEngine"]
+        unary = {
+            "Abort": self._abort,
+            "HealthCheck": self._check_health,
+            "GetModelInfo": self._get_model_info,
+            "GetServerInfo": self._get_server_info,
+            "GetLoads": self._get_loads,
+        }
+        handlers = {name: grpc.unary_unary_rpc_method_handler(self._guard(name, run)) for name, run in unary.items()}
+        for name, run in {"Generate": self._generate, "GetTokenizer": self._get_tokenizer}.items():
+            handlers[name] = grpc.unary_stream_rpc_method_handler(self._guard(name, run))
+        self.generic_handler = grpc.method_handlers_generic_handler(service.full_name, handlers)
+        """Handler of the service's calls."""
+
+    def _guard(
+        self, name: str, run: Callable[[Any, str, CallContext], Awaitable[Any]]
+    ) -> Callable[[bytes, CallContext], Awaitable[Any]]:
+        """Returns the handler of a method: checks the key, decodes the message, and turns errors into statuses."""
+        file = SHARED_ENGINE_FILE if name == "GetTokenizer" else ENGINE_FILE
+        kind = message_class(file, f"{name}Request")
+
+        async def handle(data: bytes, context: CallContext) -> Any:
+            try:
+                owner = self._authenticate({key: str(value) for key, value in context.invocation_metadata() or ()})
+                reply = await run(parse_message(kind, data), owner, context)
+            except ApiError as error:
+                await abort_call(context, error)
+            except Exception:  # noqa: BLE001  # gRPC would send the exception's text to the client
+                _log.exception("unhandled exception in gRPC call", method=name)
+                message = "The server had an error while processing your request."
+                await abort_call(context, ApiError(500, "server_error", message))
+            return None if reply is None else reply.SerializeToString()
+
+        return handle
+
+    @property
+    def _model(self) -> ServedModel:
+        return self._context.models.served[0]
+
+    async def _generate(self, request: Any, owner: str, context: CallContext) -> None:
+        self._received_at = time.time()
+        self._context.capacity.check_any()
+        model = self._model
+        try:
+            await model.engine.wait_ready()
+        except EngineError as error:
+            raise from_engine(error) from None
+        parsed = read_completion_request(completion_body(request, model), self._context.models)
+        key, call = (owner, request.request_id), _RunningCall()
+        self._calls[key] = call
+        try:
+            with hold_time_limit(limit := time_limit(context)):
+                await self._start_turns(call, parsed, owner, limit)
+                with count_readers(self._context, call.logs):
+                    async for message in _read_replies(call, parsed, stream=request.stream):
+                        async with asyncio.timeout(self._stall_timeout_s):
+                            await context.write(message.SerializeToString())
+        finally:
+            if self._calls.get(key) is call:
+                del self._calls[key]
+
+    async def _start_turns(
+        self, call: _RunningCall, parsed: CompletionRequest, owner: str, deadline: float | None
+    ) -> None:
+        """Starts the turns. Leaves `call.logs` empty if the call is aborted meanwhile."""
+        specs = [msgspec.structs.replace(spec, time_limit=deadline) for spec in parsed.specs]
+        call.starting = asyncio.create_task(self._context.turn_manager.start_prompts(parsed.model, specs, owner))
+        try:
+            call.logs = await call.starting
+        except asyncio.CancelledError:
+            if not call.aborted:
+                raise
+
+    async def _abort(self, request: Any, owner: str, _: CallContext) -> Any:
+        for request_id in request.request_ids:
+            call = self._calls.get((owner, request_id))
+            if call is None:
+                continue
+            call.aborted = True
+            if not call.logs and call.starting is not None:
+                call.starting.cancel()
+            for log in call.logs:
+                self._context.turn_manager.cancel_turn(log)
+        return engine_message("AbortResponse")
+
+    async def _check_health(self, *_: Any) -> Any:
+        reason = unready_reason(self._context)
+        return engine_message("HealthCheckResponse", healthy=reason is None, message=reason or "ready")
+
+    async def _get_model_info(self, *_: Any) -> Any:
+        model = self._model
+        info = model.engine.info
+        sampling = info.default_sampling
+        defaults = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return engine_message(
+            "GetModelInfoResponse",
+            model_path=model.names[0],
+            is_generation=True,
+            max_context_length=info.max_model_len,
+            vocab_size=info.vocab_size,
+            served_model_name=model.names[0],
+            model_type=info.architecture,
+            eos_token_ids=info.eos_ids,
+            max_req_input_len=info.max_model_len,
+            default_sampling_params_json=msgspec.json.encode(defaults).decode(),
+        )
+
+    async def _get_server_info(self, *_: Any) -> Any:
+        stats = self._model.engine.stats()
+        return engine_message(
+            "GetServerInfoResponse",
+            active_requests=self._context.turn_manager.num_running,
+            last_receive_timestamp=self._received_at,
+            uptime_seconds=time.monotonic() - self._started_at,
+            server_type=SERVER_TYPE,
+            data_parallel_size=1,
+            model_dtype=self._model.engine.info.dtype,
+            max_num_seqs=stats.max_num_seqs,
+            constrained_decoding_start="first_token",
+        )
+
+    async def _get_loads(self, *_: Any) -> Any:
+        stats = self._model.engine.stats()
+        load = engine_message(
+            "SchedulerLoad",
+            num_running_reqs=stats.running,
+            num_waiting_reqs=stats.waiting,
+            num_total_reqs=stats.running + stats.waiting,
+            num_used_tokens=stats.running_cache_tokens,
+            max_running_requests=stats.max_num_seqs,
+        )
+        now = datetime.now(UTC).isoformat()
+        return engine_message(
+            "GetLoadsResponse", timestamp=now, version=version("antiphon"), dp_rank_count=1, loads=[load]
+        )
+
+    async def _get_tokenizer(self, _: Any, __: str, context: CallContext) -> None:
+        folder = self._model.folder
+        if folder is None:
+            raise not_found("This model has no tokenizer files.")
+        part_class = message_class(SHARED_ENGINE_FILE, "GetTokenizerChunk")
+        for data, digest in split_bundle(await read_tokenizer_bundle(folder)):
+            part: Any = part_class()
+            part.data, part.sha256 = data, digest
+            async with asyncio.timeout(self._stall_timeout_s):
+                await context.write(part.SerializeToString())
+
+
+async def _read_replies(call: _RunningCall, parsed: CompletionRequest, *, stream: bool) -> AsyncIterator[Any]:
+    """Yields the messages of all choices as their logs grow."""
+    options = parsed.options
+    choices = [
+        ChoiceReply(index, num_top=options.logprobs, prompt_top=options.prompt_logprobs, stop_ids=options.stop_ids)
+        for index in range(options.n)
+    ]
+    if not call.logs:  # aborted before the start
+        for choice in choices:
+            yield choice.build_complete()
+        return
+    woken = asyncio.Event()
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(log.open_reader(0, woken.set)) for log in call.logs]
+        while True:
+            woken.clear()
+            for choice, reader in zip(choices, readers, strict=True):
+                while reader.has_entries:
+                    choice.add_entries(reader.take_entries())
+                    if stream and (chunk := choice.build_chunk()) is not None:
+                        yield chunk
+                    if choice.has_ended:
+                        yield choice.build_complete()
+            if all(choice.has_ended for choice in choices):
+                return
+            await woken.wait()

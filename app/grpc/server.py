@@ -1,0 +1,139 @@
+"""The gRPC server: its services, its port and its end. It runs on the event loop of the HTTP server."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from antiphon.app.context import ServerContext
+from antiphon.app.grpc.api_service import list_api_handlers
+from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, load_file
+from antiphon.app.grpc.engine_service import Authenticate, EngineService
+from antiphon.app.http.asgi import AsgiApp
+from antiphon.app.routes.health import unready_reason
+from antiphon.app.settings import Settings
+
+_HEALTH_POLL_S = 1.0
+"""Seconds between two looks at the engines for clients that watch the server's health."""
+_PEM_KEY = b"PRIVATE KEY-----"
+
+
+class GrpcServer:
+    """Serves gRPC until `stop`. `app` is the whole HTTP application, and `authenticate` its check of keys.
+
+    Raises `OSError` if the port cannot be bound.
+    """
+
+    def __init__(self, context: ServerContext, app: AsgiApp, authenticate: Authenticate) -> None:
+        settings = context.settings
+        self._context = context
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),  # else a port in use would be shared
+                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            )
+        )
+        self._engine = EngineService(context, authenticate, settings.stall_timeout)
+        names = [
+            service.full_name
+            for file in (API_FILE, ENGINE_FILE)
+            for service in load_file(file).services_by_name.values()
+        ]
+        self._health = _EngineHealth(context, names)
+        self._server.add_generic_rpc_handlers(
+            (*list_api_handlers(app, settings.stall_timeout), self._engine.generic_handler)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self.port = self._bind(settings)
+        """TCP port."""
+
+    async def start(self) -> None:
+        """Starts to accept calls."""
+        await self._server.start()
+        self._health.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Rejects new calls, and cancels those that have not ended after `grace_s` seconds."""
+        await self._health.stop()
+        await self._server.stop(grace_s)
+
+    def _bind(self, settings: Settings) -> int:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port}"
+        try:
+            credentials = _load_credentials(settings)
+            port: int = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
+        except RuntimeError:
+            raise OSError(f"cannot listen on {address}; choose another --grpc port") from None
+        return port
+
+
+def _load_credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """Returns the certificate and key of the HTTP server, which has checked them; None if it serves plain HTTP."""
+    if settings.ssl_certfile is None:
+        return None
+    certificate = settings.ssl_certfile.read_bytes()
+    key = _read_private_key(settings.ssl_keyfile or settings.ssl_certfile, settings.ssl_keyfile_password)
+    return grpc.ssl_server_credentials(((key, certificate),))
+
+
+def _read_private_key(path: Path, password: str | None) -> bytes:
+    """Returns the key in a PEM file, not encrypted: gRPC accepts no password."""
+    data = path.read_bytes()
+    block = data[data.rfind(b"-----BEGIN", 0, data.find(_PEM_KEY)) :]
+    is_encrypted = b"ENCRYPTED" in block
+    key = load_pem_private_key(block, (password or "").encode() if is_encrypted else None)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+class _EngineHealth(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """Health of the server and its services: SERVING while no engine makes a job wait, as `/ready` answers."""
+
+    def __init__(self, context: ServerContext, services: list[str]) -> None:
+        super().__init__()
+        self._context, self._services = context, ("", *services)
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts to tell clients that watch."""
+        self._watching = asyncio.create_task(self._update_forever(), name="grpc-health")
+
+    async def stop(self) -> None:
+        """Reports NOT_SERVING from now on."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.enter_graceful_shutdown()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  # the name in the protocol
+        """Returns the health of a service now."""
+        await self._update()
+        return await super().Check(request, context)
+
+    async def _update_forever(self) -> None:
+        while True:
+            await self._update()
+            await asyncio.sleep(_HEALTH_POLL_S)
+
+    async def _update(self) -> None:
+        status = health_pb2.HealthCheckResponse.NOT_SERVING
+        if unready_reason(self._context) is None:
+            status = health_pb2.HealthCheckResponse.SERVING
+        for name in self._services:
+            await self.set(name, status)

@@ -1,0 +1,114 @@
+"""gRPC statuses of errors. The error of the HTTP API is in the trailing metadata, with the same code and message."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import msgspec
+
+from antiphon.app.errors import ApiError
+from antiphon.app.grpc.json_wire import encode_bytes_field, encode_varint
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+ERROR_BODY_KEY = "antiphon-error-bin"
+"""Key of the trailing metadata that holds the JSON body of the error."""
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+"""Key of the trailing metadata that holds a `google.rpc.Status`."""
+ERROR_INFO_URL = b"type.googleapis.com/google.rpc.ErrorInfo"
+ERROR_DOMAIN = "antiphon"
+MAX_ERROR_BYTES = 2048
+"""Maximum size of an error in metadata: clients accept 8 KiB of it in all."""
+
+_CODES_BY_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+_CODES_BY_ERROR = {
+    "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "cancelled": grpc.StatusCode.CANCELLED,
+}
+
+
+class CallContext(Protocol):
+    """The part of `grpc.aio.ServicerContext` that is used here; grpcio has no types."""
+
+    async def write(self, message: bytes) -> None: ...  # noqa: D102
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None: ...  # noqa: D102
+
+    async def abort(self, code: grpc.StatusCode, details: str, metadata: Metadata) -> NoReturn: ...  # noqa: D102
+
+    def invocation_metadata(self) -> Any: ...  # noqa: D102
+
+    def time_remaining(self) -> float | None: ...  # noqa: D102
+
+
+def status_code(status: int, code: str | None) -> grpc.StatusCode:
+    """Returns the gRPC status of an error with this HTTP status and this code."""
+    default = grpc.StatusCode.INVALID_ARGUMENT if 400 <= status < 500 else grpc.StatusCode.INTERNAL
+    return _CODES_BY_ERROR.get(code or "") or _CODES_BY_STATUS.get(status, default)
+
+
+async def abort_call(context: CallContext, error: ApiError) -> NoReturn:
+    """Ends the call with the status of an error."""
+    code = status_code(error.status, error.code)
+    metadata: list[tuple[str, str | bytes]] = [(name, value) for name, value in error.headers if name == "retry-after"]
+    if len(error.encoded_body) <= MAX_ERROR_BYTES:
+        metadata.append((ERROR_BODY_KEY, error.encoded_body))
+        metadata.append((STATUS_DETAILS_KEY, _status_details(code, error)))
+    await context.abort(code, error.message[:MAX_ERROR_BYTES], tuple(metadata))
+
+
+def read_error(status: int, body: bytes, headers: dict[str, str]) -> ApiError:
+    """Returns the error in the body of an HTTP reply."""
+    fields = msgspec.json.decode(body)["error"]
+    retry = tuple((name, value) for name, value in headers.items() if name == "retry-after")
+    return ApiError(status, fields["code"], fields["message"], fields["param"], kind=fields["type"], headers=retry)
+
+
+def time_limit(context: CallContext) -> float | None:
+    """Returns the time of the event loop at which the client's deadline passes; None without a deadline."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else asyncio.get_running_loop().time() + max(remaining_s, 0.0)
+
+
+@contextmanager
+def hold_time_limit(limit: float | None) -> Iterator[None]:
+    """Raises `ApiError` at the end of the block if the deadline has passed: the client gives up at this moment.
+
+    The engine may end the job first, and a failure of the turn is then no fault of the server.
+    """
+    failure: ApiError | None = None
+    try:
+        yield
+    except ApiError as error:
+        failure = error
+    if limit is not None and asyncio.get_running_loop().time() >= limit:
+        raise ApiError(503, "deadline_exceeded", "The deadline of the call has passed.")
+    if failure is not None:
+        raise failure
+
+
+def _status_details(code: grpc.StatusCode, error: ApiError) -> bytes:
+    """Returns a `google.rpc.Status` with an `ErrorInfo`: the error's code, and its type, field and HTTP status."""
+    pairs = {"type": error.type, "param": error.param, "http_status": str(int(error.status))}
+    info = encode_bytes_field(1, (error.code or error.type).encode()) + encode_bytes_field(2, ERROR_DOMAIN.encode())
+    for name, value in pairs.items():
+        if value is not None:
+            pair = encode_bytes_field(1, name.encode()) + encode_bytes_field(2, value.encode())
+            info += encode_bytes_field(3, pair)
+    detail = encode_bytes_field(1, ERROR_INFO_URL) + encode_bytes_field(2, info)
+    number: int = code.value[0]
+    return (
+        b"\x08" + encode_varint(number) + encode_bytes_field(2, error.message.encode()) + encode_bytes_field(3, detail)
+    )

@@ -1,0 +1,70 @@
+"""A client of a server's gRPC port, which knows its messages by reflection only."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import msgspec
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.json_format import MessageToDict, ParseDict
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from antiphon.app.grpc.statuses import ERROR_BODY_KEY
+from tests.serving import RunningServer
+
+Json = dict[str, Any]
+API, ENGINE = "antiphon.v1", "vllm.grpc.engine"
+CALL_TIMEOUT_S = 20.0
+
+
+class GrpcClient:
+    """Calls methods by name. Requests are JSON; replies are messages."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.database = ProtoReflectionDescriptorDatabase(channel)
+        self._pool = descriptor_pool.DescriptorPool(self.database)
+
+    def call(self, method: str, request: Json, *, timeout: float = CALL_TIMEOUT_S, key: str = "") -> Any:
+        """Calls `package.Service/Method`: returns the reply, or the call of a stream."""
+        service, _, name = method.rpartition("/")
+        descriptor = self._pool.FindServiceByName(service).FindMethodByName(name)
+        message = ParseDict(request, message_factory.GetMessageClass(descriptor.input_type)())
+        kind = message_factory.GetMessageClass(descriptor.output_type)
+        build = self.channel.unary_stream if descriptor.server_streaming else self.channel.unary_unary
+        run = build(f"/{method}", type(message).SerializeToString, kind.FromString)
+        return run(message, timeout=timeout, metadata=(("authorization", f"Bearer {key}"),) if key else ())
+
+    def stream_json(self, method: str, request: Json, **options: Any) -> list[Json]:
+        """Returns the JSON of all messages of a stream."""
+        return [as_json(message) for message in self.call(method, request, **options)]
+
+    def read_error(self, method: str, request: Json, **options: Any) -> tuple[grpc.StatusCode, Json]:
+        """Returns the status of a call that fails, and the error in its metadata."""
+        try:
+            reply = self.call(method, request, **options)
+            list(reply) if hasattr(reply, "__next__") else None
+        except grpc.RpcError as error:
+            return read_status(error)
+        raise AssertionError(f"{method} did not fail")
+
+
+def read_status(error: Any) -> tuple[grpc.StatusCode, Json]:
+    """Returns the status of an error and the JSON error in its metadata."""
+    metadata = dict(error.trailing_metadata())
+    body: Json = msgspec.json.decode(metadata.get(ERROR_BODY_KEY, b'{"error": {}}'))
+    return error.code(), body["error"]
+
+
+def as_json(message: Any) -> Json:
+    """Returns the default JSON form of a message."""
+    value: Json = MessageToDict(message)
+    return value
+
+
+@contextmanager
+def connect(server: RunningServer) -> Iterator[GrpcClient]:
+    """Connects a client to a server's gRPC port."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_port}") as channel:
+        yield GrpcClient(channel)
