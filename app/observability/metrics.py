@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.observability.access_log import AccessRecord
+from antiphon.app.observability.replica_metrics import ReplicaStatsCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
 """Media type without its charset, which litestar adds."""
@@ -49,7 +50,9 @@ class MetricsCollector:
 
     def __init__(self, models: Iterable[ServedModel | EncoderModel]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineStatsCollector(tuple(models)))
+        served = tuple(models)
+        self.registry.register(_EngineStatsCollector(served))
+        self.registry.register(ReplicaStatsCollector(served))
         self._finished = Counter(
             "antiphon:requests_finished",
             "Finished turns by finish reason, failed and cancelled ones included.",

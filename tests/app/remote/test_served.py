@@ -55,7 +55,6 @@ class FakeServerThread:
         self._thread.join()
         self._loop.close()
 
-
     async def _finish(self) -> None:
         """Ends the connections that were just accepted, too."""
         await self.server.kill()
@@ -153,7 +152,10 @@ def test_required_tool_call_is_valid_however_random_the_engine_is() -> None:
     with serve_remote(play_vllm(EOS)) as (server, [engine]):
         parameters = {
             "type": "object",
-            "properties": {"city": {"enum": ["Oslo", "Lima"]}, "days": {"type": "integer", "minimum": 1, "maximum": 99}},
+            "properties": {
+                "city": {"enum": ["Oslo", "Lima"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 99},
+            },
             "required": ["city", "days"],
             "additionalProperties": False,
         }
@@ -263,6 +265,17 @@ def test_turns_of_a_conversation_go_to_one_replica() -> None:
                 by_key.setdefault(job.headers["x-session-id"], set()).add(index)
         assert len(by_key) == 6 and all(len(places) == 1 for places in by_key.values())
         assert len({place for places in by_key.values() for place in places}) > 1
+
+
+def test_metrics_of_each_replica() -> None:
+    with serve_remote(play_vllm(*tokens_of("Hi")), num_engines=2) as (server, engines):
+        assert check_stream(read_events(server))["status"] == "completed"
+        page = httpx.get(f"{server.root}/metrics").text
+        for engine in engines:
+            labels = f'{{model_name="tiny",replica="127.0.0.1:{engine.server.port}"}}'
+            assert f"antiphon:engine_replica_up{labels} 1.0" in page
+            attempts = float(len(engine.server.jobs))
+            assert f"antiphon:engine_replica_attempts_total{labels} {attempts}" in page
 
 
 def test_unsupported_log_probabilities_are_refused_by_name() -> None:
