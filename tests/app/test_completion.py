@@ -43,7 +43,7 @@ def test_options_and_values_are_completed() -> None:
     assert complete("zsh", "antiphon", "serve", "--ho")[:2] == ["plain", "--host"]
     assert complete("fish", "antiphon", "serve", "--ho")[0].startswith("plain,--host")
     assert complete("bash", "antiphon", "se") == ["plain,serve"]
-    assert complete("bash", "antiphon", "serve", "--engine", "") == ["plain,torch", "plain,scripted"]
+    assert complete("bash", "antiphon", "serve", "--engine", "")[:3] == ["plain,torch", "plain,scripted", "plain,vllm"]
     assert complete("bash", "antiphon", "serve", "--config", "a.toml", "--ho") == ["plain,--host"]
 
 
