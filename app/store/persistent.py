@@ -73,8 +73,6 @@ class PersistentStore:
         """Begins to read the new events of a log in `_remote`, until it has ended."""
         raise NotImplementedError
 
-    # Methods of `ResponseStore`
-
     def add_completion(self, completion: StoredCompletion, messages: ChatMessages, logs: Sequence[EventLog]) -> None:
         """Stores a chat completion with the logs of its choices from now on."""
         for log in logs:
@@ -218,6 +216,10 @@ class PersistentStore:
         """Forwards a failed transaction to the event loop."""
         self._loop.call_soon_threadsafe(self._handle_failed, ops)
 
+    def on_write_delayed(self, ops: list[WriteOp]) -> None:
+        """Forwards operations that wait for the end of an outage to the event loop."""
+        self._loop.call_soon_threadsafe(self._handle_delayed, ops)
+
     def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
         """Forwards the responses of this process, and cancellation requests for them, to the event loop."""
         self._loop.call_soon_threadsafe(self._handle_heartbeat, cancel_requested)
@@ -256,6 +258,12 @@ class PersistentStore:
         for op in dropped:
             if isinstance(op, AppendEvents):
                 self._release_log(op.log)
+
+    def _handle_delayed(self, ops: list[WriteOp]) -> None:
+        """Publishes the last steps of foreground responses, whose clients wait for them."""
+        for op in ops:
+            if isinstance(op, AppendEvents) and op.entries and not op.log.base_response.background:
+                op.log.publish(op.entries[-1].event.sequence_number + 1)
 
     def _handle_failed(self, ops: list[WriteOp]) -> None:
         """Publishes unwritten steps, since readers must not wait forever, and keeps their logs in memory."""

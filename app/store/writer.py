@@ -29,6 +29,8 @@ MAX_RECONNECT_DELAY_S = 2.0
 """Longest time between two attempts to reach the database again. It is shorter than a lease."""
 MAX_CHANGE_WAIT_S = 10.0
 """Time after which a change is reported as failed if it is not known whether it was committed before an outage."""
+MAX_LAST_STEP_WAIT_S = 10.0
+"""Time of an outage after which the last steps of foreground responses are shown before they are written."""
 MAX_CLOSE_WAIT_S = 5.0
 """Time for which a server that exits waits for a database that cannot be reached."""
 
@@ -43,6 +45,9 @@ class WriteListener(Protocol):
 
     def on_write_failed(self, ops: list[WriteOp]) -> None:
         """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
+
+    def on_write_delayed(self, ops: list[WriteOp]) -> None:
+        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added."""
 
     def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
         """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
@@ -68,8 +73,8 @@ class StoreWriter:
         self._timings, self._max_bytes = times, most
         self._queue: queue.SimpleQueue[WriteOp | None] = queue.SimpleQueue()
         self._last_sweep = 0.0
-        self.transaction_began_at: float | None = None
-        """Time at which the current transaction began, if there is one."""
+        self.busy_since: float | None = None
+        """Time at which the thread ended its last wait for operations; None while it waits."""
         self._is_closing = False
         self._lost_ops: list[WriteOp] = []
         """Steps of the latest transaction that were not written, because this process does not own their responses."""
@@ -93,7 +98,9 @@ class StoreWriter:
     def _run(self) -> None:
         last_heartbeat = time.monotonic()
         while True:
+            self.busy_since = None
             batch = self._take_batch(last_heartbeat + self._timings.heartbeat_s - time.monotonic())
+            self.busy_since = time.monotonic()
             if batch and batch[-1] is None:
                 self._write_batch([op for op in batch if op is not None])
                 self._run_guarded(self._deregister)
@@ -121,7 +128,6 @@ class StoreWriter:
         batch = self._drop_after_gap(batch)
         tries_left = MAX_TRIES
         while batch and tries_left:
-            self.transaction_began_at = time.monotonic()
             try:
                 self._run_transaction(batch)
             except Exception as error:  # noqa: BLE001  # if the thread ended, readers would wait forever
@@ -134,8 +140,6 @@ class StoreWriter:
             else:
                 self._report_written(batch)
                 return
-            finally:
-                self.transaction_began_at = None
         if batch:
             self._fail_batch(batch)
 
@@ -150,10 +154,11 @@ class StoreWriter:
     def _await_database(self, batch: list[WriteOp]) -> list[WriteOp]:
         """Waits until the database can be reached again. Returns the steps to write then; none if the server exits.
 
-        Nothing is published meanwhile. Changes are refused, so that clients can repeat them; those of an interrupted
-        COMMIT only when the wait gets long, since they may have been made.
+        No step of a background response is shown meanwhile. Changes are refused, so that clients can repeat them; those
+        of an interrupted COMMIT only when the wait gets long, since they may have been made.
         """
         is_uncertain, queued, delay = self._database.commit_is_uncertain, list[WriteOp](), 0.1
+        last_error = ""
         began, closing_at = time.monotonic(), float("inf")
         while True:
             if not is_uncertain or time.monotonic() - began > MAX_CHANGE_WAIT_S:
@@ -162,7 +167,11 @@ class StoreWriter:
                 last_number = self._database.reconnect()
                 break
             except Exception as error:  # noqa: BLE001  # as in `_write_batch`
-                _log.error("the database of the store cannot be reached", error=str(error))
+                if str(error) != last_error:
+                    last_error = str(error)
+                    _log.error("the database of the store cannot be reached", error=last_error)
+            if time.monotonic() - began > MAX_LAST_STEP_WAIT_S:
+                self._listener.on_write_delayed(batch + queued)
             if self._is_closing:
                 closing_at = min(closing_at, time.monotonic() + MAX_CLOSE_WAIT_S)
                 if time.monotonic() > closing_at:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ SCRIPT: list[dict[str, Any]] = [
 ServerPair = tuple[RunningServer, RunningServer]
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[ServerPair]:
-    store = tmp_path / "responses.db"
+@pytest.fixture(params=["sqlite", "postgres"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerPair]:
+    store: dict[str, Any] = {"store_file": tmp_path / "responses.db"}
+    if request.param == "postgres":
+        store = {"store_url": request.getfixturevalue("postgres_server").create_database()}
     with (
-        serve(scripted_registry(SCRIPT), store_file=store) as first,
-        serve(scripted_registry(SCRIPT), store_file=store) as second,
+        serve(scripted_registry(SCRIPT), **store) as first,
+        serve(scripted_registry(SCRIPT), **store) as second,
     ):
         yield first, second
 
@@ -59,6 +62,19 @@ def test_stream_resumes_on_another_server_after_any_event(pair: ServerPair) -> N
         assert read_stream(second, response_id, number) == events[number + 1 :]
     follow_up = {"model": "scripted", "input": "And?", "previous_response_id": response_id}
     assert post(f"{second.url}/responses", json=follow_up).json()["output"][0]["content"][0]["text"] == "Four."
+
+
+def test_stream_resumes_on_another_server_at_every_event_while_it_is_generated(pair: ServerPair) -> None:
+    first, second = pair
+    response_id = start_background(first, "Slowly")
+    with ThreadPoolExecutor(max_workers=22) as pool:
+        readers = [pool.submit(read_stream, second, response_id, number) for number in range(-1, 21)]
+        resumed = [reader.result() for reader in readers]
+    events = read_stream(first, response_id)
+    check_stream(events)
+    assert len(events) < len(readers), "one reader begins after each event"
+    for number, received in enumerate(resumed):
+        assert received == events[number:], number
 
 
 def test_another_server_cancels_a_running_response(pair: ServerPair) -> None:

@@ -184,7 +184,9 @@ class PostgresDatabase(PostgresReads):
         return self._connection.execute(statement, (new, response_id, old)).rowcount == 1
 
     def save_heartbeat(self, writer: str, _now: float) -> None:
-        """Records that this writer is alive, by the clock of the database. `commit` does so, too, for its own."""
+        """Records that a writer is alive, by the clock of the database. `commit` does so for the own one."""
+        if writer == self._name:
+            return
         statement = f"""
             INSERT INTO writers (name, heartbeat) VALUES (?, {_NOW})
             ON CONFLICT (name) DO UPDATE SET heartbeat = excluded.heartbeat

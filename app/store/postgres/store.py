@@ -60,8 +60,8 @@ class PostgresStore(PersistentStore):
 
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
-        began_at = self._writer.transaction_began_at
-        if began_at is not None and time.monotonic() - began_at > MAX_TRANSACTION_S:
+        busy_since = self._writer.busy_since
+        if busy_since is not None and time.monotonic() - busy_since > MAX_TRANSACTION_S:
             return NOT_WRITABLE
         return super().unavailable_reason()
 

@@ -41,7 +41,9 @@ OUTPUT = "<think>\\nLet me see.\\n</think>\\n\\n" + "word " * 40
 SCRIPT = [{"name": "long", "output": [OUTPUT], "tokens_per_chunk": 2}]
 
 async def main(path):
-    settings = Settings(port=0, shutdown_timeout=0.2, store_file=Path(path))
+    is_url = path.startswith("postgresql:")
+    where = {"store_url": path} if is_url else {"store_file": Path(path)}
+    settings = Settings(port=0, shutdown_timeout=0.2, **where)
     with bind_socket(settings) as listener:
         store = open_store(settings)
         context = create_context(settings, scripted_registry(SCRIPT, delay=0.003), store=store)
@@ -51,7 +53,7 @@ async def main(path):
 
 uvloop.run(main(*sys.argv[1:]))
 """
-"""Program of a server process over a store file, its only argument. Prints its port."""
+"""Program of a server process over a store, whose file or URL is its only argument. Prints its port."""
 SYNCHRONOUS_FULL = 2
 """Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
 SHORT_TIMINGS = StoreTimings(heartbeat_s=0.05, lease_s=0.4, sweep_interval_s=0.05)
@@ -62,6 +64,11 @@ class StorePlace(Protocol):
     """A file or a database in which a test opens stores, each as if it were another process."""
 
     database_class: type[Database]
+
+    @property
+    def name(self) -> str:
+        """The file or the URL."""
+        ...
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[PersistentStore]:
         """Opens a store with short timings."""
@@ -88,7 +95,7 @@ class SqlitePlace:
     database_class: type[Database] = SqliteDatabase
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[PersistentStore]:
         return open_test_store(self.path, **options)
@@ -113,7 +120,7 @@ class PostgresPlace:
     database_class: type[Database] = PostgresDatabase
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = self.name = url
 
     @asynccontextmanager
     async def open(self, **options: Any) -> AsyncIterator[PersistentStore]:

@@ -1,8 +1,7 @@
-"""Chat completions in both stores: they exist from the end of their choices on, and are kept and deleted as a whole."""
+"""Chat completions in every store: they exist from the end of their choices on, and are kept and deleted as a whole."""
 
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
 
@@ -11,10 +10,17 @@ import pytest
 from antiphon.app.event_log import EntryDetail, EventLog, PromptDetail, ScoredToken
 from antiphon.app.store.base import CompletionQuery, ResponseStore
 from antiphon.app.store.memory import MemoryStore
-from antiphon.app.store.sqlite.database import SqliteDatabase
-from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.write_ops import StoreTimings
-from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
+from tests.app.store.store_helpers import (
+    SqlitePlace,
+    StorePlace,
+    add_completion,
+    add_log,
+    make_response,
+    make_steps,
+    open_test_store,
+)
 
 DETAIL = EntryDetail(
     tokens=(1, 2),
@@ -27,18 +33,14 @@ LONG_SWEEP = StoreTimings(sweep_interval_s=3600)
 """The tests delete expired responses themselves."""
 
 
-@asynccontextmanager
-async def open_store(kind: str, folder: Path) -> AsyncIterator[ResponseStore]:
-    if kind == "memory":
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ResponseStore]:
+    if request.param == "memory":
         yield MemoryStore()
         return
-    async with open_test_store(folder / "responses.db") as store:
-        yield store
-
-
-@pytest.fixture(params=["memory", "file"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ResponseStore]:
-    async with open_store(request.param, tmp_path) as store:
+    is_file = request.param == "sqlite"
+    place = SqlitePlace(tmp_path / "responses.db") if is_file else request.getfixturevalue("postgres_place")
+    async with place.open() as store:
         yield store
 
 
@@ -79,6 +81,20 @@ async def test_list_is_in_order_of_creation(store: ResponseStore) -> None:
     assert list_ids(store) == [ids[0], ids[1], ids[3]]
 
 
+async def test_list_is_selected_by_model_and_metadata(store: ResponseStore) -> None:
+    odd = {'a"b': "1", "c": 'x","d":"1', "\0": "\u20ac"}
+    first, second = (
+        await add_completion(store, "a", metadata=odd),
+        await add_completion(store, "b", metadata={"c": "x"}),
+    )
+    assert list_ids(store, metadata=odd) == [first.id] and list_ids(store, metadata={"c": "x"}) == [second.id]
+    for key, value in odd.items():
+        assert list_ids(store, metadata={key: value}) == [first.id], key
+    for metadata in ({"b": "1"}, {"d": "1"}, {"c": "1"}, {"c": ""}, {"": "x"}, {**odd, "c": "x"}):
+        assert list_ids(store, metadata=metadata) == [], metadata
+    assert list_ids(store, model="m", metadata={"c": "x"}) == [second.id] and list_ids(store, model="n") == []
+
+
 async def test_deletion_removes_all_choices(store: ResponseStore) -> None:
     kept, completion = await add_completion(store, "kept"), await add_completion(store, "a")
     assert await store.delete_completion("me", completion.id)
@@ -90,36 +106,32 @@ async def test_deletion_removes_all_choices(store: ResponseStore) -> None:
 # Retention and limits
 
 
-async def test_expired_completion_is_deleted_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    async with open_test_store(path, timings=LONG_SWEEP) as store:
+async def test_expired_completion_is_deleted_as_a_whole(place: StorePlace) -> None:
+    async with place.open(timings=LONG_SWEEP) as store:
         await add_completion(store, "old", created=1)
         await add_completion(store, "running", created=1, counts=(4, 2))
         kept = await add_completion(store, "new")
-        delete_expired(path, before=1000)
+        delete_expired(place, before=1000)
         assert list_ids(store) == [kept.id]
-    with sqlite3.connect(path) as connection:
-        rows = connection.execute("SELECT response FROM chat_choices ORDER BY response").fetchall()
-        assert [row[0] for row in rows] == [f"chatcmpl_{name}{n}" for name in ("new", "running") for n in (0, 1)]
-        assert connection.execute("SELECT count(*) FROM responses").fetchone() == (4,)
-    connection.close()
+    rows = place.read_rows("SELECT response FROM chat_choices ORDER BY response")
+    assert [row[0] for row in rows] == [f"chatcmpl_{name}{n}" for name in ("new", "running") for n in (0, 1)]
+    assert place.read_rows("SELECT count(*) FROM responses") == [(4,)]
 
 
-async def test_full_store_deletes_no_completion_with_a_running_choice(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    async with open_test_store(path, timings=LONG_SWEEP) as store:
+async def test_full_store_deletes_no_completion_with_a_running_choice(place: StorePlace) -> None:
+    async with place.open(timings=LONG_SWEEP) as store:
         running = await add_completion(store, "running", created=1, counts=(4, 2))
         await add_completion(store, "ended", created=2)
-        delete_expired(path, before=0, most=0)
+        delete_expired(place, before=0, most=0)
         assert list_ids(store) == []
-        database = SqliteDatabase(path)
+        database = place.open_database()
         assert [database.find_writer(choice_id) for choice_id in running.choice_ids] == [None, store.name]
         assert database.load_entries(running.choice_ids[0]) != []
         database.close()
 
 
-def delete_expired(path: Path, *, before: int, most: int = 2**40) -> None:
-    database = SqliteDatabase(path)
+def delete_expired(place: StorePlace, *, before: int, most: int = 2**40) -> None:
+    database = place.open_database()
     database.begin(sync=False)
     database.delete_expired(before, most)
     database.commit()
@@ -140,15 +152,13 @@ async def test_memory_evicts_a_completion_as_a_whole() -> None:
 # Restarts and damage
 
 
-async def test_completion_of_a_killed_server_is_not_found(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    async with open_test_store(path) as store:
+async def test_completion_of_a_killed_server_is_not_found(place: StorePlace) -> None:
+    async with place.open() as store:
         completion = await add_completion(store, "a", counts=(4, 2))
         kept = await add_completion(store, "b")
-    with sqlite3.connect(path) as connection:  # as if the server had stopped before it stored the second choice
-        connection.execute("DELETE FROM responses WHERE id = ?", (completion.choice_ids[1],))
-    connection.close()
-    async with open_test_store(path) as store:
+    # As if the server had stopped before it stored the second choice.
+    place.read_rows(f"DELETE FROM responses WHERE id = '{completion.choice_ids[1]}'")
+    async with place.open() as store:
         assert list_ids(store) == [kept.id]
         assert store.completions.find_completion("me", completion.id) is None
 
@@ -167,27 +177,22 @@ async def test_unreadable_completion_is_not_found_and_the_others_are(column: str
         assert store.completions.find_completion("me", bad.id) is None
 
 
-async def test_details_of_choices_are_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    async with open_test_store(path) as store:
+async def test_details_of_choices_are_read_back(place: StorePlace) -> None:
+    async with place.open() as store:
         completion = await add_completion(store, "a", detail=DETAIL)
         log = store.find_log("me", completion.id)
         assert log is not None and [entry.detail for entry in log.entries].count(DETAIL) == 3
         await add_log(store, "b").wait_published()
-    async with open_test_store(path) as store:
+    async with place.open() as store:
         found, response = store.find_log("me", completion.id), store.find_log("me", "resp_b")
         assert found is not None and found.entries == log.entries
         assert response is not None and all(entry.detail is None for entry in response.entries)
-    with sqlite3.connect(path) as connection:
-        sizes = dict(connection.execute("SELECT id, size FROM responses").fetchall())
-    connection.close()
+    sizes = dict(place.read_rows("SELECT id, size FROM responses"))
     assert sizes[completion.id] > found.size > 0, "details count towards the size of the store"
 
 
-async def test_second_process_reads_completions_of_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    async with open_test_store(path) as store, open_test_store(path) as other:
-        assert isinstance(other, SqliteStore)
+async def test_second_process_reads_completions_of_the_first(place: StorePlace) -> None:
+    async with place.open() as store, place.open() as other:
         completion = await add_completion(store, "a")
         assert list_ids(other) == [completion.id]
         await other.completions.save_metadata("me", completion.id, {"b": "2"})
@@ -198,7 +203,7 @@ async def test_second_process_reads_completions_of_the_first(tmp_path: Path) -> 
 
 
 async def test_responses_are_no_completions(store: ResponseStore) -> None:
-    if isinstance(store, SqliteStore):
+    if isinstance(store, PersistentStore):
         await add_log(store, "a").wait_published()
     else:
         store.add_log(EventLog(make_response("a"), "me"))

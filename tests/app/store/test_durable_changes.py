@@ -2,21 +2,18 @@
 
 import asyncio
 import json
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from antiphon.app.store.sqlite.database import SqliteDatabase
-from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.database import Database
 from antiphon.app.store.writer import StoreWriter
-from tests.app.store.store_helpers import SERVER_PROGRAM, add_log
+from tests.app.store.store_helpers import SERVER_PROGRAM, StorePlace, add_log
 from tests.conftest import StartServer
 from tests.syntax import ROOT
 
@@ -24,69 +21,64 @@ HELLO = [{"name": f"hello {n}", "output": ["Hello."]} for n in range(8)]
 BODY = {"model": "scripted", "input": "Hi"}
 
 
-def read_rows(path: Path, table: str) -> list[tuple[Any, ...]]:
+def read_rows(place: StorePlace, table: str) -> list[tuple[Any, ...]]:
     """Returns the rows that are committed now."""
-    with sqlite3.connect(path) as connection:
-        rows = connection.execute(f"SELECT * FROM {table}").fetchall()
-    connection.close()
-    return rows
+    return place.read_rows(f"SELECT * FROM {table}")
 
 
 @pytest.fixture
-def slow_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_commits(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays each commit, so that a reply that does not wait for it arrives first."""
-    commit = SqliteDatabase.commit
+    commit = place.database_class.commit
 
-    def delayed_commit(database: SqliteDatabase) -> None:
+    def delayed_commit(database: Database) -> None:
         time.sleep(0.2)
         commit(database)
 
-    monkeypatch.setattr(SqliteDatabase, "commit", delayed_commit)
+    monkeypatch.setattr(place.database_class, "commit", delayed_commit)
 
 
 @pytest.mark.usefixtures("slow_commits")
-def test_every_change_is_in_the_file_when_it_is_answered(tmp_path: Path, start_server: StartServer) -> None:
-    path = tmp_path / "responses.db"
-    server = start_server(HELLO, store_file=path)
+def test_every_change_is_in_the_file_when_it_is_answered(place: StorePlace, start_server: StartServer) -> None:
+    server = start_server(HELLO, **place.settings())
     with httpx.Client(base_url=f"{server.url}/", timeout=20) as client:
         made = client.post("responses", json=BODY).json()
         assert client.delete(f"responses/{made['id']}").json()["deleted"]
-        assert [row[0] for row in read_rows(path, "responses")] == []
-        assert read_rows(path, "events") == read_rows(path, "items") == []
+        assert [row[0] for row in read_rows(place, "responses")] == []
+        assert read_rows(place, "events") == read_rows(place, "items") == []
         conversation = client.post("conversations", json={"metadata": {"a": "1"}}).json()["id"]
-        assert len(read_rows(path, "conversations")) == 1
+        assert len(read_rows(place, "conversations")) == 1
         item = {"type": "message", "role": "user", "content": "Hi"}
         added = client.post(f"conversations/{conversation}/items", json={"items": [item]}).json()
-        assert len(read_rows(path, "conversation_items")) == 1
+        assert len(read_rows(place, "conversation_items")) == 1
         chat = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "store": True, "n": 2}
         completion = client.post("chat/completions", json=chat).json()["id"]
         client.post(f"chat/completions/{completion}", json={"metadata": {"a": "2"}})
-        assert '"2"' in read_rows(path, "chat_completions")[0][5]
+        assert '"2"' in read_rows(place, "chat_completions")[0][5]
         assert client.delete(f"chat/completions/{completion}").json()["deleted"]
         for table in ("chat_completions", "chat_choices", "responses", "events"):
-            assert read_rows(path, table) == [], table
+            assert read_rows(place, table) == [], table
         client.post(f"conversations/{conversation}", json={"metadata": {"a": "2"}})
-        assert b'"2"' in read_rows(path, "conversations")[0][-1]
+        assert b'"2"' in bytes(read_rows(place, "conversations")[0][-1])
         client.delete(f"conversations/{conversation}/items/{added['data'][0]['id']}")
-        assert read_rows(path, "conversation_items") == []
+        assert read_rows(place, "conversation_items") == []
         client.delete(f"conversations/{conversation}")
-        assert read_rows(path, "conversations") == []
+        assert read_rows(place, "conversations") == []
 
 
 @pytest.mark.usefixtures("slow_commits")
-def test_cancelled_response_is_in_the_file_when_it_is_answered(tmp_path: Path, start_server: StartServer) -> None:
-    path = tmp_path / "responses.db"
-    server = start_server([{"name": "stall", "output": ["Hello ", {"stall": True}]}], store_file=path)
+def test_cancelled_response_is_in_the_file_when_it_is_answered(place: StorePlace, start_server: StartServer) -> None:
+    server = start_server([{"name": "stall", "output": ["Hello ", {"stall": True}]}], **place.settings())
     made = httpx.post(f"{server.url}/responses", json={**BODY, "background": True}, timeout=20).json()
     assert httpx.post(f"{server.url}/responses/{made['id']}/cancel", timeout=20).json()["status"] == "cancelled"
-    (last,) = [json.loads(row[2]) for row in read_rows(path, "events")][-1:]
+    (last,) = [json.loads(row[2]) for row in read_rows(place, "events")][-1:]
     assert last["response"]["status"] == "cancelled"
 
 
 def test_other_requests_do_not_wait_for_the_disk(
-    tmp_path: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+    place: StorePlace, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(HELLO, store_file=tmp_path / "responses.db")
+    server = start_server(HELLO, **place.settings())
     run_transaction = StoreWriter._run_transaction
 
     has_begun, may_end = threading.Event(), threading.Event()
@@ -113,18 +105,18 @@ def test_other_requests_do_not_wait_for_the_disk(
 
 
 def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
-    tmp_path: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+    place: StorePlace, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(HELLO, store_file=tmp_path / "responses.db")
+    server = start_server(HELLO, **place.settings())
     made = httpx.post(f"{server.url}/responses", json=BODY, timeout=20).json()
     conversation = httpx.post(f"{server.url}/conversations", json={}, timeout=20).json()["id"]
 
     def fail(*_: object, **__: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise OSError("database or disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
-        patch.setattr(SqliteDatabase, "begin", fail)
+        patch.setattr(place.database_class, "begin", fail)
         for method, url in (("DELETE", f"responses/{made['id']}"), ("DELETE", f"conversations/{conversation}")):
             reply = httpx.request(method, f"{server.url}/{url}", timeout=20)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
@@ -133,24 +125,19 @@ def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
     assert httpx.delete(f"{server.url}/responses/{made['id']}", timeout=20).status_code == 200
 
 
-async def test_deletion_continues_when_its_client_leaves(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    store = SqliteStore(path)
-    try:
+async def test_deletion_continues_when_its_client_leaves(place: StorePlace) -> None:
+    async with place.open() as store:
         await add_log(store, "a").wait_published()
         deleting = asyncio.create_task(store.delete_response("me", "resp_a"))
         await asyncio.sleep(0)
         deleting.cancel()
         assert store.find_log("me", "resp_a") is None
-    finally:
-        await store.close()
-    assert read_rows(path, "responses") == []
+    assert read_rows(place, "responses") == []
 
 
 @pytest.mark.timeout(120)
-def test_acknowledged_deletions_survive_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "responses.db"
-    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), str(path)]
+def test_acknowledged_deletions_survive_a_kill(place: StorePlace) -> None:
+    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name]
     deleted: list[str] = []
     for _ in range(3):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

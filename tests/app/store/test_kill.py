@@ -1,7 +1,7 @@
 """`kill -9` of the server at random moments: events that a client received stay, and every response ends.
 
-Several background responses run at once, in a server process with a store file. After each kill, the next process
-replays every response that was begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
+Several background responses run at once in a server process. After each kill, the next process replays every response
+that was begun. `ANTIPHON_TEST_FULL=1` kills 200 times.
 """
 
 import asyncio
@@ -11,13 +11,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.app.store.store_helpers import SERVER_PROGRAM
+from tests.app.store.store_helpers import SERVER_PROGRAM, StorePlace
 from tests.counts import FULL_COUNTS
 from tests.invariants import check_stream
 from tests.progress import wait_with_progress
@@ -25,15 +24,16 @@ from tests.syntax import ROOT
 
 NUM_KILLS = 200 if FULL_COUNTS else 4
 NUM_STREAMS = 4
+NUM_CLUSTER_STREAMS = 16
 STREAM_BODY = {"model": "scripted", "input": "Hi", "background": True, "stream": True}
 ReceivedEvents = dict[str, list[str]]
 """Response id to the `data:` lines that a client received."""
 
 
 @asynccontextmanager
-async def run_server(path: Path) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """Runs a server process with that store file. Yields its URL and a function that kills it."""
-    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), str(path)]
+async def run_server(place: StorePlace) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Runs a server process with that store. Yields its URL and a function that kills it."""
+    command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -89,18 +89,18 @@ async def assert_durable(
 
 
 @pytest.mark.timeout(60 + 20 * NUM_KILLS)
-async def test_received_events_survive_kills_unchanged(tmp_path: Path) -> None:
-    path, dice, received = tmp_path / "responses.db", random.Random(11), ReceivedEvents()
+async def test_received_events_survive_kills_unchanged(place: StorePlace) -> None:
+    dice, received = random.Random(11), ReceivedEvents()
     limits, statuses = httpx.Limits(max_connections=None), dict[str, Any]()
     for _ in range(NUM_KILLS):
-        async with run_server(path) as (url, kill), httpx.AsyncClient(timeout=30, limits=limits) as client:
+        async with run_server(place) as (url, kill), httpx.AsyncClient(timeout=30, limits=limits) as client:
             for response_id in [response_id for response_id in received if response_id not in statuses]:
                 statuses[response_id] = await assert_durable(client, url, response_id, received[response_id], dice)
             readers = [asyncio.create_task(read_until_killed(client, url, received)) for _ in range(NUM_STREAMS)]
             await asyncio.sleep(dice.uniform(0.0, 0.4))
             kill()
             await asyncio.gather(*readers)
-    async with run_server(path) as (url, _), httpx.AsyncClient(timeout=30, limits=limits) as client:
+    async with run_server(place) as (url, _), httpx.AsyncClient(timeout=30, limits=limits) as client:
         for response_id, lines in received.items():
             statuses[response_id] = await assert_durable(client, url, response_id, lines, dice)
     counts = {status: list(statuses.values()).count(status) for status in set(statuses.values())}
@@ -109,11 +109,11 @@ async def test_received_events_survive_kills_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_second_process_follows_the_first_and_ends_its_responses(tmp_path: Path) -> None:
-    path, dice, received = tmp_path / "responses.db", random.Random(12), ReceivedEvents()
+async def test_second_process_follows_the_first_and_ends_its_responses(place: StorePlace) -> None:
+    dice, received = random.Random(12), ReceivedEvents()
     async with (
-        run_server(path) as (url, kill),
-        run_server(path) as (other_url, _),
+        run_server(place) as (url, kill),
+        run_server(place) as (other_url, _),
         httpx.AsyncClient(timeout=30) as client,
     ):
         reading = asyncio.create_task(read_until_killed(client, url, received))
@@ -131,3 +131,36 @@ async def test_second_process_follows_the_first_and_ends_its_responses(tmp_path:
         lines = await asyncio.wait_for(following, 20)
         assert await assert_durable(client, other_url, abandoned_id, lines, dice) == "failed"
         assert json.loads(lines[-1])["response"]["error"]["code"] == "server_restarted"
+
+
+@pytest.mark.timeout(90 + 30 * NUM_KILLS)
+async def test_readers_at_another_server_keep_what_they_saw_when_writers_are_killed(place: StorePlace) -> None:
+    """Clients read at the server that writes, and at another one that stays. What both saw is the same log."""
+    dice, statuses = random.Random(13), list[str]()
+    limits = httpx.Limits(max_connections=None)
+    async with run_server(place) as (reader_url, _), httpx.AsyncClient(timeout=60, limits=limits) as client:
+        for _ in range(NUM_KILLS):
+            received, elsewhere = ReceivedEvents(), dict[str, asyncio.Task[list[str]]]()
+            async with run_server(place) as (url, kill):
+                body = {**STREAM_BODY, "stream": False}
+                made = await asyncio.gather(
+                    *(client.post(f"{url}/responses", json=body) for _ in range(NUM_CLUSTER_STREAMS // 2))
+                )
+                for response_id in (reply.json()["id"] for reply in made):
+                    elsewhere[response_id] = asyncio.create_task(replay(client, reader_url, response_id))
+                readers = [
+                    asyncio.create_task(read_until_killed(client, url, received))
+                    for _ in range(NUM_CLUSTER_STREAMS // 2)
+                ]
+                await asyncio.sleep(dice.uniform(0.0, 0.5))
+                kill()
+                await asyncio.gather(*readers)
+            for response_id, task in elsewhere.items():  # each ends, at the latest when the other server ends it
+                received[response_id] = await asyncio.wait_for(task, 40)
+            for response_id, lines in received.items():
+                status = await assert_durable(client, reader_url, response_id, lines, dice)
+                assert response_id not in elsewhere or json.loads(lines[-1])["response"]["status"] == status
+                statuses.append(status)
+    counts = {status: statuses.count(status) for status in set(statuses)}
+    print(f"{NUM_KILLS} kills, {len(statuses)} responses received: {counts}")
+    assert counts.get("failed"), "some responses were interrupted"

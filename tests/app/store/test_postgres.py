@@ -1,0 +1,205 @@
+"""What PostgreSQL adds: migration by several servers at once, one encryption key, notifications, and any item id."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from antiphon.app.settings import Settings
+from antiphon.app.store.base import StoreError
+from antiphon.app.store.factory import open_store
+from antiphon.app.store.postgres.address import parse_address
+from antiphon.app.store.postgres.database import STEPS_CHANNEL
+from antiphon.app.store.postgres.follower import Follower
+from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
+from antiphon.app.store.writer_name import NAME, create_name
+from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_response, make_steps
+
+
+def test_several_servers_create_the_tables_at_once(postgres_place: PostgresPlace) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    address = parse_address(postgres_place.url)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for done in [pool.submit(migrate_database, address) for _ in range(8)]:
+            done.result()
+    assert postgres_place.read_rows("SELECT version FROM antiphon_schema") == [(SCHEMA_VERSION,)]
+
+
+async def test_database_of_a_newer_version_is_refused(postgres_place: PostgresPlace) -> None:
+    async with postgres_place.open():
+        pass
+    postgres_place.read_rows(f"UPDATE antiphon_schema SET version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(StoreError, match="newer Antiphon"):
+        migrate_database(parse_address(postgres_place.url))
+
+
+def test_database_with_tables_of_another_program_is_refused(postgres_place: PostgresPlace) -> None:
+    postgres_place.read_rows("CREATE TABLE events (id INTEGER)")
+    with pytest.raises(StoreError, match="a table events of another program") as refusal:
+        migrate_database(parse_address(postgres_place.url))
+    assert "ss/w" not in str(refusal.value) and "antiphon:" not in str(refusal.value)
+
+
+async def test_server_with_another_encryption_key_is_refused_while_others_run(postgres_place: PostgresPlace) -> None:
+    async with postgres_place.open(encryption_key="one"):
+        async with postgres_place.open(encryption_key="one"):
+            pass
+        with pytest.raises(StoreError, match="another encryption key"):
+            async with postgres_place.open(encryption_key="two"):
+                pass
+    async with postgres_place.open(encryption_key="two"):
+        pass
+    assert postgres_place.read_rows("SELECT name FROM writers") == []
+
+
+async def test_store_is_opened_with_the_key_of_the_settings(postgres_place: PostgresPlace, tmp_path: Any) -> None:
+    def settings(name: str) -> Settings:
+        return Settings(store_url=postgres_place.url, encryption_key_file=tmp_path / name)
+
+    first, second = open_store(settings("key")), open_store(settings("key"))
+    try:
+        with pytest.raises(StoreError, match="another encryption key"):
+            open_store(settings("other"))
+    finally:
+        await first.close()
+        await second.close()
+
+
+def test_missing_driver_is_an_error_with_a_remedy(
+    postgres_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "antiphon.app.store.postgres.store", None)
+    with pytest.raises(StoreError, match=r"pip install 'antiphon\[postgres\]'"):
+        open_store(Settings(store_url=postgres_place.url))
+
+
+async def test_ids_of_items_may_be_long_and_have_any_character(place: StorePlace) -> None:
+    from antiphon.app.event_log import EventLog
+    from antiphon.events.inputs import InputMessage
+
+    ids = ["x" * 10_000, "nul\0", "ü€😀", "'; DROP TABLE items; --", "%s ? \\"]
+    messages = tuple(InputMessage(role="user", content=str(number), id=id_) for number, id_ in enumerate(ids))
+    async with place.open() as store:
+        log = EventLog(make_response("a"), "me", messages)
+        log.append_step(make_steps()[0])
+        store.add_log(log)
+        for step in make_steps()[1:]:
+            log.append_step(step)
+        log.end_log()
+        await log.wait_published()
+    async with place.open() as store:
+        assert store.unavailable_reason() is None
+        for number, id_ in enumerate(ids):
+            found = store.find_item("me", id_)
+            assert isinstance(found, InputMessage) and found.content == str(number), id_[:20]
+
+
+# Notifications
+
+
+@contextmanager
+def listening(place: PostgresPlace) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(place.url, autocommit=True) as connection:
+        connection.execute(f"LISTEN {STEPS_CHANNEL}")
+        yield connection
+
+
+async def run_steps(store: Any, name: str, pause_s: float = 0.05) -> Any:
+    log = add_log(store, name, count=1, background=True)
+    await log.wait_published()
+    for step in make_steps()[1:]:
+        await asyncio.sleep(pause_s)
+        log.append_step(step)
+    log.end_log()
+    await log.wait_published()
+    return log
+
+
+async def test_only_responses_that_another_server_reads_are_told_of(postgres_place: PostgresPlace) -> None:
+    async with postgres_place.open() as first, postgres_place.open() as second:
+        with listening(postgres_place) as connection:
+            await run_steps(first, "unread")
+            running = asyncio.create_task(run_steps(first, "read", pause_s=0.4))
+            while second.find_log("me", "resp_read") is None:
+                await asyncio.sleep(0.02)
+            log = await running
+            payloads = [found.payload for found in connection.notifies(timeout=0.5)]
+            assert payloads and all(payload.startswith("resp_read:") for payload in payloads)
+            assert payloads[-1] == f"resp_read:{len(log.entries)}"
+            assert len(payloads) <= 1 + len(make_steps())
+
+
+async def test_readers_of_many_responses_are_told_in_one_short_notification(postgres_place: PostgresPlace) -> None:
+    database: Any = postgres_place.open_database()
+    async with postgres_place.open() as store:
+        logs = [add_log(store, f"{'x' * 90}{number}", count=1, background=True) for number in range(120)]
+        await asyncio.gather(*(log.wait_published() for log in logs))
+        with listening(postgres_place) as connection:
+            store._written.wanted.update(log.id for log in logs)  # type: ignore[attr-defined]
+            for log in logs:
+                log.append_step(make_steps()[1])
+            await asyncio.gather(*(log.wait_published() for log in logs))
+            assert "*" in [found.payload for found in connection.notifies(timeout=0.5)]
+    database.close()
+
+
+async def test_reader_is_told_within_a_fraction_of_the_polling_interval(
+    postgres_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.app.store.postgres.follower.POLL_INTERVAL_S", 3600)
+    async with postgres_place.open() as first, postgres_place.open() as second:
+        await check_reading(first, second)
+
+
+async def test_reader_that_gets_no_notifications_polls(
+    postgres_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind PgBouncer in transaction mode."""
+    monkeypatch.setattr(Follower, "_take_notifications", lambda *_: [])
+    async with postgres_place.open() as first, postgres_place.open() as second:
+        await check_reading(first, second)
+
+
+async def check_reading(first: Any, second: Any) -> None:
+    log = add_log(first, "a", count=1, background=True)
+    await log.wait_published()
+    found = second.find_log("me", "resp_a")
+    for step in make_steps()[1:]:
+        await asyncio.sleep(0.2)
+        log.append_step(step)
+    log.end_log()
+    assert (await asyncio.wait_for(found.wait_finished(), 10)).status == "completed"
+    assert [entry.data for entry in found.entries] == [entry.data for entry in log.entries]
+
+
+async def test_cancellation_is_told_at_once(postgres_place: PostgresPlace) -> None:
+    from antiphon.app.store.write_ops import StoreTimings
+
+    timings = StoreTimings(heartbeat_s=3600)
+    async with postgres_place.open(timings=timings) as first, postgres_place.open(timings=timings) as second:
+        cancelled: asyncio.Queue[str] = asyncio.Queue()
+        first.on_cancel_request(cancelled.put_nowait)
+        await add_log(first, "a", count=2, background=True).wait_published()
+        found = second.find_log("me", "resp_a")
+        assert found is not None
+        await second.request_cancel(found)
+        assert await asyncio.wait_for(cancelled.get(), 10) == "resp_a"
+
+
+async def test_process_of_another_container_is_judged_by_its_heartbeat(postgres_place: PostgresPlace) -> None:
+    """Its process id belongs to another namespace, although the boot id of the machine is the same."""
+    found = NAME.fullmatch(create_name())
+    assert found is not None
+    boot_id, _, namespace = found["machine"].rpartition(".")
+    assert boot_id and namespace.isdecimal()
+    elsewhere = f"{boot_id}.{int(namespace) + 1}:4000000:1:ab"
+    here = f"{found['machine']}:4000000:1:ab"
+    async with postgres_place.open() as store:
+        import time
+
+        assert store.is_alive(elsewhere, time.time()) and not store.is_alive(here, time.time())

@@ -1,0 +1,268 @@
+"""A database that stops, crashes or freezes: clients get 503, and nothing that was shown is lost, changed or doubled.
+
+Each test has a database server of its own.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from antiphon.app.errors import ApiError
+from antiphon.app.event_log import EventLog
+from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.postgres.connection import READ_TIMEOUT_S, PostgresConnection
+from antiphon.app.store.write_ops import StoreTimings
+from antiphon.events.inputs import InputMessage
+from tests.app.store.store_helpers import PostgresPlace, add_log, make_steps
+from tests.conftest import StartServer
+from tests.postgres_server import PASSWORD, PostgresServer, run_postgres
+
+QUIET = StoreTimings(heartbeat_s=3600, lease_s=3600)
+"""Without heartbeats, whose commits would come between those of a test."""
+ITEM = InputMessage(role="user", content="hi", id="msg_1")
+CONVERSATION = StoredConversation(id="conv_1", created_at=1)
+
+
+@pytest.fixture
+def database_server() -> Iterator[PostgresServer]:
+    with run_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_place(database_server: PostgresServer) -> PostgresPlace:
+    return PostgresPlace(database_server.create_database())
+
+
+def stored_data(place: PostgresPlace, response_id: str) -> list[bytes]:
+    database: Any = place.open_database()
+    try:
+        return [entry.data for entry in database.load_entries(response_id)]
+    finally:
+        database.close()
+
+
+def log_data(log: EventLog) -> list[bytes]:
+    return [entry.data for entry in log.entries]
+
+
+async def finish_log(log: EventLog, first_step: int) -> None:
+    for step in make_steps()[first_step:]:
+        log.append_step(step)
+    log.end_log()
+    await asyncio.wait_for(log.wait_published(), 30)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGQUIT], ids=["stop", "crash"])
+async def test_streams_continue_after_a_restart_of_the_database(
+    database_server: PostgresServer, own_place: PostgresPlace, signal_number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with own_place.open() as store, own_place.open() as other:
+        logs = {name: add_log(store, name, count=2, background=name == "background") for name in ("background", "open")}
+        for log in logs.values():
+            await log.wait_published()
+        followed = other.find_log("me", "resp_background")
+        assert followed is not None
+        shown = log_data(followed)
+        database_server.stop(signal_number)
+        for log in logs.values():
+            log.append_step(make_steps()[2])
+        await asyncio.sleep(1.5)
+        assert store.unavailable_reason() is not None
+        assert logs["background"].published < len(logs["background"].entries), "nothing is shown before it is stored"
+        assert logs["open"].published == len(logs["open"].entries), "a response in the foreground continues"
+        with pytest.raises(ApiError) as refusal:
+            await store.save_conversation("me", CONVERSATION)
+        assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "1"})
+        with pytest.raises(ApiError):
+            store.find_log("me", "resp_none")
+        database_server.start()
+        for log in logs.values():
+            await finish_log(log, 3)
+        assert (await asyncio.wait_for(followed.wait_finished(), 30)).status == "completed"
+        assert log_data(followed)[: len(shown)] == shown and log_data(followed) == log_data(logs["background"])
+        for log in logs.values():
+            assert stored_data(own_place, log.id) == log_data(log)
+        assert store.unavailable_reason() is None and store.find_log("me", "resp_none") is None
+        await store.save_conversation("me", CONVERSATION)
+    output = "".join(capfd.readouterr())
+    assert PASSWORD not in output and "ss/w" not in output and "w%25rd" not in output
+
+
+async def test_steps_that_a_crash_of_the_database_lost_are_written_again(
+    database_server: PostgresServer, own_place: PostgresPlace
+) -> None:
+    """Steps in the foreground are committed without waiting for the disk. Here, the database never gets there."""
+    with psycopg.connect(database_server.url(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        connection.execute("SELECT pg_reload_conf()")
+    async with own_place.open(timings=QUIET) as store:
+        await store.save_conversation("me", CONVERSATION)
+        log = add_log(store, "a", count=1)
+        while not stored_data(own_place, log.id):
+            await asyncio.sleep(0.01)
+        for step in make_steps()[1:3]:
+            log.append_step(step)
+            while len(stored_data(own_place, log.id)) < len(log.entries):
+                await asyncio.sleep(0.01)
+        database_server.stop(signal.SIGQUIT)
+        database_server.start()
+        lost = len(log.entries) - len(stored_data(own_place, log.id))
+        assert lost, "the crash has lost steps"
+        await finish_log(log, 3)
+        assert stored_data(own_place, log.id) == log_data(log)
+    async with own_place.open() as store:
+        found = store.find_log("me", log.id)
+        assert found is not None and found.response.status == "completed" and log_data(found) == log_data(log)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_change_is_made_once_when_its_commit_is_interrupted(
+    own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    run_script = PostgresConnection.run_script
+    interruptions = 1
+
+    def interrupt(connection: PostgresConnection, script: str) -> None:
+        nonlocal interruptions
+        if interruptions and script.endswith("COMMIT"):
+            interruptions -= 1
+            if is_committed:
+                run_script(connection, script)
+            connection.session.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        run_script(connection, script)
+
+    async with own_place.open(timings=QUIET) as store:
+        await store.save_conversation("me", CONVERSATION)
+        log = add_log(store, "a", count=2, background=True)
+        await log.wait_published()
+        monkeypatch.setattr(PostgresConnection, "run_script", interrupt)
+        await asyncio.gather(store.add_items("me", "conv_1", [ITEM]), finish_log(log, 2))
+        assert store.conversation_items("me", "conv_1") == (ITEM,)
+        assert stored_data(own_place, log.id) == log_data(log)
+        assert not interruptions
+
+
+async def test_lost_connections_are_opened_again_without_an_error(own_place: PostgresPlace) -> None:
+    async with own_place.open(timings=QUIET) as store, own_place.open(timings=QUIET) as other:
+        log = add_log(store, "a", count=2, background=True)
+        await log.wait_published()
+        followed = other.find_log("me", log.id)
+        assert followed is not None
+        for step in (2, 3):
+            others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            own_place.read_rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+            assert store.find_log("me", "resp_none") is None
+            log.append_step(make_steps()[step])
+            await asyncio.wait_for(log.wait_published(), 20)
+        log.end_log()
+        assert (await asyncio.wait_for(followed.wait_finished(), 20)).status == "completed"
+        assert log_data(followed) == log_data(log) == stored_data(own_place, log.id)
+
+
+async def test_frozen_database_keeps_the_event_loop_waiting_once(
+    database_server: PostgresServer, own_place: PostgresPlace
+) -> None:
+    async with own_place.open() as store:
+        assert store.find_log("me", "resp_a") is None
+        pids = own_place.read_rows(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        try:
+            for (pid,) in pids:
+                os.kill(pid, signal.SIGSTOP)
+            waits = []
+            for _ in range(3):
+                began = time.monotonic()
+                with pytest.raises(ApiError):
+                    store.find_log("me", "resp_a")
+                waits.append(time.monotonic() - began)
+            assert waits[0] < READ_TIMEOUT_S + 1 and max(waits[1:]) < 0.1
+            monotonic_limit = time.monotonic() + 20
+            while store.unavailable_reason() is None:
+                assert time.monotonic() < monotonic_limit
+                await asyncio.sleep(0.1)
+        finally:
+            for (pid,) in pids:
+                os.kill(pid, signal.SIGCONT)
+        for _ in range(100):
+            if store.unavailable_reason() is None:
+                break
+            await asyncio.sleep(0.1)
+        assert store.unavailable_reason() is None and store.find_log("me", "resp_a") is None
+
+
+async def test_other_writers_are_not_declared_dead_because_of_an_outage(
+    database_server: PostgresServer, own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage longer than the lease, the first server that is back must spare the others."""
+    async with own_place.open() as store:
+        log = add_log(store, "a", count=2, background=True)
+        await log.wait_published()
+        async with own_place.open() as other:
+            # As on another machine: the process id does not tell whether it is alive.
+            monkeypatch.setattr("antiphon.app.store.writer_name._machine_id", lambda: "elsewhere")
+            database_server.stop()
+            reopen = PostgresConnection.reopen
+            held = {"store"}
+
+            def reopen_later(connection: PostgresConnection) -> None:
+                if connection is store._written._session and held:  # type: ignore[attr-defined]
+                    raise psycopg.OperationalError("not yet")
+                reopen(connection)
+
+            monkeypatch.setattr(PostgresConnection, "reopen", reopen_later)
+            await asyncio.sleep(1.0)
+            database_server.start()
+            while other.unavailable_reason() is not None:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)  # several of its heartbeats, less than a lease
+            held.clear()
+            await finish_log(log, 2)
+            assert stored_data(own_place, log.id) == log_data(log)
+
+
+def test_clients_get_503_with_retry_after_while_the_database_is_gone(
+    database_server: PostgresServer,
+    own_place: PostgresPlace,
+    start_server: StartServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A response that has begun before the outage is noticed is answered, too, and stored afterwards."""
+    monkeypatch.setattr("antiphon.app.store.writer.MAX_LAST_STEP_WAIT_S", 0.5)
+    script = [{"name": f"hello {number}", "output": ["Hello."]} for number in range(4)]
+    server = start_server(script, **own_place.settings(), encryption_key_file=tmp_path / "key")
+    body = {"model": "scripted", "input": "Hi"}
+    with httpx.Client(base_url=f"{server.url}/", timeout=30) as client:
+        made = client.post("responses", json=body).json()
+        database_server.stop()
+        begun = client.post("responses", json=body)
+        assert begun.status_code in (200, 503)
+        deadline = time.monotonic() + 20
+        while (refused := client.post("responses", json=body)).status_code != 503:
+            assert time.monotonic() < deadline
+        assert refused.json()["error"]["code"] == "storage_unavailable" and refused.headers["retry-after"]
+        for path in ("conversations/conv_none", "responses/resp_" + "0" * 48):
+            reply = client.get(path)
+            assert (reply.status_code, reply.headers.get("retry-after")) == (503, "1"), reply.text
+        assert client.post("responses", json={**body, "store": False}).status_code == 200
+        database_server.start()
+        while (reply := client.post("responses", json=body)).status_code == 503:
+            assert time.monotonic() < deadline + 30
+            time.sleep(0.1)
+        assert reply.status_code == 200
+        for response in (made, begun.json())[: 1 + (begun.status_code == 200)]:
+            assert client.get(f"responses/{response['id']}").json() == response
+            (last,) = stored_data(own_place, response["id"])[-1:]
+            assert json.loads(last)["response"]["output"] == response["output"]
