@@ -1,6 +1,5 @@
 """The services of `antiphon.proto`: which HTTP request each method stands for, and the handlers of their calls."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from antiphon.app.errors import ApiError, clip_text, not_found
 from antiphon.app.grpc.descriptors import API_FILE, load_file, message_class
 from antiphon.app.grpc.http_call import HttpReply, HttpRequest, forwarded_headers, run_request
 from antiphon.app.grpc.request_bodies import convert_body, parse_known_message
-from antiphon.app.grpc.statuses import CallContext, abort_call, hold_time_limit, time_limit
+from antiphon.app.grpc.statuses import CallContext, abort_call, hold_time_limit, time_limit, write_message
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.routes.responses import RESPONSE_ID
 
@@ -59,10 +58,7 @@ class _ApiMethod:
         return reply.encode_body()
 
     async def _stream(self, message: bytes, context: CallContext) -> None:
-        async def write(data: bytes) -> None:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await context.write(data)
-
+        write = partial(write_message, context, stall_timeout_s=self._stall_timeout_s)
         await self._run(message, context, HttpReply(self._reply, write, _initial_metadata_sender(context)))
 
     async def _run(self, message: bytes, context: CallContext, reply: HttpReply) -> None:

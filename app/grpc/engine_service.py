@@ -23,7 +23,15 @@ from antiphon.app.grpc.descriptors import ENGINE_FILE, SHARED_ENGINE_FILE, load_
 from antiphon.app.grpc.engine_replies import ChoiceReply, engine_message
 from antiphon.app.grpc.engine_requests import completion_body
 from antiphon.app.grpc.request_bodies import parse_message
-from antiphon.app.grpc.statuses import CallContext, abort_call, hold_time_limit, time_limit
+from antiphon.app.grpc.statuses import (
+    CLIENT_GONE,
+    CallContext,
+    CallLostError,
+    abort_call,
+    hold_time_limit,
+    time_limit,
+    write_message,
+)
 from antiphon.app.grpc.tokenizer_bundle import read_tokenizer_bundle, split_bundle
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
@@ -81,6 +89,8 @@ class EngineService:
                 reply = await run(parse_message(kind, data), owner, context)
             except ApiError as error:
                 await abort_call(context, error)
+            except CallLostError:
+                await abort_call(context, CLIENT_GONE)
             except Exception:  # noqa: BLE001  # gRPC would send the exception's text to the client
                 _log.exception("unhandled exception in gRPC call", method=name)
                 message = "The server had an error while processing your request."
@@ -109,8 +119,7 @@ class EngineService:
                 await self._start_turns(call, parsed, owner, limit)
                 with count_readers(self._context, call.logs):
                     async for message in _read_replies(call, parsed, stream=request.stream):
-                        async with asyncio.timeout(self._stall_timeout_s):
-                            await context.write(message.SerializeToString())
+                        await write_message(context, message.SerializeToString(), self._stall_timeout_s)
         finally:
             if self._calls.get(key) is call:
                 del self._calls[key]
@@ -198,8 +207,7 @@ class EngineService:
         for data, digest in split_bundle(await read_tokenizer_bundle(folder)):
             part: Any = part_class()
             part.data, part.sha256 = data, digest
-            async with asyncio.timeout(self._stall_timeout_s):
-                await context.write(part.SerializeToString())
+            await write_message(context, part.SerializeToString(), self._stall_timeout_s)
 
 
 async def _read_replies(call: _RunningCall, parsed: CompletionRequest, *, stream: bool) -> AsyncIterator[Any]:

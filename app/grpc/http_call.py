@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from antiphon.app.errors import ApiError
 from antiphon.app.grpc.json_wire import encode_json
-from antiphon.app.grpc.statuses import read_error
+from antiphon.app.grpc.statuses import CLIENT_GONE, CallLostError, read_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 
@@ -49,6 +49,8 @@ class HttpReply:
         self._descriptor, self._write, self._on_head = descriptor, write, on_head
         self._status, self._headers, self._body = 0, dict[str, str](), b""
         self._failed: ApiError | None = None
+        self.disconnected = asyncio.Event()
+        """Set once the client has left, or reads nothing."""
 
     async def send(self, message: AsgiMessage) -> None:
         """Takes a message of the application."""
@@ -81,8 +83,12 @@ class HttpReply:
                 continue
             if data.startswith(_ERROR_PREFIX):
                 self._failed = read_error(500, data, {})
-            else:
+                continue
+            try:
                 await write(encode_json(self._descriptor, data))
+            except CallLostError:
+                self._failed = CLIENT_GONE
+                self.disconnected.set()
 
 
 async def run_request(app: AsgiApp, request: HttpRequest, reply: HttpReply) -> None:
@@ -95,8 +101,8 @@ async def run_request(app: AsgiApp, request: HttpRequest, reply: HttpReply) -> N
         if not was_read:
             was_read = True
             return {"type": "http.request", "body": await read_body(), "more_body": False}
-        await asyncio.Event().wait()  # the task is cancelled when the client leaves
-        raise AssertionError("unreachable")
+        await reply.disconnected.wait()  # usually the task is cancelled when the client leaves
+        return {"type": "http.disconnect"}
 
     await app(_build_scope(request), receive, reply.send)
     reply.raise_error()

@@ -17,6 +17,7 @@ ERROR_BODY_KEY = "antiphon-error-bin"
 """Key of the trailing metadata that holds the JSON body of the error."""
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 """Key of the trailing metadata that holds a `google.rpc.Status`."""
+CLIENT_GONE = ApiError(499, "client_closed_request", "The client disconnected.")
 ERROR_INFO_URL = b"type.googleapis.com/google.rpc.ErrorInfo"
 ERROR_DOMAIN = "antiphon"
 MAX_ERROR_BYTES = 2048
@@ -51,6 +52,19 @@ class CallContext(Protocol):
     def invocation_metadata(self) -> Any: ...  # noqa: D102
 
     def time_remaining(self) -> float | None: ...  # noqa: D102
+
+
+class CallLostError(Exception):
+    """The client has left, or reads nothing."""
+
+
+async def write_message(context: CallContext, data: bytes, stall_timeout_s: float) -> None:
+    """Sends a message. Raises `CallLostError`, also if the client's buffers stay full for `stall_timeout_s` seconds."""
+    try:
+        async with asyncio.timeout(stall_timeout_s):
+            await context.write(data)
+    except (grpc.aio.InternalError, TimeoutError) as error:
+        raise CallLostError from error
 
 
 def status_code(status: int, code: str | None) -> grpc.StatusCode:

@@ -1,0 +1,213 @@
+"""The gRPC server itself: keys, TLS, health, shutdown, limits, leaks, and its absence without `--grpc`."""
+
+import asyncio
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from antiphon.app import launch
+from antiphon.app.serve_options import ServeError
+from antiphon.app.settings import Settings
+from tests.app.grpc.grpc_helpers import GrpcClient, as_json, connect
+from tests.app.http.certificates import write_certificate
+from tests.clients.sdk_helpers import wait_until
+from tests.counts import FULL_COUNTS
+from tests.serving import RunningServer, scripted_registry, serve
+
+SCRIPT: list[dict[str, Any]] = [
+    {"name": "stall", "when": ["stall"], "output": ["Hello ", {"stall": True}]},
+    {"name": "hello", "output": ["Hello, ", "you."]},
+]
+CREATE, STREAM = "antiphon.v1.Responses/Create", "antiphon.v1.Responses/CreateStream"
+HELLO = {"model": "scripted", "input": "hi"}
+STALL = {"model": "scripted", "input": "stall"}
+KEYS = ("sk-one", "sk-two")
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def check_health(client: GrpcClient, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(client.channel)
+    return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status)
+
+
+def test_keys_are_checked_as_over_http() -> None:
+    with serve(SCRIPT, api_keys=KEYS, grpc_port=0) as server, connect(server) as client:
+        for method, request in ((CREATE, HELLO), (STREAM, HELLO), ("vllm.grpc.engine.VllmEngine/GetModelInfo", {})):
+            for key in ("", "sk-wrong"):
+                status, error = client.read_error(method, request, key=key)
+                assert (status, error["code"]) == (grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key")
+            client.call(method, request, key="sk-one")
+        message = client.call(CREATE, HELLO, key="sk-one")
+        name = {"response_id": message.id}
+        assert client.call("antiphon.v1.Responses/Retrieve", name, key="sk-one").id == message.id
+        assert client.read_error("antiphon.v1.Responses/Retrieve", name, key="sk-two")[0] is grpc.StatusCode.NOT_FOUND
+        build = client.channel.unary_unary("/antiphon.v1.Responses/Retrieve")
+        request_bytes = b"\n" + bytes([len(message.id)]) + message.id.encode()
+        assert build(request_bytes, metadata=(("x-api-key", "sk-one"),))
+        assert check_health(client) == SERVING, "probes need no key"
+
+
+def test_abort_reaches_requests_of_the_same_key_only() -> None:
+    engine = "vllm.grpc.engine.VllmEngine"
+    request = {"requestId": "r", "text": "stall", "stream": True}
+    with serve(SCRIPT, api_keys=KEYS, grpc_port=0) as server, connect(server) as client:
+        call = client.call(f"{engine}/Generate", request, key="sk-one")
+        next(call)
+        client.call(f"{engine}/Abort", {"requestIds": ["r"]}, key="sk-two")
+        assert server.engine.stats().running == 1
+        client.call(f"{engine}/Abort", {"requestIds": ["r"]}, key="sk-one")
+        assert list(call)[-1].complete.finish_reason == "abort"
+
+
+@pytest.mark.parametrize("password", [None, "open sesame"])
+def test_tls_has_the_certificate_of_https(tmp_path: Path, password: str | None) -> None:
+    certificate, key = write_certificate(tmp_path / "tls", password=password)
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    for files in ({"ssl_certfile": certificate, "ssl_keyfile": key}, {"ssl_certfile": both}):
+        with serve(SCRIPT, grpc_port=0, ssl_keyfile_password=password, **files) as server:
+            credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+            with grpc.secure_channel(f"localhost:{server.context.grpc_port}", credentials) as channel:
+                assert as_json(GrpcClient(channel).call(CREATE, HELLO))["status"] == "completed"
+
+
+def test_health_follows_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(SCRIPT, grpc_port=0) as server, connect(server) as client:
+        assert check_health(client, "antiphon.v1.Responses") == check_health(client) == SERVING
+        stub = health_pb2_grpc.HealthStub(client.channel)
+        watching = stub.Watch(health_pb2.HealthCheckRequest(service="vllm.grpc.engine.VllmEngine"), timeout=20)
+        assert next(watching).status == SERVING
+        monkeypatch.setattr(server.engine, "unready_reason", lambda: "loading")
+        assert next(watching).status == NOT_SERVING
+        assert check_health(client, "vllm.grpc.engine.VllmEngine") == NOT_SERVING
+        assert client.call("vllm.grpc.engine.VllmEngine/HealthCheck", {}).healthy is False
+        with pytest.raises(grpc.RpcError) as caught:
+            check_health(client, "unknown")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watching.cancel()
+
+
+def test_shutdown_ends_streams_with_their_last_event() -> None:
+    with serve(SCRIPT, grpc_port=0, shutdown_timeout=0.3) as server, connect(server) as client:
+        call = client.call(STREAM, STALL)
+        next(call)
+        server.stop()
+        events = [as_json(message) for message in call]
+        assert events[-1]["type"] == "response.failed" and call.code() is grpc.StatusCode.OK
+        with pytest.raises(grpc.RpcError) as caught:
+            client.call(CREATE, HELLO, timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_port_in_use_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.toml"
+    script.write_text('[[reply]]\nname = "a"\noutput = ["b"]\n', encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        command = [sys.executable, "-m", "antiphon", "serve", "--engine", "scripted", "--script", str(script)]
+        done = subprocess.run(
+            [*command, "--port", "0", "--store", "memory", "--grpc", port], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}; choose another --grpc port" in done.stderr
+
+
+def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda _: None)
+    with pytest.raises(ServeError, match=r"pip install 'antiphon\[grpc\]'"):
+        launch._check_grpc(Settings(grpc_port=0))
+    launch._check_grpc(Settings())
+
+
+def test_nothing_of_grpc_is_imported_without_the_flag() -> None:
+    code = (
+        "import sys; from tests.serving import serve\n"
+        "with serve([{'name': 'a', 'output': ['b']}]): print([n for n in ('grpc', 'google.protobuf') if n in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_message_above_the_limit_is_refused() -> None:
+    with serve(SCRIPT, grpc_port=0, max_body_bytes=1000) as server, connect(server) as client:
+        assert client.read_error(CREATE, HELLO | {"input": "x" * 980})[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert client.read_error(CREATE, HELLO | {"input": "x" * 2000})[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert as_json(client.call(CREATE, HELLO | {"input": "x" * 500}))["status"] == "completed"
+
+
+def test_client_that_reads_nothing_loses_its_call() -> None:
+    script = [{"name": "flood", "output": ["x" * 5000] * 300, "tokens_per_chunk": 0}]
+    small_buffers = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535))
+    with serve(script, grpc_port=0, stall_timeout=0.3) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_port}", small_buffers) as channel:
+            call = GrpcClient(channel).call(STREAM, HELLO)
+            assert wait_until(10, lambda: len(server.access_records) == 1)
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+def count_state(server: RunningServer) -> dict[str, int]:
+    """Counts what a call might leave behind."""
+
+    async def count() -> dict[str, int]:
+        await asyncio.sleep(0)
+        gc.collect()
+        names = ("EventLog", "Turn", "HttpReply", "LogReader", "_ServicerContext", "ChoiceReply")
+        kinds = [type(value).__name__ for value in gc.get_objects()]
+        tasks = [task for task in asyncio.all_tasks() if not task.done()]
+        return {name: kinds.count(name) for name in names} | {
+            "tasks": len(tasks),
+            "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # pathlib is no better here
+        }
+
+    return asyncio.run_coroutine_threadsafe(count(), server.loop).result(20)
+
+
+def test_a_thousand_streams_leave_nothing_behind() -> None:
+    count = 4000 if FULL_COUNTS else 1000
+    registry = scripted_registry(SCRIPT, max_num_seqs=64)
+    with serve(registry, grpc_port=0) as server, connect(server) as client:
+        run_streams(client, 50)
+        assert wait_until(10, lambda: server.context.turn_manager.num_running == 0)
+        before = count_state(server)
+        run_streams(client, count)
+        assert wait_until(20, lambda: server.context.turn_manager.num_running == 0)
+        assert wait_until(10, lambda: count_state(server)["tasks"] <= before["tasks"])
+        after = count_state(server)
+    assert {name: after[name] for name in before if after[name] > before[name] + 5} == {}
+
+
+def run_streams(client: GrpcClient, count: int) -> None:
+    """Runs streams in threads: half of them are read to the end, the others are cancelled at their first event."""
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            for index in range(number, count, 16):
+                stored = {"store": False}
+                if index % 2:
+                    call = client.call(STREAM, STALL | stored)
+                    next(call)
+                    call.cancel()
+                else:
+                    assert as_json(list(client.call(STREAM, HELLO | stored))[-1])["type"] == "response.completed"
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
