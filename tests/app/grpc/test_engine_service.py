@@ -36,7 +36,7 @@ SCRIPT: list[dict[str, Any]] = [
 
 
 def make_registry() -> ModelRegistry:
-    (model,) = scripted_registry(SCRIPT, model_format=FORMAT, max_num_seqs=2).served
+    (model,) = scripted_registry(SCRIPT, model_format=FORMAT, max_num_seqs=2, max_waiting=2).served
     return ModelRegistry([msgspec.structs.replace(model, folder=MODEL_DIR)])
 
 

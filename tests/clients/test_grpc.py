@@ -1,0 +1,141 @@
+"""gRPC clients as other people write them: grpc-js for Node, and SMG's router with this server as its worker."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.protobuf import descriptor_pb2
+
+from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, SHARED_ENGINE_FILE, load_file
+from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.protocol import EngineInfo
+from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
+from antiphon.harmony.detect import load_format
+from tests.clients.node_install import run_node_script
+from tests.clients.python_install import install_python_clients, run_program
+from tests.clients.sdk_helpers import get, parse_events, wait_until
+from tests.invariants import check_stream
+from tests.serving import RunningServer, scripted_registry, serve
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+SCRIPT: list[dict[str, Any]] = [
+    {"name": "call", "when": ["weather"], "output": ["<think>\nLook it up.\n</think>\n\n", "Let me see.\n", CALL]},
+    {"name": "stall", "output": ["Hello ", {"stall": True}]},
+]
+SERVER = partial(serve, partial(scripted_registry, SCRIPT), grpc_port=0)
+TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {"city": {}}}}
+
+
+@pytest.fixture(scope="module")
+def node_results(node: Path, server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the Node program saw."""
+    task = tmp_path_factory.mktemp("grpc") / "task.json"
+    requests = {
+        "weather": {"model": "scripted", "input": [{"role": "user", "content": "weather"}], "tools": [TOOL]},
+        "stall": {"model": "scripted", "input": "stall"},
+        "invalid": {"model": "scripted", "input": "hi", "temperature": 2.5},
+    }
+    address = f"127.0.0.1:{server.context.grpc_port}"
+    task.write_text(json.dumps({"address": address, "proto": str(API_FILE), **requests}), encoding="utf-8")
+    return run_node_script(node, "grpc.mjs", task)
+
+
+def test_node_client_streams_a_response_with_tools(server: RunningServer, node_results: dict[str, Any]) -> None:
+    events = node_results["events"]
+    response = events[-1]["response"]
+    assert events == parse_events(get(f"{server.url}/responses/{response['id']}", params={"stream": "true"}).content)
+    check_stream(events)
+    assert json.loads(response["output"][-1]["arguments"]) == {"city": "Oslo"}
+
+
+def test_node_client_sees_statuses(server: RunningServer, node_results: dict[str, Any]) -> None:
+    invalid_argument, cancelled = 3, 1
+    assert node_results["cancelled"] == cancelled
+    error = node_results["error"]
+    assert (error["status"], error["code"]) == (invalid_argument, "decimal_above_max_value")
+    assert error["param"] == "temperature"
+    assert wait_until(5, lambda: server.engine.stats().running == 0)
+
+
+@pytest.fixture(scope="module")
+def smg_python() -> Path:
+    """A Python with SMG's router. Skips the test where pip cannot install it."""
+    return install_python_clients("smg")
+
+
+def test_engine_service_has_the_numbers_of_smg(smg_python: Path, tmp_path: Path) -> None:
+    program = Path(__file__).parent / "programs" / "smg_fields.py"
+    theirs = run_program([smg_python, program], tmp_path)
+    compared = 0
+    for file in (ENGINE_FILE, SHARED_ENGINE_FILE):
+        own = descriptor_pb2.FileDescriptorProto()
+        load_file(file).CopyToProto(own)
+        for message in own.message_type:
+            for field in message.field if message.name != "Unsupported" else ():
+                assert theirs[message.name][field.name] == [field.number, field.type, field.label], field
+                compared += 1
+    assert compared > 100
+
+
+@contextmanager
+def run_router(python: Path, worker: str, log: Path) -> Iterator[str]:
+    """Runs SMG's router in front of a worker. Yields its base URL once it serves a model."""
+    ports = [free_port(), free_port()]
+    command = [python.parent / "smg", "launch", "--host", "127.0.0.1", "--port", str(ports[0]), "--log-level", "warn"]
+    command += ["--worker-urls", worker, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1])]
+    with log.open("w", encoding="utf-8") as output:
+        router = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
+        try:
+            url = f"http://127.0.0.1:{ports[0]}/v1"
+            assert wait_until(30, lambda: router.poll() is None and serves_a_model(url)), log.read_text()[-2000:]
+            yield url
+        finally:
+            router.kill()
+            router.wait()
+
+
+def serves_a_model(url: str) -> bool:
+    try:
+        reply = httpx.post(f"{url}/chat/completions", json=CHAT | {"max_tokens": 1}, timeout=5)
+    except httpx.TransportError:
+        return False
+    return reply.status_code == 200
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+CHAT = {"model": "embedded", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
+
+
+def test_smg_routes_a_chat_to_this_server(smg_python: Path, tmp_path: Path) -> None:
+    """The worker has the embedded model's tokenizer, and a script of its token ids takes the place of its weights."""
+    loaded = load_format(MODEL_DIR)
+    ids = [*loaded.format.encode("Hello from the worker."), loaded.format.stop_ids[0]]
+    script = parse_script({"reply": [{"name": "hello", "when": ["Hello!"], "output": [{"ids": ids}]}]})
+    info = EngineInfo(max_model_len=4096, vocab_size=4096, eos_ids=loaded.format.stop_ids[:1])
+    engine = ScriptedEngine(script, encode=loaded.format.encode, decode=loaded.format.decode, info=info)
+    model = ServedModel(names=("embedded",), engine=engine, format=loaded.format, created=0, folder=MODEL_DIR)
+    with ExitStack() as stack:
+        server = stack.enter_context(serve(ModelRegistry([model]), grpc_port=0))
+        worker = f"grpc://127.0.0.1:{server.context.grpc_port}"
+        url = stack.enter_context(run_router(smg_python, worker, tmp_path / "smg.log"))
+        reply = httpx.post(f"{url}/chat/completions", json=CHAT, timeout=20).json()
+        streamed = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = parse_events(httpx.post(f"{url}/chat/completions", json=streamed, timeout=20).content)
+    assert reply["choices"][0]["message"]["content"] == "Hello from the worker."
+    assert reply["choices"][0]["finish_reason"] == "stop" and reply["usage"]["completion_tokens"] == len(ids)
+    texts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(texts) == "Hello from the worker." and len(chunks) > 3
+    assert chunks[-1]["usage"] == reply["usage"]
