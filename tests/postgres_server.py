@@ -14,11 +14,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import psycopg
 import pytest
@@ -39,6 +40,7 @@ class PostgresServer:
     port: int
     process: subprocess.Popen[bytes]
     user: str | None
+    settings: dict[str, str]
 
     def url(self, database: str = "postgres") -> str:
         """Returns the URL of a database."""
@@ -53,7 +55,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Starts the server and waits until it accepts connections."""
-        options = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        options = [part for name, value in self.settings.items() for part in ("-c", f"{name}={value}")]
         command = ["postgres", "-D", "data", "-p", str(self.port), "-k", "", *options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -87,8 +89,8 @@ def find_programs() -> Path | None:
 
 
 @contextlib.contextmanager
-def run_postgres() -> Iterator[PostgresServer]:
-    """Runs a server of its own. Skips the test where PostgreSQL is not installed."""
+def run_postgres(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[PostgresServer]:
+    """Runs a server of its own, with these settings, too. Skips the test where PostgreSQL is not installed."""
     programs = find_programs()
     if programs is None:
         pytest.skip(NO_SERVER)
@@ -101,7 +103,9 @@ def run_postgres() -> Iterator[PostgresServer]:
                 shutil.chown(path, user)
         command = [programs / "initdb", "-D", "data", "-U", "antiphon", "-A", "scram-sha-256", "--pwfile", "password"]
         subprocess.run([*command, "-N", "-E", "UTF8"], cwd=folder, user=user, check=True, capture_output=True)
-        server = PostgresServer(programs, folder, _free_port(), subprocess.Popen(["true"]), user)
+        server = PostgresServer(
+            programs, folder, _free_port(), subprocess.Popen(["true"]), user, {**SETTINGS, **settings}
+        )
         server.process.wait()
         try:
             server.start()

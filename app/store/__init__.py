@@ -1,1 +1,1 @@
-"""Stored responses and conversations: in memory, or in a SQLite file that several servers may share."""
+"""Stored responses and conversations: in memory, or in a database that several servers may share."""

@@ -3,13 +3,16 @@
     python -m tests.bench.store_overhead
 
 A scripted model generates a token every `TOKEN_INTERVAL_S` seconds. The client measures TTFT and ITL of responses that
-are not stored, stored, and stored in background mode, one after the other in each round.
+are not stored, stored, and stored in background mode, one after the other in each round. It does so with a SQLite file
+and, where PostgreSQL is installed, with a database on this machine that syncs its commits.
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from antiphon.engine.scripted.script import ScriptedReply, ScriptStep
 from tests.bench.scripted_server import WORDS, build_format, start_server_module
 from tests.bench.stats import quantile
 from tests.bench.stream_client import StreamClient, read_to_end
+from tests.postgres_server import find_programs, run_postgres
 
 TOKEN_INTERVAL_S = 0.01
 OUTPUT_TOKENS = 100
@@ -68,21 +72,26 @@ def measure_latencies(port: int, streams: int, fields: dict[str, Any]) -> Latenc
     return ttfts, itls
 
 
-def run_rounds(rounds: int) -> dict[tuple[int, str], Latencies]:
-    """Returns all samples by (number of streams, mode)."""
-    samples: dict[tuple[int, str], Latencies] = {}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        start_server_module("tests.bench.store_overhead", str(Path(folder) / "r.db")) as (_, port),
-    ):
+def run_rounds(rounds: int) -> dict[tuple[int, str, str], Latencies]:
+    """Returns all samples by (number of streams, mode, store)."""
+    samples: dict[tuple[int, str, str], Latencies] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stores = {"SQLite": str(Path(folder) / "r.db")}
+        if find_programs() is not None:
+            server = stack.enter_context(run_postgres({"fsync": "on"}))
+            stores["PostgreSQL"] = server.create_database()
+        ports = {
+            name: stack.enter_context(start_server_module("tests.bench.store_overhead", store))[1]
+            for name, store in stores.items()
+        }
         for round_index in range(-1, rounds):  # the first round is the warm-up
-            for streams in STREAM_COUNTS:
-                for mode, fields in MODES.items():
-                    ttfts, itls = measure_latencies(port, streams, fields)
-                    if round_index >= 0:
-                        all_ttfts, all_itls = samples.setdefault((streams, mode), ([], []))
-                        all_ttfts.extend(ttfts)
-                        all_itls.extend(itls)
+            for streams, (mode, fields), (name, port) in itertools.product(STREAM_COUNTS, MODES.items(), ports.items()):
+                ttfts, itls = measure_latencies(port, streams, fields)
+                if round_index >= 0:
+                    all_ttfts, all_itls = samples.setdefault((streams, mode, name), ([], []))
+                    all_ttfts.extend(ttfts)
+                    all_itls.extend(itls)
     return samples
 
 
@@ -93,14 +102,15 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     script = f"{OUTPUT_TOKENS} tokens, one every {TOKEN_INTERVAL_S * 1e3:.0f} ms"
     print(f"Milliseconds, medians of {rounds} rounds, p99 in parentheses; {script}\n")
-    print("| streams | mode | TTFT | ITL |\n|---|---|---|---|")
-    for (streams, mode), latencies in run_rounds(rounds).items():
+    print("| streams | mode | store | TTFT | ITL |\n|---|---|---|---|---|")
+    for (streams, mode, store), latencies in run_rounds(rounds).items():
         cells = (f"{statistics.median(values):.2f} ({quantile(values, 0.99):.2f})" for values in latencies)
-        print(f"| {streams} | {mode} | {' | '.join(cells)} |")
+        print(f"| {streams} | {mode} | {store} | {' | '.join(cells)} |")
 
 
-async def _serve(path: str) -> None:
-    settings = Settings(port=0, shutdown_timeout=0.1, store_file=Path(path))
+async def _serve(store_name: str) -> None:
+    place = {"store_url": store_name} if store_name.startswith("postgresql:") else {"store_file": Path(store_name)}
+    settings = Settings(port=0, shutdown_timeout=0.1, **place)  # type: ignore[arg-type]
     store = open_store(settings)
     with bind_socket(settings) as listener:
         context = create_context(settings, build_registry(), store=store)
