@@ -13,7 +13,7 @@ from antiphon.app.settings import Settings
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.postgres.address import parse_address
-from antiphon.app.store.postgres.database import STEPS_CHANNEL
+from antiphon.app.store.postgres.database import STEPS_CHANNEL, PostgresDatabase
 from antiphon.app.store.postgres.follower import Follower
 from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
 from antiphon.app.store.writer_name import NAME, create_name
@@ -97,6 +97,31 @@ async def test_ids_of_items_may_be_long_and_have_any_character(place: StorePlace
         for number, id_ in enumerate(ids):
             found = store.find_item("me", id_)
             assert isinstance(found, InputMessage) and found.content == str(number), id_[:20]
+
+
+async def test_steps_of_background_responses_are_committed_with_a_sync(
+    postgres_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their readers may be at any server, so the step that they saw must not be lost in a crash of the database."""
+    levels: dict[str, list[bool]] = {"resp_background": [], "resp_open": []}
+    append_steps = PostgresDatabase.append_steps
+
+    def record_level(database: PostgresDatabase, steps: Any, writer: str) -> set[str]:
+        for step in steps:
+            levels[step.response_id].append(postgres_place.is_synced(database))
+        return append_steps(database, steps, writer)
+
+    monkeypatch.setattr(PostgresDatabase, "append_steps", record_level)
+    async with postgres_place.open() as store:
+        for name in ("background", "open"):
+            log = add_log(store, name, count=1, background=name == "background")
+            for step in make_steps()[1:]:
+                await asyncio.sleep(0.1)
+                log.append_step(step)
+            log.end_log()
+            await log.wait_published()
+    assert levels["resp_background"] == [True] * 4
+    assert levels["resp_open"] == [False] * 3 + [True]
 
 
 # Notifications

@@ -64,8 +64,13 @@ async def finish_log(log: EventLog, first_step: int) -> None:
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGQUIT], ids=["stop", "crash"])
 async def test_streams_continue_after_a_restart_of_the_database(
-    database_server: PostgresServer, own_place: PostgresPlace, signal_number: int, capfd: pytest.CaptureFixture[str]
+    database_server: PostgresServer,
+    own_place: PostgresPlace,
+    signal_number: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("antiphon.app.store.writer.MAX_LAST_STEP_WAIT_S", 0.5)
     async with own_place.open() as store, own_place.open() as other:
         logs = {name: add_log(store, name, count=2, background=name == "background") for name in ("background", "open")}
         for log in logs.values():
