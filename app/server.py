@@ -196,7 +196,7 @@ class AntiphonServer(uvicorn.Server):
         from antiphon.app.grpc.server import GrpcServer  # noqa: PLC0415  grpcio is an optional dependency
 
         try:
-            self._grpc = GrpcServer(self._context, self._app, self._guard.authenticate)
+            self._grpc = GrpcServer(self._context, self._app, self._guard)
         except OSError as error:
             raise BindError(str(error)) from None
         await self._grpc.start()

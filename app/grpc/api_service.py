@@ -13,7 +13,14 @@ from antiphon.app.errors import ApiError, clip_text, not_found
 from antiphon.app.grpc.descriptors import API_FILE, load_file, message_class
 from antiphon.app.grpc.http_call import HttpReply, HttpRequest, forwarded_headers, run_request
 from antiphon.app.grpc.request_bodies import convert_body, parse_known_message
-from antiphon.app.grpc.statuses import CallContext, abort_call, hold_time_limit, time_limit, write_message
+from antiphon.app.grpc.statuses import (
+    INTERNAL_ERROR,
+    CallContext,
+    abort_call,
+    hold_time_limit,
+    time_limit,
+    write_message,
+)
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.routes.responses import RESPONSE_ID
 
@@ -23,7 +30,6 @@ POSTS = {
     "Completions": "/v1/completions",
 }
 """Path that the methods `Create` and `CreateStream` of each service post to."""
-INTERNAL_ERROR = ApiError(500, "server_error", "The server had an error while processing your request.")
 _log = structlog.get_logger(__name__)
 
 
@@ -50,22 +56,18 @@ class _ApiMethod:
         build = grpc.unary_stream_rpc_method_handler if self._is_stream else grpc.unary_unary_rpc_method_handler
         self._request_class = message_class(API_FILE, method.input_type.name)
         # Messages are bytes here: a request is decoded after its head was accepted, and replies are encoded already.
-        self.handler = build(self._stream if self._is_stream else self._answer, None, None)
+        self.handler = build(self._run, None, None)
+        """Handler of the method's calls."""
 
-    async def _answer(self, message: bytes, context: CallContext) -> bytes:
-        reply = HttpReply(self._reply, None, _initial_metadata_sender(context))
-        await self._run(message, context, reply)
-        return reply.encode_body()
-
-    async def _stream(self, message: bytes, context: CallContext) -> None:
-        write = partial(write_message, context, stall_timeout_s=self._stall_timeout_s)
-        await self._run(message, context, HttpReply(self._reply, write, _initial_metadata_sender(context)))
-
-    async def _run(self, message: bytes, context: CallContext, reply: HttpReply) -> None:
+    async def _run(self, message: bytes, context: CallContext) -> bytes | None:
+        """Runs a call. Returns the reply, unless it is a stream."""
+        write = partial(write_message, context, stall_timeout_s=self._stall_timeout_s) if self._is_stream else None
         try:
             request = self._build_request(message, context)
+            reply = HttpReply(self._reply, write, _initial_metadata_sender(context))
             with hold_time_limit(request.time_limit):
                 await run_request(self._app, request, reply)
+            return None if self._is_stream else reply.encode_body()
         except ApiError as error:
             await abort_call(context, error)
         except Exception:  # noqa: BLE001  # gRPC would send the exception's text to the client

@@ -25,6 +25,7 @@ from antiphon.app.grpc.engine_requests import completion_body
 from antiphon.app.grpc.request_bodies import parse_message
 from antiphon.app.grpc.statuses import (
     CLIENT_GONE,
+    INTERNAL_ERROR,
     CallContext,
     CallLostError,
     abort_call,
@@ -33,14 +34,15 @@ from antiphon.app.grpc.statuses import (
     write_message,
 )
 from antiphon.app.grpc.tokenizer_bundle import read_tokenizer_bundle, split_bundle
+from antiphon.app.http.headers import choose_request_id
+from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.routes.replies import count_readers
 from antiphon.engine.protocol import EngineError
 
-Authenticate = Callable[[dict[str, str]], str]
-"""Returns the owner for the headers of a request. Raises `ApiError` 401."""
 SERVER_TYPE = "vllm-grpc"
 """Name of this interface, by which routers recognize it."""
 _log = structlog.get_logger(__name__)
@@ -56,13 +58,13 @@ class _RunningCall:
 
 
 class EngineService:
-    """The service's methods. `authenticate` checks the key in the metadata of a call."""
+    """The service's methods. `guard` checks the key of a call, and records a generation like a request."""
 
-    def __init__(self, context: ServerContext, authenticate: Authenticate, stall_timeout_s: float) -> None:
-        self._context, self._authenticate, self._stall_timeout_s = context, authenticate, stall_timeout_s
+    def __init__(self, context: ServerContext, guard: RequestGuard) -> None:
+        self._context, self._guard, self._stall_timeout_s = context, guard, context.settings.stall_timeout
         self._calls: dict[tuple[str, str], _RunningCall] = {}
         self._started_at, self._received_at = time.monotonic(), 0.0
-        service = load_file(ENGINE_FILE).services_by_name["VllmEngine"]
+        self._name = load_file(ENGINE_FILE).services_by_name["VllmEngine"].full_name
         unary = {
             "Abort": self._abort,
             "HealthCheck": self._check_health,
@@ -70,13 +72,15 @@ class EngineService:
             "GetServerInfo": self._get_server_info,
             "GetLoads": self._get_loads,
         }
-        handlers = {name: grpc.unary_unary_rpc_method_handler(self._guard(name, run)) for name, run in unary.items()}
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._build_handler(name, run)) for name, run in unary.items()
+        }
         for name, run in {"Generate": self._generate, "GetTokenizer": self._get_tokenizer}.items():
-            handlers[name] = grpc.unary_stream_rpc_method_handler(self._guard(name, run))
-        self.generic_handler = grpc.method_handlers_generic_handler(service.full_name, handlers)
+            handlers[name] = grpc.unary_stream_rpc_method_handler(self._build_handler(name, run))
+        self.generic_handler = grpc.method_handlers_generic_handler(self._name, handlers)
         """Handler of the service's calls."""
 
-    def _guard(
+    def _build_handler(
         self, name: str, run: Callable[[Any, str, CallContext], Awaitable[Any]]
     ) -> Callable[[bytes, CallContext], Awaitable[Any]]:
         """Returns the handler of a method: checks the key, decodes the message, and turns errors into statuses."""
@@ -84,20 +88,33 @@ class EngineService:
         kind = message_class(file, f"{name}Request")
 
         async def handle(data: bytes, context: CallContext) -> Any:
+            headers = {key: str(value) for key, value in context.invocation_metadata() or ()}
+            request_id, started = choose_request_id(headers), time.monotonic()
+            failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
             try:
-                owner = self._authenticate({key: str(value) for key, value in context.invocation_metadata() or ()})
-                reply = await run(parse_message(kind, data), owner, context)
+                reply = await run(parse_message(kind, data), self._guard.authenticate(headers), context)
+                failure = None
             except ApiError as error:
-                await abort_call(context, error)
+                failure = error
             except CallLostError:
-                await abort_call(context, CLIENT_GONE)
+                pass
             except Exception:  # noqa: BLE001  # gRPC would send the exception's text to the client
-                _log.exception("unhandled exception in gRPC call", method=name)
-                message = "The server had an error while processing your request."
-                await abort_call(context, ApiError(500, "server_error", message))
+                _log.exception("unhandled exception in gRPC call", method=name, request_id=request_id)
+                failure = INTERNAL_ERROR
+            finally:
+                if name == "Generate":
+                    self._record_call(name, failure, time.monotonic() - started, request_id)
+            if failure is not None:
+                await abort_call(context, failure)
             return None if reply is None else reply.SerializeToString()
 
         return handle
+
+    def _record_call(self, name: str, failure: ApiError | None, seconds: float, request_id: str) -> None:
+        """Adds a line to the access log. gRPC calls are POST requests of HTTP/2 to this path."""
+        status, code = (200, "") if failure is None else (failure.status, failure.code or "")
+        path = f"/{self._name}/{name}"
+        self._guard.on_request_done(AccessRecord("POST", path, status, seconds, request_id, code))
 
     @property
     def _model(self) -> ServedModel:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from antiphon.app.errors import ApiError
 from antiphon.app.grpc.json_wire import encode_json
-from antiphon.app.grpc.statuses import CLIENT_GONE, CallLostError, read_error
+from antiphon.app.grpc.statuses import CLIENT_GONE, INTERNAL_ERROR, CallLostError, read_error
 from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiScope
 from antiphon.app.http.request_state import SCOPE_KEY, RequestState
 
@@ -49,11 +49,13 @@ class HttpReply:
         self._descriptor, self._write, self._on_head = descriptor, write, on_head
         self._status, self._headers, self._body = 0, dict[str, str](), b""
         self._failed: ApiError | None = None
+        self._is_complete = False
         self.disconnected = asyncio.Event()
         """Set once the client has left, or reads nothing."""
 
     async def send(self, message: AsgiMessage) -> None:
         """Takes a message of the application."""
+        self._is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
@@ -68,11 +70,16 @@ class HttpReply:
         return encode_json(self._descriptor, self._body)
 
     def raise_error(self) -> None:
-        """Raises the reply's `ApiError`, also one that ended a stream."""
-        if self._status != 200:
-            raise read_error(self._status, self._body, self._headers)
+        """Raises the reply's `ApiError`, also one that ended a stream.
+
+        The application leaves a reply incomplete that it cannot finish, which cuts an HTTP connection.
+        """
         if self._failed is not None:
             raise self._failed
+        if not self._is_complete:
+            raise INTERNAL_ERROR
+        if self._status != 200:
+            raise read_error(self._status, self._body, self._headers)
 
     async def _write_events(self, frames: bytes, write: WriteMessage) -> None:
         """Writes a message for each event in whole frames; comments, which only keep HTTP streams open, have none."""

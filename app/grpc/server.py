@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection
 from antiphon.app.context import ServerContext
 from antiphon.app.grpc.api_service import list_api_handlers
 from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, load_file
-from antiphon.app.grpc.engine_service import Authenticate, EngineService
+from antiphon.app.grpc.engine_service import EngineService
 from antiphon.app.http.asgi import AsgiApp
+from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.settings import Settings
 
@@ -28,12 +29,12 @@ _PEM_KEY = b"PRIVATE KEY-----"
 
 
 class GrpcServer:
-    """Serves gRPC until `stop`. `app` is the whole HTTP application, and `authenticate` its check of keys.
+    """Serves gRPC until `stop`. `app` is the whole HTTP application, and `guard` its request guard.
 
     Raises `OSError` if the port cannot be bound.
     """
 
-    def __init__(self, context: ServerContext, app: AsgiApp, authenticate: Authenticate) -> None:
+    def __init__(self, context: ServerContext, app: AsgiApp, guard: RequestGuard) -> None:
         settings = context.settings
         self._context = context
         self._server = grpc.aio.server(
@@ -45,7 +46,7 @@ class GrpcServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             )
         )
-        self._engine = EngineService(context, authenticate, settings.stall_timeout)
+        self._engine = EngineService(context, guard)
         names = [
             service.full_name
             for file in (API_FILE, ENGINE_FILE)

@@ -18,6 +18,7 @@ ERROR_BODY_KEY = "antiphon-error-bin"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 """Key of the trailing metadata that holds a `google.rpc.Status`."""
 CLIENT_GONE = ApiError(499, "client_closed_request", "The client disconnected.")
+INTERNAL_ERROR = ApiError(500, "server_error", "The server had an error while processing your request.")
 ERROR_INFO_URL = b"type.googleapis.com/google.rpc.ErrorInfo"
 ERROR_DOMAIN = "antiphon"
 MAX_ERROR_BYTES = 2048

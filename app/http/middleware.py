@@ -52,12 +52,8 @@ class RequestGuard:
         check_capacity: Callable[[str], None] = lambda _: None,
         websocket_app: AsgiApp | None = None,
     ) -> None:
-        self._app, self._settings, self._on_request_done, self._check_capacity = (
-            app,
-            settings,
-            on_request_done,
-            check_capacity,
-        )
+        self._app, self._settings, self._check_capacity = app, settings, check_capacity
+        self.on_request_done = on_request_done
         self._websocket_app = websocket_app if settings.enable_websocket else None
         self._allowed_names = (
             LOOPBACK_HOSTS | {settings.host.lower()} | {name.lower() for name in settings.allowed_hosts}
@@ -107,7 +103,7 @@ class RequestGuard:
             self._memory_releaser.on_request_end(request_state(scope).body_bytes)
             seconds = time.monotonic() - started
             path = clip_text(scope["path"].encode("unicode_escape").decode())
-            self._on_request_done(
+            self.on_request_done(
                 AccessRecord(
                     scope.get("method", "GET"),
                     path,
@@ -126,7 +122,7 @@ class RequestGuard:
         headers, head_error = self._check_all_cached(head)
         error = head_error or error
         reply_headers = self._reply_headers(headers)
-        self._on_request_done(
+        self.on_request_done(
             AccessRecord(
                 head.scope["method"],
                 head.scope["path"],

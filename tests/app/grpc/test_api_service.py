@@ -8,6 +8,9 @@ import grpc
 import httpx
 import pytest
 
+from antiphon.app.grpc import http_call
+from antiphon.app.grpc.json_wire import JsonMismatchError
+from antiphon.app.projections.chat import ChatStream
 from antiphon.engine.protocol import Job
 from tests.app.grpc.grpc_helpers import API, ENGINE, Json, as_json, connect, read_status
 from tests.clients.sdk_helpers import parse_events, wait_until
@@ -231,3 +234,23 @@ def test_request_id_is_in_the_metadata_and_in_the_access_log(server: RunningServ
         request_id = dict(call.initial_metadata())["x-request-id"]
         list(call)
     assert wait_until(5, lambda: request_id in {record.request_id for record in server.access_records})
+
+
+@pytest.mark.parametrize("method", ["Create", "CreateStream"])
+def test_bug_of_the_server_is_an_internal_error(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: Any) -> bytes:
+        raise JsonMismatchError("a secret of the server")
+
+    monkeypatch.setattr(http_call, "encode_json", fail)
+    with connect(server) as client:
+        status, error = client.read_error(f"{RESPONSES}/{method}", ask("hi"))
+    assert status is grpc.StatusCode.INTERNAL and "secret" not in error["message"]
+
+
+def test_reply_that_breaks_off_is_an_internal_error(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatStream, "final", lambda _: 1 / 0)
+    with connect(server) as client:
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+        assert client.read_error(f"{CHAT}/CreateStream", body)[0] is grpc.StatusCode.INTERNAL

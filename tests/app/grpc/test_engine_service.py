@@ -286,3 +286,15 @@ def test_temperature_above_the_limit_is_an_api_error() -> None:
     registry = make_registry()
     with pytest.raises(ApiError):
         read_completion_request(read_body(registry.served[0], temperature=9.0), registry)
+
+
+def test_generations_are_in_the_access_log(server: RunningServer) -> None:
+    server.access_records.clear()
+    with connect(server) as client:
+        list(client.call(f"{SERVICE}/Generate", generate_request("hi")))
+        client.read_error(f"{SERVICE}/Generate", generate_request("hi") | {"dataParallelRank": 1})
+        client.call(f"{SERVICE}/HealthCheck", {})
+    assert wait_until(5, lambda: len(server.access_records) == 2)
+    records = [(record.method, record.path, record.status, record.error_code) for record in server.access_records]
+    path = f"/{SERVICE}/Generate"
+    assert records == [("POST", path, 200, ""), ("POST", path, 400, "invalid_value")]
