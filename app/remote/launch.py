@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from antiphon.app.encoders.loading import default_model_name
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Engine
+from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.endpoint import Endpoint, parse_endpoint
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
@@ -27,6 +31,14 @@ KINDS: dict[str, EngineKind | None] = {
     "remote": None,
 }
 """Kind of server by the value of `--engine`; None: found out."""
+VLLM_FLAGS = (
+    "--structured-outputs-config",
+    '{"backend":"guidance","enable_in_reasoning":true}',
+    "--enable-prompt-tokens-details",
+    "--scheduling-policy",
+    "priority",
+)
+"""Flags with which vLLM follows grammars from the first token, counts cached tokens and knows priorities."""
 
 
 async def create_remote_engine(
@@ -34,9 +46,10 @@ async def create_remote_engine(
 ) -> tuple[Engine, LoadedFormat, str]:
     """Returns the engine, the model's format, and the model's name. Raises `ServeError` or `LoadError`."""
     remote = options.remote
-    endpoints = tuple(_parse_url(url) for url in remote.urls)
+    endpoints, child = tuple(_parse_url(url) for url in remote.urls), None
     if not endpoints:
-        raise ServeError(f"--engine {options.engine} needs --engine-url URL")
+        endpoint, child = _create_child(options)
+        endpoints = (endpoint,)
     source = remote.tokenizer or options.model
     if source is None:
         raise ServeError(f"--engine {options.engine} needs --tokenizer: the folder or hub id of the model it serves")
@@ -60,8 +73,26 @@ async def create_remote_engine(
         grammar=remote.grammar,
         separate_owners=separate_owners,
     )
-    engine = RemoteEngine(remote_options, model, info, api_key=_read_key(remote.key_env), on_status=on_status)
+    key = _read_key(remote.key_env)
+    engine = RemoteEngine(remote_options, model, info, api_key=key, on_status=on_status, child=child)
     return engine, loaded, remote.model or default_model_name(source, folder)
+
+
+def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:
+    """Returns the address and the process of a vLLM server on a Unix socket. Raises `ServeError`."""
+    if options.engine != "vllm" or options.model is None:
+        raise ServeError(f"--engine {options.engine} needs --engine-url URL")
+    program = shutil.which("vllm")
+    if program is None:
+        raise ServeError("the command vllm is not installed: install vLLM, or give --engine-url URL of a server")
+    folder = Path(tempfile.mkdtemp(prefix="antiphon-vllm-"))
+    socket_path = str(folder / "engine.sock")
+    command = [program, "serve", options.model, "--uds", socket_path, *VLLM_FLAGS]
+    if options.revision is not None:
+        command += ["--revision", options.revision]
+    if options.engine_options.max_model_len is not None:
+        command += ["--max-model-len", str(options.engine_options.max_model_len)]
+    return Endpoint(socket_path=socket_path), ChildServer(command, folder=folder)
 
 
 def _parse_url(url: str) -> Endpoint:

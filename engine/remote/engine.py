@@ -18,6 +18,7 @@ from antiphon.engine.protocol import (
     overloaded_error,
 )
 from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob
+from antiphon.engine.remote.child_server import ChildServer
 from antiphon.engine.remote.grammar_follower import GrammarFollowers
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
@@ -32,7 +33,7 @@ class RemoteEngine:
 
     ``info`` is the model's description here; its context length and abilities are replaced by what all replicas have in
     common. ``api_key`` authorizes requests to the servers. ``on_status`` is called with a short text at every step of a
-    handshake, and with "ready".
+    handshake, and with "ready". ``child``: the server, if this process runs it.
     """
 
     def __init__(
@@ -44,7 +45,11 @@ class RemoteEngine:
         api_key: str | None = None,
         timeouts: RemoteTimeouts | None = None,
         on_status: Callable[[str], None] = lambda _: None,
+        child: ChildServer | None = None,
     ) -> None:
+        self._child = child
+        if child is not None:
+            child.on_exit = self._on_child_exit
         self._options, self._model, self._base_info = options, model, info
         self._timeouts, self._on_status = timeouts or RemoteTimeouts(), on_status
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -76,6 +81,8 @@ class RemoteEngine:
         """Returns as soon as one replica can take jobs. Raises `LoadError` if none of them fits the model here."""
         if self._monitors:
             return
+        if self._child is not None:
+            self._child.start()
         create = functools.partial(
             Replica,
             options=self._options,
@@ -90,11 +97,12 @@ class RemoteEngine:
             asyncio.create_task(replica.run_monitor(), name=f"engine-{replica.name}") for replica in self._replicas
         ]
         while self.unready_reason() is not None:
-            mismatches = [replica.mismatch for replica in self._replicas if replica.mismatch is not None]
-            if len(mismatches) == len(self._replicas):
+            if (failure := self._find_failure()) is not None:
                 await self.close()
-                raise LoadError(f"engine {mismatches[0]}" if mismatches else NOT_RUNNING)
+                raise LoadError(failure)
             await self._wait_for_change()
+        if self._child is not None:
+            self._child.has_served = True
 
     async def close(self) -> None:
         """Ends every job in flight and closes all connections."""
@@ -108,6 +116,8 @@ class RemoteEngine:
             await asyncio.wait(pending)
         for replica in self._replicas:
             replica.close()
+        if self._child is not None:
+            await self._child.close()
         self._replicas, self._info = (), None
         self._changed.set()
 
@@ -130,6 +140,8 @@ class RemoteEngine:
             return NOT_RUNNING
         if any(replica.profile is not None for replica in self._replicas):
             return None
+        if self._child is not None and self._child.status is not None:
+            return self._child.status
         return "; ".join(replica.unready_reason or NOT_RUNNING for replica in self._replicas)
 
     def capacity(self) -> int:
@@ -196,6 +208,15 @@ class RemoteEngine:
                 run.fail(Fault(error.code, error.message, error.retryable))
                 return
 
+    def _find_failure(self) -> str | None:
+        """Returns the reason why no replica will ever take jobs; None if waiting may help."""
+        if self._child is not None and self._child.failure is not None:
+            return self._child.failure
+        mismatches = [replica.mismatch for replica in self._replicas if replica.mismatch is not None]
+        if len(mismatches) < len(self._replicas):
+            return None
+        return f"engine {mismatches[0]}" if mismatches else NOT_RUNNING
+
     def _list_candidates(self, tried: Sequence[Replica]) -> list[Replica]:
         return [replica for replica in self._replicas if replica.profile is not None and replica not in tried]
 
@@ -234,6 +255,12 @@ class RemoteEngine:
         self._generated_tokens += run.num_tokens
         self._finished_jobs += run.is_over and not run.has_failed
         self._failed_jobs += run.has_failed
+
+    def _on_child_exit(self, reason: str) -> None:
+        """Takes the replica out without waiting for a failed health check."""
+        for replica in self._replicas:
+            replica.request_handshake(reason)
+        self._on_change()
 
     def _on_change(self) -> None:
         """Recomputes what all replicas have in common."""

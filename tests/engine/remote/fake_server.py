@@ -89,6 +89,7 @@ class FakeServer:
         self.overrides: dict[str, Reply] = {}
         """Replies by path, instead of those below."""
         self.port = 0
+        self.socket_path: str | None = None
         self._encode, self._probes = encode, probes
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -99,7 +100,10 @@ class FakeServer:
         return [request for request in self.requests if "x-request-id" in request.headers]
 
     async def start(self) -> None:
-        """Listens on the port of the last start, or a free one."""
+        """Listens on the port of the last start, or a free one; on the Unix socket if there is a path."""
+        if self.socket_path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, self.socket_path)
+            return
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -1,0 +1,150 @@
+"""The engine that the options create: over given servers, or over a server that it starts itself."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.app.remote.launch import create_remote_engine
+from antiphon.app.remote.options import RemoteServeOptions
+from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.errors import LoadError
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.protocol import Chunk
+from antiphon.engine.remote.engine import RemoteEngine
+from tests.engine.remote.remote_helpers import EOS, make_job, merge_chunks
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def create_engine(**options: Any) -> RemoteEngine:
+    remote = RemoteServeOptions(**options.pop("remote", {}))
+    serve_options = ServeOptions(**{"engine": "vllm", "model": str(MODEL_DIR), "remote": remote, **options})
+    engine, _, _ = await create_remote_engine(serve_options, None, lambda _: None, separate_owners=False)
+    assert isinstance(engine, RemoteEngine)
+    return engine
+
+
+@pytest.fixture
+def vllm_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command `vllm` on the path."""
+    command = tmp_path / "vllm"
+    command.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.engine.remote.fake_vllm "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return command
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "sglang"}, "--engine sglang needs --engine-url URL"),
+        ({"engine": "vllm", "model": None}, "--engine vllm needs --engine-url URL"),
+        ({"remote": {"urls": ("gpu1:8000",)}}, "--engine-url: not a URL"),
+        ({"remote": {"urls": ("http://gpu1",), "key_env": "NO_SUCH_KEY"}}, "the variable is not set"),
+        ({"remote": {"urls": ("http://gpu1",)}, "model": None}, "needs --tokenizer"),
+    ],
+)
+async def test_unusable_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ServeError, match=message):
+        await create_engine(**options)
+
+
+async def test_missing_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ServeError, match="the command vllm is not installed"):
+        await create_engine()
+
+
+async def test_vllm_is_started_restarted_and_ended(vllm_command: Path) -> None:
+    engine = await create_engine(engine_options=EngineOptions(max_model_len=1000))
+    child = engine._child
+    assert child is not None
+    flags = " ".join(child._command)
+    assert "--structured-outputs-config" in flags and flags.endswith("--max-model-len 1000")
+    await engine.start()
+    assert await run_job(engine) == (50, EOS)
+    first = list_session(child.pid)
+    assert len(first) >= 3, "the guard, the server and its worker"
+    server = next(pid for pid, command in first.items() if "fake_vllm" in command and pid != child.pid)
+    os.kill(server, signal.SIGKILL)
+    await wait_until(lambda: engine.unready_reason() is not None)
+    assert "vllm" in str(engine.unready_reason())
+    await wait_until(lambda: not any(is_alive(pid) for pid in first))
+    await wait_until(lambda: engine.unready_reason() is None)
+    assert await run_job(engine) == (50, EOS)
+    second = list_session(child.pid)
+    folder = Path(child._command[child._command.index("--uds") + 1]).parent
+    await engine.close()
+    assert not any(is_alive(pid) for pid in second) and not folder.exists()
+
+
+async def test_vllm_that_fails_at_its_start_is_told_in_one_line(
+    vllm_command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_ERROR", "no such device")
+    engine = await create_engine()
+    with pytest.raises(LoadError, match=r"vllm stopped \(exit status 1\): ValueError: no such device"):
+        await engine.start()
+
+
+def test_killed_parent_leaves_no_server(vllm_command: Path, tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.app.remote.test_launch import create_engine
+async def main():
+    engine = await create_engine()
+    await engine.start()
+    print(engine._child.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    session = list_session(int(parent.stdout.readline()))
+    assert len(session) >= 3
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    asyncio.run(wait_until(lambda: not any(is_alive(pid) for pid in session)))
+
+
+async def run_job(engine: RemoteEngine) -> tuple[int, ...]:
+    chunks: list[Chunk] = []
+    await engine.generate(make_job(), chunks.append)
+    return merge_chunks(chunks)
+
+
+def list_session(session: int | None) -> dict[int, str]:
+    """Returns the commands of all processes of a session by process id."""
+    commands = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                commands[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return commands
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
