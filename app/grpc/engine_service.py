@@ -45,6 +45,8 @@ from antiphon.engine.protocol import EngineError
 
 SERVER_TYPE = "vllm-grpc"
 """Name of this interface, by which routers recognize it."""
+OPEN_METHODS = ("HealthCheck",)
+"""Methods that need no key, like `/health` over HTTP."""
 _log = structlog.get_logger(__name__)
 
 
@@ -92,7 +94,8 @@ class EngineService:
             request_id, started = choose_request_id(headers), time.monotonic()
             failure: ApiError | None = CLIENT_GONE  # unless one of the lines below is reached
             try:
-                reply = await run(parse_message(kind, data), self._guard.authenticate(headers), context)
+                owner = "" if name in OPEN_METHODS else self._guard.authenticate(headers)
+                reply = await run(parse_message(kind, data), owner, context)
                 failure = None
             except ApiError as error:
                 failure = error

@@ -1,8 +1,10 @@
 """gRPC clients as other people write them: grpc-js for Node, and SMG's router with this server as its worker."""
 
 import json
+import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +26,7 @@ from tests.clients.python_install import install_python_clients, run_program
 from tests.clients.sdk_helpers import get, parse_events, wait_until
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
+from tests.syntax import ROOT
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 SCRIPT: list[dict[str, Any]] = [
@@ -63,6 +66,16 @@ def test_node_client_sees_statuses(server: RunningServer, node_results: dict[str
     assert (error["status"], error["code"]) == (invalid_argument, "decimal_above_max_value")
     assert error["param"] == "temperature"
     assert wait_until(5, lambda: server.engine.stats().running == 0)
+
+
+def test_python_example_of_the_documentation_runs(server: RunningServer) -> None:
+    page = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code = block.replace("127.0.0.1:50051", f"127.0.0.1:{server.context.grpc_port}").replace('"antiphon"', '"scripted"')
+    code = code.replace("Hello!", "weather")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Let me see.") and "'output_tokens': " in result.stdout
 
 
 @pytest.fixture(scope="module")

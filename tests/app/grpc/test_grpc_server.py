@@ -54,6 +54,7 @@ def test_keys_are_checked_as_over_http() -> None:
         request_bytes = b"\n" + bytes([len(message.id)]) + message.id.encode()
         assert build(request_bytes, metadata=(("x-api-key", "sk-one"),))
         assert check_health(client) == SERVING, "probes need no key"
+        assert client.call("vllm.grpc.engine.VllmEngine/HealthCheck", {}).healthy
 
 
 def test_abort_reaches_requests_of_the_same_key_only() -> None:
