@@ -33,6 +33,8 @@ MAX_LAST_STEP_WAIT_S = 10.0
 """Time of an outage after which the last steps of foreground responses are shown before they are written."""
 MAX_CLOSE_WAIT_S = 5.0
 """Time for which a server that exits waits for a database that cannot be reached."""
+MAX_STUCK_S = 15.0
+"""Time of one statement after which a server that exits no longer waits for a database that does not answer."""
 
 _log = structlog.get_logger(__name__)
 
@@ -93,7 +95,11 @@ class StoreWriter:
         """Writes all queued operations, deletes the heartbeat and stops the thread."""
         self._is_closing = True
         self._queue.put(None)
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(1.0)
+            if (busy_since := self.busy_since) is not None and time.monotonic() - busy_since > MAX_STUCK_S:
+                _log.error("the database of the store does not answer; what is not written is lost")
+                return
 
     def _run(self) -> None:
         last_heartbeat = time.monotonic()

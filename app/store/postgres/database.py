@@ -77,7 +77,8 @@ class PostgresDatabase(PostgresReads):
     def begin(self, *, sync: bool) -> None:
         """Begins a transaction. With `sync`, its data is on disk when `commit` returns; else after a second."""
         self.commit_is_uncertain = False
-        self._session.run_script("BEGIN" if sync else "BEGIN; SET LOCAL synchronous_commit = off")
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+        self._session.run_script(begin if sync else f"{begin}; SET LOCAL synchronous_commit = off")
 
     def commit(self) -> None:
         """Commits the transaction with its number and its notification."""

@@ -32,6 +32,7 @@ POLL_INTERVAL_S = 1.0
 IDLE_INTERVAL_S = 10.0
 """Seconds between two checks of a connection on which nothing is followed."""
 MAX_RECONNECT_DELAY_S = 2.0
+MAX_CLOSE_WAIT_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -71,9 +72,10 @@ class Follower:
         """Ends the thread."""
         self._is_closing = True
         self._wake_writer.send(b"c")
-        self._thread.join()
-        self._wake_writer.close()
-        self._wake_reader.close()
+        self._thread.join(MAX_CLOSE_WAIT_S)
+        if not self._thread.is_alive():  # else the database does not answer
+            self._wake_writer.close()
+            self._wake_reader.close()
 
     def _run(self) -> None:
         delay = 0.1

@@ -1,5 +1,6 @@
 """The store in a PostgreSQL database. Each server of a cluster reads, resumes and cancels the others' responses."""
 
+import asyncio
 import time
 
 import psycopg
@@ -55,7 +56,7 @@ class PostgresStore(PersistentStore):
 
     async def close(self) -> None:
         """Writes everything that is pending and closes the connections."""
-        self._follower.close()
+        await asyncio.to_thread(self._follower.close)
         await super().close()
 
     def unavailable_reason(self) -> str | None:
@@ -85,7 +86,9 @@ class PostgresStore(PersistentStore):
 
     def _handle_remote_entries(self, response_id: str, entries: list[LogEntry], has_writer: bool) -> None:
         log = self._followed[response_id] if has_writer else self._followed.pop(response_id)
-        self._add_remote_entries(log, entries, has_writer=has_writer)
+        # After a deletion that failed, the follower may be ahead of a log that was read again.
+        new_entries = [entry for entry in entries if entry.event.sequence_number >= len(log.entries)]
+        self._add_remote_entries(log, new_entries, has_writer=has_writer)
 
     def _handle_wanted(self, response_id: str) -> None:
         if self._is_live(response_id):

@@ -175,16 +175,39 @@ async def test_lost_connections_are_opened_again_without_an_error(own_place: Pos
         assert log_data(followed) == log_data(log) == stored_data(own_place, log.id)
 
 
+def list_backends(place: PostgresPlace) -> list[int]:
+    """Returns the processes of the database server that serve the store's connections."""
+    condition = "datname = current_database() AND pid <> pg_backend_pid()"
+    return [pid for (pid,) in place.read_rows(f"SELECT pid FROM pg_stat_activity WHERE {condition}")]
+
+
+async def test_server_exits_though_the_database_is_frozen(
+    database_server: PostgresServer, own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.app.store.writer.MAX_STUCK_S", 0.5)
+    monkeypatch.setattr("antiphon.app.store.postgres.follower.MAX_CLOSE_WAIT_S", 0.5)
+    async with own_place.open() as store:
+        add_log(store, "a", count=2)
+        pids = list_backends(own_place)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+    try:
+        assert time.monotonic() - began < 10
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 async def test_frozen_database_keeps_the_event_loop_waiting_once(
     database_server: PostgresServer, own_place: PostgresPlace
 ) -> None:
     async with own_place.open() as store:
         assert store.find_log("me", "resp_a") is None
-        pids = own_place.read_rows(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        pids = list_backends(own_place)
         try:
-            for (pid,) in pids:
+            for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             waits = []
             for _ in range(3):
@@ -198,7 +221,7 @@ async def test_frozen_database_keeps_the_event_loop_waiting_once(
                 assert time.monotonic() < monotonic_limit
                 await asyncio.sleep(0.1)
         finally:
-            for (pid,) in pids:
+            for pid in pids:
                 os.kill(pid, signal.SIGCONT)
         for _ in range(100):
             if store.unavailable_reason() is None:
