@@ -35,6 +35,8 @@ class Reply:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     is_chunked: bool = True
+    part_delay_s: float = 0.0
+    """Time between two parts."""
 
 
 @dataclass
@@ -88,6 +90,8 @@ class FakeServer:
         self.health_status = 200
         self.overrides: dict[str, Reply] = {}
         """Replies by path, instead of those below."""
+        self.answer_job: Callable[[dict[str, Any]], Reply] | None = None
+        """Makes the replies to jobs, instead of `replies` and `default`."""
         self.port = 0
         self.socket_path: str | None = None
         self._encode, self._probes = encode, probes
@@ -147,6 +151,8 @@ class FakeServer:
         if "x-request-id" not in request.headers:
             probe = self._probes(request.body)
             return probe or self.default
+        if self.answer_job is not None:
+            return self.answer_job(request.body)
         return self.replies.pop(0) if self.replies else self.default
 
     async def _write_reply(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,6 +172,8 @@ class FakeServer:
             elif part:
                 writer.write(b"%x\r\n%b\r\n" % (len(part), part) if reply.is_chunked else part)
                 await writer.drain()
+                if reply.part_delay_s:
+                    await asyncio.sleep(reply.part_delay_s)
         if reply.is_chunked:
             writer.write(b"0\r\n\r\n")
         await writer.drain()
