@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check mutants snapshots bench bench-peers clean
+.PHONY: help serve test test-full check mutants snapshots prove bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -56,6 +56,10 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
 	$(BIN)/python -m tests.bench.busy_cores
 	$(BIN)/python -m tests.bench.embeddings
+
+prove: $(TEST)  ## install vLLM's CPU build and llama.cpp, and test against them: about 20 minutes
+	$(BIN)/python -m tests.bench.install vllm
+	ANTIPHON_PROVE=1 $(BIN)/python -m pytest -q --timeout 1800 tests/prove $(ARGS)
 
 bench-peers: $(TEST)  ## install the servers that `make bench` compares with, each in its own environment
 	$(BIN)/python -m tests.bench.install $(ARGS)

