@@ -146,12 +146,13 @@ def test_message_above_the_limit_is_refused() -> None:
 
 
 def test_client_that_reads_nothing_loses_its_call() -> None:
-    script = [{"name": "flood", "output": ["x" * 5000] * 300, "tokens_per_chunk": 0}]
+    script = [{"name": "flood", "output": [*["x" * 4800] * 26, {"stall": True}], "tokens_per_chunk": 0}]
     small_buffers = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535))
     with serve(script, grpc_port=0, stall_timeout=0.3) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_port}", small_buffers) as channel:
             call = GrpcClient(channel).call(STREAM, HELLO)
             assert wait_until(10, lambda: len(server.access_records) == 1)
+            assert wait_until(10, lambda: server.context.turn_manager.num_running == 0)
             with pytest.raises(grpc.RpcError) as caught:
                 list(call)
         assert caught.value.code() is grpc.StatusCode.CANCELLED

@@ -67,6 +67,14 @@ def test_every_kind_of_value_is_kept(data: Any) -> None:
     assert read_as_message("ResponseEvent", msgspec.json.encode(data)) == data
 
 
+def test_null_is_a_value() -> None:
+    kind: Any = message_class(API_FILE, "ResponseEvent")
+    event = kind.FromString(encode_json(kind.DESCRIPTOR, b'{"code":null}'))
+    assert event.code.WhichOneof("kind") == "null_value", (
+        "Python reads a value without a kind as null, others refuse it"
+    )
+
+
 @pytest.mark.parametrize(
     "data", [b'{"new_key":1}', b'{"delta":null}', b'{"delta":1}', b'{"output_index":-1}', b'{"item":"a"}', b"[]"]
 )
