@@ -52,6 +52,7 @@ EXTERNAL_IMPORTS = {
         "structlog",
         "llguidance",
         "prometheus_client",
+        "psycopg",
         "tokenizers",
         "huggingface_hub",
     },
@@ -60,7 +61,7 @@ EXTERNAL_IMPORTS = {
 
 PURE_PACKAGES = ("events", "state", "harmony")
 IMPURE_MODULES = set(
-    """asyncio concurrent litestar logging multiprocessing os random secrets select selectors signal socket
+    """asyncio concurrent litestar logging multiprocessing os psycopg random secrets select selectors signal socket
     sqlite3 ssl subprocess tempfile threading time torch uuid uvicorn""".split()
 )
 """Clocks, randomness, threads and I/O. The pure packages take what they need as arguments."""

@@ -7,7 +7,7 @@ the latter, and passes them to `_add_remote_entries`.
 """
 
 import asyncio
-from collections import OrderedDict
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConver
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import find_item
 from antiphon.app.store.persistent_completions import PersistentCompletions
+from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.write_ops import AppendEvents, StoreChange, StoreTimings, WriteOp
 from antiphon.app.store.writer import StoreWriter
@@ -30,10 +31,6 @@ from antiphon.state.recovery import failure_events
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
-MAX_RECENT_LOGS = 256
-"""Finished logs that are cached in memory."""
-MAX_RECENT_BYTES = 16 << 20
-"""Size of the cached logs as JSON. A log echoes its tools in three events, which may be tens of megabytes each."""
 DELETED_MESSAGE = "The response was deleted."
 NOT_WRITABLE = "The response store is not writable."
 
@@ -49,8 +46,7 @@ class PersistentStore:
         self._timings = timings
         self.name = name
         self._live: dict[tuple[str, str], EventLog] = {}
-        self._recent: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
-        self._recent_bytes = 0
+        self._recent = RecentLogs()
         self._remote: dict[tuple[str, str], EventLog] = {}
         """Logs that another process writes."""
         self._deleted: set[str] = set()
@@ -103,7 +99,7 @@ class PersistentStore:
             return None
         if key in self._remote:
             return self._remote[key]
-        if (cached := self._live.get(key) or self._failed.get(key) or self._recent.get(key)) is not None:
+        if (cached := self._live.get(key) or self._failed.get(key) or self._recent.find(*key)) is not None:
             return cached
         try:
             found = self._database.load_log(owner, response_id)
@@ -114,7 +110,7 @@ class PersistentStore:
             return None
         log, writer = found
         if writer is None:
-            self._cache_log(log)
+            self._recent.add(log)
         else:
             self._remote[key] = log
             self._follow_remote(log)
@@ -159,7 +155,7 @@ class PersistentStore:
     async def _delete_logs(self, owner: str, ids: Sequence[str]) -> None:
         """Deletes a response, or all choices of a chat completion. They are not found from now on."""
         for key in ((owner, response_id) for response_id in ids):
-            self._uncache_log(*key)
+            self._recent.drop(*key)
             self._remote.pop(key, None)
             self._failed.pop(key, None)
             if (live := self._live.pop(key, None)) is not None:
@@ -206,23 +202,28 @@ class PersistentStore:
         """Applies a change and returns its result once it is durable. The change continues if the client leaves."""
         return await asyncio.shield(self._enqueue_change(apply))
 
+    def _call_on_loop(self, handle: Callable[..., None], *values: object) -> None:
+        """Calls a handler on the event loop, unless that is closed: a thread may outlast it in a frozen database."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(handle, *values)
+
     # Methods of `WriteListener`, called in the writer's thread, and their handlers on the event loop
 
     def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
         """Forwards the results of a transaction to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_written, committed, dropped)
+        self._call_on_loop(self._handle_written, committed, dropped)
 
     def on_write_failed(self, ops: list[WriteOp]) -> None:
         """Forwards a failed transaction to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_failed, ops)
+        self._call_on_loop(self._handle_failed, ops)
 
     def on_write_delayed(self, ops: list[WriteOp]) -> None:
         """Forwards operations that wait for the end of an outage to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_delayed, ops)
+        self._call_on_loop(self._handle_delayed, ops)
 
     def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
         """Forwards the responses of this process, and cancellation requests for them, to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_heartbeat, cancel_requested)
+        self._call_on_loop(self._handle_heartbeat, cancel_requested)
 
     def _handle_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
         for (_, response_id), log in [*self._live.items(), *self._failed.items()]:
@@ -239,7 +240,7 @@ class PersistentStore:
                 self._writer.enqueue(AppendEvents(log, missing, is_repair=True))
             else:  # the database has never contained it
                 del self._failed[key]
-                self._cache_log(log)
+                self._recent.add(log)
 
     def _handle_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
         for op in committed:
@@ -254,7 +255,7 @@ class PersistentStore:
                 self._repairing.discard(log.id)
                 tracked = self._live.pop((log.owner, log.id), None) or self._failed.pop((log.owner, log.id), None)
                 if tracked is not None:
-                    self._cache_log(log)
+                    self._recent.add(log)
         for op in dropped:
             if isinstance(op, AppendEvents):
                 self._release_log(op.log)
@@ -288,17 +289,6 @@ class PersistentStore:
             log.publish()
             self._on_cancel_request(log.id)
 
-    def _cache_log(self, log: EventLog) -> None:
-        self._uncache_log(log.owner, log.id)
-        self._recent[log.owner, log.id] = log
-        self._recent_bytes += log.size
-        while len(self._recent) > MAX_RECENT_LOGS or self._recent_bytes > MAX_RECENT_BYTES:
-            self._uncache_log(*next(iter(self._recent)))
-
-    def _uncache_log(self, owner: str, response_id: str) -> None:
-        log = self._recent.pop((owner, response_id), None)
-        self._recent_bytes -= log.size if log is not None else 0
-
     def _add_remote_entries(self, log: EventLog, entries: Sequence[LogEntry], *, has_writer: bool) -> None:
         """Adds events that another process has written; without a writer, the response has ended or was deleted."""
         if entries:
@@ -313,7 +303,7 @@ class PersistentStore:
             log.publish()
         log.end_log()
         if self._remote.pop((log.owner, log.id), None) is not None:
-            self._cache_log(log)
+            self._recent.add(log)
 
     def is_alive(self, name: str, heartbeat_at: float) -> bool:
         """Tells whether a writer is alive."""

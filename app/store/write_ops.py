@@ -1,6 +1,8 @@
-"""What the writer thread of a store writes, and its intervals."""
+"""What the writer thread of a store writes, what it may have to write again, and its intervals."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,9 @@ from msgspec import Struct
 from antiphon.app.event_log import EventLog, LogEntry
 from antiphon.app.store.base import ChatMessages, StoredCompletion
 from antiphon.app.store.database import Database
+
+MAX_SYNC_DELAY_S = 10.0
+"""Time after which every commit is on disk. PostgreSQL's default is three times 200 ms."""
 
 
 class StoreTimings(Struct, frozen=True, kw_only=True):
@@ -48,3 +53,29 @@ class StoreChange:
 
 
 WriteOp = AppendEvents | StoreChange
+
+
+class RecentCommits:
+    """The steps of recent transactions that were committed without a sync, by the number of the transaction.
+
+    If the database server crashes, it loses such transactions; the writer then writes their steps again.
+    """
+
+    def __init__(self) -> None:
+        self._commits: deque[tuple[float, int, list[WriteOp]]] = deque()
+
+    def add(self, number: int, ops: list[WriteOp], *, is_synced: bool) -> None:
+        """Adds a transaction. One that is synced puts all earlier ones on disk, too."""
+        now = time.monotonic()
+        if is_synced:
+            self._commits.clear()
+            return
+        self._commits.append((now, number, ops))
+        while now - self._commits[0][0] > MAX_SYNC_DELAY_S:
+            self._commits.popleft()
+
+    def take_lost(self, last_number: int) -> list[WriteOp]:
+        """Returns the steps of all transactions after the last one that the database has, and forgets them."""
+        lost = [op for _, number, ops in self._commits if number > last_number for op in ops]
+        self._commits = deque(commit for commit in self._commits if commit[1] <= last_number)
+        return lost

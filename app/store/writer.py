@@ -16,9 +16,8 @@ import structlog
 from antiphon.app.event_log import LogEntry, is_terminal
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
-from antiphon.app.store.recent_commits import RecentCommits
 from antiphon.app.store.sql_connection import UnreadableRowError
-from antiphon.app.store.write_ops import AppendEvents, StoreChange, StoreTimings, WriteOp
+from antiphon.app.store.write_ops import AppendEvents, RecentCommits, StoreChange, StoreTimings, WriteOp
 from antiphon.state.recovery import failure_events
 
 RESTARTED_CODE = "server_restarted"

@@ -9,8 +9,8 @@ from websockets.sync.client import connect
 
 from antiphon.app.errors import ApiError
 from antiphon.app.settings import Settings
-from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.factory import open_store
+from antiphon.app.store.sqlite.database import SqliteDatabase
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec, summarize_error
 from tests.app.store.store_helpers import add_log
 from tests.clients.sdk_helpers import get, post

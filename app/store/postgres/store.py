@@ -74,15 +74,15 @@ class PostgresStore(PersistentStore):
 
     def on_remote_entries(self, response_id: str, entries: list[LogEntry], *, has_writer: bool) -> None:
         """Forwards new events to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_remote_entries, response_id, entries, has_writer)
+        self._call_on_loop(self._handle_remote_entries, response_id, entries, has_writer)
 
     def on_wanted(self, response_id: str) -> None:
         """Forwards the id of a response that another server reads to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_wanted, response_id)
+        self._call_on_loop(self._handle_wanted, response_id)
 
     def on_remote_cancel(self, response_id: str) -> None:
         """Forwards a cancellation to the event loop."""
-        self._loop.call_soon_threadsafe(self._handle_remote_cancel, response_id)
+        self._call_on_loop(self._handle_remote_cancel, response_id)
 
     def _handle_remote_entries(self, response_id: str, entries: list[LogEntry], has_writer: bool) -> None:
         log = self._followed[response_id] if has_writer else self._followed.pop(response_id)
