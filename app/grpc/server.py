@@ -1,4 +1,4 @@
-"""The gRPC server: its services, its port and its end. It runs on the event loop of the HTTP server."""
+"""The gRPC server: its services, its port and its end. It runs on the event loop of the HTTP server, a uvloop."""
 
 import asyncio
 from pathlib import Path
