@@ -46,6 +46,7 @@ snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
 	$(BIN)/python -m tests.bench.protocol
 	$(BIN)/python -m tests.bench.store_overhead
+	$(BIN)/python -m tests.bench.remote_overhead
 	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EXACT) $(ARGS)

@@ -56,7 +56,10 @@ class JobStream:
             payloads = self._splitter.feed(data)
         except OversizedEventError:
             return self._fail(BROKEN_REPLY)
-        return any(self.on_payload(payload) for payload in payloads)
+        for payload in payloads:  # noqa: SIM110  # a generator costs as much as decoding an event
+            if self.on_payload(payload):
+                return True
+        return False
 
     def on_payload(self, payload: bytes) -> bool:
         """Reads one event. Returns true if the rest is not needed."""
@@ -100,10 +103,14 @@ class JobStream:
         return False
 
     def _process_tokens(self, output: RemoteOutput) -> bool:
-        output = self._cut_output(output)
-        tokens, finish = output.tokens, output.finish
-        has_unknown_token = any(not 0 <= token < self._vocab_size for token in tokens)
-        if has_unknown_token or (self._has_logprobs and len(output.logprobs) != len(tokens)):
+        tokens = output.tokens
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            return self._fail(BROKEN_REPLY)
+        if self.num_tokens + len(tokens) >= self._max_tokens or not self._stop_ids.isdisjoint(tokens):
+            output = self._cut_output(output)
+            tokens = output.tokens
+        finish = output.finish
+        if self._has_logprobs and len(output.logprobs) != len(tokens):
             return self._fail(BROKEN_REPLY)
         if not self._keeps_grammar(tokens, finish):
             self.has_left_grammar = True

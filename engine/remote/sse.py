@@ -25,13 +25,23 @@ class SseSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the payloads that these bytes complete. Raises `OversizedEventError`."""
+        if self._is_one_event(data):  # nearly always
+            self._max_bytes = MAX_EVENT_BYTES
+            return [data[6:-2]]
         if self._ends_with_cr or b"\r" in data:
             data = self._normalize_line_ends(data)
-        has_whole_events = not self._buffer and data.endswith(b"\n\n")  # nearly always
-        events = data[:-2].split(b"\n\n") if has_whole_events else self._split_buffered(data)
+        events = self._split_buffered(data)
         if events:
             self._max_bytes = MAX_EVENT_BYTES
         return [payload for event in events if (payload := _read_payload(event)) is not None]
+
+    def _is_one_event(self, data: bytes) -> bool:
+        return (
+            data.startswith(b"data: ")
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n")
+            and not (self._buffer or self._ends_with_cr or b"\r" in data)
+        )
 
     def _split_buffered(self, data: bytes) -> list[bytes]:
         self._buffer += data
