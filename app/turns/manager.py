@@ -27,6 +27,9 @@ from antiphon.events.inputs import AnyInput
 from antiphon.state.drafts import ReasoningOutput
 from antiphon.state.ids import NewId
 
+MAX_PUBLISH_WAIT_S = 2.0
+"""Time for which a shutdown waits until the last events of the turns are stored."""
+
 
 def new_id(prefix: str) -> str:
     """Returns a new id: unguessable, and safe in a URL path."""
@@ -173,6 +176,11 @@ class TurnManager:
                 turn.fail_for_shutdown()
         if pending:
             await asyncio.wait(pending)
+        # A connection that closes now would miss the last event, which a store withholds until it is durable.
+        publishing = [asyncio.ensure_future(turn.log.wait_published()) for turn in running]
+        _, waiting = await asyncio.wait(publishing, timeout=MAX_PUBLISH_WAIT_S)
+        for task in waiting:
+            task.cancel()
 
     async def count_prompt_tokens(self, model: ServedModel, spec: TurnSpec, owner: str = "") -> int:
         """Returns the number of tokens in a turn's prompt. Raises `ApiError`."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -413,8 +414,13 @@ def test_rejected_handshake_returns_the_reason(settings: Any, path: str, headers
         assert server.access_records[-1].status == status
 
 
-def test_server_shutdown_fails_the_turn_and_closes_the_connection() -> None:
-    with serve(scripted_registry(SCRIPT), shutdown_timeout=0.1) as server, open_websocket(server) as websocket:
+@pytest.mark.parametrize("file", [None, "responses.db"], ids=["memory", "file"])
+def test_server_shutdown_fails_the_turn_and_closes_the_connection(file: str | None, tmp_path: Path) -> None:
+    settings = {} if file is None else {"store_file": tmp_path / file}
+    with (
+        serve(scripted_registry(SCRIPT), shutdown_timeout=0.1, **settings) as server,
+        open_websocket(server) as websocket,
+    ):
         send_create(websocket, "Forever")
         while json.loads(websocket.recv(timeout=10))["type"] != "response.output_text.delta":
             pass
