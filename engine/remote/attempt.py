@@ -11,11 +11,11 @@ from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError
 from antiphon.engine.remote.faults import FailedAttempt, classify_failure, lost_attempt
 from antiphon.engine.remote.grammar_follower import GrammarFollowers
 from antiphon.engine.remote.handshake import ServerProfile
-from antiphon.engine.remote.http_client import HttpResponse, RemoteConnectionError
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.surfaces.base import JobTarget
+from antiphon.engine.remote.transport.http_client import HttpResponse, RemoteConnectionError
 
 EndCause = Literal["deadline", "cancelled", "closed"]
 STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)

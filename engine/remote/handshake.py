@@ -11,7 +11,6 @@ import msgspec
 
 from antiphon.engine.protocol import Abilities, Sampling
 from antiphon.engine.remote.grammar_follower import GrammarFollowers
-from antiphon.engine.remote.http_client import HttpClient
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts, list_names
 from antiphon.engine.remote.probes import ProbeResult, ServerProbes
 from antiphon.engine.remote.queries import HandshakeError, ServerQueries
@@ -20,6 +19,7 @@ from antiphon.engine.remote.surfaces.completions import CompletionsSurface
 from antiphon.engine.remote.surfaces.llama_cpp import LlamaCppSurface
 from antiphon.engine.remote.surfaces.sglang_generate import SglangGenerateSurface
 from antiphon.engine.remote.surfaces.vllm_generate import VllmGenerateSurface
+from antiphon.engine.remote.transport.http_client import HttpClient
 
 MIN_VERSIONS: dict[EngineKind, tuple[int, ...]] = {"vllm": (0, 12), "sglang": (0, 5, 17)}
 """Oldest versions that return token ids and take our grammars."""

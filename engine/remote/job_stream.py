@@ -8,8 +8,8 @@ import msgspec
 from antiphon.engine.protocol import Chunk, Fault, FinishReason, Job, OnChunk, TokenLogprob
 from antiphon.engine.remote.faults import GRAMMAR_LEFT, STREAM_BROKEN
 from antiphon.engine.remote.grammar_follower import GrammarFollower
-from antiphon.engine.remote.sse import OversizedEventError, SseSplitter
 from antiphon.engine.remote.surfaces.base import Decoder, Finish, JobTarget, RemoteFailure, RemoteOutput
+from antiphon.engine.remote.transport.sse import OversizedEventError, SseSplitter
 
 BROKEN_REPLY = RemoteFailure(502, "the reply is not in the format of this engine")
 UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was reported")

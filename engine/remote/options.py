@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from antiphon.engine.remote.endpoint import Endpoint
 from antiphon.engine.remote.surfaces.base import EngineKind
+from antiphon.engine.remote.transport.endpoint import Endpoint
 
 SurfaceChoice = Literal["auto", "completions", "generate"]
 GrammarPolicy = Literal["probe", "require", "off"]

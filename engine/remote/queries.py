@@ -6,8 +6,8 @@ from typing import TypeVar
 import msgspec
 
 from antiphon.engine.remote.faults import classify_failure
-from antiphon.engine.remote.http_client import HttpClient, HttpResponse, OnBody, RemoteConnectionError
 from antiphon.engine.remote.surfaces.base import read_error_body
+from antiphon.engine.remote.transport.http_client import HttpClient, HttpResponse, OnBody, RemoteConnectionError
 
 Body = TypeVar("Body")
 

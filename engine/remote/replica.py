@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from antiphon.engine.remote.endpoint import Endpoint
 from antiphon.engine.remote.grammar_follower import GrammarFollowers
 from antiphon.engine.remote.handshake import Handshake, ServerProfile
-from antiphon.engine.remote.http_client import HttpClient, RemoteConnectionError
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.queries import HandshakeError
+from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.transport.http_client import HttpClient, RemoteConnectionError
 
 log = logging.getLogger(__name__)
 

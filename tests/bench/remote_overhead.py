@@ -22,9 +22,9 @@ from antiphon.app.observability.access_log import AccessLog, console_format
 from antiphon.app.server import bind_socket, run_server
 from antiphon.app.settings import Settings
 from antiphon.engine.protocol import EngineInfo
-from antiphon.engine.remote.endpoint import Endpoint
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, TokenizerCheck
+from antiphon.engine.remote.transport.endpoint import Endpoint
 from tests.bench import scripted_server
 from tests.bench.stream_client import StreamClient, read_to_end
 

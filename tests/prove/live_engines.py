@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import httpx
 
-from antiphon.engine.remote.endpoint import parse_endpoint
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
+from antiphon.engine.remote.transport.endpoint import parse_endpoint
 from antiphon.harmony.grammar import build_probe_grammar
 from tests.bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
 from tests.bench.peers import VLLM_ENV

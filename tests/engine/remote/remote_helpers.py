@@ -1,5 +1,6 @@
 """A remote engine over fake servers, with the tokenizer of the embedded model."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
@@ -10,10 +11,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import Chunk, EngineInfo, Job, Sampling
-from antiphon.engine.remote.endpoint import Endpoint
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
+from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.harmony.grammar import build_probe_grammar
 from tests.engine.remote.fake_server import FakeServer, Reply, fake_server, play_vllm, sse, vllm_tokens, vllm_usage
 
@@ -98,6 +99,9 @@ async def remote_engine(
         engine = build_engine(servers, timeouts=timeouts, api_key=api_key, **options)
         await engine.start()
         try:
+            async with asyncio.timeout(10):  # the engine starts with the first of them
+                while any(replica.profile is None for replica in engine.replicas):
+                    await asyncio.sleep(0.005)
             yield engine, servers
         finally:
             await engine.close()

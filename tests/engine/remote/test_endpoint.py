@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from antiphon.engine.remote.endpoint import Endpoint, parse_endpoint
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
+from antiphon.engine.remote.transport.endpoint import Endpoint, parse_endpoint
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import cast
 import httptools
 import msgspec
 
-from antiphon.engine.remote.endpoint import Endpoint
+from antiphon.engine.remote.transport.endpoint import Endpoint
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_IDLE_S = 4.0

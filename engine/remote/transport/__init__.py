@@ -1,0 +1,1 @@
+"""Connections to remote servers: addresses, HTTP, server-sent events."""
