@@ -54,6 +54,12 @@ def encode_detail(entry: LogEntry) -> bytes | None:
     return None if entry.detail is None else _detail_encoder.encode(entry.detail)
 
 
+def encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, bytes, str]:
+    """Returns the columns of a new response: id, owner, created, base_response, input_items, writer."""
+    base_response, input_items = msgspec.json.encode(log.base_response), msgspec.json.encode(log.input_items)
+    return log.id, log.owner, int(log.base_response.created_at), base_response, input_items, writer
+
+
 def completed_item_ids(entries: Iterable[LogEntry]) -> list[str]:
     """Returns the ids of the output items that these entries complete."""
     return [entry.event.item.id for entry in entries if isinstance(entry.event, ev.ItemDone)]
@@ -102,16 +108,17 @@ class Database:
 
     # Writes, to be called between `begin` and `commit`
 
+    def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
+        """Inserts new responses with their input items, before their first events."""
+        for log in logs:
+            self.insert_response(log, writer)
+
     def insert_response(self, log: EventLog, writer: str) -> None:
-        """Inserts a new response with its input items, before its first event."""
-        base_response, input_items = msgspec.json.encode(log.base_response), msgspec.json.encode(log.input_items)
+        """Inserts a new response with its input items."""
         statement = (
             "INSERT INTO responses (id, owner, created, base_response, input_items, writer) VALUES (?, ?, ?, ?, ?, ?)"
         )
-        self._connection.execute(
-            statement,
-            (log.id, log.owner, int(log.base_response.created_at), base_response, input_items, writer),
-        )
+        self._connection.execute(statement, encode_response(log, writer))
         self._insert_item_ids(log.owner, log.id, (item.id for item in log.input_items))
 
     def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:

@@ -238,9 +238,8 @@ class StoreWriter:
 
     def _append_steps(self, ops: list[AppendEvents]) -> None:
         """Writes steps, and the items that finished ones add to conversations."""
+        self._database.insert_responses([op.log for op in ops if op.is_first], self._name)
         for op in ops:
-            if op.is_first:
-                self._database.insert_response(op.log, self._name)
             if op.completion is not None:
                 self._database.completions.insert_completion(op.log.owner, *op.completion)
         steps = [NewStep(op.log.owner, op.log.id, op.entries, op.log.keeps_details) for op in ops]

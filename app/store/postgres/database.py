@@ -14,9 +14,16 @@ from collections.abc import Callable, Sequence
 import psycopg
 from psycopg import sql
 
-from antiphon.app.event_log import is_terminal
+from antiphon.app.event_log import EventLog, is_terminal
 from antiphon.app.store.completion_tables import CompletionTables
-from antiphon.app.store.database import RELEASE_RESPONSES, Database, NewStep, completed_item_ids, encode_detail
+from antiphon.app.store.database import (
+    RELEASE_RESPONSES,
+    Database,
+    NewStep,
+    completed_item_ids,
+    encode_detail,
+    encode_response,
+)
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import BoundedConnection, PostgresConnection, is_outage
 from antiphon.app.store.sql_connection import SqlConnection
@@ -126,6 +133,14 @@ class PostgresDatabase(PostgresReads):
         )
 
     # Writes, to be called between `begin` and `commit`
+
+    def insert_responses(self, logs: Sequence[EventLog], writer: str) -> None:
+        """Inserts new responses, with one statement for all of them and one for their input items."""
+        columns = "responses (id, owner, created, base_response, input_items, writer)"
+        types = ("text", "text", "bigint", "bytea", "bytea", "text")
+        self._insert_rows(columns, types, [encode_response(log, writer) for log in logs])
+        items = [(log.owner, item.id, log.id) for log in logs for item in log.input_items if item.id]
+        self._insert_rows("items (owner, id, response)", ("text", "text", "text"), items)
 
     def append_steps(self, steps: Sequence[NewStep], writer: str) -> set[str]:
         """Inserts steps, with one statement for all their events."""

@@ -202,7 +202,7 @@ async def test_database_error_does_not_end_the_writer_thread(
     async with place.open() as store:
         with monkeypatch.context() as patch:
             patch.setattr(place.database_class, "list_orphaned", raise_error)
-            patch.setattr(place.database_class, "insert_response", raise_error)
+            patch.setattr(place.database_class, "insert_responses", raise_error)
             first = add_log(store, "a", background=True)
             await asyncio.wait_for(first.wait_finished(), 10)
             await asyncio.sleep(0.2)
