@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from antiphon.app.store.database import Database
+from antiphon.app.store.sqlite.database import SqliteDatabase
 from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT, get, post
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
@@ -190,15 +190,15 @@ def test_row_28_client_chosen_ids_are_rejected(server: RunningServer, key: str) 
 
 def test_row_37_full_store_rejects_stored_requests_only(server: RunningServer, tmp_path: Path) -> None:
     is_full = threading.Event()
-    begin = Database.begin
+    begin = SqliteDatabase.begin
 
-    def begin_limited(self: Database, *, sync: bool) -> None:
+    def begin_limited(self: SqliteDatabase, *, sync: bool) -> None:
         if is_full.is_set():
             raise sqlite3.OperationalError("database or disk is full")
         begin(self, sync=sync)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Database, "begin", begin_limited)
+        patched.setattr(SqliteDatabase, "begin", begin_limited)
         with serve(scripted_registry(SCRIPT), store_file=tmp_path / "r.db") as small_server:
             response_id = post_response(small_server, "Slowly", background=True).json()["id"]
             is_full.set()
