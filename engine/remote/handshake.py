@@ -247,8 +247,9 @@ class Handshake:
             remedy = GRAMMAR_REMEDIES[kind]
             raise self._queries.mismatch(f"does not follow grammars from the first token: start it with {remedy}")
         result = await probes.run_probe(surface, Sampling(max_tokens=1))
-        if result.failure is not None:
-            raise HandshakeError(f"{self._name} cannot run a job: {result.failure.message}", is_permanent=False)
+        if (failure := result.failure) is not None:
+            is_refused = 400 <= failure.status < 500 and failure.status != 429
+            raise HandshakeError(f"{self._name} cannot run a job: {failure.message}", is_permanent=is_refused)
         return result, False
 
     def _warn_about(self, kind: EngineKind, abilities: Abilities) -> None:

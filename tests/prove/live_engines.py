@@ -30,6 +30,8 @@ VLLM_FLAGS = (
     *("--structured-outputs-config", '{"backend":"guidance","enable_in_reasoning":true}'),
     "--enable-prompt-tokens-details",
 )
+START_TIMEOUT_S = 120.0
+"""Limit of a handshake with a server that is healthy."""
 Kind = Literal["vllm", "llama.cpp"]
 
 
@@ -94,7 +96,8 @@ def build_engine(*urls: str, **options: Any) -> RemoteEngine:
 async def started_engine(*urls: str, **options: Any) -> AsyncIterator[RemoteEngine]:
     """Yields a started engine over these servers."""
     engine = build_engine(*urls, **options)
-    await engine.start()
+    async with asyncio.timeout(START_TIMEOUT_S):
+        await engine.start()
     try:
         yield engine
     finally:

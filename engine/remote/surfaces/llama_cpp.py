@@ -105,7 +105,7 @@ class LlamaCppSurface:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": len(job.tokens) + target.max_tokens,  # newer servers refuse -1, the whole context
             "ignore_eos": sampling.ignore_eos,
         }
         if sampling.seed is not None:

@@ -388,6 +388,11 @@ class TestHandshake:
             ({"overrides": {"/v1/models": json_reply({}, 401)}}, {}, "--engine-key-env"),
             ({"overrides": {"/tokenize": json_reply({"tokens": [7, 8, 9]})}}, {}, "another tokenizer: .*token 0"),
             ({"overrides": {"/version": json_reply([1])}}, {}, "unknown format"),
+            (
+                {"overrides": {"/v1/completions": json_reply({"error": {"message": "no top_k"}}, 400)}},
+                {},
+                "cannot run a job: no top_k",
+            ),
         ],
     )
     async def test_server_that_does_not_fit(

@@ -224,7 +224,7 @@ def test_fields_of_sglang() -> None:
 def test_fields_of_llama_cpp() -> None:
     body = body_of(LlamaCppSurface(), grammar="start: X")
     assert body["grammar"].startswith("%llguidance {}\n") and body["n_predict"] == 16
-    assert (body["repeat_last_n"], body["repeat_penalty"], body["n_keep"]) == (-1, 1.1, 0)
+    assert (body["repeat_last_n"], body["repeat_penalty"], body["n_keep"]) == (18, 1.1, 0)
     assert body["cache_prompt"] is False, "with API keys, no client finds another's prompt"
 
 
