@@ -23,6 +23,7 @@ GAP_PATTERN = r"[ \t\r\n]{0,16}"
 JSON_WHITESPACE = r"( |\n[ \t]{0,20})?"
 """Pattern of the blanks at one place in JSON: a space, or a newline and its indentation. All JSON writers use one of
 these."""
+_REPEATED_WHITESPACE = r"[ \t\n]*"
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -188,6 +189,19 @@ def build_turn_grammar(
     if thinking:
         return grammar.build(f"{reasoning} {answer}")
     return grammar.build(f"(BLANKS {grammar.marker_symbol(think[0])} {reasoning})? {answer}")
+
+
+def relax_whitespace(grammar: str) -> str:
+    """Returns the grammar with any number of blanks at each place in JSON.
+
+    llguidance before 1.9 lets the pattern of blanks repeat. An engine with such a version writes more blanks than the
+    grammar says, which change nothing about the JSON.
+    """
+    return grammar.replace(_whitespace_option(JSON_WHITESPACE), _whitespace_option(_REPEATED_WHITESPACE))
+
+
+def _whitespace_option(pattern: str) -> str:
+    return f'"x-guidance": {{"whitespace_pattern": {json.dumps(pattern)}}}'
 
 
 def build_probe_grammar(first_id: int) -> str:

@@ -21,7 +21,7 @@ from antiphon.engine.remote.surfaces.base import EngineKind
 from antiphon.engine.remote.transport.endpoint import Endpoint, parse_endpoint
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat
-from antiphon.harmony.grammar import build_probe_grammar
+from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 
 KINDS: dict[str, EngineKind | None] = {
     "vllm": "vllm",
@@ -60,6 +60,7 @@ async def create_remote_engine(
         folder,
         max_model_len=options.engine_options.max_model_len,
         grammar_probe=build_probe_grammar,
+        relax_grammar=relax_whitespace,
         stop_ids=loaded.format.stop_ids,
     )
     remote_options = RemoteOptions(

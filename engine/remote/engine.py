@@ -55,7 +55,9 @@ class RemoteEngine:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._followers: GrammarFollowers | None = None
         if model.tokenizer_file is not None and options.grammar != "off":
-            self._followers = GrammarFollowers(model.tokenizer_file, model.vocab_size, model.eos_ids)
+            self._followers = GrammarFollowers(
+                model.tokenizer_file, model.vocab_size, model.eos_ids, model.relax_grammar
+            )
         self._runner = AttemptRunner(options, model, self._followers, self._timeouts)
         self._replicas: tuple[Replica, ...] = ()
         self._monitors: list[asyncio.Task[None]] = []

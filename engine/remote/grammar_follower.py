@@ -6,7 +6,7 @@ microsecond per token.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -40,9 +40,19 @@ class GrammarFollower:
 
 
 class GrammarFollowers:
-    """Creates followers for one model. Loads the tokenizer and compiles grammars in threads."""
+    """Creates followers for one model. Loads the tokenizer and compiles grammars in threads.
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, eos_ids: Iterable[int]) -> None:
+    ``relax_grammar`` returns the grammar to follow, which allows what engines with an older library generate.
+    """
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        relax_grammar: Callable[[str], str] = str,
+    ) -> None:
+        self._relax_grammar = relax_grammar
         self._file, self._vocab_size, self._eos_ids = tokenizer_file, vocab_size, list(eos_ids)
         self._tokenizer: asyncio.Future[LLTokenizer] | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -52,7 +62,7 @@ class GrammarFollowers:
         matcher = self._compiled.get(grammar)
         if matcher is None:
             tokenizer = await self._load_tokenizer()
-            matcher = await asyncio.to_thread(LLMatcher, tokenizer, grammar, log_level=0)
+            matcher = await asyncio.to_thread(LLMatcher, tokenizer, self._relax_grammar(grammar), log_level=0)
             if matcher.is_error():
                 raise EngineError("invalid_request", f"the grammar is invalid: {matcher.get_error()[:300]}")
             self._compiled[grammar] = matcher

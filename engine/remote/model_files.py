@@ -22,12 +22,17 @@ MAX_CHECKED_TOKENS = 256
 
 
 def describe_model(
-    folder: Path, *, max_model_len: int | None, grammar_probe: Callable[[int], str] | None, stop_ids: Iterable[int]
+    folder: Path,
+    *,
+    max_model_len: int | None,
+    grammar_probe: Callable[[int], str] | None,
+    stop_ids: Iterable[int],
+    relax_grammar: Callable[[str], str] = str,
 ) -> tuple[RemoteModel, EngineInfo]:
     """Returns the model and the engine's fixed properties. Raises `LoadError`.
 
     ``stop_ids``: the dialect's own, besides those of the model's configuration. ``grammar_probe`` builds a grammar that
-    begins with a given token.
+    begins with a given token, and ``relax_grammar`` what an engine with an older grammar library may generate.
     """
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -43,7 +48,7 @@ def describe_model(
     eos_ids = tuple(dict.fromkeys((*eos_ids, *stop_ids)))
     vocab_size = max(int(text_config.get("vocab_size") or 0), tokenizer.get_vocab_size(with_added_tokens=True))
     check = _build_check(tokenizer)
-    first_id = next((token for token in check.ids if token not in eos_ids), check.ids[0])
+    first_id = _choose_first_token(tokenizer, check)
     model = RemoteModel(
         max_model_len=max_model_len,
         vocab_size=vocab_size,
@@ -51,6 +56,7 @@ def describe_model(
         tokenizer_file=file,
         tokenizer_check=check,
         grammar_probe=None if grammar_probe is None else GrammarProbe(grammar_probe(first_id), first_id),
+        relax_grammar=relax_grammar,
     )
     info = EngineInfo(
         max_model_len=max_model_len or 0,
@@ -61,6 +67,12 @@ def describe_model(
         architecture=str(config.get("model_type", "")),
     )
     return model, info
+
+
+def _choose_first_token(tokenizer: Tokenizer, check: TokenizerCheck) -> int:
+    """Returns a token for the start of the grammar probe: an added one that no server takes for a control token."""
+    markers = [token for token, added in tokenizer.get_added_tokens_decoder().items() if not added.special]
+    return min(markers) if markers else check.ids[-1]
 
 
 def _build_check(tokenizer: Tokenizer) -> TokenizerCheck:

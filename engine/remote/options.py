@@ -78,6 +78,8 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
     """File of the tokenizer, to follow grammars with. None: grammars are not available."""
     tokenizer_check: TokenizerCheck
     grammar_probe: GrammarProbe | None
+    relax_grammar: Callable[[str], str] = str
+    """Returns what an engine with an older grammar library may generate under a grammar."""
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteOptions
 from antiphon.engine.remote.transport.endpoint import parse_endpoint
-from antiphon.harmony.grammar import build_probe_grammar
+from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 from tests.bench.install import BENCH_DIR, ENVS_DIR, LLAMA_WHEEL_REQUIREMENT
 from tests.bench.peers import VLLM_ENV
 from tests.bench.random_models import create_model
@@ -30,6 +30,8 @@ VLLM_FLAGS = (
     *("--structured-outputs-config", '{"backend":"guidance","enable_in_reasoning":true}'),
     "--enable-prompt-tokens-details",
 )
+CONTEXT = 16_384
+"""Context length in tokens: a prompt of Codex has ten thousand."""
 START_TIMEOUT_S = 120.0
 """Limit of a handshake with a server that is healthy."""
 Kind = Literal["vllm", "llama.cpp"]
@@ -47,7 +49,7 @@ def vllm_command(port: int, *flags: str) -> list[str]:
     """Returns the command that serves the tiny model with vLLM. Eager mode starts sooner."""
     return [
         *(str(ENVS_DIR / "vllm" / "bin" / "vllm"), "serve", str(create_model("tiny")), "--served-model-name", "tiny"),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)),
         *("--enforce-eager", *flags),
     ]
 
@@ -59,7 +61,7 @@ def llama_command(port: int) -> list[str]:
     if not file.exists():
         script = ROOT / "tests" / "bench" / "gguf_file.py"
         subprocess.run([python, script, create_model("tiny"), file, "f16"], check=True)
-    return [python, str(ROOT / "tests" / "bench" / "llama_server.py"), str(file), str(port), "8", str(8 * 4096)]
+    return [python, str(ROOT / "tests" / "bench" / "llama_server.py"), str(file), str(port), "2", str(2 * CONTEXT)]
 
 
 @contextmanager
@@ -87,7 +89,11 @@ def run_server(kind: Kind, *flags: str) -> Iterator[str]:
 def build_engine(*urls: str, **options: Any) -> RemoteEngine:
     """Returns an engine over these servers, not started."""
     model, info = describe_model(
-        create_model("tiny"), max_model_len=None, grammar_probe=build_probe_grammar, stop_ids=()
+        create_model("tiny"),
+        max_model_len=None,
+        grammar_probe=build_probe_grammar,
+        relax_grammar=relax_whitespace,
+        stop_ids=(),
     )
     return RemoteEngine(RemoteOptions(endpoints=tuple(map(parse_endpoint, urls)), **options), model, info)
 

@@ -71,8 +71,9 @@ async def test_cancelled_job_frees_the_slot_within_a_second(vllm: str) -> None:
         task = asyncio.create_task(engine.generate(job, chunks.append))
         await case.wait_until(lambda: len(join(chunks)) > 2)
         await engine.cancel(job.id)
-        await wait_idle(vllm, 1.0)
         await task
+        await case.run(max_tokens=1)  # vLLM updates its metrics when it runs a step
+        await wait_idle(vllm, 1.0)
 
 
 def test_required_strict_tool_call_is_always_valid(url: str) -> None:
@@ -110,10 +111,8 @@ def test_openai_stream_helper_and_codex(url: str, codex: CodexCli) -> None:
     with serve_over(url) as server:
         client = OpenAI(base_url=server.url, api_key=API_KEY)
         with client.responses.stream(model="tiny", input="Hello!", max_output_tokens=50) as stream:
-            for _ in stream:
-                pass
-            final = stream.get_final_response()
-        assert final.status in ("incomplete", "completed") and final.usage is not None
+            events = list(stream)
+        assert events[-1].type in ("response.incomplete", "response.completed")
         run = codex.exec(server, "Hello!")
         assert run.exit_code == 0, run
 

@@ -15,7 +15,7 @@ from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import Endpoint
-from antiphon.harmony.grammar import build_probe_grammar
+from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
 from tests.engine.remote.fake_server import FakeServer, Reply, fake_server, play_vllm, sse, vllm_tokens, vllm_usage
 
 EOS = 2
@@ -35,7 +35,9 @@ HELLO = (40, 41, 42)
 
 @cache
 def load_model() -> tuple[RemoteModel, EngineInfo]:
-    return describe_model(MODEL_DIR, max_model_len=None, grammar_probe=build_probe_grammar, stop_ids=())
+    return describe_model(
+        MODEL_DIR, max_model_len=None, grammar_probe=build_probe_grammar, relax_grammar=relax_whitespace, stop_ids=()
+    )
 
 
 @cache
