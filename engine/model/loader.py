@@ -122,7 +122,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
     context_lengths = [getattr(config, name, None) for name in CONTEXT_NAMES]
     generation = folder.generation_config if folder else {}
     suppressed = generation.get("suppress_tokens") or ()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = _count_parameters(model, folder)
     context = next((int(value) for value in context_lengths if value), DEFAULT_CONTEXT_TOKENS)
     return EngineInfo(
         max_model_len=max(context, _yarn_context(getattr(config, "rope_parameters", None))),
@@ -135,6 +135,13 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
         architecture=str(model.config.model_type),
     )
+
+
+def _count_parameters(model: PreTrainedModel, folder: Checkpoint | None) -> int:
+    """Returns the number of weights. Layers that were repacked for this machine no longer count as parameters."""
+    if folder is not None and folder.quantization_method is None:
+        return sum(folder.elements_by_dtype.values())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _yarn_context(rope_parameters: Any) -> int:
