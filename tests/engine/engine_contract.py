@@ -153,7 +153,7 @@ async def caller_that_leaves_frees_its_slot(case: EngineCase) -> None:
 
 async def deadline_ends_the_job(case: EngineCase) -> None:
     chunks: list[Chunk] = []
-    job = case.make_job(max_tokens=2000, deadline=0.3)
+    job = case.make_job(max_tokens=2000, deadline=0.03)
     try:
         await case.engine.generate(job, chunks.append)
     except EngineError as error:
