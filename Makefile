@@ -53,6 +53,7 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m tests.bench.compare $(SLOW) $(ARGS)
 	KV_GIB=8 $(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(OSS) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(REMOTE) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EMBEDDED) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
 	$(BIN)/python -m tests.bench.busy_cores
@@ -76,6 +77,7 @@ SMALL = --model small --servers antiphon-int8,vllm-bf16,llama.cpp --streams 1,4,
 EXACT = --model small --servers antiphon,vllm-fp32 --streams 1,4,16 --rounds 3 $(call RESULTS,exact)
 SLOW = --model small --servers antiphon,transformers,transformers-cb --streams 1,4 --rounds 1 $(call RESULTS,slow)
 AGENT = --model small --servers antiphon,antiphon-int8 --rounds 0 --scenarios next,long --repeat 1 $(call RESULTS,agent)
+REMOTE = --model tiny --servers antiphon-vllm,vllm-bf16 --streams 1,16,64 --rounds 3 --limit-minutes 15 $(call RESULTS,remote)
 OSS = --model oss --servers antiphon --rounds 0 --scenarios next $(call RESULTS,oss)
 EMBEDDED = --model embedded --servers antiphon --streams 1,16 --rounds 3 --limit-minutes 3 $(call RESULTS,embedded)
 GPU = --model small --servers antiphon-gpu,transformers-gpu --streams 1,16,128 --rounds 3 $(call RESULTS,gpu)

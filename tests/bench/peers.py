@@ -94,6 +94,14 @@ def _vllm_command(dtype: str) -> BuildCommand:
     ]
 
 
+def _antiphon_over_vllm_command(model: Path, port: int) -> list[str]:
+    """Starts Antiphon, which starts vLLM on a Unix socket."""
+    return [
+        *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model), "--engine", "vllm", "--max-model-len", "4096"),
+        *("--served-model-name", model.name, "--port", str(port), "--store", "memory"),
+    ]
+
+
 def _transformers_command(*options: str, device: str = "cpu", dtype: str = "float32") -> BuildCommand:
     return lambda model, port: [
         *(str(ENVS_DIR / "transformers" / "bin" / "transformers"), "serve", str(model)),
@@ -160,6 +168,14 @@ PEERS: dict[str, Peer] = {
         Peer(
             "vllm-bf16",
             _vllm_command("bfloat16"),
+            ("vllm", "torch"),
+            "vllm",
+            bytes_per_weight=2.0,
+            env_vars=VLLM_ENV,
+        ),
+        Peer(
+            "antiphon-vllm",
+            _antiphon_over_vllm_command,
             ("vllm", "torch"),
             "vllm",
             bytes_per_weight=2.0,
