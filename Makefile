@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE := $(VENV)/.ready-to-serve
 TEST := $(VENV)/.ready-to-test
+CLIENTS := build/.ready-clients
 LOCK := requirements.lock
 # Options of the server: make serve ARGS="--port 9000". Options of pytest: make test ARGS="-k admission"
 ARGS ?=
@@ -23,10 +24,10 @@ help:  ## list the targets
 serve: $(SERVE)  ## install, then serve the embedded model on http://127.0.0.1:8000/v1
 	$(BIN)/antiphon serve $(ARGS)
 
-test: $(TEST)  ## install, then run the tests (fixed seeds, reduced counts)
+test: $(TEST) $(CLIENTS)  ## install, then run the tests (fixed seeds, reduced counts)
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-full: $(TEST)  ## run the tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
+test-full: $(TEST) $(CLIENTS)  ## run the tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
 	ANTIPHON_TEST_FULL=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
 
 check: $(TEST)  ## check lint, format, strict types, layers and sizes
@@ -115,3 +116,8 @@ $(TEST): pyproject.toml $(LOCK) | $(LINKED)
 	$(SAY_WHAT_IS_INSTALLED)
 	$(PIP_INSTALL) --editable '.[torch,grpc,dev]'
 	@touch $(SERVE) $@
+
+$(CLIENTS): $(wildcard tests/clients/programs/*.lock) | $(TEST)
+	@echo "Installing the clients that the tests run into build, once."
+	$(BIN)/python -m tests.clients.install
+	@mkdir -p $(@D) && touch $@
