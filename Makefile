@@ -11,8 +11,10 @@ LOCK := requirements.lock
 ARGS ?=
 # Tests start dozens of processes; without cached bytecode each of them would compile the whole project again.
 unexport PYTHONDONTWRITEBYTECODE
-# One test process per core, four at most, since each loads torch. Idle processes take tests from busy ones.
-SPREAD := -n auto --maxprocesses 4 --dist worksteal
+# One test process more than cores, since many tests wait for servers; four at most, since each loads torch.
+# Idle processes take tests from busy ones.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-full check mutants snapshots prove bench bench-peers clean

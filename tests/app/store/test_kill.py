@@ -22,7 +22,7 @@ from tests.invariants import check_stream
 from tests.progress import wait_with_progress
 from tests.syntax import ROOT
 
-NUM_KILLS = 200 if FULL_COUNTS else 4
+NUM_KILLS = 200 if FULL_COUNTS else 2
 NUM_STREAMS = 4
 NUM_CLUSTER_STREAMS = 16
 STREAM_BODY = {"model": "scripted", "input": "Hi", "background": True, "stream": True}
