@@ -80,7 +80,8 @@ def _build_check(tokenizer: Tokenizer) -> TokenizerCheck:
     added = sorted(tokenizer.get_added_tokens_decoder().items())[:MAX_CHECKED_TOKENS]
     text = "".join(f"{token.content} " for _, token in added) + CHECK_TEXT
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-    return TokenizerCheck(text, ids, lambda token: tokenizer.decode([token], skip_special_tokens=False))
+    plain = tuple(tokenizer.encode(CHECK_TEXT, add_special_tokens=False).ids)
+    return TokenizerCheck(text, ids, lambda token: tokenizer.decode([token], skip_special_tokens=False), plain)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class TokenizerCheck(msgspec.Struct, frozen=True):
     text: str
     ids: tuple[int, ...]
     decode: Callable[[int], str]
+    probe_prompt: tuple[int, ...] = (0,)
+    """Token ids of a prompt for short jobs. It has no added tokens: after an end of reasoning in the prompt, vLLM with
+    a reasoning parser follows a grammar that it ignores in real prompts."""
 
 
 class GrammarProbe(msgspec.Struct, frozen=True):

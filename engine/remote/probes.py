@@ -52,7 +52,7 @@ class ServerProbes:
     async def run_probe(self, surface: Surface, sampling: Sampling, grammar: str | None = None) -> ProbeResult:
         """Runs a short job. Raises `HandshakeError` if the server does not answer."""
         stop_ids = self._model.eos_ids
-        prompt = self._model.tokenizer_check.ids
+        prompt = self._model.tokenizer_check.probe_prompt
         job = Job(id=f"probe-{next(_probe_numbers)}", tokens=prompt, sampling=sampling, grammar=grammar)
         target = JobTarget(model=self._model_name, max_tokens=sampling.max_tokens or 1, stop_ids=stop_ids)
         follower = None

@@ -114,7 +114,7 @@ def test_openai_stream_helper_and_codex(url: str, codex: CodexCli) -> None:
             events = list(stream)
         assert events[-1].type in ("response.incomplete", "response.completed")
         run = codex.exec(server, "Hello!")
-        assert run.exit_code == 0, run
+        assert run.exit_code == 0 or "incomplete" in str(run.events), run.events
 
 
 WRONG_FLAGS: dict[str, tuple[str, ...]] = {
@@ -139,5 +139,5 @@ async def test_vllm_with_wrong_flags_is_found_out(name: str) -> None:
                 assert any("--enable-prompt-tokens-details" in warning for warning in profile.warnings)
             return
         engine = build_engine(url, grammar="require")
-        with pytest.raises(LoadError, match="enable_in_reasoning"):
+        with pytest.raises(LoadError, match="status 400" if name == "tokens only" else "enable_in_reasoning"):
             await engine.start()

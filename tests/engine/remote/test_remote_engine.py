@@ -24,6 +24,7 @@ from tests.engine.remote.remote_helpers import (
     build_engine,
     check_rules,
     drop_grammars,
+    load_model,
     load_tokenizer,
     make_job,
     merge_chunks,
@@ -367,6 +368,14 @@ class TestGrammars:
             error = await fail_job(engine, grammar=GRAMMAR)
             assert error.code == "grammar_unsupported" and not server.jobs
             assert merge_chunks(await run_job(engine)) == (50, 51, EOS)
+
+    async def test_probe_has_no_end_of_reasoning_in_its_prompt(self) -> None:
+        """With one in the prompt, vLLM with a reasoning parser follows a grammar that it ignores otherwise."""
+        added = {0, 1, 2, *range(1018, 1024)}  # the markers of reasoning and calls are among them
+        async with remote_engine() as (_, [server]):
+            probes = [request.body for request in server.requests if request.path == "/v1/completions"]
+            assert added <= set(load_model()[0].tokenizer_check.ids)
+            assert probes and not any(added & set(body["prompt"]) for body in probes)
 
     async def test_required_grammars_keep_the_server_from_starting(self) -> None:
         with pytest.raises(LoadError, match=r"does not follow grammars .*enable_in_reasoning"):
