@@ -30,8 +30,8 @@ VLLM_FLAGS = (
     *("--structured-outputs-config", '{"backend":"guidance","enable_in_reasoning":true}'),
     "--enable-prompt-tokens-details",
 )
-CONTEXT = 16_384
-"""Context length in tokens: a prompt of Codex has ten thousand."""
+CONTEXT = 40_960
+"""Context length in tokens: the made-up vocabulary makes many tokens of a prompt of Codex."""
 START_TIMEOUT_S = 120.0
 """Limit of a handshake with a server that is healthy."""
 Kind = Literal["vllm", "llama.cpp"]
