@@ -10,7 +10,8 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.requests import constraints, input_items, media, shared, tools
 from antiphon.app.requests.abilities import check_abilities
 from antiphon.app.requests.constraints import OutputConstraint
-from antiphon.app.requests.fields import RESPONSES_FIELDS, check_fields, refuse_unsupported
+from antiphon.app.requests.fields import check_fields, refuse_unsupported
+from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from antiphon.app.requests.history import NO_HISTORY, History, decrypt_items
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.requests.tool_choice import read_tool_choice

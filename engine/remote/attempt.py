@@ -14,7 +14,7 @@ from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
-from antiphon.engine.remote.surfaces.base import JobTarget
+from antiphon.engine.remote.surfaces.base import JobTarget, read_error_body
 from antiphon.engine.remote.transport.http_client import HttpResponse, RemoteConnectionError
 
 EndCause = Literal["deadline", "cancelled", "closed"]
@@ -123,7 +123,7 @@ class AttemptRunner:
         except RemoteConnectionError as error:
             response, lost = None, str(error)
         if response is not None and response.status != 200:
-            attempt = classify_failure(surface.read_error(response.status, response.body), replica.name)
+            attempt = classify_failure(read_error_body(response.status, response.body), replica.name)
         else:
             if response is not None and on_body is None:
                 stream.on_payload(response.body)

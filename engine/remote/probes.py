@@ -9,7 +9,7 @@ from antiphon.engine.remote.grammar_follower import GrammarFollowers
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel
 from antiphon.engine.remote.queries import ServerQueries
-from antiphon.engine.remote.surfaces.base import JobTarget, RemoteFailure, RemoteOutput, Surface
+from antiphon.engine.remote.surfaces.base import JobTarget, RemoteFailure, RemoteOutput, Surface, read_error_body
 
 TOP_LOGPROBS_TO_TRY = (20, 5, 0)
 """Numbers of log-probabilities to ask for; the first is the largest that a request can ask for."""
@@ -78,7 +78,7 @@ class ServerProbes:
         body = surface.encode_job(job, target)
         response = await self._queries.request("POST", surface.path, body, on_body=stream.on_body)
         if response.status != 200:
-            return ProbeResult(surface.read_error(response.status, response.body))
+            return ProbeResult(read_error_body(response.status, response.body))
         stream.finish_reply()
         if stream.has_left_grammar:
             return ProbeResult(RemoteFailure(500, "the output left the grammar"))

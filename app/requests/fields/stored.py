@@ -1,7 +1,8 @@
 """Tables of the fields of endpoints that store, change or compact what is stored."""
 
 from antiphon.app.requests import validators as c
-from antiphon.app.requests.fields import METADATA, RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields import METADATA, RequestField
+from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 
 MAX_ITEMS = 20
 """Maximum number of items in one request that adds items to a conversation."""

@@ -1,10 +1,11 @@
 """All tables of fields, by endpoint."""
 
-from antiphon.app.requests.fields import RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from antiphon.app.requests.fields.messages import COUNTED_FIELDS, MESSAGES_FIELDS
+from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from antiphon.app.requests.fields.stored import (
     COMPACT_FIELDS,
     CREATE_CONVERSATION_FIELDS,

@@ -1,7 +1,7 @@
 """Interface between the engine and the HTTP interfaces of remote servers."""
 
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +33,10 @@ class RemoteOutput(msgspec.Struct, frozen=True, kw_only=True):
     """True if nothing that matters follows: a final count of cached tokens, for example."""
     failure: RemoteFailure | None = None
 
+
+NO_OUTPUT = RemoteOutput()
+END_MARKER = b"[DONE]"
+"""Data of the last event of a stream."""
 
 Decoder = Callable[[bytes], RemoteOutput]
 """Decodes the events of one stream, in order. Raises ``msgspec.DecodeError`` or ``ValueError``."""
@@ -67,9 +71,6 @@ class Surface(Protocol):
     def create_decoder(self, job: Job) -> Decoder:
         """Returns a decoder for the events of one stream."""
 
-    def read_error(self, status: int, body: bytes) -> RemoteFailure:
-        """Returns the error in the body of a response without status 200."""
-
 
 class ErrorReport(msgspec.Struct):
     """``{"error": {"message", "code"}}``, or the same two fields without the envelope."""
@@ -93,10 +94,36 @@ def read_error_body(status: int, body: bytes) -> RemoteFailure:
     return RemoteFailure(status, message or f"HTTP status {status}")
 
 
-def event_failure(error: ErrorReport | str) -> RemoteFailure:
+def _event_failure(error: ErrorReport | str) -> RemoteFailure:
     """Returns the error that an event carries. Without a numeric code it is an internal error of the server."""
     if isinstance(error, str):
         return RemoteFailure(500, error)
     code = error.code
     status = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else 500
     return RemoteFailure(status if 400 <= status < 600 else 500, error.message or "an error without a message")
+
+
+class RemoteEvent(msgspec.Struct):
+    """Base of the events of a stream. Each kind of server can report an error in one."""
+
+    error: ErrorReport | str | None = None
+
+
+EventT = TypeVar("EventT", bound=RemoteEvent)
+
+
+def create_event_decoder(decode: Callable[[bytes], EventT], read_event: Callable[[EventT], RemoteOutput]) -> Decoder:
+    """Returns a decoder that skips the end marker and returns an event's error. `read_event` reads the others."""
+
+    def decode_event(payload: bytes) -> RemoteOutput:
+        if payload == END_MARKER:
+            return NO_OUTPUT
+        event = decode(payload)
+        return read_event(event) if event.error is None else RemoteOutput(failure=_event_failure(event.error))
+
+    return decode_event
+
+
+def select_top(candidates: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    """Returns the most likely candidates, most likely first. Servers add the chosen token to them."""
+    return tuple(sorted(candidates.items(), key=lambda pair: -pair[1])[:count])

@@ -1,6 +1,5 @@
 """``/v1/completions`` with token ids, of vLLM, SGLang and TensorRT-LLM."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,19 +8,17 @@ from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 from antiphon.engine.remote.surfaces.base import (
     Decoder,
     EngineKind,
-    ErrorReport,
     Finish,
     JobTarget,
-    RemoteFailure,
+    RemoteEvent,
     RemoteOutput,
-    event_failure,
-    read_error_body,
+    create_event_decoder,
+    select_top,
 )
 
 FINISH_REASONS: dict[str, Finish] = {"stop": "stop", "length": "length"}
 """Regular ends. Any other reason, such as `abort`, is a failure."""
 TOKEN_ID_PREFIX = "token_id:"  # noqa: S105  not a password
-NO_OUTPUT = RemoteOutput()
 
 VLLM_ABILITIES = Abilities()
 SGLANG_ABILITIES = Abilities(prompt_logprobs=False, seed=False)
@@ -63,15 +60,14 @@ class RemoteUsage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class RemoteEvent(msgspec.Struct):
+class CompletionsEvent(RemoteEvent):
     """An event of the stream, or the body of a reply that is not streamed."""
 
     choices: tuple[RemoteChoice, ...] = ()
     usage: RemoteUsage | None = None
-    error: ErrorReport | str | None = None
 
 
-decode_event = msgspec.json.Decoder(RemoteEvent).decode
+decode_event = msgspec.json.Decoder(CompletionsEvent).decode
 
 
 class CompletionsSurface:
@@ -96,21 +92,12 @@ class CompletionsSurface:
         """Returns a decoder of this job's events. Each event carries the tokens since the one before."""
         num_top = job.sampling.top_logprobs
 
-        def decode(payload: bytes) -> RemoteOutput:
-            if payload == b"[DONE]":
-                return NO_OUTPUT
-            event = decode_event(payload)
-            if event.error is not None:
-                return RemoteOutput(failure=event_failure(event.error))
+        def read_event(event: CompletionsEvent) -> RemoteOutput:
             if event.choices:
                 return _read_choice(event, num_top, job)
-            return RemoteOutput(cached_tokens=_read_cached(event), is_last=event.usage is not None)
+            return RemoteOutput(cached_tokens=read_cached(event.usage), is_last=event.usage is not None)
 
-        return decode
-
-    def read_error(self, status: int, body: bytes) -> RemoteFailure:
-        """Returns the error in the body of a response without status 200."""
-        return read_error_body(status, body)
+        return create_event_decoder(decode_event, read_event)
 
 
 def encode_sampling(job: Job, target: JobTarget) -> dict[str, Any]:
@@ -168,7 +155,7 @@ def _encode_trtllm(job: Job, _: JobTarget) -> dict[str, Any]:
     return body
 
 
-def _read_choice(event: RemoteEvent, num_top: int | None, job: Job) -> RemoteOutput:
+def _read_choice(event: CompletionsEvent, num_top: int | None, job: Job) -> RemoteOutput:
     choice = event.choices[0]
     finish = choice.finish_reason
     return RemoteOutput(
@@ -176,13 +163,14 @@ def _read_choice(event: RemoteEvent, num_top: int | None, job: Job) -> RemoteOut
         logprobs=() if num_top is None else _read_logprobs(choice.logprobs, num_top),
         prompt_logprobs=_read_prompt_logprobs(choice, job),
         finish=None if finish is None else FINISH_REASONS.get(finish, "abort"),
-        cached_tokens=None if event.usage is None else _read_cached(event),
+        cached_tokens=read_cached(event.usage),
         is_last=event.usage is not None and finish is not None,
     )
 
 
-def _read_cached(event: RemoteEvent) -> int | None:
-    details = event.usage.prompt_tokens_details if event.usage else None
+def read_cached(usage: RemoteUsage | None) -> int | None:
+    """Returns the number of prompt tokens read from the cache, or None if the usage does not tell."""
+    details = usage.prompt_tokens_details if usage else None
     return details.cached_tokens if details else None
 
 
@@ -202,11 +190,6 @@ def _by_id(top: dict[str, float] | None) -> dict[int, float]:
 
 def _read_token_id(token: str) -> int:
     return int(token.removeprefix(TOKEN_ID_PREFIX))
-
-
-def select_top(candidates: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
-    """Returns the most likely candidates, most likely first. Servers add the chosen token to them."""
-    return tuple(sorted(candidates.items(), key=lambda pair: -pair[1])[:count])
 
 
 def _read_prompt_logprobs(choice: RemoteChoice, job: Job) -> tuple[TokenLogprob | None, ...]:

@@ -7,15 +7,13 @@ import msgspec
 from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 from antiphon.engine.remote.surfaces.base import (
     Decoder,
-    ErrorReport,
     Finish,
     JobTarget,
-    RemoteFailure,
+    RemoteEvent,
     RemoteOutput,
-    event_failure,
-    read_error_body,
+    create_event_decoder,
+    select_top,
 )
-from antiphon.engine.remote.surfaces.completions import NO_OUTPUT, select_top
 
 STOP_TYPES: dict[str, Finish] = {"eos": "stop", "limit": "length"}
 GRAMMAR_PREFIX = "%llguidance {}\n"
@@ -61,7 +59,7 @@ class LlamaTimings(msgspec.Struct):
     cache_n: int | None = None
 
 
-class LlamaEvent(msgspec.Struct):
+class LlamaEvent(RemoteEvent):
     """An event of the stream."""
 
     tokens: tuple[int, ...] = ()
@@ -70,7 +68,6 @@ class LlamaEvent(msgspec.Struct):
     completion_probabilities: list[LlamaLogprob] | None = None
     prompt_progress: LlamaProgress | None = None
     timings: LlamaTimings | None = None
-    error: ErrorReport | str | None = None
 
 
 decode_event = msgspec.json.Decoder(LlamaEvent).decode
@@ -122,12 +119,7 @@ class LlamaCppSurface:
         """Returns a decoder of this job's events. Each event carries the tokens since the one before."""
         num_top = job.sampling.top_logprobs
 
-        def decode(payload: bytes) -> RemoteOutput:
-            if payload == b"[DONE]":
-                return NO_OUTPUT
-            event = decode_event(payload)
-            if event.error is not None:
-                return RemoteOutput(failure=event_failure(event.error))
+        def read_event(event: LlamaEvent) -> RemoteOutput:
             if event.prompt_progress is not None and not event.stop:
                 return RemoteOutput(is_admission=True, cached_tokens=event.prompt_progress.cache)
             return RemoteOutput(
@@ -138,11 +130,7 @@ class LlamaCppSurface:
                 is_last=event.stop,
             )
 
-        return decode
-
-    def read_error(self, status: int, body: bytes) -> RemoteFailure:
-        """Returns the error in the body of a response without status 200."""
-        return read_error_body(status, body)
+        return create_event_decoder(decode_event, read_event)
 
 
 def _read_logprobs(entries: list[LlamaLogprob] | None, num_top: int) -> tuple[TokenLogprob, ...]:

@@ -6,16 +6,17 @@ import msgspec
 
 from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 from antiphon.engine.remote.surfaces.base import (
+    NO_OUTPUT,
     Decoder,
-    ErrorReport,
     Finish,
     JobTarget,
+    RemoteEvent,
     RemoteFailure,
     RemoteOutput,
-    event_failure,
-    read_error_body,
+    create_event_decoder,
+    select_top,
 )
-from antiphon.engine.remote.surfaces.completions import FINISH_REASONS, NO_OUTPUT, encode_sampling, select_top
+from antiphon.engine.remote.surfaces.completions import FINISH_REASONS, encode_sampling
 
 RENAMED_FIELDS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
@@ -41,12 +42,11 @@ class SglangMeta(msgspec.Struct):
     output_top_logprobs: list[list[LogprobEntry] | None] | None = None
 
 
-class SglangEvent(msgspec.Struct):
+class SglangEvent(RemoteEvent):
     """An event of the stream."""
 
-    output_ids: list[int] = []
+    output_ids: tuple[int, ...] = ()
     meta_info: SglangMeta | None = None
-    error: ErrorReport | str | None = None
 
 
 decode_event = msgspec.json.Decoder(SglangEvent).decode
@@ -75,13 +75,8 @@ class SglangGenerateSurface:
         """Returns a decoder that takes the new tokens of each event: the last of those that it lists."""
         num_seen, num_top = 0, job.sampling.top_logprobs
 
-        def decode(payload: bytes) -> RemoteOutput:
+        def read_event(event: SglangEvent) -> RemoteOutput:
             nonlocal num_seen
-            if payload == b"[DONE]":
-                return NO_OUTPUT
-            event = decode_event(payload)
-            if event.error is not None:
-                return RemoteOutput(failure=event_failure(event.error))
             meta = event.meta_info
             if meta is None:
                 return NO_OUTPUT
@@ -92,18 +87,14 @@ class SglangGenerateSurface:
             if meta.finish_reason is not None and finish == "abort":
                 return RemoteOutput(failure=_read_abort(meta.finish_reason))
             return RemoteOutput(
-                tokens=tuple(event.output_ids[-num_new:]) if num_new > 0 else (),
+                tokens=event.output_ids[-num_new:] if num_new > 0 else (),
                 logprobs=() if num_top is None or num_new <= 0 else _read_logprobs(meta, num_new, num_top),
                 finish=finish,
                 cached_tokens=meta.cached_tokens,
                 is_last=finish is not None,
             )
 
-        return decode
-
-    def read_error(self, status: int, body: bytes) -> RemoteFailure:
-        """Returns the error in the body of a response without status 200."""
-        return read_error_body(status, body)
+        return create_event_decoder(decode_event, read_event)
 
 
 def _read_finish(finish: SglangFinish | None) -> Finish | None:

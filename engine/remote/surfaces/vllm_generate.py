@@ -7,19 +7,17 @@ import msgspec
 from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 from antiphon.engine.remote.surfaces.base import (
     Decoder,
-    ErrorReport,
     JobTarget,
-    RemoteFailure,
+    RemoteEvent,
     RemoteOutput,
-    event_failure,
-    read_error_body,
+    create_event_decoder,
+    select_top,
 )
 from antiphon.engine.remote.surfaces.completions import (
     FINISH_REASONS,
-    NO_OUTPUT,
     RemoteUsage,
     encode_sampling,
-    select_top,
+    read_cached,
 )
 
 
@@ -52,12 +50,11 @@ class GenerateChoice(msgspec.Struct):
     logprobs: GenerateLogprobs | None = None
 
 
-class GenerateEvent(msgspec.Struct):
+class GenerateEvent(RemoteEvent):
     """An event of the stream."""
 
     choices: tuple[GenerateChoice, ...] = ()
     usage: RemoteUsage | None = None
-    error: ErrorReport | str | None = None
 
 
 decode_event = msgspec.json.Decoder(GenerateEvent).decode
@@ -87,14 +84,8 @@ class VllmGenerateSurface:
         """Returns a decoder of this job's events. Each event carries the tokens since the one before."""
         num_top = job.sampling.top_logprobs
 
-        def decode(payload: bytes) -> RemoteOutput:
-            if payload == b"[DONE]":
-                return NO_OUTPUT
-            event = decode_event(payload)
-            if event.error is not None:
-                return RemoteOutput(failure=event_failure(event.error))
-            details = event.usage.prompt_tokens_details if event.usage else None
-            cached = details.cached_tokens if details else None
+        def read_event(event: GenerateEvent) -> RemoteOutput:
+            cached = read_cached(event.usage)
             if not event.choices:
                 return RemoteOutput(cached_tokens=cached, is_last=event.usage is not None)
             choice = event.choices[0]
@@ -106,11 +97,7 @@ class VllmGenerateSurface:
                 cached_tokens=cached,
             )
 
-        return decode
-
-    def read_error(self, status: int, body: bytes) -> RemoteFailure:
-        """Returns the error in the body of a response without status 200."""
-        return read_error_body(status, body)
+        return create_event_decoder(decode_event, read_event)
 
 
 def _read_logprobs(logprobs: GenerateLogprobs | None, num_top: int) -> tuple[TokenLogprob, ...]:

@@ -9,10 +9,11 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.fields import RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.__main__ import render_page
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
+from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.requests.validators import accept_any
 from antiphon.harmony.tools import ToolTable

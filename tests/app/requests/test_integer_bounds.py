@@ -7,9 +7,10 @@ import httpx
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.fields import RESPONSES_FIELDS, RequestField
+from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
+from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from tests.serving import RunningServer, serve
 
 SERVER = partial(serve, [{"name": f"hello {n}", "output": ["Hello."]} for n in range(8)])

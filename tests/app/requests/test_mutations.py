@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.fields import RESPONSES_FIELDS
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
+from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from tests.app.requests.request_builders import read_chat_spec, read_responses_spec
 from tests.counts import FULL_COUNTS
 
