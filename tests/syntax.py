@@ -5,11 +5,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("app", "engine", "events", "harmony", "state")
+PACKAGES = ("app", "engine", "events", "harmony", "kit", "state")
 
 
 def list_source_modules() -> list[Path]:
-    """Returns all modules of the five packages, relative to the root."""
+    """Returns all modules of the packages, relative to the root."""
     return sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 

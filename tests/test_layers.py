@@ -14,7 +14,8 @@ INTERNAL_IMPORTS = {
     "state": ("events", "state"),
     "harmony": ("events", "harmony", "state.segments"),
     "engine": ("engine",),
-    "app": ("app", "engine", "events", "harmony", "state"),
+    "app": ("app", "engine", "events", "harmony", "kit", "state"),
+    "kit": ("kit",),
 }
 """Modules of this project that each package may import."""
 
@@ -34,6 +35,7 @@ EXTERNAL_IMPORTS = {
         "llguidance",
         "httptools",
     },
+    "kit": {"msgspec", "httpx", "h11", "click", "rich", "websockets", "pytest", "syrupy"},
     "app": {
         "msgspec",
         "litestar",

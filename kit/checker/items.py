@@ -1,0 +1,189 @@
+"""The output items of one stream: their ids, indices and life from `added` to `done`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from antiphon.kit.checker.bodies import Body, create_body
+from antiphon.kit.checker.shapes import as_list, as_text, check_item_shape
+from antiphon.kit.findings import FindingList, quote
+
+Event = Mapping[str, Any]
+
+CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
+CALL_TYPES = ("function_call", "custom_tool_call")
+PAYLOAD_KEYS = ("content", "summary", "arguments", "input", "code")
+
+
+class TrackedItem:
+    """An item that a stream has added."""
+
+    def __init__(self, index: int, item: Mapping[str, Any], body: Body) -> None:
+        self.index = index
+        self.id = as_text(item.get("id"))
+        self.type = as_text(item.get("type"))
+        self.added = item
+        self.body = body
+        self.done: Mapping[str, Any] | None = None
+
+    @property
+    def label(self) -> str:
+        """Name for findings."""
+        return f"{self.type} {self.id}" if self.id else f"{self.type} at output_index {self.index}"
+
+
+class ItemsChecker:
+    """Checks the item events of one stream."""
+
+    def __init__(self, findings: FindingList) -> None:
+        self._findings = findings
+        self._ids: set[str] = set()
+        self._call_ids: set[str] = set()
+        self.items: dict[int, TrackedItem] = {}
+        """Added items by output index, in the order of the stream."""
+
+    @property
+    def open_items(self) -> list[TrackedItem]:
+        """Items without a done event."""
+        return [tracked for tracked in self.items.values() if tracked.done is None]
+
+    @property
+    def done_items(self) -> list[Mapping[str, Any]]:
+        """The items of the done events, in order."""
+        return [tracked.done for tracked in self.items.values() if tracked.done is not None]
+
+    def check_event(self, kind: str, event: Event) -> None:
+        """Checks an event of an item; `kind` is its type without ``response.``."""
+        if kind == "output_item.added":
+            self._check_added(event)
+        elif kind == "output_item.done":
+            self._check_done(event)
+        else:
+            self._check_content(kind, event)
+
+    def _check_added(self, event: Event) -> None:
+        item = event.get("item")
+        if not isinstance(item, dict):
+            return
+        check_item_shape(item, self._findings)
+        label = f"{item.get('type')} {item.get('id')}"
+        for tracked in self.open_items[:1]:
+            self._findings.add("item-interleaved", f"output_item.done of {tracked.label}", "a new item", label)
+        if any(done.get("status") == "incomplete" for done in self.done_items):
+            self._findings.add("item-after-incomplete", "no item after an incomplete one", "a new item", label)
+        self._check_ids(item, label)
+        if (filled := [key for key in PAYLOAD_KEYS if item.get(key) not in (None, "", [])]) and _is_streamed(item):
+            self._findings.add("item-not-empty", "an added item without content", quote(item[filled[0]]), label)
+        if item.get("status", "in_progress") not in ("in_progress", None) and _is_streamed(item):
+            self._findings.add("item-status", "in_progress", quote(item["status"]), label)
+        self._track(event, item, label)
+
+    def _track(self, event: Event, item: Mapping[str, Any], label: str) -> None:
+        expected = max(self.items, default=-1) + 1
+        index = event.get("output_index", expected)
+        if index in self.items:
+            self._findings.add("output-index-reused", f"output_index {expected}", f"{index}, as the item before", label)
+            index = expected
+        elif index != expected or isinstance(index, bool):
+            self._findings.add("output-index", f"output_index {expected}", quote(index), label)
+            index = index if isinstance(index, int) and index > expected else expected
+        body = create_body(as_text(item.get("type")), as_text(item.get("id")) or label, self._findings)
+        self.items[index] = TrackedItem(index, item, body)
+
+    def _check_ids(self, item: Mapping[str, Any], label: str) -> None:
+        item_id, call_id = item.get("id"), item.get("call_id")
+        if not item_id or not isinstance(item_id, str):
+            self._findings.add("item-id-empty", "an id", quote(item_id), label)
+        elif item_id in self._ids:
+            self._findings.add("item-id-repeated", "an id of its own", quote(item_id), label)
+        self._ids.add(as_text(item_id))
+        if item.get("type") not in CALL_TYPES:
+            return
+        if not call_id:
+            self._findings.add("call-id-empty", "a call_id", quote(call_id), label)
+        elif call_id in self._call_ids:
+            self._findings.add("call-id-repeated", "a call_id of its own", quote(call_id), label)
+        elif call_id == item_id:
+            self._findings.add("call-id-is-item-id", "a call_id that differs from the id", quote(call_id), label)
+        self._call_ids.add(as_text(call_id))
+        if not item.get("name"):
+            self._findings.add("call-name-empty", "the name of a tool", quote(item.get("name")), label)
+
+    def _check_done(self, event: Event) -> None:
+        item = event.get("item")
+        if not isinstance(item, dict):
+            return
+        check_item_shape(item, self._findings)
+        label = f"{item.get('type')} {item.get('id')}"
+        tracked = self._find_item(event, as_text(item.get("id")))
+        if tracked is None:
+            self._findings.add("item-never-added", "output_item.added before", "output_item.done", label)
+            index = max(self.items, default=-1) + 1
+            self.items[index] = tracked = TrackedItem(index, item, create_body("", label, self._findings))
+            self._ids.add(tracked.id)
+        elif tracked.done is not None:
+            self._findings.add("item-done-repeated", "one output_item.done", "another one", tracked.label)
+            return
+        else:
+            self._check_index(event, tracked, "output_item.done")
+            self._check_constants(tracked, item)
+            tracked.body.finish(item)
+        status = item.get("status", "completed")
+        if status not in ("completed", "incomplete", "failed", None):
+            self._findings.add("item-status", "completed or incomplete", quote(status), label)
+        if status == "incomplete" and item.get("type") in CALL_TYPES:
+            self._findings.add("incomplete-call-done", "no output_item.done of a call that was cut", "one", label)
+        if item.get("type") == "message" and not as_list(item.get("content")):
+            self._findings.add("message-without-parts", "a message with content", "none", label)
+        tracked.done = item
+
+    def _check_constants(self, tracked: TrackedItem, item: Mapping[str, Any]) -> None:
+        if item.get("type") != tracked.added.get("type"):
+            self._findings.add("item-type-changed", quote(tracked.type), quote(item.get("type")), tracked.label)
+        if item.get("id") != tracked.added.get("id"):
+            self._findings.add("item-id-changed", quote(tracked.id), quote(item.get("id")), tracked.label)
+        for key in CONSTANT_ITEM_KEYS:
+            if item.get(key) != tracked.added.get(key):
+                code = "call-id-changed" if key == "call_id" else "item-key-changed"
+                self._findings.add(
+                    code, quote(tracked.added.get(key)), quote(item.get(key)), f"{tracked.label} {key}".rstrip()
+                )
+
+    def _check_content(self, kind: str, event: Event) -> None:
+        item_id = as_text(event.get("item_id"))
+        tracked = self._find_item(event, item_id)
+        if tracked is None:
+            self._findings.add(
+                "event-outside-item", "output_item.added before it", kind, item_id or quote(event.get("output_index"))
+            )
+            return
+        if tracked.done is not None:
+            self._findings.add("event-of-closed-item", "no event after output_item.done", kind, tracked.label)
+            return
+        if "item_id" in event and item_id != tracked.id:
+            self._findings.add("item-id-changed", quote(tracked.id), quote(event["item_id"]), tracked.label)
+        self._check_index(event, tracked, kind)
+        tracked.body.check_event(kind, event)
+
+    def _check_index(self, event: Event, tracked: TrackedItem, kind: str) -> None:
+        index = event.get("output_index", tracked.index)
+        if index != tracked.index:
+            self._findings.add(
+                "output-index-changed", f"output_index {tracked.index}", f"{quote(index)} in {kind}", tracked.label
+            )
+
+    def _find_item(self, event: Event, item_id: str) -> TrackedItem | None:
+        """Returns the item with this id, else the one with the event's index, else the open one if it is alone."""
+        if item_id:
+            with_id = [tracked for tracked in self.items.values() if tracked.id == item_id]
+            if with_id:
+                return next((tracked for tracked in with_id if tracked.done is None), with_id[-1])
+        index = event.get("output_index")
+        if isinstance(index, int):
+            return self.items.get(index)
+        open_items = self.open_items
+        return open_items[0] if len(open_items) == 1 else None
+
+
+def _is_streamed(item: Mapping[str, Any]) -> bool:
+    """Returns whether the content of an item of this kind comes in events of its own."""
+    return item.get("type") in ("message", "reasoning", *CALL_TYPES, "mcp_call", "code_interpreter_call")

@@ -1,0 +1,126 @@
+"""The events about the whole response: their order, and what their snapshots of the response may say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from antiphon.kit.checker.shapes import RESPONSE_SHAPE, as_list, check_response_shape
+from antiphon.kit.findings import FindingList, quote
+
+Event = Mapping[str, Any]
+
+STATUSES = {
+    "response.created": ("in_progress", "queued"),
+    "response.queued": ("queued", "in_progress"),
+    "response.in_progress": ("in_progress",),
+    "response.completed": ("completed",),
+    "response.incomplete": ("incomplete", "cancelled"),
+    "response.failed": ("failed",),
+}
+TERMINAL_TYPES = ("response.completed", "response.incomplete", "response.failed")
+INCOMPLETE_REASONS = ("max_output_tokens", "content_filter", "max_messages", "steered")
+CHANGING_KEYS = ("status", "completed_at", "incomplete_details", "output", "error", "usage")
+CONSTANT_KEYS = tuple(key for key in RESPONSE_SHAPE if key not in CHANGING_KEYS)
+
+
+class LifecycleChecker:
+    """Checks `created`, `queued`, `in_progress`, `error` and the terminal event of one stream."""
+
+    def __init__(self, findings: FindingList) -> None:
+        self._findings = findings
+        self._first_snapshot: Mapping[str, Any] | None = None
+        self._last_type: str | None = None
+        self._num_events = 0
+        self._has_item = False
+        self._has_progress = False
+        self.terminal_type: str | None = None
+        self.final_response: Mapping[str, Any] | None = None
+
+    def check_event(self, kind: str, event: Event) -> None:
+        """Checks an event's place among the others, and its snapshot if it has one."""
+        if self.terminal_type is not None:
+            code = "terminal-repeated" if kind in TERMINAL_TYPES else "event-after-terminal"
+            self._findings.add(code, f"no event after {self.terminal_type}", kind)
+        elif self._last_type == "error" and kind != "response.failed":
+            self._findings.add("error-without-failed", "response.failed after error", kind)
+        self._check_place(kind)
+        if kind == "error":
+            self._check_error(event)
+        if kind in STATUSES and isinstance(event.get("response"), dict):
+            self._check_snapshot(kind, event["response"])
+        if kind in TERMINAL_TYPES and self.terminal_type is None:
+            if kind == "response.failed" and self._last_type != "error":
+                self._findings.add("failed-without-error", "error before response.failed", str(self._last_type))
+            self.terminal_type = kind
+        self._last_type = kind
+        self._num_events += 1
+
+    def finish(self) -> None:
+        """Reports a stream without a terminal event. The item checker reports items that stayed open."""
+        if self.terminal_type is not None:
+            return
+        if self._last_type == "error":
+            self._findings.add("error-without-failed", "response.failed after error", "the end of the stream")
+        else:
+            self._findings.add(
+                "terminal-missing", "response.completed, .incomplete or .failed", f"the end after {self._last_type}"
+            )
+
+    def _check_place(self, kind: str) -> None:
+        if self._num_events == 0 and kind != "response.created":
+            self._findings.add("first-event", "response.created", kind)
+        elif self._num_events > 0 and kind == "response.created":
+            self._findings.add("created-repeated", "one response.created", "another one")
+        elif kind == "response.queued" and (self._has_progress or self._has_item):
+            self._findings.add("queued-late", "response.queued before response.in_progress", "it afterwards")
+        elif kind == "response.in_progress" and self._has_item:
+            self._findings.add("in-progress-late", "response.in_progress before the first item", "it afterwards")
+        self._has_progress |= kind == "response.in_progress"
+        self._has_item |= kind == "response.output_item.added"
+
+    def _check_error(self, event: Event) -> None:
+        nested = event.get("error")
+        if not isinstance(nested, dict):
+            self._findings.add("error-form", "a nested error beside the flat fields", "no object error")
+            return
+        for key in ("code", "message", "param"):
+            if key not in event or key not in nested:
+                self._findings.add("error-form", f"{key} in both forms", "it is missing in one", key)
+            elif event[key] != nested[key]:
+                self._findings.add("error-forms-differ", quote(nested[key]), quote(event[key]), key)
+
+    def _check_snapshot(self, kind: str, response: Mapping[str, Any]) -> None:
+        findings, is_terminal = self._findings, kind in TERMINAL_TYPES
+        check_response_shape(response, findings)
+        first = self._first_snapshot if self._first_snapshot is not None else response
+        self._first_snapshot = first
+        if response.get("id") != first.get("id"):
+            findings.add("response-id-changed", quote(first.get("id")), quote(response.get("id")))
+        for key in CONSTANT_KEYS:
+            if key != "id" and key in first and key in response and response[key] != first[key]:
+                findings.add("response-setting-changed", quote(first[key]), quote(response[key]), f"response.{key}")
+        if response.get("status") not in STATUSES[kind]:
+            findings.add("response-status", " or ".join(STATUSES[kind]), quote(response.get("status")), kind)
+        if is_terminal:
+            self.final_response = response if self.final_response is None else self.final_response
+            check_ending(response, findings)
+            return
+        if as_list(response.get("output")):
+            findings.add("snapshot-output-early", "an empty output before the terminal event", "items", kind)
+        for key in ("usage", "error", "incomplete_details", "completed_at"):
+            if response.get(key) is not None:
+                findings.add("snapshot-ending-early", "null before the terminal event", quote(response[key]), key)
+
+
+def check_ending(response: Mapping[str, Any], findings: FindingList) -> None:
+    """Reports fields about the end of a response that contradict its status."""
+    status = response.get("status")
+    for key, owner in (("completed_at", "completed"), ("error", "failed"), ("incomplete_details", "incomplete")):
+        has_value = response.get(key) is not None
+        if has_value != (status == owner) and key in response:
+            expected = "a value" if status == owner else "null"
+            findings.add("response-ending", f"{expected} with status {status}", quote(response[key]), f"response.{key}")
+    details, error = response.get("incomplete_details"), response.get("error")
+    if isinstance(details, dict) and details.get("reason") not in INCOMPLETE_REASONS:
+        findings.add("incomplete-reason", " or ".join(INCOMPLETE_REASONS), quote(details.get("reason")))
+    if isinstance(error, dict) and not (isinstance(error.get("code"), str) and isinstance(error.get("message"), str)):
+        findings.add("response-error", "an error with a code and a message", quote(error))

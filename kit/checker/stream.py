@@ -1,0 +1,153 @@
+"""The checker of one Responses stream, event by event."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from antiphon.kit.checker.items import ItemsChecker
+from antiphon.kit.checker.lifecycle import STATUSES, LifecycleChecker
+from antiphon.kit.checker.policy import check_policy
+from antiphon.kit.checker.shapes import EVENT_SHAPES, OPEN_RESPONSES_NAMES, check_shape
+from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
+from antiphon.kit.checker.terminal import check_output, check_usage
+from antiphon.kit.findings import Finding, FindingList, quote
+
+Event = Mapping[str, Any]
+IGNORED_TYPES = ("keepalive",)
+
+
+class StreamChecker:
+    """Checks the events of one stream in order. `request` is the body that asked for it, if it is known.
+
+    Example: ``checker = StreamChecker(); [checker.check_event(e) for e in events]; print(checker.finish())``.
+    """
+
+    def __init__(self, request: Mapping[str, Any] | None = None, *, first_sequence_number: int = 0) -> None:
+        self.findings = FindingList()
+        self._request = request
+        self._next_number = first_sequence_number
+        self._position = 0
+        self._has_end_marker = False
+        self._lifecycle = LifecycleChecker(self.findings)
+        self._items = ItemsChecker(self.findings)
+
+    @property
+    def final_response(self) -> Mapping[str, Any] | None:
+        """The response of the terminal event, None before it."""
+        return self._lifecycle.final_response
+
+    def check_frame(self, frame: Frame) -> None:
+        """Checks a frame of server-sent events, and the event in it."""
+        self.findings.set_event(self._position, None)
+        if frame.data == END_MARKER:
+            if frame.name:
+                self.findings.add("done-marker-name", "[DONE] without an event name", quote(frame.name))
+            self._has_end_marker = True
+            return
+        if self._has_end_marker:
+            self.findings.add("frame-after-done-marker", "no frame after [DONE]", quote(frame.data))
+        event = read_json(frame.data, self.findings)
+        if event is None:
+            self._position += 1
+            return
+        if frame.name is None:
+            self.findings.add("sse-event-name-missing", f"event: {event.get('type')}", "no event field")
+        elif frame.name != event.get("type"):
+            self.findings.add("sse-event-name", f"event: {event.get('type')}", f"event: {frame.name}")
+        self.check_event(event)
+
+    def check_event(self, event: Event) -> None:
+        """Checks one event, decoded from JSON."""
+        number, kind = event.get("sequence_number"), event.get("type")
+        self.findings.set_event(self._position, number if isinstance(number, int) else None)
+        if not isinstance(kind, str):
+            self.findings.add("event-type-missing", "a type", quote(kind))
+            self._position += 1
+            return
+        if kind in IGNORED_TYPES:
+            self.findings.add("keepalive-event", "a comment or response.in_progress", kind)
+            return
+        self._check_sequence_number(event)
+        self._position += 1
+        if not _is_unicode(event):
+            self.findings.add("text-surrogate", "whole characters", "half of a surrogate pair", kind)
+        if kind in OPEN_RESPONSES_NAMES:
+            self.findings.add("open-responses-name", OPEN_RESPONSES_NAMES[kind], kind, kind)
+            kind = OPEN_RESPONSES_NAMES[kind]
+        if kind not in EVENT_SHAPES:
+            code = "event-extension" if ":" in kind else "event-type-unknown"
+            self.findings.add(code, "an event type of the API", kind, kind)
+            return
+        check_shape(event, EVENT_SHAPES[kind], kind, self.findings)
+        self._lifecycle.check_event(kind, event)
+        if kind not in STATUSES and kind != "error" and not kind.startswith("response.audio."):
+            self._items.check_event(kind.removeprefix("response."), event)
+
+    def finish(self, *, is_sse: bool = False) -> list[Finding]:
+        """Checks what can only be known at the end. Returns all findings."""
+        self.findings.set_event(None, None)
+        if self._position == 0:
+            self.findings.add("stream-empty", "events", "none")
+            return self.findings.list_findings()
+        if is_sse and not self._has_end_marker:
+            self.findings.add("done-marker-missing", "[DONE] after the last event", "none")
+        self._lifecycle.finish()
+        response = self.final_response
+        if response is None:
+            for tracked in self._items.open_items:
+                self.findings.add("item-never-done", "output_item.done", "the end of the stream", tracked.label)
+        else:
+            check_output(response, self._items, self.findings)
+            check_response(response, self._request, self.findings)
+        return self.findings.list_findings()
+
+    def _check_sequence_number(self, event: Event) -> None:
+        number = event.get("sequence_number")
+        if not isinstance(number, int) or isinstance(number, bool):
+            self.findings.add("sequence-missing", f"sequence_number {self._next_number}", quote(number))
+            self._next_number += 1
+            return
+        if self._position == 0 and number != self._next_number:
+            self.findings.add("sequence-start", str(self._next_number), str(number))
+        elif number < self._next_number:
+            self.findings.add("sequence-repeated", str(self._next_number), str(number))
+        elif number > self._next_number:
+            self.findings.add("sequence-gap", str(self._next_number), str(number))
+        self._next_number = number + 1
+
+
+def check_response(response: Mapping[str, Any], request: Mapping[str, Any] | None, findings: FindingList) -> None:
+    """Checks the usage of an ended response, and its output against its settings."""
+    check_usage(response, findings)
+    check_policy(request, response, findings)
+
+
+def check_events(events: Iterable[Event], request: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Returns the findings about a whole stream of decoded events."""
+    checker = StreamChecker(request)
+    for event in events:
+        checker.check_event(event)
+    return checker.finish()
+
+
+def check_sse(data: bytes, request: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Returns the findings about a whole stream of server-sent events, as recorded."""
+    checker = StreamChecker(request)
+    reader = SseReader(checker.findings)
+    for frame in reader.feed(data):
+        checker.check_frame(frame)
+    reader.finish()
+    return checker.finish(is_sse=True)
+
+
+def _is_unicode(value: object) -> bool:
+    """Returns whether no string in a JSON value has half a surrogate pair."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    elif isinstance(value, dict):
+        return all(_is_unicode(each) for each in value.values())
+    elif isinstance(value, list):
+        return all(map(_is_unicode, value))
+    return True
