@@ -24,7 +24,7 @@ DONE_FIELDS = {
 }
 
 
-class _OpenPart:
+class _StreamedPart:
     """A part between its added and its done event."""
 
     def __init__(self, kind: str, is_summary: bool, index: int) -> None:
@@ -44,7 +44,7 @@ class PartsBody:
         self._item_type = item_type
         self._subject = item_id
         self._findings = findings
-        self._open: _OpenPart | None = None
+        self._open: _StreamedPart | None = None
         self._content: list[Mapping[str, Any]] = []
         self._summary: list[Mapping[str, Any]] = []
 
@@ -103,7 +103,7 @@ class PartsBody:
         if _part_text(part) or as_list(part.get("annotations")):
             self._findings.add("part-not-empty", "an empty part", quote(part), self._subject)
         index = self._check_index(is_summary, event)
-        self._open = _OpenPart(kind, is_summary, index)
+        self._open = _StreamedPart(kind, is_summary, index)
 
     def _end_part(self, is_summary: bool, event: Event) -> None:
         part, opened = event.get("part"), self._open
@@ -131,11 +131,11 @@ class PartsBody:
         (self._summary if opened.is_summary else self._content).append(part)
         self._open = None
 
-    def _find_part(self, kind: str, prefix: str, event: Event) -> _OpenPart | None:
+    def _find_part(self, kind: str, prefix: str, event: Event) -> _StreamedPart | None:
         part = self._open
         if part is None:
             self._findings.add("content-outside-part", "content_part.added before it", kind, self._subject)
-            self._open = part = _OpenPart(PART_KINDS[prefix], prefix == "reasoning_summary_text", len(self._content))
+            self._open = part = _StreamedPart(PART_KINDS[prefix], prefix == "reasoning_summary_text", len(self._content))
             return part
         if part.kind != PART_KINDS[prefix]:
             self._findings.add("part-type", f"events of a part {part.kind}", kind, self._subject)
@@ -150,7 +150,7 @@ class PartsBody:
             self._findings.add("part-index", str(expected), quote(actual), self._subject)
         return expected
 
-    def _add_delta(self, part: _OpenPart, event: Event) -> None:
+    def _add_delta(self, part: _StreamedPart, event: Event) -> None:
         delta = event.get("delta")
         if part.is_text_done:
             self._findings.add("delta-after-done", "no delta after the done event", quote(delta), self._subject)
@@ -159,7 +159,7 @@ class PartsBody:
         part.text += as_text(delta)
         part.logprobs += as_list(event.get("logprobs"))
 
-    def _end_text(self, part: _OpenPart, prefix: str, event: Event) -> None:
+    def _end_text(self, part: _StreamedPart, prefix: str, event: Event) -> None:
         text = event.get(DONE_FIELDS[prefix])
         if part.is_text_done:
             self._findings.add("done-repeated", "one done event", "another one", self._subject)

@@ -1,0 +1,49 @@
+"""Prints `docs/checks.md`, which explains every code: ``python -m antiphon.kit.codes_page > docs/checks.md``."""
+
+from itertools import groupby
+
+from antiphon.kit.findings import load_codes
+
+INTRODUCTION = """# Is your stream right?
+
+Every finding of `antiphon check`, of the pytest plugin and of `antiphon check --proxy` has a code from this page. A code never
+changes its meaning, so that a build can depend on it.
+
+- An **error** breaks some client: the last column names what happens.
+- A **warning** may break one.
+- A **note** is a known difference between servers that clients accept.
+
+The checker is an acceptor of its own. It shares no code with Antiphon's state machine, and each of its rules is tested by
+streams that break it (`tests/kit/checker`). What it accepts is the event grammar of the Responses API: `response.created`, then
+items one after the other, each with its parts, then one terminal event whose output is the list of the items that were done.
+
+This page is printed from `kit/codes.toml` by `python -m antiphon.kit.codes_page`.
+"""
+TITLES = {
+    "framing": "Frames on the wire",
+    "sequence": "Events and their numbers",
+    "lifecycle": "The life of a response",
+    "items": "Output items",
+    "content": "Parts, deltas and done events",
+    "terminal": "The final response",
+    "usage": "Token counts",
+    "policy": "Settings of the request",
+    "chat": "Chat completions",
+    "http": "HTTP replies",
+    "live": "A server as a whole",
+}
+
+
+def format_page() -> str:
+    """Returns the page as Markdown: one table for each group of codes."""
+    lines = [INTRODUCTION]
+    for group, codes in groupby(load_codes().values(), key=lambda code: code.group):
+        lines += [f"## {TITLES.get(group, group.capitalize())}", "", "| code | level | rule | why clients care |"]
+        lines.append("| --- | --- | --- | --- |")
+        lines += [f"| `{code.name}` | {code.level} | {code.title} | {code.why} |" for code in codes]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(format_page(), end="")

@@ -1,0 +1,422 @@
+"""Ways to break a legal stream, each with the code that must find it."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.kit.checker.legal_streams import LEGAL, WEATHER, Event
+
+Change = Callable[[list[Event]], Any]
+
+
+@dataclass(frozen=True)
+class StreamMutant:
+    """A change of a legal stream. `change` alters the events in place, or returns others."""
+
+    name: str
+    base: str
+    change: Change
+    code: str
+    renumber: bool = True
+    """Whether the events are numbered again after the change."""
+    request: dict[str, Any] | None = None
+
+    def build(self) -> list[Event]:
+        """Returns the events of the broken stream."""
+        events = LEGAL[self.base]()
+        changed = self.change(events)
+        events = [copy.deepcopy(event) for event in (changed if isinstance(changed, list) else events)]
+        if self.renumber:
+            for number, event in enumerate(events):
+                event["sequence_number"] = number
+        return events
+
+
+def find(events: list[Event], kind: str, number: int = 0) -> Event:
+    """Returns an event by its type without ``response.``. A negative number counts from the end."""
+    return [event for event in events if event["type"].removeprefix("response.") == kind][number]
+
+
+def drop(kind: str, number: int = 0) -> Change:
+    return lambda events: [event for event in events if event is not find(events, kind, number)]
+
+
+def repeat(kind: str, number: int = 0) -> Change:
+    def change(events: list[Event]) -> list[Event]:
+        position = events.index(find(events, kind, number))
+        return events[: position + 1] + copy.deepcopy(events[position : position + 1]) + events[position + 1 :]
+
+    return change
+
+
+def move(kind: str, distance: int, number: int = 0) -> Change:
+    def change(events: list[Event]) -> None:
+        event = find(events, kind, number)
+        position = events.index(event)
+        events.insert(position + distance, events.pop(position))
+
+    return change
+
+
+def put(kind: str, path: str, value: Any, number: int = 0) -> Change:
+    """Sets the value at a path such as ``item.content.0.text`` of one event."""
+
+    def change(events: list[Event]) -> None:
+        *keys, last = path.split(".")
+        place: Any = find(events, kind, number)
+        for key in keys:
+            place = place[int(key) if isinstance(place, list) else key]
+        place[int(last) if isinstance(place, list) else last] = value
+
+    return change
+
+
+def cut(kind: str, path: str, number: int = 0) -> Change:
+    """Deletes the key at a path of one event."""
+
+    def change(events: list[Event]) -> None:
+        *keys, last = path.split(".")
+        place: Any = find(events, kind, number)
+        for key in keys:
+            place = place[int(key) if isinstance(place, list) else key]
+        del place[int(last) if isinstance(place, list) else last]
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(events: list[Event]) -> list[Event]:
+        for each in changes:
+            changed = each(events)
+            events = changed if isinstance(changed, list) else events
+        return events
+
+    return change
+
+
+def insert(position: int, event: Event) -> Change:
+    return lambda events: events.insert(position, event)
+
+
+def everywhere(key: str, value: Any) -> Change:
+    """Sets a key of the response in all snapshots."""
+
+    def change(events: list[Event]) -> None:
+        for event in events:
+            if "response" in event:
+                event["response"][key] = value
+
+    return change
+
+
+def rename_item(kinds: tuple[str, ...], new: str) -> Change:
+    """Gives the events of these kinds another item id."""
+
+    def change(events: list[Event]) -> None:
+        for event in events:
+            if event["type"].removeprefix("response.") in kinds:
+                event["item_id"] = new
+
+    return change
+
+
+def interleave(events: list[Event]) -> list[Event]:
+    """Moves the done event of the first item behind the added event of the second."""
+    first_done, second_added = find(events, "output_item.done"), find(events, "output_item.added", 1)
+    events.remove(first_done)
+    events.insert(events.index(second_added) + 1, first_done)
+    return events
+
+
+M = StreamMutant
+END = "completed"
+
+SEQUENCE = [
+    M("number_skipped", "text", put("output_text.delta", "sequence_number", 99), "sequence-gap", renumber=False),
+    M("number_repeated", "text", put("output_text.delta", "sequence_number", 2), "sequence-repeated", renumber=False),
+    M("number_missing", "text", cut("output_text.delta", "sequence_number"), "sequence-missing", renumber=False),
+    M("number_is_text", "text", put("output_text.delta", "sequence_number", "5"), "sequence-missing", renumber=False),
+    M("number_is_true", "text", put("created", "sequence_number", True), "sequence-missing", renumber=False),
+    M("numbers_from_one", "text", lambda events: [event | {"sequence_number": event["sequence_number"] + 1} for event in events], "sequence-start", renumber=False),
+    M("events_swapped_with_their_numbers", "text", move("output_text.delta", 1), "sequence-gap", renumber=False),
+    M("event_lost", "text", drop("output_text.delta"), "sequence-gap", renumber=False),
+    M("event_sent_twice", "text", repeat("output_text.delta"), "sequence-repeated", renumber=False),
+    M("no_events", "text", lambda events: events.clear() or events, "stream-empty"),
+    M("type_missing", "text", cut("output_text.delta", "type"), "event-type-missing"),
+    M("type_is_number", "text", put("output_text.delta", "type", 7), "event-type-missing"),
+    M("type_renamed", "text", put("output_text.done", "type", "response.output_text.finished"), "event-type-unknown"),
+    M("extension_event", "text", insert(2, {"type": "acme:note"}), "event-extension"),
+    M("keepalive_event", "text", insert(2, {"type": "keepalive"}), "keepalive-event", renumber=False),
+    M("open_responses_delta", "raw_reasoning", put("reasoning_text.delta", "type", "response.reasoning.delta"), "open-responses-name"),
+    M("open_responses_done", "raw_reasoning", put("reasoning_text.done", "type", "response.reasoning.done"), "open-responses-name"),
+    M("delta_missing", "text", cut("output_text.delta", "delta"), "field-missing"),
+    M("delta_is_number", "text", put("output_text.delta", "delta", 5), "field-type"),
+    M("delta_is_null", "text", put("output_text.delta", "delta", None), "field-type"),
+    M("logprobs_missing", "text", cut("output_text.delta", "logprobs"), "field-missing"),
+    M("item_id_missing", "text", cut("output_text.delta", "item_id"), "field-missing"),
+    M("index_missing", "text", cut("output_text.delta", "output_index"), "field-missing"),
+    M("index_is_text", "text", put("output_text.delta", "output_index", "0"), "field-type"),
+    M("content_index_missing", "text", cut("output_text.done", "content_index"), "field-missing"),
+    M("arguments_are_an_object", "function_call", put("function_call_arguments.done", "arguments", {}), "field-type"),
+    M("item_arguments_are_an_object", "function_call", put("output_item.done", "item.arguments", {}), "field-type"),
+    M("item_missing", "text", cut("output_item.done", "item"), "field-missing"),
+    M("role_missing", "text", cut("output_item.added", "item.role"), "field-missing"),
+    M("summary_missing", "raw_reasoning", cut("output_item.done", "item.summary"), "field-missing"),
+    M("annotations_missing", "text", cut("content_part.done", "part.annotations"), "field-missing"),
+    M("container_missing", "code_interpreter_call", cut("output_item.added", "item.container_id"), "field-missing"),
+    M("surrogate_in_a_delta", "text", put("output_text.delta", "delta", "\ud83d"), "text-surrogate"),
+]  # fmt: skip
+
+LIFECYCLE = [
+    M("created_missing", "text", drop("created"), "first-event"),
+    M("created_late", "text", move("created", 1), "first-event"),
+    M("created_twice", "text", repeat("created"), "created-repeated"),
+    M("queued_late", "queued", move("queued", 2), "queued-late"),
+    M("progress_after_an_item", "text", lambda events: events.insert(3, copy.deepcopy(events[1])), "in-progress-late"),
+    M("end_missing", "text", drop(END), "terminal-missing"),
+    M("end_twice", "text", repeat(END), "terminal-repeated"),
+    M("delta_after_the_end", "text", lambda events: events.append(find(events, "output_text.delta")), "event-after-terminal"),
+    M("item_after_the_end", "two_messages", lambda events: events.append(events.pop(-2)), "event-after-terminal"),
+    M("error_alone", "failed", drop("failed"), "error-without-failed"),
+    M("error_then_completed", "failed", put("failed", "type", "response.completed"), "error-without-failed"),
+    M("error_then_a_delta", "failed", lambda events: events.insert(-1, find(events, "output_text.delta")), "error-without-failed"),
+    M("failed_alone", "failed", drop("error"), "failed-without-error"),
+    M("error_is_flat_only", "failed", cut("error", "error"), "error-form"),
+    M("error_is_nested_only", "failed", cut("error", "code"), "error-form"),
+    M("errors_differ", "failed", put("error", "error.code", "invalid_prompt"), "error-forms-differ"),
+    M("key_missing", "text", cut("created", "response.tools"), "response-key-missing"),
+    M("key_missing_at_the_end", "text", cut(END, "response.parallel_tool_calls"), "response-key-missing"),
+    M("created_at_is_text", "text", everywhere("created_at", "now"), "response-key-type"),
+    M("output_is_null", "nothing", put(END, "response.output", None), "response-key-type"),
+    M("object_is_another", "text", everywhere("object", "chat.completion"), "response-key-type"),
+    M("response_id_changed", "text", put(END, "response.id", "resp_2"), "response-id-changed"),
+    M("response_id_changed_early", "text", put("in_progress", "response.id", "resp_2"), "response-id-changed"),
+    M("model_changed", "text", put(END, "response.model", "other"), "response-setting-changed"),
+    M("created_at_changed", "text", put(END, "response.created_at", 5), "response-setting-changed"),
+    M("tools_changed", "text", put(END, "response.tools", []), "response-setting-changed"),
+    M("temperature_changed", "text", put("in_progress", "response.temperature", 0.5), "response-setting-changed"),
+    M("created_is_completed", "text", put("created", "response.status", "completed"), "response-status"),
+    M("completed_is_incomplete", "text", put(END, "response.status", "incomplete"), "response-status"),
+    M("completed_is_in_progress", "text", put(END, "response.status", "in_progress"), "response-status"),
+    M("failed_is_completed", "failed", put("failed", "response.status", "completed"), "response-status"),
+    M("cut_turn_ends_as_completed", "token_limit", put("incomplete", "type", "response.completed"), "response-status"),
+    M("completed_at_missing", "text", put(END, "response.completed_at", None), "response-ending"),
+    M("completed_at_of_a_cut_turn", "token_limit", put("incomplete", "response.completed_at", 5), "response-ending"),
+    M("error_of_a_completed_turn", "text", put(END, "response.error", {"code": "a", "message": "b"}), "response-ending"),
+    M("details_missing", "token_limit", put("incomplete", "response.incomplete_details", None), "response-ending"),
+    M("details_of_a_completed_turn", "text", put(END, "response.incomplete_details", {"reason": "max_output_tokens"}), "response-ending"),
+    M("reason_is_another", "token_limit", put("incomplete", "response.incomplete_details", {"reason": "length"}), "incomplete-reason"),
+    M("error_without_code", "failed", put("failed", "response.error", {"message": "b"}), "response-error"),
+    M("output_in_progress", "text", lambda events: events[1]["response"].update(output=events[-1]["response"]["output"]), "snapshot-output-early"),
+    M("usage_in_created", "text", lambda events: events[0]["response"].update(usage=events[-1]["response"]["usage"]), "snapshot-ending-early"),
+    M("completed_at_in_created", "text", put("created", "response.completed_at", 5), "snapshot-ending-early"),
+]  # fmt: skip
+
+ITEMS = [
+    M("kind_is_unknown", "function_call", both(put("output_item.added", "item.type", "tool_use"), put("output_item.done", "item.type", "tool_use")), "item-type-unknown"),
+    M("items_interleave", "two_messages", interleave, "item-interleaved"),
+    M("item_after_a_cut_one", "two_messages", put("output_item.done", "item.status", "incomplete"), "item-after-incomplete"),
+    M("added_with_text", "text", lambda events: find(events, "output_item.added")["item"].update(content=find(events, "output_item.done")["item"]["content"]), "item-not-empty"),
+    M("added_with_arguments", "function_call", put("output_item.added", "item.arguments", "{}"), "item-not-empty"),
+    M("added_with_summary", "summarised_reasoning", put("output_item.added", "item.summary", [{"type": "summary_text", "text": "A"}]), "item-not-empty"),
+    M("added_as_completed", "text", put("output_item.added", "item.status", "completed"), "item-status"),
+    M("done_in_progress", "text", put("output_item.done", "item.status", "in_progress"), "item-status"),
+    M("id_empty", "text", put("output_item.added", "item.id", ""), "item-id-empty"),
+    M("id_missing", "text", cut("output_item.added", "item.id"), "item-id-empty"),
+    M("id_of_the_item_before", "two_messages", put("output_item.added", "item.id", "msg_0", 1), "item-id-repeated"),
+    M("id_of_a_delta_changed", "text", put("output_text.delta", "item_id", "msg_x"), "item-id-changed"),
+    M("id_of_a_part_changed", "text", put("content_part.added", "item_id", "msg_x"), "item-id-changed"),
+    M("id_of_the_arguments_changed", "function_call", put("function_call_arguments.done", "item_id", "fc_x"), "item-id-changed"),
+    M("id_at_the_end_changed", "text", put("output_item.done", "item.id", "msg_x"), "item-id-changed"),
+    M("type_changed", "text", put("output_item.done", "item.type", "reasoning"), "item-type-changed"),
+    M("role_changed", "text", put("output_item.done", "item.role", "user"), "item-key-changed"),
+    M("name_changed", "function_call", put("output_item.done", "item.name", "apply_patch"), "item-key-changed"),
+    M("namespace_lost", "function_call_in_namespace", cut("output_item.done", "item.namespace"), "item-key-changed"),
+    M("phase_changed", "text_with_phase", put("output_item.done", "item.phase", "commentary"), "item-key-changed"),
+    M("call_id_empty", "function_call", put("output_item.added", "item.call_id", ""), "call-id-empty"),
+    M("call_id_repeated", "two_calls", put("output_item.added", "item.call_id", "call_0", 1), "call-id-repeated"),
+    M("call_id_is_the_id", "function_call", put("output_item.added", "item.call_id", "fc_0"), "call-id-is-item-id"),
+    M("call_id_changed", "function_call", put("output_item.done", "item.call_id", "call_x"), "call-id-changed"),
+    M("name_empty", "function_call", put("output_item.added", "item.name", ""), "call-name-empty"),
+    M("index_from_one", "text", lambda events: [event | ({"output_index": 1} if "output_index" in event else {}) for event in events], "output-index"),
+    M("index_gap", "two_messages", lambda events: [event | ({"output_index": 2} if event.get("output_index") == 1 else {}) for event in events], "output-index"),
+    M("index_is_minus_one", "text", put("output_item.added", "output_index", -1), "output-index"),
+    M("index_reused", "two_messages", put("output_item.added", "output_index", 0, 1), "output-index-reused"),
+    M("index_of_a_delta_changed", "text", put("output_text.delta", "output_index", 1), "output-index-changed"),
+    M("index_of_done_changed", "text", put("output_item.done", "output_index", 1), "output-index-changed"),
+    M("added_missing", "text", drop("output_item.added"), "event-outside-item"),
+    M("added_missing_of_a_bare_item", "function_call_output", drop("output_item.added"), "item-never-added"),
+    M("call_has_done_only", "function_call", both(drop("output_item.added"), drop("function_call_arguments.delta"), drop("function_call_arguments.delta"), drop("function_call_arguments.done")), "item-never-added"),
+    M("done_missing", "text", drop("output_item.done"), "item-never-done"),
+    M("done_missing_of_a_cut_message", "token_limit", drop("output_item.done"), "item-never-done"),
+    M("done_twice", "text", repeat("output_item.done"), "item-done-repeated"),
+    M("cut_call_is_done", "function_call", put("output_item.done", "item.status", "incomplete"), "incomplete-call-done"),
+    M("message_without_parts", "text", put("output_item.done", "item.content", []), "message-without-parts"),
+    M("delta_before_its_item", "text", move("output_item.added", 2), "event-outside-item"),
+    M("delta_of_an_unknown_item", "function_call", both(put("function_call_arguments.delta", "item_id", "fc_x"), put("function_call_arguments.delta", "output_index", 7)), "event-outside-item"),
+    M("delta_after_its_item", "two_messages", lambda events: events.insert(9, find(events, "output_text.delta")), "event-of-closed-item"),
+    M("arguments_in_a_message", "text", lambda events: events.insert(5, {"type": "response.function_call_arguments.delta", "item_id": "msg_0", "output_index": 0, "delta": "x"}), "event-kind"),
+    M("text_in_a_call", "function_call", lambda events: events.insert(3, {"type": "response.output_text.delta", "item_id": "fc_0", "output_index": 0, "content_index": 0, "delta": "x", "logprobs": []}), "event-kind"),
+    M("text_in_reasoning", "raw_reasoning", put("reasoning_text.delta", "type", "response.output_text.delta"), "event-kind"),
+    M("input_in_a_function_call", "function_call", put("function_call_arguments.delta", "type", "response.custom_tool_call_input.delta"), "event-kind"),
+    M("search_before_its_start", "web_search_call", move("web_search_call.in_progress", 1), "body-order"),
+    M("mcp_ends_before_its_arguments", "mcp_call", move("mcp_call.completed", -1), "body-order"),
+    M("search_without_an_end", "file_search_call", drop("file_search_call.completed"), "body-unfinished"),
+    M("arguments_never_done", "function_call", drop("function_call_arguments.done"), "body-unfinished"),
+    M("input_never_done", "custom_tool_call", drop("custom_tool_call_input.done"), "body-unfinished"),
+    M("code_never_done", "code_interpreter_call", drop("code_interpreter_call_code.done"), "body-order"),
+    M("null_phase", "text", both(put("output_item.added", "item.phase", None), put("output_item.done", "item.phase", None)), "optional-null"),
+    M("null_encrypted_content", "raw_reasoning", put("output_item.done", "item.encrypted_content", None), "optional-null"),
+]  # fmt: skip
+
+CONTENT = [
+    M("parts_interleave", "text_and_refusal", move("content_part.done", 1), "part-interleaved"),
+    M("part_never_added", "text_without_deltas", both(drop("content_part.added"), drop("output_text.done")), "part-never-added"),
+    M("part_never_done", "text", drop("content_part.done"), "part-never-done"),
+    M("part_added_with_text", "text", put("content_part.added", "part.text", "Hel"), "part-not-empty"),
+    M("summary_added_with_text", "summarised_reasoning", put("reasoning_summary_part.added", "part.text", "A."), "part-not-empty"),
+    M("part_kind_unknown", "text", put("content_part.added", "part.type", "text"), "part-type"),
+    M("reasoning_part_in_a_message", "text", put("content_part.added", "part", {"type": "reasoning_text", "text": ""}), "part-type"),
+    M("refusal_in_a_text_part", "text_and_refusal", lambda events: events.insert(4, find(events, "refusal.delta") | {"content_index": 0}), "part-type"),
+    M("part_kind_changed", "text", put("content_part.done", "part", {"type": "refusal", "refusal": "Hello"}), "part-type"),
+    M("content_index_from_one", "text", put("content_part.added", "content_index", 1), "part-index"),
+    M("content_index_of_a_delta", "text_and_refusal", put("refusal.delta", "content_index", 0), "part-index"),
+    M("summary_index_repeated", "summarised_reasoning", put("reasoning_summary_part.added", "summary_index", 0, 1), "part-index"),
+    M("text_never_done", "text", drop("output_text.done"), "part-text-never-done"),
+    M("summary_never_done", "summarised_reasoning", drop("reasoning_summary_text.done"), "part-text-never-done"),
+    M("part_text_differs", "text", put("content_part.done", "part.text", "Hullo"), "part-differs-from-deltas"),
+    M("refusal_differs", "refusal", put("content_part.done", "part.refusal", "Yes."), "part-differs-from-deltas"),
+    M("part_added_missing", "text", drop("content_part.added"), "content-outside-part"),
+    M("summary_part_added_missing", "summarised_reasoning", drop("reasoning_summary_part.added"), "content-outside-part"),
+    M("delta_is_empty", "text", put("output_text.delta", "delta", ""), "delta-empty"),
+    M("argument_delta_is_empty", "function_call", put("function_call_arguments.delta", "delta", ""), "delta-empty"),
+    M("delta_after_text_done", "text", move("output_text.done", -1), "delta-after-done"),
+    M("delta_after_arguments_done", "function_call", move("function_call_arguments.done", -1), "delta-after-done"),
+    M("text_done_twice", "text", repeat("output_text.done"), "done-repeated"),
+    M("arguments_done_twice", "function_call", repeat("function_call_arguments.done"), "done-repeated"),
+    M("delta_lost", "text", drop("output_text.delta"), "done-differs-from-deltas"),
+    M("delta_twice", "text", repeat("output_text.delta"), "done-differs-from-deltas"),
+    M("deltas_swapped", "text", move("output_text.delta", 1), "done-differs-from-deltas"),
+    M("byte_of_a_delta_changed", "text", put("output_text.delta", "delta", "hel"), "done-differs-from-deltas"),
+    M("byte_of_reasoning_changed", "raw_reasoning", put("reasoning_text.delta", "delta", "hm"), "done-differs-from-deltas"),
+    M("byte_of_a_summary_changed", "summarised_reasoning", put("reasoning_summary_text.delta", "delta", "B."), "done-differs-from-deltas"),
+    M("byte_of_arguments_changed", "function_call", put("function_call_arguments.delta", "delta", '{"city" : '), "done-differs-from-deltas"),
+    M("byte_of_input_changed", "custom_tool_call", put("custom_tool_call_input.delta", "delta", "***  Begin"), "done-differs-from-deltas"),
+    M("byte_of_code_changed", "code_interpreter_call", put("code_interpreter_call_code.delta", "delta", "2 + "), "done-differs-from-deltas"),
+    M("byte_of_a_command_changed", "shell_call", put("shell_call_command.delta", "delta", "rm"), "done-differs-from-deltas"),
+    M("arguments_spaced_otherwise", "function_call", put("function_call_arguments.done", "arguments", '{"city":"Oslo"}'), "done-differs-from-deltas"),
+    M("item_text_differs", "text", put("output_item.done", "item.content.0.text", "Hullo"), "item-differs-from-parts"),
+    M("item_part_lost", "text_and_refusal", lambda events: find(events, "output_item.done")["item"]["content"].pop(), "item-differs-from-parts"),
+    M("item_summary_differs", "summarised_reasoning", put("output_item.done", "item.summary.0.text", "Z."), "item-differs-from-parts"),
+    M("reasoning_content_lost", "raw_reasoning", cut("output_item.done", "item.content"), "item-differs-from-parts"),
+    M("item_arguments_differ", "function_call", put("output_item.done", "item.arguments", "{}"), "item-differs-from-deltas"),
+    M("item_input_differs", "custom_tool_call", put("output_item.done", "item.input", "x"), "item-differs-from-deltas"),
+    M("mcp_arguments_differ", "mcp_call", put("output_item.done", "item.arguments", "{}"), "item-differs-from-deltas"),
+    M("annotation_index_repeated", "text_with_annotations", put("output_text.annotation.added", "annotation_index", 0, 1), "annotation-index"),
+    M("annotation_lost", "text_with_annotations", lambda events: find(events, "content_part.done")["part"]["annotations"].pop(), "annotations-differ"),
+    M("annotation_never_streamed", "text_with_annotations", drop("output_text.annotation.added", 1), "annotations-differ"),
+    M("logprobs_of_done_differ", "text_with_logprobs", put("output_text.done", "logprobs", []), "logprobs-differ"),
+    M("logprobs_of_the_part_differ", "text_with_logprobs", put("content_part.done", "part.logprobs", []), "logprobs-differ"),
+]  # fmt: skip
+
+TERMINAL = [
+    M("output_empty", "text", put(END, "response.output", []), "output-item-missing"),
+    M("output_lacks_the_call", "reasoning_text_and_calls", lambda events: events[-1]["response"]["output"].pop(), "output-item-missing"),
+    M("output_text_differs", "text", put(END, "response.output.0.content.0.text", "Hullo"), "output-item-changed"),
+    M("output_arguments_differ", "function_call", put(END, "response.output.0.arguments", '{"city":"Oslo"}'), "output-item-changed"),
+    M("output_call_id_differs", "function_call", put(END, "response.output.0.call_id", "call_x"), "output-item-changed"),
+    M("output_status_differs", "text", put(END, "response.output.0.status", "incomplete"), "output-item-changed"),
+    M("output_phase_lost", "text_with_phase", cut(END, "response.output.0.phase"), "output-item-changed"),
+    M("output_reasoning_sealed_otherwise", "sealed_reasoning", put(END, "response.output.0.encrypted_content", "x"), "output-item-changed"),
+    M("output_id_differs", "text", put(END, "response.output.0.id", "msg_x"), "output-id-changed"),
+    M("output_call_has_another_id", "function_call", put(END, "response.output.0.id", "fc_x"), "output-id-changed"),
+    M("output_reordered", "reasoning_text_and_calls", lambda events: events[-1]["response"]["output"].reverse(), "output-order"),
+    M("output_has_a_stranger", "text", lambda events: events[-1]["response"]["output"].append({"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}), "output-item-never-streamed"),
+    M("output_in_progress_at_the_end", "text", put(END, "response.output.0.status", "in_progress"), "output-item-in-progress"),
+    M("cut_call_missing", "call_cut_open", put("incomplete", "response.output", []), "open-item-missing"),
+    M("cut_call_is_completed", "call_cut_open", put("incomplete", "response.output.0.status", "completed"), "open-item-status"),
+    M("cut_call_has_more", "call_cut_open", put("incomplete", "response.output.0.arguments", '{"city"'), "open-item-differs"),
+    M("cut_message_has_less", "failed_inside_a_message", put("failed", "response.output.0.content.0.text", "He"), "open-item-differs"),
+    M("incomplete_item_of_a_completed_turn", "text", both(put("output_item.done", "item.status", "incomplete"), put(END, "response.output.0.status", "incomplete")), "incomplete-item-in-completed"),
+    M("incomplete_item_first", "two_messages", both(put("output_item.done", "item.status", "incomplete"), put(END, "response.output.0.status", "incomplete")), "incomplete-item-not-last"),
+    M("blank_message", "reasoning_text_and_calls", lambda events: [_replace(event, {"Hel": "\n", "lo": "\n", "Hello": "\n\n"}) for event in events], "message-blank"),
+]  # fmt: skip
+
+USAGE = [
+    M("usage_null", "text", put(END, "response.usage", None), "usage-missing"),
+    M("total_missing", "text", cut(END, "response.usage.total_tokens"), "usage-field"),
+    M("input_is_text", "text", put(END, "response.usage.input_tokens", "10"), "usage-field"),
+    M("details_missing_in_usage", "text", cut(END, "response.usage.input_tokens_details"), "usage-field"),
+    M("reasoning_tokens_missing", "text", put(END, "response.usage.output_tokens_details", {}), "usage-field"),
+    M("counts_negative", "text", put(END, "response.usage", {"input_tokens": -1, "input_tokens_details": {"cached_tokens": -1}, "output_tokens": 1, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 0}), "usage-field"),
+    M("total_wrong", "text", put(END, "response.usage.total_tokens", 19), "usage-total"),
+    M("cached_above_input", "text", put(END, "response.usage.input_tokens_details.cached_tokens", 11), "usage-part"),
+    M("reasoning_above_output", "text", put(END, "response.usage.output_tokens_details.reasoning_tokens", 9), "usage-part"),
+    M("output_above_the_limit", "token_limit", everywhere("max_output_tokens", 7), "usage-limit"),
+]  # fmt: skip
+
+POLICY = [
+    M("temperature_not_echoed", "text", lambda events: None, "echo-differs", request={"temperature": 0.5}),
+    M("metadata_not_echoed", "text", lambda events: None, "echo-differs", request={"metadata": {"a": "b"}}),
+    M("tools_not_echoed", "text", lambda events: None, "echo-differs", request={"tools": [WEATHER]}),
+    M("call_in_spite_of_none", "function_call", everywhere("tool_choice", "none"), "tool-choice-none"),
+    M("no_call_in_spite_of_required", "text", everywhere("tool_choice", "required"), "tool-choice-required"),
+    M("no_call_of_the_named_tool", "text", everywhere("tool_choice", {"type": "function", "name": "get_weather"}), "tool-choice-required"),
+    M("call_of_another_tool", "function_call", everywhere("tool_choice", {"type": "custom", "name": "apply_patch"}), "tool-not-allowed"),
+    M("call_outside_the_allowed", "function_call", everywhere("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "apply_patch"}]}), "tool-not-allowed"),
+    M("no_call_of_the_allowed", "text", everywhere("tool_choice", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "apply_patch"}]}), "tool-choice-required"),
+    M("call_of_an_unknown_tool", "function_call", everywhere("tools", []), "tool-unknown"),
+    M("function_call_of_a_custom_tool", "custom_tool_call", everywhere("tools", [{**WEATHER, "name": "apply_patch"}]), "tool-form"),
+    M("call_without_its_namespace", "function_call_in_namespace", lambda events: [_without_namespace(event) for event in events], "tool-form"),
+    M("two_calls_in_spite_of_one", "two_calls", everywhere("parallel_tool_calls", False), "parallel-calls"),
+    M("more_calls_than_allowed", "two_calls", everywhere("max_tool_calls", 1), "too-many-calls"),
+    M("arguments_are_cut", "function_call", lambda events: [_replace(event, {'"Oslo"}': '"Os', '{"city": "Oslo"}': '{"city": "Os'}) for event in events], "arguments-not-json"),
+    M("arguments_are_a_list", "function_call_without_deltas", lambda events: [_replace(event, {"{}": "[]"}) for event in events], "arguments-not-object"),
+    M("text_is_no_json", "text", everywhere("text", {"format": {"type": "json_schema", "name": "a", "schema": {}}}), "text-not-json"),
+    M("no_logprobs", "text", everywhere("top_logprobs", 2), "logprobs-missing", request={"top_logprobs": 2}),
+    M("logprobs_nobody_wanted", "text_with_logprobs", everywhere("top_logprobs", 0), "logprobs-unrequested", request={}),
+    M("logprob_without_token", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry.pop("token")), "logprob-entry"),
+    M("logprob_is_text", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry.update(logprob="0")), "logprob-entry"),
+    M("logprob_is_probability", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry.update(logprob=0.5)), "logprob-positive"),
+    M("logprob_bytes_of_another", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry.update(bytes=[1])), "logprob-bytes"),
+    M("alternatives_reversed", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry["top_logprobs"].reverse()), "logprob-order"),
+    M("alternatives_too_many", "text_with_logprobs", everywhere("top_logprobs", 1), "logprob-count"),
+]  # fmt: skip
+
+MUTANTS = [*SEQUENCE, *LIFECYCLE, *ITEMS, *CONTENT, *TERMINAL, *USAGE, *POLICY]
+
+
+def _replace(value: Any, texts: dict[str, str]) -> Any:
+    """Returns a JSON value in which whole strings are replaced."""
+    if isinstance(value, str):
+        return texts.get(value, value)
+    if isinstance(value, list):
+        return [_replace(each, texts) for each in value]
+    if isinstance(value, dict):
+        return {key: _replace(each, texts) for key, each in value.items()}
+    return value
+
+
+def _without_namespace(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_namespace(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without_namespace(each) for key, each in value.items() if key != "namespace"}
+    return value
+
+
+def _each_logprob(events: list[Event], change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the entry of the token `He` in each list of log-probabilities, wherever it stands."""
+
+    def visit(value: Any) -> None:
+        if isinstance(value, list):
+            for each in value:
+                visit(each)
+        elif isinstance(value, dict):
+            if value.get("logprobs") and value["logprobs"][0].get("token") == "He":
+                change(value["logprobs"][0])
+            for each in value.values():
+                visit(each)
+
+    visit(events)
