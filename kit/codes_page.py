@@ -1,21 +1,23 @@
 """Prints `docs/checks.md`, which explains every code: ``python -m antiphon.kit.codes_page > docs/checks.md``."""
 
+import sys
 from itertools import groupby
 
 from antiphon.kit.findings import load_codes
 
 INTRODUCTION = """# Is your stream right?
 
-Every finding of `antiphon check`, of the pytest plugin and of `antiphon check --proxy` has a code from this page. A code never
-changes its meaning, so that a build can depend on it.
+Every finding of `antiphon check`, of the pytest plugin and of `antiphon check --proxy` has a code from this page. A
+code never changes its meaning, so that a build can depend on it.
 
 - An **error** breaks some client: the last column names what happens.
 - A **warning** may break one.
 - A **note** is a known difference between servers that clients accept.
 
-The checker is an acceptor of its own. It shares no code with Antiphon's state machine, and each of its rules is tested by
-streams that break it (`tests/kit/checker`). What it accepts is the event grammar of the Responses API: `response.created`, then
-items one after the other, each with its parts, then one terminal event whose output is the list of the items that were done.
+The checker is an acceptor of its own. It shares no code with Antiphon's state machine, and each of its rules is tested
+by streams that break it (`tests/kit/checker`). It accepts the event grammar of the Responses API: `response.created`,
+then items one after the other, each with its parts, then one terminal event whose output is the list of the items that
+were done.
 
 This page is printed from `kit/codes.toml` by `python -m antiphon.kit.codes_page`.
 """
@@ -46,4 +48,4 @@ def format_page() -> str:
 
 
 if __name__ == "__main__":
-    print(format_page(), end="")
+    sys.stdout.write(format_page())
