@@ -112,7 +112,7 @@ def test_frames_of_a_stream_join_to_its_bytes(server: RunningServer, api: str) -
         ({"kind": "id_changed"}, {"output-id-changed"}),
         ({"kind": "id_changed", "number": 4}, {"output-id-changed"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else " ".join(sorted(value)),
 )
 def test_checker_finds_exactly_the_fault(server: RunningServer, fault: dict[str, Any], expected: set[str]) -> None:
     assert find_codes(join_writes(break_stream(server, **fault))) == expected
@@ -125,7 +125,7 @@ def test_checker_finds_exactly_the_fault(server: RunningServer, fault: dict[str,
         ({"kind": "duplicate_event"}, {"sequence-repeated"}),
         ({"kind": "drop_event"}, {"sequence-gap"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else " ".join(sorted(value)),
 )
 @pytest.mark.parametrize("at", [None, TEXT_DELTA, "response.output_item.done", "response.in_progress"])
 def test_checker_finds_a_fault_at_any_event(
