@@ -28,6 +28,7 @@ from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES
+from antiphon.kit.cli.check import check
 
 PRELOADED_MODULE = "antiphon.engine.builder"
 """Module that the worker process imports before it receives its model."""
@@ -271,6 +272,9 @@ def serve(**flags: Any) -> None:
             run_until_signal(options, settings, flags["log_format"], spawn)
     except KeyboardInterrupt:  # during the imports; click would print "Aborted!"
         sys.exit(130)
+
+
+main.add_command(check)
 
 
 @main.command("dialects")

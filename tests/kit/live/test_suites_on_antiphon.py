@@ -1,0 +1,32 @@
+"""Every case of every suite passes on Antiphon with the scripted engine: no finding, nothing unsupported or skipped."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from antiphon.kit.live.client import LiveClient
+from antiphon.kit.live.models import find_model
+from antiphon.kit.live.reports import list_case_lines
+from antiphon.kit.live.runner import CaseRunner
+from antiphon.kit.live.suites import SUITE_NAMES, CaseSuite, LiveCase, load_suite
+from tests.kit.live.suite_scripts import write_script
+from tests.serving import RunningServer, scripted_registry, serve
+
+CASES = [(suite, case) for suite in map(load_suite, SUITE_NAMES) for case in suite.case]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[CaseRunner]:
+    with serve(lambda: scripted_registry(write_script())) as server, LiveClient(server.url, timeout=20) as client:
+        yield create_runner(server, client)
+
+
+def create_runner(server: RunningServer, client: LiveClient) -> CaseRunner:
+    model = find_model(client, None)
+    return CaseRunner(client, model.name, context_length=model.context_length)
+
+
+@pytest.mark.parametrize(("suite", "case"), CASES, ids=[f"{suite.name}.{case.id}" for suite, case in CASES])
+def test_case_passes(runner: CaseRunner, suite: CaseSuite, case: LiveCase) -> None:
+    report = runner.run_case(suite, case)
+    assert report.outcome == "passed" and not report.findings and not report.remarks, "\n".join(list_case_lines(report))
