@@ -9,6 +9,7 @@ from antiphon.app.encryption import open_sealer
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
+from antiphon.app.scripted.faults import ScriptFaults, connect_script_faults
 from antiphon.app.settings import Settings
 from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.memory import MemoryStore
@@ -28,6 +29,8 @@ class ServerContext(Struct, kw_only=True):
     turn_manager: TurnManager
     store: ResponseStore
     metrics: MetricsCollector
+    script_faults: ScriptFaults | None = None
+    """Faults that a script asks for; None if there are none."""
     grpc_port: int | None = None
     """Port of gRPC, once it is served."""
     shutting_down: bool = False
@@ -51,7 +54,10 @@ def create_context(
     timeouts: TurnTimeouts = TurnTimeouts(),  # noqa: B008  # it is frozen
     store: ResponseStore | None = None,
 ) -> ServerContext:
-    """Creates a server context. Without `store`, responses are stored in memory. Raises `KeyFileError`."""
+    """Creates a server context. Without `store`, responses are stored in memory.
+
+    Raises `KeyFileError` or `ScriptError`.
+    """
     store = MemoryStore() if store is None else store
     sealer = open_sealer(settings.encryption_key_path)
     metrics = MetricsCollector(models.all_models)
@@ -65,5 +71,11 @@ def create_context(
         observer=metrics,
     )
     return ServerContext(
-        settings=settings, models=models, capacity=capacity, turn_manager=turn_manager, store=store, metrics=metrics
+        settings=settings,
+        models=models,
+        capacity=capacity,
+        turn_manager=turn_manager,
+        store=store,
+        metrics=metrics,
+        script_faults=connect_script_faults(models),
     )

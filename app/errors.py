@@ -94,6 +94,14 @@ def shape_error(error: ApiError, path: str, request_id: str) -> ApiError:
     return AnthropicError(error, request_id) if is_messages else error
 
 
+class RefusedJobError(EngineError):
+    """A job that the engine refuses with this very error."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.code or "server_error", error.message)
+        self.api_error = error
+
+
 _ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {
     "context_length_exceeded": (400, "context_length_exceeded", None, "input"),
     "invalid_request": (400, "invalid_value", None, None),
@@ -109,6 +117,8 @@ _ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {
 
 def from_engine(error: EngineError) -> ApiError:
     """Returns the error for a job that the engine did not admit. A temporary one (429, 503) carries `Retry-After`."""
+    if isinstance(error, RefusedJobError):
+        return error.api_error
     status, code, kind, param = _ENGINE_ERRORS.get(error.code, (500, error.code, None, None))
     headers = (("retry-after", str(RETRY_AFTER_S)),) if status in (429, 503) else ()
     return ApiError(status, code, error.message, param, kind=kind, headers=headers)

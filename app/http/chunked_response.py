@@ -4,6 +4,12 @@ h11 checks every piece of a body, which costs more than writing the piece. Betwe
 not change h11's state, so it can be written directly to the transport.
 """
 
+import contextlib
+import os
+import socket
+import struct
+from asyncio import Transport
+
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from antiphon.app.http.asgi import AsgiMessage, AsgiScope, AsgiSend
@@ -38,6 +44,22 @@ class ChunkedResponse:
         """Writes one chunk immediately; writes nothing after the client has disconnected."""
         if chunk and not self._cycle.disconnected:  # an empty chunk would end the body
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+    def close_connection(self) -> None:
+        """Closes the connection, once all that was written is sent."""
+        self._cycle.transport.close()
+
+    def reset_connection(self) -> None:
+        """Resets the connection (TCP RST). What has not been sent yet is lost."""
+        transport = self._cycle.transport
+        with contextlib.suppress(OSError), socket.socket(fileno=_copy_descriptor(transport)) as twin:
+            twin.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+
+def _copy_descriptor(transport: Transport) -> int:
+    """Returns a copy of the descriptor: the event loop's own socket object cannot set options."""
+    return os.dup(transport.get_extra_info("socket").fileno())
 
 
 def _is_chunked(start: AsgiMessage) -> bool:

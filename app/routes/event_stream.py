@@ -86,7 +86,7 @@ async def run_until_disconnect(receive: Callable[[], Awaitable[Any]], work: Awai
     The request body must have been read.
     """
     task = asyncio.ensure_future(work)
-    disconnected = asyncio.create_task(_wait_disconnect(receive))
+    disconnected = asyncio.create_task(wait_disconnect(receive))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -99,7 +99,7 @@ async def run_until_disconnect(receive: Callable[[], Awaitable[Any]], work: Awai
             await task
 
 
-async def _wait_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
+async def wait_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
     """Returns when the client has disconnected, or has received the whole response."""
     while (await receive())["type"] != "http.disconnect":
         pass

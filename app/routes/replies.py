@@ -13,6 +13,7 @@ from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.routes.event_stream import EventStreamResponse, run_until_disconnect
+from antiphon.app.scripted.faulty_replies import break_reply, break_stream
 
 T = TypeVar("T")
 
@@ -24,7 +25,10 @@ def json_reply(body: bytes, status: int = 200) -> Response[bytes]:
 
 def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any]:
     """Returns a response that streams the encoder's logs to one client."""
-    return EventStreamResponse(encoder, count_readers(context, encoder.logs))
+    reading = count_readers(context, encoder.logs)
+    if context.script_faults is not None:
+        return break_stream(encoder, reading, context.script_faults)
+    return EventStreamResponse(encoder, reading)
 
 
 async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventLog]:
@@ -43,7 +47,10 @@ def limit_time(request: AnyRequest, spec: TurnSpec) -> TurnSpec:
 
 async def final_reply(request: AnyRequest, reply: Awaitable[bytes], logs: Sequence[EventLog]) -> bytes:
     """Returns a complete reply. Cancels it if the client disconnects, which no ASGI server does by itself."""
-    with count_readers(server_context(request), logs):
+    context = server_context(request)
+    with count_readers(context, logs):
+        if context.script_faults is not None:
+            reply = break_reply(request, reply, logs, context.script_faults)
         return await cancel_on_disconnect(request, reply)
 
 

@@ -73,6 +73,9 @@ class ScriptedEngine:
         if decode is None and any(reply.when for reply in replies):
             raise ScriptError("a script with `when` needs a decoder for the prompt")
         self.info = info or DEFAULT_INFO
+        self.replies = tuple(replies)
+        self.on_reply: Callable[[Job, ScriptedReply], None] = lambda _job, _reply: None
+        """Receives each job and its reply before the job is admitted. May raise :class:`EngineError` to refuse it."""
         self._conditional = [reply for reply in replies if reply.when]
         self._unconditional = [reply for reply in replies if not reply.when]
         self._encode, self._decode, self._delay = encode, decode, delay
@@ -173,6 +176,7 @@ class ScriptedEngine:
         if job.prefill_only:  # it uses up no reply of the script: its output is discarded
             return PREFILL_REPLY
         reply = self._find_reply(job)
+        self.on_reply(job, reply)
         if reply.refusal is not None:
             step = reply.refusal
             raise EngineError(step.code, step.refuse or "", step.retryable)

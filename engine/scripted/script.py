@@ -18,6 +18,7 @@ text (the engine has an encoder) and keeps no time (a pause is a number).
     finish = "stop"               # or "length"
     stop_id = 7                   # token that ends the turn; default: the first of the engine's eos_ids, if any
     cached_tokens = 0             # prompt tokens to report as read from the cache
+    fault = {kind = "cut"}        # fault of the reply over HTTP; docs/faults.md lists the kinds
 """
 
 import tomllib
@@ -62,6 +63,8 @@ class ScriptedReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     finish: Literal["stop", "length"] = "stop"
     stop_id: int | None = None
     cached_tokens: int = 0
+    fault: dict[str, Any] | None = None
+    """Fault of the reply over HTTP, which the server applies; the engine does not read it."""
 
     def __post_init__(self) -> None:
         if self.tokens_per_chunk < 0:
