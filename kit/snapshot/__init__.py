@@ -1,0 +1,1 @@
+"""Streams as readable lines: ids numbered, times left out, deltas merged, whatever the source of the stream."""
