@@ -80,7 +80,7 @@ SMALL = --model small --servers antiphon-int8,vllm-bf16,llama.cpp --streams 1,4,
 EXACT = --model small --servers antiphon,vllm-fp32 --streams 1,4,16 --rounds 3 $(call RESULTS,exact)
 SLOW = --model small --servers antiphon,transformers,transformers-cb --streams 1,4 --rounds 1 $(call RESULTS,slow)
 AGENT = --model small --servers antiphon,antiphon-int8 --rounds 0 --scenarios next,long --repeat 1 $(call RESULTS,agent)
-REMOTE = --model tiny --servers antiphon-vllm,vllm-bf16 --streams 1,16,64 --rounds 3 --limit-minutes 15 $(call RESULTS,remote)
+REMOTE = --model tiny --servers vllm-guided,antiphon-vllm --streams 1,16,64 --rounds 3 --limit-minutes 15 $(call RESULTS,remote)
 OSS = --model oss --servers antiphon --rounds 0 --scenarios next $(call RESULTS,oss)
 EMBEDDED = --model embedded --servers antiphon --streams 1,16 --rounds 3 --limit-minutes 3 $(call RESULTS,embedded)
 GPU = --model small --servers antiphon-gpu,transformers-gpu --streams 1,16,128 --rounds 3 $(call RESULTS,gpu)
@@ -90,11 +90,11 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "antiphon needs Python 3.11 or later: run make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# Links to the five folders under their import name antiphon.*, so that mypy and editors see new files at once.
+# Links to the folders under their import name antiphon.*, so that mypy and editors see new files at once.
 LINKED := $(VENV)/src/antiphon
 $(LINKED): | $(VENV)/bin/python
 	@mkdir -p $@
-	@ln -sfn $(foreach package,app engine events harmony state,../../../$(package)) $@
+	@ln -sfn $(foreach package,app engine events harmony kit state,../../../$(package)) $@
 	@ln -sf $(foreach file,__init__.py __main__.py py.typed,../../../app/public/$(file)) $@
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' | xargs -I{} sh -c 'echo ../../../src > {}/antiphon-src.pth'
 

@@ -1,0 +1,83 @@
+"""The pytest plugin: a scripted server, snapshots of event streams, and the checker as an assertion.
+
+pytest loads this module in every run of an environment that has Antiphon, so it imports nothing but pytest; the
+fixtures import the rest.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from syrupy.assertion import SnapshotAssertion
+
+    from antiphon.kit.pytest_plugin.server import ScriptedServer
+
+    StartServer = Callable[..., ScriptedServer]
+
+INSTALL_HINT = "pip install 'antiphon[pytest]'"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the setting of the server's command."""
+    parser.addini(
+        "antiphon_command",
+        "Command of responses_server, with its arguments. Default: antiphon, beside Python or on PATH.",
+        type="args",
+    )
+
+
+@pytest.fixture
+def responses_server(request: pytest.FixtureRequest) -> "Iterator[StartServer]":
+    """Starts servers that replay scripted replies: `responses_server(cases, **options)`. They stop after the test.
+
+    `cases` is a list of replies, such as `{"when": ["weather"], "output": ["Rain."]}`, a text, or a TOML file next to
+    the test's own. Options are those of `antiphon serve`, such as `dialect="gpt-oss"`.
+    """
+    from antiphon.kit.pytest_plugin.server import ServerPool  # noqa: PLC0415  see the module's docstring
+
+    with ServerPool(request.config.getini("antiphon_command"), request.path.parent) as pool:
+        yield pool.start_server
+
+
+@pytest.fixture(scope="session")
+def responses_server_factory(request: pytest.FixtureRequest) -> "Iterator[StartServer]":
+    """Starts servers as `responses_server` does, for fixtures of a module or session. They stop after the session.
+
+    Files are looked up from pytest's root folder.
+    """
+    from antiphon.kit.pytest_plugin.server import ServerPool  # noqa: PLC0415  see the module's docstring
+
+    with ServerPool(request.config.getini("antiphon_command"), request.config.rootpath) as pool:
+        yield pool.start_server
+
+
+@pytest.fixture
+def event_snapshot(request: pytest.FixtureRequest) -> "SnapshotAssertion":
+    """Compares a stream with its snapshot, a text file for each test: `assert event_snapshot == stream`.
+
+    The stream is a list of events (dicts or objects of an SDK), server-sent events as bytes or text, or a `Path` of a
+    recorded file. `pytest --snapshot-update` writes the files.
+    """
+    try:
+        from antiphon.kit.pytest_plugin.snapshot_files import StreamSnapshotAssertion  # noqa: PLC0415  see above
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "syrupy":
+            raise
+        pytest.fail(f"event_snapshot needs syrupy, which is not installed: {INSTALL_HINT}", pytrace=False)
+    if not request.config.pluginmanager.hasplugin("syrupy"):
+        pytest.fail("event_snapshot needs the plugin syrupy, which is disabled", pytrace=False)
+    return StreamSnapshotAssertion.create(request.getfixturevalue("snapshot"))
+
+
+@pytest.fixture
+def assert_conformant() -> Callable[..., None]:
+    """Fails if a stream breaks a rule of the API: `assert_conformant(stream, request=None, ignore=())`.
+
+    `antiphon.kit.testing` has the same function for an import.
+    """
+    from antiphon.kit import testing  # noqa: PLC0415  see the module's docstring
+
+    check: Callable[..., Any] = testing.assert_conformant
+    return check

@@ -1,0 +1,115 @@
+"""A relay in front of a server: it copies bytes between clients and the server, unchanged, and records them.
+
+It knows no HTTP, so cut frames, resets and half-closed connections reach the client as the server made them.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from antiphon.kit.pytest_plugin.exchanges import ConnectionRecorder, RelayedExchange
+
+READ_BYTES = 65_536
+CLOSE_WITH_RESET = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER with which `close` sends RST."""
+
+
+class RecordingRelay:
+    """Relays connections to a port of this machine, in a thread of its own."""
+
+    def __init__(self, upstream_port: int) -> None:
+        self.exchanges: list[RelayedExchange] = []
+        """All exchanges, in the order in which their requests came."""
+        self.port = 0
+        self._upstream_port = upstream_port
+        self._thread = threading.Thread(target=self._run_thread, name="antiphon relay", daemon=True)
+        self._listening = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped: asyncio.Event | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Starts to listen on a free port."""
+        self._thread.start()
+        self._listening.wait()
+
+    def stop(self) -> None:
+        """Closes all connections."""
+        if self._loop is not None and self._stopped is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join()
+
+    def _run_thread(self) -> None:
+        try:
+            asyncio.run(self._run())
+        finally:
+            self._listening.set()
+
+    async def _run(self) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept_client, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._listening.set()
+        await self._stopped.wait()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        try:
+            upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+        except OSError:
+            _reset(writer)
+            return
+        recorder = ConnectionRecorder(self.exchanges)
+        to_server = asyncio.create_task(_copy_bytes(reader, upstream, recorder.add_request_bytes))
+        to_client = asyncio.create_task(_copy_bytes(upstream_reader, writer, recorder.add_reply_bytes))
+        try:
+            await asyncio.wait((to_server, to_client), return_when=asyncio.FIRST_COMPLETED)
+            if not to_client.done() and to_server.result():  # the client may send nothing more, and still read
+                await to_client
+            if to_client.done() and not to_client.result():
+                _reset(writer)
+        finally:
+            for task in (to_server, to_client):
+                task.cancel()
+            await asyncio.gather(to_server, to_client, return_exceptions=True)
+            await _close(upstream)
+            await _close(writer)
+
+
+async def _copy_bytes(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: Callable[[bytes], None]
+) -> bool:
+    """Copies to the end. Returns False if the connection was reset instead."""
+    try:
+        while data := await reader.read(READ_BYTES):
+            record(data)
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+    except OSError:
+        return False
+    return True
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_WITH_RESET)
+    writer.transport.abort()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
