@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from antiphon.app.remote.launch import VLLM_FLAGS
 from tests.bench.install import BENCH_DIR, BUILD_INFO, DONE_MARKER, ENVS_DIR, ROOT
 from tests.bench.load_client import Api
 from tests.bench.random_models import MODELS_DIR, create_model
 
 BuildCommand = Callable[[Path, int], list[str]]
 """Returns the command line for a model folder and a port."""
+
+UPSTREAM = "{upstream}"
+"""Place of the base URL of the server in a command line, for a peer that stands in front of another one."""
 
 GPU_MAX_STREAMS = 128
 """Most concurrent streams that are sent to a server on a GPU."""
@@ -46,6 +50,8 @@ class Peer:
     model_by_path: bool = False
     """True if requests name the model by the path of its folder."""
     needs_gpu: bool = False
+    in_front_of: str | None = None
+    """Name of the peer whose running server it uses. That server must be started before, and is not paused."""
 
     @property
     def is_antiphon(self) -> bool:
@@ -94,11 +100,15 @@ def _vllm_command(dtype: str) -> BuildCommand:
     ]
 
 
+def _vllm_for_antiphon_command(model: Path, port: int) -> list[str]:
+    """Starts vLLM in bf16 with the flags that Antiphon needs."""
+    return [*_vllm_command("bfloat16")(model, port), *VLLM_FLAGS]
+
+
 def _antiphon_over_vllm_command(model: Path, port: int) -> list[str]:
-    """Starts Antiphon, which starts vLLM on a Unix socket."""
     return [
-        *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model), "--engine", "vllm", "--max-model-len", "4096"),
-        *("--served-model-name", model.name, "--port", str(port), "--store", "memory"),
+        *(sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "vllm", "--engine-url", UPSTREAM),
+        *("--tokenizer", str(model), "--served-model-name", model.name, "--port", str(port), "--store", "memory"),
     ]
 
 
@@ -174,12 +184,19 @@ PEERS: dict[str, Peer] = {
             env_vars=VLLM_ENV,
         ),
         Peer(
-            "antiphon-vllm",
-            _antiphon_over_vllm_command,
+            "vllm-guided",
+            _vllm_for_antiphon_command,
             ("vllm", "torch"),
             "vllm",
             bytes_per_weight=2.0,
             env_vars=VLLM_ENV,
+        ),
+        Peer(
+            "antiphon-vllm",
+            _antiphon_over_vllm_command,
+            ANTIPHON_PACKAGES,
+            bytes_per_weight=2.0,
+            in_front_of="vllm-guided",
         ),
         Peer("llama.cpp", _llama_command, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
         Peer(

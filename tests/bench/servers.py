@@ -14,7 +14,7 @@ from typing import Self
 
 from tests.bench.install import BENCH_DIR
 from tests.bench.load_client import Sample, Stream, request_body, run_load, send_request
-from tests.bench.peers import Peer
+from tests.bench.peers import UPSTREAM, Peer
 from tests.bench.random_models import single_token_words
 from tests.bench.server_process import ServerProcess
 
@@ -45,12 +45,16 @@ def make_prompt(seed: str, tokens: int) -> str:
 class PeerServer:
     """A running peer."""
 
-    def __init__(self, peer: Peer, model: Path) -> None:
+    def __init__(self, peer: Peer, model: Path, upstream: "PeerServer | None" = None) -> None:
+        self.upstream, self.is_upstream = upstream, False
         self.peer, self.model = peer, str(model) if peer.model_by_path else model.name
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             self.port: int = unused.getsockname()[1]
         self.command = peer.build_command(model, self.port)
+        if upstream is not None:
+            upstream.is_upstream = True
+            self.command = [part.replace(UPSTREAM, f"http://127.0.0.1:{upstream.port}") for part in self.command]
         log = BENCH_DIR / "logs" / f"{model.name}-{peer.name}.log"
         self.process = ServerProcess(self.command, log, peer.env_vars)
         self.startup_s = 0.0
@@ -112,8 +116,8 @@ class PeerServer:
             self.pause_if_busy()
 
     def pause_if_busy(self) -> None:
-        """Pauses the server if it uses the CPU without requests."""
-        if self.idle_cores > MAX_IDLE_CORES:
+        """Pauses the server if it uses the CPU without requests, and no other one needs it."""
+        if self.idle_cores > MAX_IDLE_CORES and not self.is_upstream:
             self.process.pause()
 
 
@@ -139,7 +143,10 @@ class ServerPool:
         free = available_memory()
         if free < MIN_FREE_MEMORY.get(self.model_name, 2**30):
             raise NotStartedError(f"only {free / 2**30:.1f} GiB of memory are free")
-        server = PeerServer(peer, self.model)
+        upstream = self._find_upstream(peer)
+        if upstream is not None:
+            upstream.process.resume()
+        server = PeerServer(peer, self.model, upstream)
         self.servers.append(server)
         try:
             await server.wait_until_ready(timeout_s)
@@ -149,6 +156,14 @@ class ServerPool:
             raise NotStartedError(str(error)) from error
         server.pause_if_busy()
         return server
+
+    def _find_upstream(self, peer: Peer) -> PeerServer | None:
+        if peer.in_front_of is None:
+            return None
+        for server in self.servers:
+            if server.peer.name == peer.in_front_of:
+                return server
+        raise NotStartedError(f"it stands in front of {peer.in_front_of}, which does not run")
 
     def stop(self, server: PeerServer) -> None:
         """Terminates one server."""

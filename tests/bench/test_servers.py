@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.peers import PEERS, Peer
+from tests.bench.peers import PEERS, UPSTREAM, Peer
 from tests.bench.scenarios import run_growing_context, run_long_prompt, run_next_turn
 from tests.bench.servers import NotStartedError, ServerPool, make_prompt
 
@@ -70,3 +70,18 @@ async def test_peer_that_is_not_installed_is_not_started(tmp_path: Path) -> None
     missing = Peer("missing", lambda model, port: [], (), env_name="missing")
     with ServerPool("tiny", tmp_path) as pool, pytest.raises(NotStartedError, match="make bench-peers"):
         await pool.start(missing, 1)
+
+
+async def test_peer_in_front_of_another_uses_its_running_server(scripted_peer: Peer, tmp_path: Path) -> None:
+    """The upstream server keeps running while the peer in front of it is measured."""
+    code = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
+    front = Peer("front", lambda model, port: [sys.executable, "-c", code, UPSTREAM], (), in_front_of="antiphon")
+    with ServerPool("tiny", tmp_path) as pool:
+        with pytest.raises(NotStartedError, match="in front of antiphon, which does not run"):
+            await pool.start(front, 1)
+        upstream = await pool.start(scripted_peer, 1)
+        with pytest.raises(NotStartedError, match=f"no reply within 2 s: http://127.0.0.1:{upstream.port}"):
+            await pool.start(front, 1, timeout_s=2.0)
+        upstream.idle_cores = 1.0
+        upstream.pause_if_busy()
+        assert (await upstream.run_prompts([make_prompt("on", 64)], 4)).errors == ()
