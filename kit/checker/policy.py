@@ -87,7 +87,7 @@ def _check_tool_choice(
 
 
 def _check_known_tools(settings: Mapping[str, Any], calls: Sequence[Item], findings: FindingList) -> None:
-    tools = list(_list_tools(as_list(settings.get("tools"))))
+    tools = list(_list_tools([*as_list(settings.get("tools")), *_list_added_tools(settings)]))
     for call in calls:
         name, namespace = call.get("name"), call.get("namespace")
         kind = CALL_TOOL_TYPES[call["type"]]
@@ -99,6 +99,13 @@ def _check_known_tools(settings: Mapping[str, Any], calls: Sequence[Item], findi
             findings.add("tool-form", near, f"{kind} {name}, namespace {namespace}", label)
         else:
             findings.add("tool-unknown", f"one of {quote([known for _, _, known in tools])}", quote(name), label)
+
+
+def _list_added_tools(settings: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the tools that items of the input add: those of lite models, and those that a search has found."""
+    for item in as_list(settings.get("input")):
+        if isinstance(item, dict) and item.get("type") in ("additional_tools", "tool_search_output"):
+            yield from as_list(item.get("tools"))
 
 
 def _list_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[tuple[str, str | None, Any]]:

@@ -10,7 +10,8 @@ import msgspec
 
 from antiphon.kit.findings import Finding, FindingList, load_codes, quote
 from antiphon.kit.live.bodies import BodyBuilder
-from antiphon.kit.live.checks import ABSENT_STATUSES, CHECKS, CheckContext, UnsupportedError
+from antiphon.kit.live.checks.context import CheckContext, UnsupportedError
+from antiphon.kit.live.checks.registry import CHECKS
 from antiphon.kit.live.client import LiveClient, LiveReply
 from antiphon.kit.live.exchanges import Exchange, check_arrival, check_error_body, read_events, read_reply
 from antiphon.kit.live.expectations import StepVerdict, check_error, check_expectation
@@ -20,6 +21,8 @@ from antiphon.kit.live.templates import MissingValueError
 
 Json = dict[str, Any]
 Outcome = Literal["passed", "failed", "skipped", "unsupported"]
+ABSENT_STATUSES = (404, 405, 501)
+"""Statuses of an endpoint that a server does not have."""
 FIELDS_OF_CAPABILITIES = {
     "background": ("background",),
     "compaction": ("compaction",),

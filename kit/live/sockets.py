@@ -29,14 +29,15 @@ class LiveSocket:
     """A WebSocket to ``/responses``. Raises `RefusedUpgradeError` or `UnreachableError`."""
 
     def __init__(self, client: LiveClient, headers: Mapping[str, str]) -> None:
-        self._timeout = client.timeout
+        self._timeout, self._stack = client.timeout, contextlib.ExitStack()
         url = "ws" + client.base_url.removeprefix("http") + "/responses"
         sent = BETA_HEADER | client.headers | {name.lower(): value for name, value in headers.items()}
         user_agent = sent.pop("user-agent", None)
         try:
-            self._socket = connect(
+            connection = connect(
                 url, additional_headers=sent, user_agent_header=user_agent, max_size=None, open_timeout=client.timeout
             )
+            self._socket = self._stack.enter_context(connection)
         except InvalidStatus as error:
             raise RefusedUpgradeError(error.response.status_code) from None
         except (OSError, InvalidHandshake) as error:
@@ -60,7 +61,7 @@ class LiveSocket:
     def close(self) -> None:
         """Closes the connection."""
         with contextlib.suppress(OSError, ConnectionClosed):
-            self._socket.close()
+            self._stack.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-SUITE_NAMES = ("basics", "tools")
+SUITE_NAMES = ("basics", "tools", "structured", "errors", "resume", "conversations", "websocket", "codex")
 Capability = Literal[
-    "background", "chat", "compaction", "conversations", "images", "logprobs", "models", "store", "websocket"
+    "background", "chat", "compaction", "conversations", "images", "logprobs", "ollama", "store", "websocket", "zstd"
 ]
 
 
@@ -81,7 +81,7 @@ class LiveStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The client closes the connection without reading the reply."""
     expect: Expectation = Expectation()
     checks: tuple[str, ...] = ()
-    """Names of further checks, see ``checks.py``."""
+    """Names of further checks, see ``checks/registry.py``."""
     model_dependent: tuple[str, ...] = ()
     """Fields of ``expect`` that a weak model may miss; such a miss is no fault of the server."""
     lenient_status: tuple[int, ...] = ()

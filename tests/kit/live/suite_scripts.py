@@ -18,6 +18,7 @@ REASONING = "Let me think."
 ANSWER = "Hello, 世界 😀! That is all."
 VALUES: dict[str, Any] = {"string": "Oslo", "integer": 3, "number": 0.5, "boolean": True, "null": None}
 CUSTOM_INPUTS = {
+    "exec": "text(1)",
     "pick_date": "2026-11-23",
     "apply_patch": "*** Begin Patch\n*** Add File: hello.txt\n+Hello\n*** End Patch\n",
 }
@@ -33,12 +34,12 @@ def write_script(dialect_name: str = "hermes", suites: Sequence[str] = SUITE_NAM
                 reply = _write_reply(DIALECTS[dialect_name], suite, case, number, step)
                 if reply is not None:
                     replies.append(reply)
-    return replies
+    return [*replies, {"name": "any", "output": [ANSWER]}]
 
 
 def _write_reply(dialect: Dialect, suite: CaseSuite, case: LiveCase, number: int, step: LiveStep) -> Json | None:
     marker = case_marker(suite, case, number)
-    if step.path not in ("/responses", "/chat/completions"):
+    if step.path not in ("/responses", "/responses/compact", "/chat/completions"):
         return None
     output = _write_output(dialect, suite, step)
     return {"name": marker, "when": [marker], "output": output, "tokens_per_chunk": 3}
@@ -65,8 +66,9 @@ def _write_output(dialect: Dialect, suite: CaseSuite, step: LiveStep) -> list[st
 
 def _choose_text(step: LiveStep) -> str:
     body, expect = step.body or {}, step.expect
-    schema = ((body.get("text") or {}).get("format") or {}).get("schema")
-    if schema is not None:
+    form = (body.get("text") or {}).get("format") or {}
+    schema = form.get("schema", {"type": "object"})
+    if form.get("type") in ("json_schema", "json_object"):
         return json.dumps(_example_of(schema), ensure_ascii=False)
     if expect.json_keys:
         return json.dumps(dict.fromkeys(expect.json_keys, "Oslo"))

@@ -1,66 +1,17 @@
-"""Further checks of a step, by the names that a suite's `checks` lists. Each sends requests of its own."""
+"""Checks of what a server keeps: GET, replays, input items, conversations, deletion, background responses."""
 
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from antiphon.kit.checker.shapes import as_list
 from antiphon.kit.checker.terminal import compare_responses
-from antiphon.kit.findings import Finding, FindingList, quote
-from antiphon.kit.live.chat_equality import compare_with_chat
-from antiphon.kit.live.client import LiveClient, LiveReply
-from antiphon.kit.live.exchanges import (
-    ENDED_STATUSES,
-    RESPONSES_PATH,
-    Exchange,
-    check_arrival,
-    list_frames,
-    read_json_reply,
-    read_stream,
-)
+from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.live.checks.context import CheckContext, quote_body
+from antiphon.kit.live.client import LiveReply
+from antiphon.kit.live.exchanges import ENDED_STATUSES, RESPONSES_PATH, check_arrival, list_frames, read_json_reply
 
 Json = dict[str, Any]
 POLL_INTERVAL_S = 0.05
-ABSENT_STATUSES = (404, 405, 501)
-"""Statuses of an endpoint that a server does not have."""
-
-
-class UnsupportedError(Exception):
-    """Raised if the server lacks what a case needs."""
-
-
-class CheckContext(msgspec.Struct, kw_only=True):
-    """What a check may use: the exchange of the step, the client, and where to report."""
-
-    client: LiveClient
-    exchange: Exchange
-    path: str
-    headers: Mapping[str, str]
-    values: Mapping[int, Json]
-    """Replies to the earlier steps."""
-    absent_statuses: tuple[int, ...] = ()
-    """Statuses that mean that the server lacks what the case needs."""
-    findings: list[tuple[str, Finding]] = []
-    """Findings, each with the request that it is about."""
-    remarks: list[str] = []
-
-    @property
-    def response_id(self) -> str:
-        """Id of the response of the step."""
-        return str(self.exchange.value.get("id"))
-
-    def fetch(self, method: str, path: str, body: Json | None = None) -> LiveReply:
-        """Sends a request. Raises `UnsupportedError` if its status says that the server lacks the endpoint."""
-        reply = self.client.send(method, path, body, headers=self.headers)
-        if reply.status in self.absent_statuses:
-            raise UnsupportedError(f"{method} {path.partition('?')[0]} gets {reply.status}")
-        return reply
-
-    def report(self, place: str, findings: FindingList) -> None:
-        """Adds the findings about one request."""
-        self.findings += [(place, finding) for finding in findings.list_findings()]
 
 
 def check_stored(context: CheckContext) -> None:
@@ -76,7 +27,7 @@ def check_deleted(context: CheckContext) -> None:
     findings, path = FindingList(), f"{RESPONSES_PATH}/{context.response_id}"
     deleted = context.fetch("DELETE", path)
     if deleted.status != 200 or (deleted.read_object() or {}).get("deleted") is not True:
-        findings.add("live-delete", '200 with "deleted": true', f"{deleted.status}: {_quote_body(deleted)}")
+        findings.add("live-delete", '200 with "deleted": true', f"{deleted.status}: {quote_body(deleted)}")
     after = context.client.send("GET", path, headers=context.headers)
     if after.status != 404:
         findings.add("live-delete", "404 after DELETE", str(after.status), "GET")
@@ -102,25 +53,6 @@ def check_input_items(context: CheckContext) -> None:
     if items is not None and len(items) != count:
         findings.add("live-input-items", f"{count} items", str(len(items)))
     context.report("GET input_items", findings)
-
-
-def check_unstreamed(context: CheckContext) -> None:
-    """Checks that the same request without a stream gets a body of the same shape as the terminal response."""
-    findings = FindingList()
-    request = {key: value for key, value in context.exchange.request.items() if key != "stream_options"}
-    request["stream"] = False
-    reply = context.fetch("POST", RESPONSES_PATH, request)
-    if reply.status != 200:
-        findings.add("http-status", "200 without a stream, as with one", f"{reply.status}: {_quote_body(reply)}")
-    else:
-        check_arrival(reply, findings)
-        body = read_json_reply(RESPONSES_PATH, request, reply, findings)
-        _compare_keys(context.exchange.value, body, "response", findings)
-        pairs = zip(as_list(context.exchange.value.get("output")), as_list(body.get("output")), strict=False)
-        for streamed, other in pairs:
-            if isinstance(streamed, dict) and isinstance(other, dict) and _looks_alike(streamed, other):
-                _compare_keys(streamed, other, f"item {streamed.get('type')}", findings)
-    context.report("without a stream", findings)
 
 
 def check_poll(context: CheckContext) -> None:
@@ -150,7 +82,7 @@ def check_cancel(context: CheckContext) -> None:
     reply = context.fetch("POST", f"{RESPONSES_PATH}/{context.response_id}/cancel")
     value = reply.read_object() or {}
     if reply.status != 200 or value.get("status") not in ENDED_STATUSES:
-        findings.add("live-cancel", "200 with an ended response", f"{reply.status}: {_quote_body(reply)}")
+        findings.add("live-cancel", "200 with an ended response", f"{reply.status}: {quote_body(reply)}")
     context.report("POST cancel", findings)
 
 
@@ -181,55 +113,12 @@ def check_conversation(context: CheckContext) -> None:
     context.report("GET conversation", findings)
 
 
-def check_model_list(context: CheckContext) -> None:
-    """Checks that each entry of the list of models has an id and says that it is a model."""
-    findings = FindingList()
-    for entry in as_list(context.exchange.value.get("data")):
-        if not isinstance(entry, dict) or not entry.get("id") or entry.get("object") != "model":
-            findings.add("live-list", '{"id", "object": "model"}', quote(entry), "data")
-    context.report("GET models", findings)
-
-
-def check_same_as_stream(context: CheckContext) -> None:
-    """Checks that a turn over a WebSocket has the events and keys that the same turn over HTTP has."""
-    findings = FindingList()
-    request = {key: value for key, value in context.exchange.request.items() if key not in ("type", "generate")}
-    reply = context.fetch("POST", RESPONSES_PATH, request | {"stream": True})
-    if reply.status != 200:
-        findings.add("http-status", "200, as over the WebSocket", f"{reply.status}: {_quote_body(reply)}")
-    over_http = read_stream(reply.body, request, FindingList()) if reply.status == 200 else context.exchange
-    by_type = {str(event.get("type")): event for event in over_http.events}
-    for event in context.exchange.events:
-        other = by_type.get(str(event.get("type")))
-        if other is not None and other.keys() != event.keys():
-            findings.add("websocket-differs", quote(sorted(other)), quote(sorted(event)), str(event.get("type")))
-    _compare_keys(over_http.value, context.exchange.value, "response", findings, "websocket-differs")
-    context.report("over HTTP", findings)
-
-
-CHECKS: dict[str, Callable[[CheckContext], None]] = {
-    "get": check_stored,
-    "deleted": check_deleted,
-    "not_stored": check_not_stored,
-    "input_items": check_input_items,
-    "unstreamed": check_unstreamed,
-    "poll": check_poll,
-    "cancel": check_cancel,
-    "replay": check_replay,
-    "conversation": check_conversation,
-    "model_list": check_model_list,
-    "same_as_stream": check_same_as_stream,
-    "chat": compare_with_chat,
-}
-"""Checks by the names that suites use."""
-
-
 def read_list(reply: LiveReply, findings: FindingList) -> list[Json] | None:
     """Returns the entries of a list object. Reports a reply that is none."""
     value = reply.read_object() or {}
     data = value.get("data")
     if reply.status != 200 or value.get("object") != "list" or not isinstance(data, list):
-        findings.add("live-list", '{"object": "list", "data": […]}', f"{reply.status}: {_quote_body(reply)}")
+        findings.add("live-list", '{"object": "list", "data": […]}', f"{reply.status}: {quote_body(reply)}")
         return None
     for key, entry in (("first_id", data[:1]), ("last_id", data[-1:])):
         expected = entry[0].get("id") if entry else None
@@ -244,7 +133,7 @@ def _check_one_replay(context: CheckContext, after: int | None, findings: Findin
     query = "" if after is None else f"&starting_after={after}"
     reply = context.fetch("GET", f"{RESPONSES_PATH}/{context.response_id}?stream=true{query}")
     if reply.status != 200 or not reply.is_stream:
-        findings.add("replay-differs", "a stream", f"{reply.status} {reply.content_type}: {_quote_body(reply)}")
+        findings.add("replay-differs", "a stream", f"{reply.status} {reply.content_type}: {quote_body(reply)}")
         return
     check_arrival(reply, findings)
     start = -1 if after is None else after
@@ -261,24 +150,6 @@ def _check_one_replay(context: CheckContext, after: int | None, findings: Findin
 def _fetch_response(context: CheckContext, findings: FindingList) -> Json | None:
     reply = context.fetch("GET", f"{RESPONSES_PATH}/{context.response_id}")
     if reply.status != 200:
-        findings.add("http-status", "200", f"{reply.status}: {_quote_body(reply)}")
+        findings.add("http-status", "200", f"{reply.status}: {quote_body(reply)}")
         return None
     return read_json_reply(f"{RESPONSES_PATH}/ID", {}, reply, findings)
-
-
-def _compare_keys(
-    expected: Json, actual: Json, subject: str, findings: FindingList, code: str = "body-keys-differ"
-) -> None:
-    if missing := expected.keys() - actual.keys():
-        findings.add(code, f"the keys {', '.join(sorted(missing))}", "none of them", f"{subject} lacks")
-    if extra := actual.keys() - expected.keys():
-        findings.add(code, f"no keys {', '.join(sorted(extra))}", "them", f"{subject} has")
-
-
-def _looks_alike(one: Json, other: Json) -> bool:
-    keys = ("type", "status", "role", "name")
-    return all(one.get(key) == other.get(key) for key in keys) and ("phase" in one) == ("phase" in other)
-
-
-def _quote_body(reply: LiveReply) -> str:
-    return quote(reply.body[:200].decode(errors="replace"))

@@ -1,24 +1,22 @@
 """The same turn through Chat Completions: the request in its words, and whether the answers agree."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from antiphon.kit.chat.comparison import compare_chat
 from antiphon.kit.chat.stream import read_chat_sse
 from antiphon.kit.checker.shapes import as_list, as_text
 from antiphon.kit.checker.terminal import UNSTABLE_KEYS
 from antiphon.kit.findings import FindingList, quote
+from antiphon.kit.live.checks.context import CheckContext
 from antiphon.kit.live.exchanges import CHAT_PATH, RESPONSES_PATH, check_arrival, read_stream
-
-if TYPE_CHECKING:
-    from antiphon.kit.live.checks import CheckContext
 
 Json = dict[str, Any]
 SHARED_FIELDS = ("model", "temperature", "top_p", "parallel_tool_calls", "presence_penalty", "frequency_penalty")
 """Fields of both APIs with one meaning."""
 
 
-def compare_with_chat(context: "CheckContext") -> None:
+def compare_with_chat(context: CheckContext) -> None:
     """Checks that a chat stream says what the Responses stream says, at temperature 0.
 
     A server that answers the same request to Responses in two ways is not compared, which is remarked.
@@ -86,7 +84,7 @@ def _nest_tool(tool: Mapping[str, Any]) -> Json:
     return {"type": kind, kind: {key: value for key, value in tool.items() if key != "type"}}
 
 
-def _run_turn(context: "CheckContext", body: Json) -> Json | None:
+def _run_turn(context: CheckContext, body: Json) -> Json | None:
     reply = context.client.send("POST", RESPONSES_PATH, body, headers=context.headers)
     return read_stream(reply.body, body, FindingList()).value if reply.status == 200 else None
 
