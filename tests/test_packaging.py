@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.clients.python_install import install_python_clients
 from tests.syntax import PACKAGES, ROOT, list_source_modules
 
 BUILD_FILES = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
@@ -78,18 +79,28 @@ def _build(kind: str, source: Path, out: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new environment with the wheel. Dependencies are found in the environment of the tests."""
-    folder = tmp_path_factory.mktemp("clean") / "venv"
+    return install_wheel(wheel, tmp_path_factory.mktemp("clean") / "venv", sysconfig.get_path("purelib"))
+
+
+def install_wheel(wheel: Path, folder: Path, *dependencies: str) -> Path:
+    """Returns the interpreter of a new environment with the wheel, and with the packages in the folders `dependencies`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     install = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, "-m", *install], cwd=folder, env=_clean_environment(), check=True)
-    site_packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    site_packages = find_site_packages(folder)
     # Folders added by a .pth file are not searched for further .pth files, so the editable install stays invisible.
-    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    lines = "".join(f"{dependency}\n" for dependency in dependencies)
+    (site_packages / "dependencies.pth").write_text(lines, encoding="utf-8")
     command = [str(python), "-c", "import antiphon.app; print(antiphon.app.__file__)"]
     result = subprocess.run(command, cwd=folder, env=_clean_environment(), capture_output=True, text=True, check=True)
     assert Path(result.stdout.strip()).is_relative_to(site_packages)
     return python
+
+
+def find_site_packages(environment: Path) -> Path:
+    """Returns the folder of an environment's packages."""
+    return environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
 def test_wheel_holds_one_top_level_name(wheel: Path) -> None:
@@ -159,6 +170,50 @@ def test_scripted_engine_runs_without_torch(python: Path, tmp_path: Path) -> Non
     with _run_server(command, tmp_path, "--engine", "scripted", "--script", str(script)) as url:
         reply = httpx.post(f"{url}/responses", json={"model": "scripted", "input": "Hi"}, timeout=60).json()
     assert reply["output"][0]["content"][0]["text"] == "Hello."
+
+
+KIT_PROJECT_TEST = """
+import httpx
+
+from antiphon.kit.testing import assert_conformant
+
+
+def test_reply(responses_server, event_snapshot):
+    server = responses_server(["Hello there."])
+    httpx.post(f"{server.base_url}/responses", json={"model": "scripted", "input": "Hi", "stream": True})
+    assert_conformant(server.streams[0])
+    assert event_snapshot == server.streams[0]
+    open("stream.sse", "wb").write(server.streams[0])
+"""
+
+
+@pytest.mark.timeout(600)  # the first run installs packages
+def test_kit_runs_without_torch(wheel: Path, tmp_path: Path) -> None:
+    """The plugin and the commands need what `antiphon[pytest]` depends on, and nothing else."""
+    packages = find_site_packages(install_python_clients("kit").parents[1])
+    python = install_wheel(wheel, tmp_path / "venv", str(packages))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "test_reply.py").write_text(KIT_PROJECT_TEST, encoding="utf-8")
+
+    def run(*command: str | Path) -> str:
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    find_torch = (
+        "import importlib.util as u; print([name for name in ('torch', 'transformers', 'openai') if u.find_spec(name)])"
+    )
+    assert run(python, "-c", find_torch).strip() == "[]"
+    assert "1 snapshot generated" in run(python, "-m", "pytest", "--snapshot-update")
+    assert "1 snapshot passed" in run(python, "-m", "pytest")
+    snapshot = (project / "__snapshots__/test_reply/test_reply.txt").read_text(encoding="utf-8")
+    assert 'output_text.done                [0.0] msg_1 "Hello there."' in snapshot
+    command = python.with_name("antiphon")
+    help_page = run(command, "--help")
+    assert all(name in help_page for name in ("serve", "check", "record", "replay"))
+    run(command, "check", "stream.sse")
 
 
 def test_another_project_type_checks_against_the_wheel(python: Path, tmp_path: Path) -> None:
