@@ -23,12 +23,14 @@ from antiphon.app.option_types import (
     is_from_config_file,
 )
 from antiphon.app.remote.cli_options import add_remote_options, pop_remote_options
-from antiphon.app.serve_options import ServeError, ServeOptions, check_store_url, resolve_store
-from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
+from antiphon.app.serve_options import ServeError, ServeOptions, check_public_bind, check_store_url, resolve_store
+from antiphon.app.settings import Settings
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import PrespawnedWorker, WorkerProcess
 from antiphon.harmony.dialects import NAMES
 from antiphon.kit.cli.check import check
+from antiphon.kit.cli.record import record
+from antiphon.kit.cli.replay import replay
 
 PRELOADED_MODULE = "antiphon.engine.builder"
 """Module that the worker process imports before it receives its model."""
@@ -118,6 +120,11 @@ def main() -> None:
 )
 @add_remote_options
 @serve_option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
+@serve_option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="New file for the engine's token streams, as a script for --script. It holds prompts and replies in clear.",
+)
 @serve_option(
     "--dialect",
     type=click.Choice(NAMES),
@@ -263,7 +270,7 @@ def serve(**flags: Any) -> None:
     )
     remote = pop_remote_options(flags)
     options = ServeOptions(engine_options=engine_options, remote=remote, **_pick(ServeOptions, flags))
-    _check_public_bind(settings, insecure=flags["insecure"])
+    check_public_bind(settings, insecure=flags["insecure"])
     preloading = PrespawnedWorker(PRELOADED_MODULE) if options.engine == "torch" else nullcontext(WorkerProcess)
     try:
         with preloading as spawn:
@@ -275,6 +282,8 @@ def serve(**flags: Any) -> None:
 
 
 main.add_command(check)
+main.add_command(record)
+main.add_command(replay)
 
 
 @main.command("dialects")
@@ -298,16 +307,6 @@ def list_dialects() -> None:
 def _pick(struct: type[Any], flags: dict[str, Any]) -> dict[str, Any]:
     """Returns the flags whose names are fields of `struct`."""
     return {name: flags[name] for name in struct.__struct_fields__ if name in flags}
-
-
-def _check_public_bind(settings: Settings, *, insecure: bool) -> None:
-    """Raises `ServeError` if other machines can reach the server and it requires no API key."""
-    if settings.api_key_digests or insecure or is_loopback(settings.host):
-        return
-    audience = "every network" if settings.host in WILDCARD_HOSTS else settings.host
-    raise ServeError(
-        f"--host {settings.host} opens the server to {audience}: set an API key with --api-key-file, or pass --insecure"
-    )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from antiphon.app.observability import log_config, startup
 from antiphon.app.observability.access_log import AccessLog, console_format, json_format
 from antiphon.app.observability.log_sink import LogSink, describe_dropped, open_missing_descriptors
 from antiphon.app.remote.launch import create_remote_engine
+from antiphon.app.scripted.replay import create_scripted_engine, record_engine
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.app.store.base import StoreError
@@ -36,7 +37,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker
 from antiphon.engine.protocol import Engine, EngineError
-from antiphon.engine.scripted.engine import DEFAULT_INFO, ScriptedEngine, ScriptError, load_script
+from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony import detect
 from antiphon.harmony.detect import DialectError, LoadedFormat, UnusableTemplateError
 
@@ -130,7 +131,7 @@ async def _create_model(
         for name in ("chat_template", "revision"):
             if getattr(options, name) is not None:
                 raise ServeError(f"--{name.replace('_', '-')} requires --engine torch")
-        engine, loaded, name = _create_scripted_engine(options)
+        engine, loaded, name = await create_scripted_engine(options)
     elif options.script is not None:
         raise ServeError("--script requires --engine scripted")
     elif options.engine == "torch":
@@ -142,22 +143,12 @@ async def _create_model(
         engine, loaded, name = await create_remote_engine(
             options, template, on_status, separate_owners=bool(settings.api_key_digests)
         )
+    engine = record_engine(options, engine, loaded, name)
     names = tuple(dict.fromkeys((name, *options.served_model_names)))
     model = ServedModel(
         names=names, engine=engine, format=loaded.format, created=int(time.time()), folder=loaded.folder
     )
     return model, loaded.reason
-
-
-def _create_scripted_engine(options: ServeOptions) -> tuple[Engine, LoadedFormat, str]:
-    if options.script is None:
-        raise ServeError("--engine scripted needs --script FILE")
-    replies = load_script(options.script)
-    dialect = options.dialect or "hermes"
-    byte_format = detect.bytes_format(dialect)
-    info = structs.replace(DEFAULT_INFO, eos_ids=byte_format.stop_ids[:1])
-    engine = ScriptedEngine(replies, encode=byte_format.encode, decode=byte_format.decode, info=info)
-    return engine, LoadedFormat(byte_format, f"dialect {dialect}: byte vocabulary of the scripted engine"), "scripted"
 
 
 async def _create_torch_engine(

@@ -8,6 +8,7 @@ import click
 from msgspec import Struct
 
 from antiphon.app.remote.options import RemoteServeOptions
+from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 from antiphon.engine.options import EngineOptions
 
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")
@@ -32,6 +33,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     """Folders or hub ids of reranking models to serve, too."""
     engine: Literal["torch", "scripted", "vllm", "sglang", "llama.cpp", "trtllm", "remote"] = "torch"
     script: Path | None = None
+    record: Path | None = None
+    """File to write the engine's token streams to."""
     dialect: str | None = None
     """Output dialect of the model. None: detected."""
     chat_template: Path | None = None
@@ -61,3 +64,13 @@ def check_store_url(url: str, key_file: Path | None, *, is_in_file: bool) -> Non
     if is_in_file and ("password=" in url or ":" in url.partition("//")[2].rpartition("@")[0]):
         remedy = "use the variable ANTIPHON_STORE, or PGPASSFILE"
         raise ServeError(f"store: secrets do not belong into this file; for the password of the database, {remedy}")
+
+
+def check_public_bind(settings: Settings, *, insecure: bool) -> None:
+    """Raises `ServeError` if other machines can reach the server and it requires no API key."""
+    if settings.api_key_digests or insecure or is_loopback(settings.host):
+        return
+    audience = "every network" if settings.host in WILDCARD_HOSTS else settings.host
+    raise ServeError(
+        f"--host {settings.host} opens the server to {audience}: set an API key with --api-key-file, or pass --insecure"
+    )

@@ -6,6 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.remote.engine import RemoteEngine
 from antiphon.engine.remote.replica import Replica
 
@@ -52,6 +53,7 @@ class ReplicaStatsCollector(Collector):
 
     def _list_replicas(self) -> Iterator[tuple[str, Replica]]:
         for model in self._models:
-            if isinstance(model.engine, RemoteEngine):
-                for replica in model.engine.replicas:
+            engine = unwrap_engine(model.engine)
+            if isinstance(engine, RemoteEngine):
+                for replica in engine.replicas:
                     yield model.names[0], replica

@@ -6,6 +6,7 @@ from functools import partial
 from antiphon.app.errors import ApiError, RefusedJobError
 from antiphon.app.event_log import EventLog
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.protocol import Job
 from antiphon.engine.scripted.engine import ScriptedEngine, ScriptedReply, ScriptError
 from antiphon.kit.faults import CountedFault, FaultError, WireFault, parse_fault
@@ -69,8 +70,8 @@ class ScriptFaults:
 def connect_script_faults(models: ModelRegistry) -> ScriptFaults | None:
     """Returns the faults of the models' scripts, or None if there are none. Raises `ScriptError`."""
     faults = ScriptFaults()
-    engines = [model.engine for model in models.served if isinstance(model.engine, ScriptedEngine)]
-    has_faults = [faults.connect_engine(engine) for engine in engines]
+    engines = [unwrap_engine(model.engine) for model in models.served]
+    has_faults = [faults.connect_engine(engine) for engine in engines if isinstance(engine, ScriptedEngine)]
     return faults if any(has_faults) else None
 
 

@@ -4,8 +4,9 @@ It keeps every rule of ``engine.protocol`` (slots, queue, cancel, deadlines, tok
 tests against it also hold for an engine with a model. Grammars are the exception: they are ignored, because the script
 fixes the output. The engine handles no text: the caller passes ``encode`` and ``decode``.
 
-Choice of the reply: the first in file order whose ``when`` strings all occur in the decoded prompt; otherwise the next
-reply without ``when``, in order of job arrival, with the last one repeated. Write the later turn of a conversation
+Choice of the reply: the one recorded for exactly this prompt (the next one if there are more, with the last one
+repeated); otherwise the first in file order whose ``when`` strings all occur in the decoded prompt; otherwise the next
+reply without either, in order of job arrival, with the last one repeated. Write the later turn of a conversation
 before the earlier one, because its prompt contains the strings of both.
 """
 
@@ -27,7 +28,14 @@ from antiphon.engine.protocol import (
     overloaded_error,
 )
 from antiphon.engine.scripted.playback import EncodeText, play_reply
-from antiphon.engine.scripted.script import ScriptedReply, ScriptError, ScriptStep, load_script, parse_script
+from antiphon.engine.scripted.script import (
+    ScriptedReply,
+    ScriptError,
+    ScriptStep,
+    load_script,
+    parse_script,
+    prompt_key,
+)
 from antiphon.engine.scripted.step_loop import StepLoop
 
 __all__ = ["ScriptError", "ScriptStep", "ScriptedEngine", "ScriptedReply", "load_script", "parse_script"]
@@ -52,7 +60,8 @@ PREFILL_REPLY = ScriptedReply(name="prefill", output=())
 class ScriptedEngine:
     """Plays ``replies``, chosen as this module's docstring describes.
 
-    ``decode`` is needed only if a reply has ``when``. ``delay`` is the pause in seconds before every chunk of tokens.
+    ``decode`` is needed only if a reply has ``when``. ``delay`` is the pause in seconds before every chunk of tokens,
+    ``pause_scale`` a factor for the pauses of the script.
     At most ``max_num_seqs`` jobs play at once and ``max_waiting`` wait, first in, first out (priorities are ignored).
     Further jobs are rejected with ``server_is_overloaded``.
     """
@@ -65,6 +74,7 @@ class ScriptedEngine:
         decode: DecodeTokens | None = None,
         info: EngineInfo | None = None,
         delay: float = 0.0,
+        pause_scale: float = 1.0,
         max_num_seqs: int = 64,
         max_waiting: int = 1024,
     ) -> None:
@@ -77,7 +87,12 @@ class ScriptedEngine:
         self.on_reply: Callable[[Job, ScriptedReply], None] = lambda _job, _reply: None
         """Receives each job and its reply before the job is admitted. May raise :class:`EngineError` to refuse it."""
         self._conditional = [reply for reply in replies if reply.when]
-        self._unconditional = [reply for reply in replies if not reply.when]
+        self._unconditional = [reply for reply in replies if not reply.when and not reply.prompt]
+        self._recorded: dict[str, deque[ScriptedReply]] = {}
+        for reply in replies:
+            if reply.prompt:
+                self._recorded.setdefault(reply.prompt, deque()).append(reply)
+        self._pause_scale = pause_scale
         self._encode, self._decode, self._delay = encode, decode, delay
         self._max_num_seqs, self._max_waiting = max_num_seqs, max_waiting
         self._jobs: dict[str, _ScriptedJob] = {}
@@ -144,7 +159,7 @@ class ScriptedEngine:
                 on_chunk(output)
                 return output.finish is None
 
-            chunks = play_reply(reply, job, self.info, self._encode, self._delay)
+            chunks = play_reply(reply, job, self.info, self._encode, self._delay, self._pause_scale)
             while delayed := await self._step_loop.play_chunks(chunks, deliver):
                 wait, chunk = delayed
                 await run.sleep(wait)
@@ -183,13 +198,16 @@ class ScriptedEngine:
         return reply
 
     def _find_reply(self, job: Job) -> ScriptedReply:
+        if self._recorded and (recorded := self._recorded.get(prompt_key(job.tokens))):
+            return recorded.popleft() if len(recorded) > 1 else recorded[0]
         if self._conditional and self._decode is not None:
             prompt = self._decode(job.tokens)
             for reply in self._conditional:
                 if all(text in prompt for text in reply.when):
                     return reply
         if not self._unconditional:
-            raise EngineError("server_error", "no scripted reply matches this prompt")
+            hint = ": a recorded reply answers the very prompt that it was recorded with" if self._recorded else ""
+            raise EngineError("server_error", f"no scripted reply matches this prompt{hint}")
         reply = self._unconditional[min(self._num_served, len(self._unconditional) - 1)]
         self._num_served += 1
         return reply

@@ -70,6 +70,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "engine_timeout_s": (["--engine-timeout", "1.5"], {"remote.timeout_s": 1.5}),
     "engine_grammar": (["--engine-grammar", "off"], {"remote.grammar": "off"}),
     "script": (["--script", "a.toml"], {"options.script": Path("a.toml")}),
+    "record": (["--record", "a.toml"], {"options.record": Path("a.toml")}),
     "dialect": (["--dialect", "hermes"], {"options.dialect": "hermes"}),
     "chat_template": (["--chat-template", "a.jinja"], {"options.chat_template": Path("a.jinja")}),
     "revision": (["--revision", "v1.0"], {"options.revision": "v1.0"}),
