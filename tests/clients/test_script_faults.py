@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from websockets.sync.client import connect
 
 from antiphon.app.context import create_context
 from antiphon.app.settings import Settings
@@ -260,3 +261,30 @@ def test_unknown_kind_is_refused_at_the_start() -> None:
 def test_script_without_faults_sets_no_hook() -> None:
     context = create_context(Settings(), scripted_registry([{"name": "a", "output": ["x"]}]))
     assert context.script_faults is None
+
+
+def test_websocket_has_no_faults(server: RunningServer) -> None:
+    with connect(f"ws://127.0.0.1:{server.port}/v1/responses") as websocket:
+        body = {"type": "response.create", "model": "scripted", "input": "Play [cut]."}
+        websocket.send(json.dumps(body))
+        error = json.loads(websocket.recv(timeout=20))
+    assert error["type"] == "error" and "applies to HTTP replies, not to WebSockets" in error["error"]["message"]
+    wait_idle(server)
+
+
+def test_fault_of_a_chat_with_choices_applies_to_its_stream(server: RunningServer) -> None:
+    reply = httpx.post(f"{server.url}/chat/completions", json=request_body("chat", "cut_any") | {"n": 2}, timeout=20)
+    assert reply.status_code == 200 and "[DONE]" not in reply.text
+    wait_idle(server)
+
+
+def test_stored_response_shows_the_turn_as_the_engine_ended_it(server: RunningServer) -> None:
+    streamed = [
+        json.loads(line.removeprefix("data: "))
+        for line in post(server, "final_id").text.split("\n")
+        if line.startswith("data: {")
+    ][-1]["response"]
+    stored = httpx.get(f"{server.url}/responses/{streamed['id']}").json()
+    assert streamed["output"][0]["id"] == stored["output"][0]["id"] + "_changed"
+    replayed = httpx.get(f"{server.url}/responses/{streamed['id']}?stream=true").content
+    assert not [finding for finding in check_sse(replayed) if finding.level == "error"]
