@@ -1,12 +1,10 @@
 """The built distribution: one import name, all data files, and use outside the repository."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -16,11 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.built_wheel import build_wheel, clean_environment, find_site_packages, install_wheel
 from tests.clients.python_install import install_python_clients
 from tests.syntax import PACKAGES, ROOT, list_source_modules
-
-BUILD_FILES = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
-"""Files and folders that a build reads."""
 
 OTHER_PROJECT_MODULE = """
 from antiphon.events import items, sse, stream
@@ -53,54 +49,13 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel built from the unpacked sdist, so that a file missing from the sdist is missing from the wheel."""
-    folder = tmp_path_factory.mktemp("build")
-    source = folder / "source"
-    source.mkdir()
-    for name in BUILD_FILES:
-        (source / name).symlink_to(ROOT / name)
-    (sdist,) = _build("sdist", source, folder / "sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (unpacked,) = folder.glob("antiphon-*")
-    (wheel,) = _build("wheel", unpacked, folder / "wheel")
-    return wheel
-
-
-def _build(kind: str, source: Path, out: Path) -> list[Path]:
-    """Builds with the installed setuptools, the backend that pip uses, without network access."""
-    out.mkdir()
-    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(out)!r})"
-    result = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return list(out.iterdir())
+    return build_wheel(tmp_path_factory.mktemp("build"))
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new environment with the wheel. Dependencies are found in the environment of the tests."""
     return install_wheel(wheel, tmp_path_factory.mktemp("clean") / "venv", sysconfig.get_path("purelib"))
-
-
-def install_wheel(wheel: Path, folder: Path, *dependencies: str) -> Path:
-    """Returns the interpreter of a new environment with the wheel, and with the packages in the folders `dependencies`."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    install = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], cwd=folder, env=_clean_environment(), check=True)
-    site_packages = find_site_packages(folder)
-    # Folders added by a .pth file are not searched for further .pth files, so the editable install stays invisible.
-    lines = "".join(f"{dependency}\n" for dependency in dependencies)
-    (site_packages / "dependencies.pth").write_text(lines, encoding="utf-8")
-    command = [str(python), "-c", "import antiphon.app; print(antiphon.app.__file__)"]
-    result = subprocess.run(command, cwd=folder, env=_clean_environment(), capture_output=True, text=True, check=True)
-    assert Path(result.stdout.strip()).is_relative_to(site_packages)
-    return python
-
-
-def find_site_packages(environment: Path) -> Path:
-    """Returns the folder of an environment's packages."""
-    return environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
 def test_wheel_holds_one_top_level_name(wheel: Path) -> None:
@@ -127,17 +82,12 @@ def _version(wheel: Path) -> str:
     return wheel.name.split("-")[1]
 
 
-def _clean_environment() -> dict[str, str]:
-    """Returns the environment variables without the path to the repository."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
 @contextmanager
 def _run_server(command: list[str], folder: Path, *options: str) -> Iterator[str]:
     """Runs `antiphon serve` in a folder outside the repository. Yields the base URL."""
     args = [*command, "serve", "--port", "0", "--store", "memory", "--log-format", "json", *options]
     with subprocess.Popen(
-        args, cwd=folder, env=_clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        args, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         lines: list[str] = []
@@ -222,7 +172,7 @@ def test_another_project_type_checks_against_the_wheel(python: Path, tmp_path: P
     result = subprocess.run(
         [*command, "other_project.py"],
         cwd=tmp_path,
-        env=_clean_environment(),
+        env=clean_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -31,13 +31,14 @@ def format_stream(source: object, *, merge: bool = True, usage: bool = False) ->
         lines = [format_chunk(chunk, numbers, options) for chunk in chunks]
     else:
         lines = [_format_entry(event, numbers, options) for event in (merge_deltas(events) if merge else events)]
-    return StreamText("".join(f"{line}\n" for line in lines if line))
+    return StreamText("".join(f"{line}\n" for line in lines if line).lstrip("\n"))
 
 
 def _format_entry(event: Event, numbers: IdNumbers, options: LineOptions) -> str:
     if is_whole_response(event):
         return f"response  {format_response(numbers.number_ids(event), options)}"
-    return format_event(event, numbers, options)
+    separator = "\n" if event.get("type") == "response.created" else ""  # an agent's stream holds several responses
+    return separator + format_event(event, numbers, options)
 
 
 def _hide_secrets(value: Any) -> Any:

@@ -264,7 +264,7 @@ def test_whole_replies_have_lines(server: RunningServer) -> None:
 
 def test_an_agents_stream_is_split_into_its_responses() -> None:
     assert split_streams([*TEXT_STREAM, *TEXT_STREAM]) == [TEXT_STREAM, TEXT_STREAM]
-    assert format_stream([*TEXT_STREAM, *TEXT_STREAM]) == TEXT_LINES * 2
+    assert format_stream([*TEXT_STREAM, *TEXT_STREAM]) == f"{TEXT_LINES}\n{TEXT_LINES}"
 
 
 def test_reading_keeps_the_events() -> None:
