@@ -36,13 +36,17 @@ class ServerExchange:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.request = request
-        self.is_reply_started = False
+        self.is_reply_started = self.is_reply_ended = False
         self.has_switched = False
         self._connection, self._reader, self._writer = connection, reader, writer
         self._body_end = asyncio.Event()
+        self._unread = b""
 
     async def read_part(self) -> bytes:
         """Returns the next part of the request's body; nothing at its end. Raises `ClientLeftError`."""
+        if self._unread:
+            part, self._unread = self._unread, b""
+            return part
         while not self._body_end.is_set():
             event = self._connection.next_event()
             if event is h11.NEED_DATA:
@@ -60,6 +64,10 @@ class ServerExchange:
             parts.append(part)
         return b"".join(parts)
 
+    def unread_body(self, body: bytes) -> None:
+        """Gives the body back, so that it is read again."""
+        self._unread = body
+
     def start_reply(self, status: int, headers: HeaderList, reason: bytes = b"") -> None:
         """Writes the head of the reply. Without a length, the body is sent in chunks."""
         self.is_reply_started = True
@@ -72,6 +80,7 @@ class ServerExchange:
 
     def end_reply(self) -> None:
         """Ends the reply's body."""
+        self.is_reply_ended = True
         self._write(h11.EndOfMessage())
 
     async def drain(self) -> None:

@@ -80,7 +80,8 @@ class ReverseProxy:
             observer.on_reply(reply.status_code, reply.headers.raw)
             return await self._forward_body(exchange, reply, observer)
         finally:
-            await reply.aclose()
+            # Cancelled in the middle, httpx would forget to close the connection.
+            await asyncio.shield(asyncio.ensure_future(reply.aclose()))
 
     async def _forward_body(
         self, exchange: ServerExchange, reply: httpx.Response, observer: "_ObserverGuard"
@@ -176,13 +177,19 @@ def is_local_name(host: str) -> bool:
 
 @asynccontextmanager
 async def open_proxy(
-    upstream_url: str, host: str, port: int, create_observer: CreateObserver, create_tap: CreateTap | None = None
+    upstream_url: str,
+    host: str,
+    port: int,
+    create_observer: CreateObserver,
+    create_tap: CreateTap | None = None,
+    *,
+    api_key: str | None = None,
 ) -> AsyncIterator[str]:
-    """Runs a proxy until the block ends. Yields the base URL for clients.
+    """Runs a proxy until the block ends. Yields the base URL for clients. `api_key` takes the place of the client's.
 
     Raises `UpstreamUrlError` and `WireServerError`.
     """
-    upstream = UpstreamServer(upstream_url)
+    upstream = UpstreamServer(upstream_url, api_key=api_key)
     proxy = ReverseProxy(upstream, create_observer, create_tap)
     try:
         async with run_server(guard_handler(proxy.forward_exchange, host), host, port) as bound_port:

@@ -100,7 +100,9 @@ class _ClientConnection:
         watcher = asyncio.ensure_future(exchange.watch_client())
         try:
             await asyncio.wait((handler, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if not handler.done():
+            if exchange.is_reply_ended:
+                await handler
+            elif not handler.done():
                 raise ClientLeftError
         finally:
             handler.cancel()

@@ -24,9 +24,11 @@ class UpstreamServer:
     """A server by its base URL: http://HOST:PORT, https://HOST or unix:/PATH, with or without /v1 at its end.
 
     Clients of the proxy use the same paths: what they ask for at /v1/responses is asked for at BASE/v1/responses.
+    `api_key` is sent in place of theirs.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self._api_key = api_key
         parts = urlsplit(url)
         self.socket_path = parts.path if parts.scheme == "unix" else None
         if parts.scheme not in ("http", "https", "unix") or not (parts.hostname or self.socket_path):
@@ -80,6 +82,9 @@ class UpstreamServer:
     def make_headers(self, request: IncomingRequest) -> list[tuple[bytes, bytes]]:
         """Returns the headers of the request for this server: with its own Host, without those about a connection."""
         rest = drop_hop_by_hop(request.headers, also=(b"host", b"expect"))
+        if self._api_key is not None:
+            rest = [(name, value) for name, value in rest if name.lower() != b"authorization"]
+            rest.append((b"Authorization", f"Bearer {self._api_key}".encode()))
         return [(b"Host", self.host_header.encode()), *rest]
 
     async def close(self) -> None:
