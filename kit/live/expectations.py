@@ -14,18 +14,25 @@ from antiphon.kit.live.templates import MissingValueError, find_value, join_text
 Json = dict[str, Any]
 
 
+CONTINUED_FIELDS = ("calls", "kinds")
+"""Expectations whose result later steps continue."""
+
+
 class StepVerdict:
     """Collects what is wrong with one step: findings, and misses that are the model's."""
 
     def __init__(self, step: LiveStep, findings: FindingList) -> None:
         self.findings = findings
         self.misses: list[str] = []
+        self.is_last = False
+        """True if later steps have no meaning, because the model did not do what they continue."""
         self._dependent = step.model_dependent
 
     def report(self, field: str, code: str, expected: str, actual: str, subject: str = "") -> None:
         """Adds a finding, or a miss if `field` depends on the model."""
         if field in self._dependent:
             self.misses.append(f"the model did not give {expected}, but {actual}")
+            self.is_last |= field in CONTINUED_FIELDS
         else:
             self.findings.add(code, expected, actual, subject)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from antiphon.kit.findings import Finding, FindingList, load_codes, quote
 from antiphon.kit.live.bodies import BodyBuilder
-from antiphon.kit.live.checks.context import CheckContext, UnsupportedError
+from antiphon.kit.live.checks.context import CheckContext, UnsupportedError, quote_text
 from antiphon.kit.live.checks.registry import CHECKS
 from antiphon.kit.live.client import LiveClient, LiveReply
 from antiphon.kit.live.exchanges import Exchange, check_arrival, check_error_body, read_events, read_reply
@@ -29,6 +29,7 @@ FIELDS_OF_CAPABILITIES = {
     "conversations": ("conversation",),
     "images": ("image", "multimodal", "modalit"),
     "logprobs": ("logprobs",),
+    "tools": ("not support tool", "tool-call-parser", "requires --jinja"),
     "store": ("store", "previous_response_id"),
 }
 """Words in an error of status 400 by which a server says that it lacks a capability."""
@@ -151,6 +152,8 @@ class _CaseRun:
             check_expectation(step, exchange, self._values, verdict)
             self.misses += [miss for miss in verdict.misses if miss not in self.misses]
         self._run_checks(step, exchange, place)
+        if verdict.is_last:
+            raise _CaseEndError
         self._values[number] = exchange.value
 
     def _run_over_http(self, step: LiveStep, request: Json, verdict: StepVerdict) -> Exchange | None:
@@ -212,7 +215,7 @@ class _CaseRun:
 
     def _report_status(self, step: LiveStep, reply: LiveReply, verdict: StepVerdict) -> None:
         """Reports an unexpected status, and ends the case."""
-        expected, actual = _join_statuses(step), f"{reply.status}: {quote(reply.body[:200].decode(errors='replace'))}"
+        expected, actual = _join_statuses(step), f"{reply.status}: {quote_text(reply.body)}"
         if reply.status == 0:
             check_arrival(reply, verdict.findings)
         elif reply.status == 422 and 400 in step.expect.status:
@@ -232,7 +235,7 @@ class _CaseRun:
         words = [word for need in self._case.needs for word in FIELDS_OF_CAPABILITIES.get(need, ())]
         is_named = status in (400, 422) and any(word in text for word in words)
         if status in (*ABSENT_STATUSES, *step.lenient_status) or is_named:
-            raise UnsupportedError(f"{step.method} {step.path.partition('?')[0]} gets {status}")
+            raise UnsupportedError(f"{step.method} {step.path.partition('?')[0]} gets {status}: {quote_text(body)}")
 
     def _run_checks(self, step: LiveStep, exchange: Exchange, place: str) -> None:
         if step.checks and not exchange.value:

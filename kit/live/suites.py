@@ -13,7 +13,17 @@ import msgspec
 
 SUITE_NAMES = ("basics", "tools", "structured", "errors", "resume", "conversations", "websocket", "codex")
 Capability = Literal[
-    "background", "chat", "compaction", "conversations", "images", "logprobs", "ollama", "store", "websocket", "zstd"
+    "background",
+    "chat",
+    "compaction",
+    "conversations",
+    "images",
+    "logprobs",
+    "ollama",
+    "store",
+    "tools",
+    "websocket",
+    "zstd",
 ]
 
 

@@ -49,5 +49,10 @@ class CheckContext(msgspec.Struct, kw_only=True):
 
 
 def quote_body(reply: LiveReply) -> str:
-    """Returns the beginning of a body, for a finding."""
-    return quote(reply.body[:200].decode(errors="replace"))
+    """Returns the beginning of a reply's body, for a finding."""
+    return quote_text(reply.body)
+
+
+def quote_text(body: bytes) -> str:
+    """Returns the beginning of a text, for a finding."""
+    return quote(body[:200].decode(errors="replace"))

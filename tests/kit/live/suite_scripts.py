@@ -7,9 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from antiphon.app.requests.tools import read_tools
 from antiphon.harmony.detect import DIALECTS
 from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.tools import ToolSpec
 from antiphon.kit.live.bodies import BodyBuilder, case_marker
 from antiphon.kit.live.suites import SUITE_NAMES, CaseSuite, LiveCase, LiveStep, load_suite
 
@@ -59,7 +62,8 @@ def _write_output(dialect: Dialect, suite: CaseSuite, step: LiveStep) -> list[st
         output.append(_write_answer(dialect, _choose_text(step)))
     if names and dialect.calls:
         calls = [_write_call(name, tools) for name in names]
-        written = (call_format.write_calls(calls) for call_format in dialect.calls)
+        variants = (calls, [_as_function(*call) for call in calls])
+        written = (call_format.write_calls(variant) for variant in variants for call_format in dialect.calls)
         output.append(next((text for text in written if text is not None), ""))
     return output
 
@@ -95,6 +99,13 @@ def _write_call(name: str, tools: Any) -> tuple[Any, str]:
     if spec.kind == "custom":
         return spec, CUSTOM_INPUTS.get(spec.name, "Buy milk.")
     return spec, json.dumps(_example_of(spec.parameters or {"type": "object"}), ensure_ascii=False)
+
+
+def _as_function(spec: ToolSpec, text: str) -> tuple[ToolSpec, str]:
+    """Returns the call as a model writes it whose format knows functions only."""
+    if spec.kind == "function":
+        return spec, text
+    return msgspec.structs.replace(spec, kind="function"), json.dumps({"input": text}, ensure_ascii=False)
 
 
 def _example_of(schema: Any) -> Any:
