@@ -94,7 +94,13 @@ def test_make_targets_named_in_the_docs_exist() -> None:
 
 
 DOC_PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "tests/README.md", ROOT / "engine/embedded/README.md"]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        ROOT / "tests/README.md",
+        ROOT / "engine/embedded/README.md",
+        *ROOT.glob("samples/*/README.md"),
+    ]
 )
 
 
@@ -103,9 +109,10 @@ def test_paths_named_on_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    folders = "app|engine|events|harmony|state|tests|docs|snapshots"
+    folders = "app|engine|events|harmony|kit|samples|state|tests|docs|snapshots"
+    root = page.parent if page.is_relative_to(ROOT / "samples") else ROOT
     for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
-        assert (ROOT / path).exists(), f"{page.name} names {path}"
+        assert (root / path).exists(), f"{page.name} names {path}"
     modules = re.findall(r"`(?:python -m )?((?:antiphon|tests)\.[a-z_.]+)`", text)
     for path in (ROOT / module.removeprefix("antiphon.").replace(".", "/") for module in modules):
         assert path.exists() or path.with_suffix(".py").exists(), f"{page.name} names {path}"

@@ -204,3 +204,42 @@ def test_it(responses_server, event_snapshot, assert_conformant):
     run(project, test, args=("--snapshot-update",)).assert_outcomes(passed=1)
     texts = {path.read_text() for path in Path(project.path, "__snapshots__/test_it").iterdir()}
     assert len(texts) == 1, "what the SDK passes on is what came on the wire"
+
+
+def test_faults_reach_the_client(project: pytest.Pytester) -> None:
+    test = """
+import pytest
+from antiphon.kit.testing import find_faults
+
+REPLY = {"output": ["Hello", " there."]}
+
+def test_cut(responses_server):
+    server = responses_server([REPLY | {"fault": {"kind": "cut"}}])
+    ask(server)
+    assert "terminal-missing" in {finding.code for finding in find_faults(server.streams[0])}
+
+def test_reset(responses_server):
+    server = responses_server([REPLY | {"fault": {"kind": "reset"}}])
+    with pytest.raises(httpx.TransportError):
+        ask(server)
+    assert server.streams[0].startswith(b"event: response.created") and not server.exchanges[0].is_complete
+
+def test_status(responses_server):
+    server = responses_server([REPLY | {"fault": {"kind": "status", "status": 503, "retry_after": 7, "times": 1}}])
+    assert [ask(server).status_code for _ in range(2)] == [503, 200]
+    assert server.exchanges[0].reply_headers["retry-after"] == "7"
+
+def test_id_changed(responses_server, event_snapshot):
+    server = responses_server([REPLY | {"fault": {"kind": "id_changed"}}])
+    assert event_snapshot == ask(server)
+
+def test_broken_json(responses_server):
+    call = '<tool_call>{"name": "run", "arguments": {"city": "Oslo"}}</tool_call>'
+    server = responses_server([{"output": [call], "fault": {"kind": "broken_arguments"}}])
+    tools = [{"type": "function", "name": "run", "parameters": {"type": "object"}}]
+    assert "arguments" in ask(server, tools=tools).text
+    assert find_faults(server.streams[0])
+"""
+    run(project, test, args=("--snapshot-update",)).assert_outcomes(passed=5)
+    (snapshot,) = (project.path / "__snapshots__" / "test_it").iterdir()
+    assert "msg_2" in snapshot.read_text(), "a changed id is another number"

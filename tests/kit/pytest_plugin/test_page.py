@@ -1,0 +1,52 @@
+"""The programs and outputs of docs/testing-agents.md."""
+
+import re
+
+import pytest
+
+from tests.syntax import ROOT
+
+pytest_plugins = ["pytester"]
+
+PAGE = (ROOT / "docs" / "testing-agents.md").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r"^`(test_\w+)\.py`:\n\n```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+OUTPUTS = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeini("[pytest]\naddopts = -p no:asyncio -p no:xdist -p no:faker -p no:cacheprovider\n")
+    pytester.makepyfile(**PROGRAMS)
+    return pytester
+
+
+def list_failure_lines(result: pytest.RunResult) -> list[str]:
+    """Returns the message of the failed assertion, without pytest's mark and indentation."""
+    lines = [line[1:] for line in result.stdout.lines if line.startswith("E  ")]
+    indentation = len(lines[0]) - len(lines[0].lstrip())
+    return [line[indentation:] for line in lines]
+
+
+def test_programs_run(project: pytest.Pytester) -> None:
+    assert len(PROGRAMS) == PAGE.count("```python") == 5
+    tests = sum(len(re.findall(r"^def test_", program, re.MULTILINE)) for program in PROGRAMS.values())
+    written = project.runpytest_subprocess("--snapshot-update")
+    written.assert_outcomes(passed=tests + 1)  # one has two parameters
+    assert (project.path / "__snapshots__/test_first/test_greeting.txt").read_text() == OUTPUTS[0]
+
+
+def test_failures_look_as_shown(project: pytest.Pytester) -> None:
+    project.runpytest_subprocess("test_first.py", "--snapshot-update")
+    snapshot = project.path / "__snapshots__/test_first/test_greeting.txt"
+    done = 'output_text.done                [0.0] msg_1 "Hello'
+    snapshot.write_text(OUTPUTS[0].replace(done, f"{done},"))
+    changed = project.runpytest_subprocess("test_first.py")
+    assert list_failure_lines(changed) == OUTPUTS[1].splitlines()
+
+    project.makepyfile(
+        test_gateway=PROGRAMS["test_gateway"].replace("with pytest.raises(AssertionError, match=", "if (")
+    )
+    broken = "\n".join(list_failure_lines(project.runpytest_subprocess("test_gateway.py")))
+    assert re.sub(r"\bmsg_[0-9a-f]{9,}", "msg_1", broken.rpartition("why: ")[0]) == OUTPUTS[2].rpartition("why: ")[0]
