@@ -29,6 +29,8 @@ def faulty(name: str, output: list[Any] | None = None, **fault: Any) -> dict[str
 SCRIPT = [
     faulty("cut", kind="cut", at="response.output_text.delta", number=2),
     faulty("cut_any", kind="cut", number=2),
+    faulty("cut_early", ["Hello", {"stall": True}], kind="cut", number=2),
+    faulty("failed_early", ["Hello", {"stall": True}], kind="failed", number=2),
     faulty("reset", kind="reset"),
     faulty("stall", kind="stall"),
     faulty("pause", kind="stall", seconds=0.3),
@@ -130,6 +132,14 @@ def test_cut_ends_the_body_and_closes_the_connection(server: RunningServer) -> N
     with open_socket(server, request_body("responses", "cut")) as connection:
         data = read_to_end(connection)
     assert data.endswith(b"0\r\n\r\n") and data.count(b"event: response.output_text.delta") == 2
+
+
+@pytest.mark.parametrize("name", ["cut_early", "failed_early"])
+def test_stream_ends_before_the_engine_does(server: RunningServer, name: str) -> None:
+    reply = httpx.post(f"{server.url}/responses", json=request_body("responses", name), timeout=8)
+    assert reply.text.count("event: response.output_text.delta") == 2
+    assert (b"response.failed" in reply.content) == (name == "failed_early")
+    wait_idle(server)
 
 
 def test_reset_is_a_reset_of_the_connection(server: RunningServer) -> None:

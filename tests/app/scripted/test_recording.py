@@ -302,7 +302,7 @@ def test_block_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pyte
         calls.append(descriptor)
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
-        return real_write(descriptor, data if len(calls) == 1 else data[:20])
+        return real_write(descriptor, data if len(calls) == 1 else data[: len(data) // 2])
 
     async def run() -> None:
         engine = make_recording_engine(file)
