@@ -1,7 +1,6 @@
 """A turn of an agent on the embedded model, recorded, and replayed without it."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,15 +16,13 @@ from antiphon.kit.chat.comparison import compare_chat
 from antiphon.kit.chat.stream import read_chat_sse
 from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.findings import FindingList
+from tests.normalized_streams import normalize_stream
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
 pytestmark = pytest.mark.skipif(
     not (MODEL_DIR / "model.safetensors").exists(), reason="the embedded model's weights are not in this tree"
 )
-NEW_VALUE = re.compile(r"\b[a-z]+_[0-9a-f]{48}\b|chatcmpl-[0-9a-f]{48}")
-TIME = re.compile(r'"(created|created_at|completed_at)":\d+')
-
 SHELL = {
     "type": "function",
     "name": "exec_command",
@@ -111,15 +108,6 @@ def read_response(stream: bytes) -> dict[str, Any]:
     return response
 
 
-def normalize(stream: bytes) -> str:
-    """Returns a stream with its ids numbered in their order, without times and encrypted content."""
-    numbers: dict[str, str] = {}
-    text = NEW_VALUE.sub(
-        lambda match: numbers.setdefault(match[0], f"{re.split('[_-]', match[0])[0]}_{len(numbers)}"), stream.decode()
-    )
-    return re.sub(r'"encrypted_content":"[^"]*"', '"encrypted_content":"…"', TIME.sub(r'"\1":0', text))
-
-
 def chat_body() -> dict[str, Any]:
     """Returns the first request of the turn for Chat Completions."""
     roles = [("system", INSTRUCTIONS), ("developer", PERMISSIONS), ("user", ENVIRONMENT), ("user", PROMPT)]
@@ -144,7 +132,7 @@ def test_recorded_turn_replays_byte_for_byte_and_through_chat(tmp_path: Path) ->
     with run_server("--engine", "scripted", "--script", str(file)) as url:
         replayed = run_turn(url)
         chat = httpx.post(f"{url}/chat/completions", json=chat_body(), timeout=60).content
-    assert [*map(normalize, replayed)] == [*map(normalize, recorded)]
+    assert [*map(normalize_stream, replayed)] == [*map(normalize_stream, recorded)]
     assert replayed != recorded, "the ids are new"
     for stream in recorded:
         assert not [str(finding) for finding in check_sse(stream) if finding.level == "error"]
