@@ -74,7 +74,10 @@ class CassettePlayer:
             return
         self._print_line(f"{title}: exchange {index}")
         fault = self._faults[index].take_fault() if index in self._faults else None
-        await _ReplyPlayer(exchange, recorded.response, fault, self._speed).play()
+        player = _ReplyPlayer(exchange, recorded.response, fault, self._speed)
+        await player.play()
+        if not player.is_fault_applied:
+            self._print_line(f"{title}: the fault of exchange {index} found no place in the reply")
 
 
 class _ReplyPlayer:
@@ -84,6 +87,8 @@ class _ReplyPlayer:
         self._exchange, self._reply, self._fault, self._speed = exchange, reply, fault, speed
         self._started_at = asyncio.get_running_loop().time()
         self._is_closed = False
+        self.is_fault_applied = True
+        """False if a fault of a stream found no place in it."""
 
     async def play(self) -> None:
         fault = self._fault
@@ -117,6 +122,7 @@ class _ReplyPlayer:
                 return
         if injector is not None:
             await self._run_actions(injector.finish())
+            self.is_fault_applied = injector.is_applied
 
     async def _run_actions(self, actions: Sequence[WireAction]) -> None:
         for action in actions:

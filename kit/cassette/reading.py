@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,11 +21,18 @@ from antiphon.kit.cassette.exchanges import (
 from antiphon.kit.cassette.frames import build_frame
 from antiphon.kit.cassette.toml_text import encode_json
 from antiphon.kit.faults import FaultError, WireFault, parse_fault
+from antiphon.kit.faults.fault import ApiName
 
 VERSION = 1
 HeaderTable = dict[str, str | list[str]]
 BODY_KEYS = ("json", "text", "base64")
 FRAME_KEYS = ("data", "comment", "raw", "base64")
+_APIS: dict[str, ApiName] = {
+    "/responses": "responses",
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/messages": "messages",
+}
 FRAMING_HEADERS = ("connection", "content-encoding", "content-length", "transfer-encoding")
 """Headers that say how the body is sent, which the server decides."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -107,7 +115,7 @@ def _read_exchange(index: int, entry: object) -> RecordedExchange:
         parsed = msgspec.convert(entry, _FileExchange)
         return RecordedExchange(
             name=parsed.name,
-            fault=_read_fault(parsed.fault),
+            fault=_read_fault(parsed),
             request=RecordedRequest(
                 method=parsed.request.method,
                 path=parsed.request.path,
@@ -121,13 +129,18 @@ def _read_exchange(index: int, entry: object) -> RecordedExchange:
         raise CassetteError(f"exchange {index}{title}: {message}") from None
 
 
-def _read_fault(table: dict[str, Any] | None) -> WireFault | None:
-    if table is None:
+def _read_fault(exchange: _FileExchange) -> WireFault | None:
+    """Returns the fault of an exchange. Raises `CassetteError`, also for one that its reply cannot have."""
+    if exchange.fault is None:
         return None
     try:
-        return parse_fault(table)
+        fault = parse_fault(exchange.fault)
+        api = _APIS.get(urlsplit(exchange.request.path).path.rstrip("/").removeprefix("/v1"))
+        if api is not None:
+            fault.check_use(api, streamed=exchange.response.events is not None)
     except FaultError as error:
         raise CassetteError(str(error)) from None
+    return fault
 
 
 def _read_reply(reply: _FileReply) -> RecordedReply:

@@ -216,16 +216,19 @@ async def open_recorder(
     `api_key` is sent to the server in place of the client's. WebSockets get 426, so that clients use POST.
     Raises `CassetteError`, `UpstreamUrlError` and `WireServerError`.
     """
-    writer = CassetteWriter(path, Redactor([api_key] if api_key else []), append=append)
+    writers: list[CassetteWriter] = []
 
     def create_recorder(head: IncomingRequest) -> ExchangeRecorder:
-        return ExchangeRecorder(head, writer, print_line)
+        return ExchangeRecorder(head, writers[0], print_line)
 
     try:
         async with open_proxy(upstream_url, host, port, create_recorder, api_key=api_key) as url:
+            # Only now: a wrong URL or a used port leaves no empty file. No request is read before the next await.
+            writers.append(CassetteWriter(path, Redactor([api_key] if api_key else []), append=append))
             yield url
     finally:
-        writer.close()
+        for writer in writers:
+            writer.close()
 
 
 def run_recorder(

@@ -11,7 +11,7 @@ import httpx
 from antiphon.kit.wire.messages import IncomingRequest, drop_hop_by_hop
 
 CONNECT_TIMEOUT_S = 30.0
-KEEP_ALIVE_S = 2.0
+KEEP_ALIVE_S = 4.0
 """Time for which an idle connection is kept. Servers close theirs after five seconds, which must not hit a request."""
 API_ROOT = "/v1"
 

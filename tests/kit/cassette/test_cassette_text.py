@@ -131,6 +131,7 @@ status = 200
         (GOOD + 'headers = { a = "x\\ny" }', "response.headers.a is no HTTP header"),
         (GOOD + "headers = { Content-Length = '1' }", "response.headers.Content-Length is set by the server; remove it"),
         (GOOD.replace("[exchange.request]", "fault = { kind = 'x' }\n[exchange.request]"), "exchange 1 (POST /v1/responses): fault: "),
+        (GOOD.replace("[exchange.request]", "fault = { kind = 'cut' }\n[exchange.request]"), "the fault cut applies to streams only"),
         (GOOD + "[[exchange]]\n[exchange.response]\nstatus = 200", "exchange 2: Object missing required field request"),
     ],
 )  # fmt: skip

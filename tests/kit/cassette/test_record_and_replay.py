@@ -4,8 +4,13 @@ import asyncio
 import gzip
 import json
 import re
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -366,6 +371,73 @@ def test_hand_written_cassette(hand_written: str) -> None:
         reply = httpx.post(f"{url}/responses", json={"input": "Hi"})
     assert reply.headers["content-type"] == "text/event-stream"
     assert reply.text == 'event: response.created\ndata: {"type": "response.created"}\n\ndata: [DONE]\n\n'
+
+
+def test_fault_without_a_place_is_told(hand_written: str) -> None:
+    text = hand_written.replace('name = "a greeting"', 'fault = { kind = "cut", at = "response.output_text.delta" }')
+    printed: list[str] = []
+    with run_player(text, print_line=printed.append) as url:
+        httpx.post(f"{url}/responses", json={"input": "Hi"})
+        wait_until(lambda: len(printed) == 2, "one more line")
+    assert printed[1] == "POST /v1/responses: the fault of exchange 1 found no place in the reply"
+
+
+def test_reset_of_a_replayed_stream(hand_written: str) -> None:
+    text = hand_written.replace('name = "a greeting"', 'fault = { kind = "reset", at = "response.created" }')
+    body = b'{"input": "Hi"}'
+    with run_player(text) as url, send_raw(url, make_request("POST", "/v1/responses", body)) as client:
+        client.recv(1 << 16)
+        with pytest.raises(ConnectionResetError):
+            read_all(client)
+
+
+@contextmanager
+def run_command(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Runs `antiphon` until the block has ended it. Yields the base URL that it prints."""
+    command = [sys.executable, "-um", "antiphon", *arguments, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert "base URL http://127.0.0.1:" in line, line + process.stdout.read()
+            yield line.partition("base URL ")[2].partition(";")[0], process
+        finally:
+            process.kill()
+
+
+def test_commands(server: RunningServer, cassette: Path) -> None:
+    with run_command("record", server.url, "--out", str(cassette)) as (url, process):
+        recorded = post(url, BODIES[0]).content
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert process.stdout is not None and "   1 POST /v1/responses 200: " in process.stdout.read()
+    with run_command("replay", str(cassette), "--speed", "0") as (url, process):
+        assert post(url, BODIES[0]).content == recorded
+        assert post(url, BODIES[1]).status_code == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        first, second = process.stdout.read().splitlines()
+    assert first == "POST /v1/responses: exchange 1" and second.startswith(
+        "POST /v1/responses: 404; no recorded exchange"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replay", "absent.toml"], "absent.toml: No such file or directory"),
+        (["record", "localhost:1", "--out", "x.toml"], "is no base URL; write http://HOST:PORT"),
+        (["replay", "absent.toml", "--speed", "fast"], "'fast' is neither 'original' nor a number of at least 0"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code in (1, 2) and message in result.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
