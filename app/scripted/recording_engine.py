@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from antiphon.app.scripted.recording_file import JobTape, RecordingFile
+from antiphon.app.scripted.recording_file import RecordedJob, RecordingFile
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, OnChunk
 from antiphon.engine.scripted.script import Recording
 
@@ -13,9 +13,9 @@ _log = structlog.get_logger(__name__)
 
 
 class RecordingEngine:
-    """Passes everything to `inner`, and records each job that has ended. Jobs without output are not recorded.
+    """Passes everything to `inner`, and records each job that has ended.
 
-    `describe` returns the head of the file once the engine has started.
+    A job that was cancelled before its admission is not recorded. `describe` returns the head of the file once the engine has started.
     """
 
     def __init__(self, inner: Engine, file: RecordingFile, describe: Callable[[EngineInfo], Recording]) -> None:
@@ -27,9 +27,9 @@ class RecordingEngine:
         return self.inner.info
 
     async def start(self) -> None:
-        """Starts the engine, then writes the head of the file."""
+        """Starts the engine, then creates the file: an engine that cannot start leaves none."""
         await self.inner.start()
-        self._file.write_header(self._describe(self.inner.info))
+        self._file.create_file(self._describe(self.inner.info))
 
     async def close(self) -> None:
         """Closes the engine, then the file."""
@@ -41,24 +41,24 @@ class RecordingEngine:
         if job.prefill_only:
             await self.inner.generate(job, on_chunk)
             return
-        tape = JobTape(job, asyncio.get_running_loop().time)
+        recorded = RecordedJob(job, asyncio.get_running_loop().time)
 
         def record_chunk(chunk: Chunk) -> None:
-            tape.add_chunk(chunk)
+            recorded.add_chunk(chunk)
             on_chunk(chunk)
 
         try:
             await self.inner.generate(job, record_chunk)
         except EngineError as error:
             if error.code != "cancelled":
-                tape.add_refusal(error)
+                recorded.add_refusal(error)
             raise
         except asyncio.CancelledError:
-            if tape.is_admitted:
-                tape.add_cancellation()
+            if recorded.is_admitted:
+                recorded.add_cancellation()
             raise
         finally:
-            self._write_tape(tape)
+            self._write_job(recorded)
 
     async def cancel(self, job_id: str) -> None:
         """Ends a job."""
@@ -80,12 +80,12 @@ class RecordingEngine:
         """Returns the current counts."""
         return self.inner.stats()
 
-    def _write_tape(self, tape: JobTape) -> None:
+    def _write_job(self, recorded: RecordedJob) -> None:
         """Writes a job. A full disk costs the recording, not the reply."""
-        if not tape.steps:
+        if not recorded.steps:
             return
         try:
-            self._file.write_job(tape)
+            self._file.write_job(recorded)
         except OSError as error:
             _log.error("the recording could not be written", error=str(error))
 

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from antiphon.app.serve_options import ServeError
+from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, Job
 from antiphon.engine.scripted.script import Recording, prompt_key
 
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 MIN_PAUSE_S = 0.001
 """Shortest pause that is written."""
 MAX_PROMPT_CHARS = 400
@@ -37,33 +39,36 @@ class RecordingFile:
     def __init__(self, path: Path, decode: Callable[[Sequence[int]], str]) -> None:
         self._path, self._decode = path, decode
         self._num_replies = 0
-        try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            raise ServeError(f"--record {path}: the file exists; name a new one, or delete it") from None
-        except OSError as error:
-            raise ServeError(f"--record {path}: cannot be created: {error.strerror}") from None
+        self._descriptor = -1
+        if path.exists():
+            raise ServeError(f"--record {path}: the file exists; name a new one, or delete it")
+        if not path.parent.is_dir():
+            raise ServeError(f"--record {path}: {path.parent} is not a folder")
 
-    def write_header(self, recording: Recording) -> None:
-        """Writes the model that the token ids belong to."""
+    def create_file(self, recording: Recording) -> None:
+        """Creates the file with the model that the token ids belong to. Raises `LoadError`."""
+        try:
+            self._descriptor = os.open(self._path, CREATE_FLAGS, 0o600)
+        except OSError as error:
+            raise LoadError(f"--record {self._path}: cannot be created: {error.strerror}") from None
         table = _drop_none(msgspec.to_builtins(recording, str_keys=True))
         engine = table.pop("engine")
         self._append(HEADER + _format_table("recording", table) + _format_table("recording.engine", engine))
 
-    def write_job(self, tape: "JobTape") -> None:
+    def write_job(self, recorded: "RecordedJob") -> None:
         """Appends the reply of a job that has ended."""
         self._num_replies += 1
-        prompt = self._decode(tape.job.tokens)
+        prompt = self._decode(recorded.job.tokens)
         mark = "…" if len(prompt) > MAX_PROMPT_CHARS else ""
         lines = [
-            f"\n# prompt of {len(tape.job.tokens)} tokens: {_comment(mark + prompt[-MAX_PROMPT_CHARS:])}",
+            f"\n# prompt of {len(recorded.job.tokens)} tokens: {_comment(mark + prompt[-MAX_PROMPT_CHARS:])}",
             "[[reply]]",
             f'name = "turn-{self._num_replies}"',
-            f"prompt = {format_toml(prompt_key(tape.job.tokens))}",
-            f"cached_tokens = {tape.cached_tokens}",
+            f"prompt = {format_toml(prompt_key(recorded.job.tokens))}",
+            f"cached_tokens = {recorded.cached_tokens}",
             "tokens_per_chunk = 0",
             "output = [",
-            *(f"  {line}" for line in self._format_output(tape)),
+            *(f"  {line}" for line in self._format_output(recorded)),
             "]\n",
         ]
         self._append("\n".join(lines))
@@ -74,9 +79,9 @@ class RecordingFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _format_output(self, tape: "JobTape") -> list[str]:
+    def _format_output(self, recorded: "RecordedJob") -> list[str]:
         lines = []
-        for pause, step in tape.steps:
+        for pause, step in recorded.steps:
             if pause >= MIN_PAUSE_S:
                 lines.append(f"{{pause = {round(pause, 3):g}}},")
             comment = f"  # {_comment(self._decode(step['ids']))}" if step.get("ids") else ""
@@ -96,7 +101,7 @@ class RecordingFile:
             raise
 
 
-class JobTape:
+class RecordedJob:
     """What the engine did for one job: its chunks, each with the pause before it."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:

@@ -18,6 +18,7 @@ from antiphon.app.scripted.recording_engine import RecordingEngine, unwrap_engin
 from antiphon.app.scripted.recording_file import RecordingFile, format_toml
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
 from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, Job, Sampling, TokenLogprob
 from antiphon.engine.scripted.engine import ScriptedEngine, load_script, parse_script
 from antiphon.engine.scripted.script import ScriptError, load_recording, prompt_key
@@ -247,8 +248,18 @@ def test_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     file.write_text("x")
     with pytest.raises(ServeError, match="the file exists"):
         RecordingFile(file, lambda _: "")
-    with pytest.raises(ServeError, match="cannot be created"):
+    with pytest.raises(ServeError, match="none is not a folder"):
         RecordingFile(tmp_path / "none" / "turns.toml", lambda _: "")
+    assert file.read_text() == "x"
+
+
+async def test_file_is_created_when_the_engine_has_started(tmp_path: Path) -> None:
+    file = tmp_path / "turns.toml"
+    engine = make_recording_engine(file)
+    assert not file.exists()
+    file.write_text("x")
+    with pytest.raises(LoadError, match="cannot be created: File exists"):
+        await engine.start()
     assert file.read_text() == "x"
 
 
