@@ -15,7 +15,8 @@ _log = structlog.get_logger(__name__)
 class RecordingEngine:
     """Passes everything to `inner`, and records each job that has ended.
 
-    A job that was cancelled before its admission is not recorded. `describe` returns the head of the file once the engine has started.
+    A job that was cancelled before its admission is not recorded. `describe` returns the head of the file once the
+    engine has started.
     """
 
     def __init__(self, inner: Engine, file: RecordingFile, describe: Callable[[EngineInfo], Recording]) -> None:
