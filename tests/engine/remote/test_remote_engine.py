@@ -10,6 +10,7 @@ from antiphon.engine.protocol import Chunk, EngineError
 from antiphon.engine.remote.engine import RemoteEngine
 from tests.engine.chunk_stream import stream_chunks
 from tests.engine.remote.fake_server import (
+    FakeServer,
     Pause,
     Reply,
     Reset,
@@ -76,6 +77,9 @@ async def test_limit_of_tokens_is_that_of_the_context() -> None:
         chunks = await run_job(engine)
         assert chunks[-1].finish == "length" and chunks[-1].stop_id is None
         assert server.jobs[0].body["max_tokens"] == 4096 - 3
+        await run_job(engine, max_tokens=5)
+        await run_job(engine, max_tokens=100_000)
+        assert [job.body["max_tokens"] for job in server.jobs[1:]] == [5, 4096 - 3]
 
 
 async def test_server_that_ignores_stop_ids_and_limits_is_cut() -> None:
@@ -126,6 +130,27 @@ async def test_prompt_logprobs_come_in_an_unstreamed_reply() -> None:
             (42, -0.1, ((42, -0.1),)),
         ]
         assert server.jobs[0].body["stream"] is False
+
+
+async def read_salts(engine: RemoteEngine, server: FakeServer, *owners: str, **fields: Any) -> list[str | None]:
+    """Runs a job of each owner. Returns the salts of the requests that the server got."""
+    for owner in owners:
+        await run_job(engine, owner=owner, **fields)
+    return [job.body.get("cache_salt") for job in server.jobs[-len(owners) :]]
+
+
+async def test_owners_do_not_share_a_prefix_cache() -> None:
+    async with remote_engine(separate_owners=True) as (engine, [server]):
+        ada, bob, again = await read_salts(engine, server, "ada", "bob", "ada")
+        assert ada and bob and ada == again != bob
+        salted_ada, salted_bob = await read_salts(engine, server, "ada", "bob", cache_salt="mine")
+        assert len({ada, bob, salted_ada, salted_bob}) == 4
+        assert not any("ada" in str(salt) for salt in (ada, salted_ada)), "the engine does not learn the owner"
+
+
+async def test_requests_without_keys_share_a_prefix_cache() -> None:
+    async with remote_engine() as (engine, [server]):
+        assert await read_salts(engine, server, "", "") == [None, None]
 
 
 class TestFaults:
@@ -352,6 +377,13 @@ class TestGrammars:
             chunks = await run_job(engine, grammar=GRAMMAR)
             assert chunks[-1].fault is not None and "grammar" in chunks[-1].fault.message
             assert engine.replicas[0].stats.grammar_departures == 1
+
+    async def test_end_before_the_grammar_is_complete_ends_the_job_with_a_fault(self) -> None:
+        """A server may report an end without an end token, for example at a stop string of its own."""
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(letter_id("a"))]
+            chunks = await run_job(engine, grammar=GRAMMAR)
+            assert chunks[-1].fault is not None and "grammar" in chunks[-1].fault.message
 
     async def test_server_that_begins_to_drop_grammars_loses_the_ability(self) -> None:
         async with remote_engine() as (engine, [server]):
