@@ -80,7 +80,7 @@ class ItemsChecker:
     def _track(self, event: Event, item: Mapping[str, Any], label: str) -> None:
         expected = max(self.items, default=-1) + 1
         index = event.get("output_index", expected)
-        if index in self.items:
+        if isinstance(index, int) and index in self.items:
             self._findings.add("output-index-reused", f"output_index {expected}", f"{index}, as the item before", label)
             index = expected
         elif index != expected or isinstance(index, bool):
@@ -100,7 +100,7 @@ class ItemsChecker:
             return
         if not call_id:
             self._findings.add("call-id-empty", "a call_id", quote(call_id), label)
-        elif call_id in self._call_ids:
+        elif as_text(call_id) in self._call_ids:
             self._findings.add("call-id-repeated", "a call_id of its own", quote(call_id), label)
         elif call_id == item_id:
             self._findings.add("call-id-is-item-id", "a call_id that differs from the id", quote(call_id), label)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list, as_text, check_part_shape
+from antiphon.kit.checker.shapes import as_list, as_objects, as_text, check_part_shape
 from antiphon.kit.findings import FindingList, quote
 
 Event = Mapping[str, Any]
@@ -86,7 +86,7 @@ class PartsBody:
             expected = [_part_text(part) for part in parts]
             if self._open is not None and self._open.is_summary == (key == "summary"):
                 expected.append(self._open.text)
-            actual = [_part_text(part) for part in as_list(item.get(key))]
+            actual = [_part_text(part) for part in as_objects(item.get(key))]
             if actual != expected:
                 self._findings.add("open-item-differs", quote(expected), quote(actual), self._subject)
 
@@ -135,7 +135,9 @@ class PartsBody:
         part = self._open
         if part is None:
             self._findings.add("content-outside-part", "content_part.added before it", kind, self._subject)
-            self._open = part = _StreamedPart(PART_KINDS[prefix], prefix == "reasoning_summary_text", len(self._content))
+            self._open = part = _StreamedPart(
+                PART_KINDS[prefix], prefix == "reasoning_summary_text", len(self._content)
+            )
             return part
         if part.kind != PART_KINDS[prefix]:
             self._findings.add("part-type", f"events of a part {part.kind}", kind, self._subject)

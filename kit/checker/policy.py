@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.items import CALL_TYPES
-from antiphon.kit.checker.shapes import as_list
+from antiphon.kit.checker.shapes import as_list, as_objects
 from antiphon.kit.findings import FindingList, quote
 
 Item = Mapping[str, Any]
@@ -170,7 +170,7 @@ def _check_entry(entry: Any, count: int, label: str, findings: FindingList) -> N
     if not isinstance(entry, dict):
         findings.add("logprob-entry", "an object", quote(entry), label)
         return
-    tops = as_list(entry.get("top_logprobs"))
+    tops = as_objects(entry.get("top_logprobs"))
     for each in [entry, *tops]:
         token, logprob, spelled = each.get("token"), each.get("logprob"), each.get("bytes")
         if not isinstance(token, str) or isinstance(logprob, bool) or not isinstance(logprob, int | float):

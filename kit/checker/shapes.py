@@ -236,6 +236,11 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def as_objects(value: object) -> list[dict[str, Any]]:
+    """Returns the objects in a list, an empty list if the value is none."""
+    return [entry for entry in as_list(value) if isinstance(entry, dict)]
+
+
 def as_text(value: object) -> str:
     """Returns the value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""

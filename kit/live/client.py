@@ -92,7 +92,7 @@ class LiveClient:
         if zstd and content is not None:
             content = compress_zstd(content)
             sent["content-encoding"] = "zstd"
-        url = (self.root_url if root else self.base_url) + path
+        url = (self.root_url if root else self.base_url) + path.encode(errors="replace").decode()
         try:
             with self._http.stream(method, url, content=content, headers=sent) as reply:
                 return _read_reply(reply)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list, as_text
+from antiphon.kit.checker.shapes import as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 from antiphon.kit.live.exchanges import Exchange
 from antiphon.kit.live.suites import ExpectedError, LiveStep
@@ -78,7 +78,7 @@ def _check_ending(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
 
 
 def _check_kinds(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
-    present = [as_text(item.get("type")) for item in as_list(response.get("output")) if isinstance(item, dict)]
+    present = [as_text(item.get("type")) for item in as_objects(response.get("output"))]
     for kind in step.expect.kinds:
         if kind not in present:
             verdict.report("kinds", "live-kind-missing", f"an item {kind}", quote(present), kind)
@@ -90,7 +90,7 @@ def _check_kinds(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
 
 def _check_calls(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
     calls, expect = list_calls(response), step.expect
-    names = [".".join(filter(None, (call.get("namespace"), call.get("name")))) for call in calls]
+    names = [".".join(filter(None, (as_text(call.get("namespace")), as_text(call.get("name"))))) for call in calls]
     if expect.calls is not None and names != list(expect.calls):
         verdict.report("calls", "live-calls", f"calls {quote(list(expect.calls))}", quote(names))
         return

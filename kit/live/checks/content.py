@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list
+from antiphon.kit.checker.shapes import as_list, as_objects
 from antiphon.kit.findings import FindingList, quote
 from antiphon.kit.live.checks.context import CheckContext, quote_body
 from antiphon.kit.live.exchanges import RESPONSES_PATH, check_arrival, read_json_reply, read_stream
@@ -80,7 +80,7 @@ def check_model_list(context: CheckContext) -> None:
 def check_encrypted_reasoning(context: CheckContext) -> None:
     """Checks that reasoning has the encrypted copy that the request includes."""
     findings = FindingList()
-    for item in as_list(context.exchange.value.get("output")):
+    for item in as_objects(context.exchange.value.get("output")):
         if item.get("type") == "reasoning" and not item.get("encrypted_content"):
             findings.add("live-encrypted-missing", "encrypted_content", "none", f"reasoning {item.get('id')}")
     context.report("reasoning", findings)
@@ -88,7 +88,7 @@ def check_encrypted_reasoning(context: CheckContext) -> None:
 
 def check_one_compaction(context: CheckContext) -> None:
     """Checks that the output is one compaction with its encrypted content."""
-    findings, output = FindingList(), as_list(context.exchange.value.get("output"))
+    findings, output = FindingList(), as_objects(context.exchange.value.get("output"))
     kinds = [item.get("type") for item in output]
     if kinds != ["compaction"] or not output[0].get("encrypted_content"):
         findings.add("live-compaction", "one compaction with encrypted_content", quote(output))

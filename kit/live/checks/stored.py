@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list
+from antiphon.kit.checker.shapes import as_objects
 from antiphon.kit.checker.terminal import compare_responses
 from antiphon.kit.findings import FindingList, quote
 from antiphon.kit.live.checks.context import CheckContext, quote_body
@@ -105,11 +105,9 @@ def check_conversation(context: CheckContext) -> None:
     identifier = conversation.get("id") if isinstance(conversation, dict) else conversation
     reply = context.fetch("GET", f"/conversations/{identifier}/items?order=asc&limit=100")
     items = read_list(reply, findings)
-    expected = [(item.get("type"), item.get("id")) for item in as_list(context.exchange.value.get("output"))]
-    if items is not None:
-        actual = [(item.get("type"), item.get("id")) for item in items[-len(expected) :]] if expected else []
-        if actual != expected:
-            findings.add("live-conversation-items", quote(expected), quote(actual))
+    expected = _list_ids(context.exchange.value.get("output"))
+    if items is not None and expected and _list_ids(items)[-len(expected) :] != expected:
+        findings.add("live-conversation-items", quote(expected), quote(_list_ids(items)))
     context.report("GET conversation", findings)
 
 
@@ -121,7 +119,7 @@ def read_list(reply: LiveReply, findings: FindingList) -> list[Json] | None:
         findings.add("live-list", '{"object": "list", "data": […]}', f"{reply.status}: {quote_body(reply)}")
         return None
     for key, entry in (("first_id", data[:1]), ("last_id", data[-1:])):
-        expected = entry[0].get("id") if entry else None
+        expected = entry[0].get("id") if entry and isinstance(entry[0], dict) else None
         if value.get(key) != expected or (entry and not expected):
             findings.add("live-list", quote(expected), quote(value.get(key)), key)
     if not isinstance(value.get("has_more"), bool):
@@ -137,7 +135,7 @@ def _check_one_replay(context: CheckContext, after: int | None, findings: Findin
         return
     check_arrival(reply, findings)
     start = -1 if after is None else after
-    expected = [event for event in context.exchange.events if event.get("sequence_number", 0) > start]
+    expected = [event for event in context.exchange.events if _has_number_after(event, start)]
     actual = list_frames(reply.body)
     if len(actual) != len(expected):
         findings.add("replay-differs", f"{len(expected)} events", f"{len(actual)} events", "events")
@@ -145,6 +143,15 @@ def _check_one_replay(context: CheckContext, after: int | None, findings: Findin
         if recorded != replayed:
             findings.set_event(None, recorded.get("sequence_number"))
             findings.add("replay-differs", quote(recorded), quote(replayed), str(recorded.get("type")))
+
+
+def _list_ids(items: object) -> list[tuple[object, object]]:
+    return [(item.get("type"), item.get("id")) for item in as_objects(items)]
+
+
+def _has_number_after(event: Json, start: int) -> bool:
+    number = event.get("sequence_number")
+    return isinstance(number, int) and number > start
 
 
 def _fetch_response(context: CheckContext, findings: FindingList) -> Json | None:
