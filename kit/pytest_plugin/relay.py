@@ -65,6 +65,14 @@ class RecordingRelay:
         assert task is not None
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        # Only `_run` cancels. asyncio of Python 3.11 logs an error for a handler that ends as cancelled.
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                await self._relay_connection(reader, writer)
+            finally:
+                writer.transport.abort()  # drops nothing, unless the relay stops before the client has read all
+
+    async def _relay_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
         except OSError:
@@ -77,14 +85,15 @@ class RecordingRelay:
             await asyncio.wait((to_server, to_client), return_when=asyncio.FIRST_COMPLETED)
             if not to_client.done() and to_server.result():  # the client may send nothing more, and still read
                 await to_client
-            if to_client.done() and not to_client.result():
+            if to_client.done() and to_client.result():
+                await _close(writer)
+            else:
                 _reset(writer)
         finally:
-            for task in (to_server, to_client):
-                task.cancel()
+            upstream.transport.abort()
+            for copying in (to_server, to_client):
+                copying.cancel()
             await asyncio.gather(to_server, to_client, return_exceptions=True)
-            await _close(upstream)
-            await _close(writer)
 
 
 async def _copy_bytes(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import antiphon.kit
+
 pytest_plugins = ["pytester"]
 
 HEAD = """
@@ -36,6 +38,12 @@ def test_loading_the_plugin_imports_nothing_but_pytest() -> None:
     code = "import pytest, sys; before = set(sys.modules); import antiphon.kit.pytest_plugin; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == ["antiphon", "antiphon.kit", "antiphon.kit.pytest_plugin"]
+
+
+def test_the_kit_has_its_names() -> None:
+    assert all(callable(getattr(antiphon.kit, name)) for name in antiphon.kit.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'check_nothing'"):
+        _ = antiphon.kit.check_nothing
 
 
 SNAPSHOT_TEST = """

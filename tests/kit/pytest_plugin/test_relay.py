@@ -119,6 +119,39 @@ def test_a_client_that_leaves_ends_the_connection_to_the_server(start_relay: Sta
     assert left.wait(30)
 
 
+def test_a_client_may_stop_sending_before_the_reply(start_relay: StartRelay) -> None:
+    def handle(connection: socket.socket) -> None:
+        read_request(connection)
+        assert connection.recv(1) == b""
+        connection.sendall(REPLY + b"5\r\nhello\r\n0\r\n\r\n")
+
+    relay = start_relay(handle)
+    with socket.create_connection(("127.0.0.1", relay.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert received.endswith(b"hello\r\n0\r\n\r\n")
+
+
+def test_stopping_does_not_wait_for_a_client_that_does_not_read(start_relay: StartRelay) -> None:
+    full = threading.Event()
+
+    def handle(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.settimeout(0.5)
+        try:
+            while True:
+                connection.send(b"x" * 65_536)
+        except OSError:  # all buffers are full
+            full.set()
+
+    relay = start_relay(handle)
+    with socket.create_connection(("127.0.0.1", relay.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert full.wait(30)
+        relay.stop()
+
+
 def test_a_server_that_is_gone_resets_the_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
