@@ -32,6 +32,7 @@ SCRIPT = [
     faulty("cut_early", ["Hello", {"stall": True}], kind="cut", number=2),
     faulty("failed_early", ["Hello", {"stall": True}], kind="failed", number=2),
     faulty("reset", kind="reset"),
+    faulty("reset_once", kind="reset", times=1),
     faulty("stall", kind="stall"),
     faulty("pause", kind="stall", seconds=0.3),
     faulty("failed", kind="failed", code="rate_limit_exceeded", message="Slow down."),
@@ -219,6 +220,20 @@ def test_status_comes_before_any_event(server: RunningServer, api: str, stream: 
     assert reply.status_code == 503 and "retry-after" not in reply.headers
     assert reply.json()["error"]["message"] == "Gone fishing."
     assert server.context.turn_manager.num_running == 0
+
+
+def test_sdk_retries_after_a_reset_and_gives_up_on_a_second_one(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=1)
+    assert client.responses.create(model="scripted", input="Play [reset_once].").output_text == "Hello you."
+    with pytest.raises(openai.APIConnectionError):
+        client.responses.create(model="scripted", input="Play [reset].")
+
+
+def test_sdk_times_out_in_a_stall(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=0.5)
+    with pytest.raises(openai.APITimeoutError):
+        client.responses.create(model="scripted", input="Play [stall].")
+    wait_idle(server)
 
 
 def test_sdk_raises_the_failure(server: RunningServer) -> None:
