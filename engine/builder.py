@@ -9,6 +9,9 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
+from antiphon.engine.adapters.install import install_adapter_hooks
+from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
@@ -72,13 +75,15 @@ def build_core_from_model(
     by faster ones.
     """
     options = options or EngineOptions()
+    layers = AdaptableLayers(model) if options.lora_modules or options.allow_lora_updates else None
     if optimize:
         remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model))
     kernels = _load_kernels(model, options) if optimize else None
     forward = _select_forward(model, options, kernels)
     packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()
-    return_freed_memory()  # before the cache is sized
     _apply_determinism(forward, options, packing)
+    adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options)
+    return_freed_memory()  # before the cache is sized
     info = engine_info(model, checkpoint)
     cache = _size_cache(forward, str(model.device), options)
     cache_tokens = None if cache is None else cache.tokens
@@ -86,7 +91,7 @@ def build_core_from_model(
     context = _limit_context(_choose_context(options.max_model_len, info.max_model_len), cache, options)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
     info = msgspec.structs.replace(
-        info, max_model_len=context, description=_describe(info.description, packing, model, options)
+        info, max_model_len=context, description=_describe(info.description, packing, model, options, adapters)
     )
     # With one-token passes, verifying a draft takes as long as generating its tokens.
     drafts = not (options.deterministic and not packing.is_complete)
@@ -101,6 +106,7 @@ def build_core_from_model(
         enable_prefix_caching=options.enable_prefix_caching,
         kernels=kernels,
         before_pass=_adapt_threads(model, options),
+        adapters=adapters,
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
 
@@ -176,6 +182,21 @@ def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
     if options.kv_cache_dtype:
         raise LoadError("a float16 KV cache needs compiled kernels, which are missing; leave --kv-cache-dtype out")
     return []
+
+
+def _load_adapters(
+    model: PreTrainedModel,
+    forward: ForwardPass,
+    layers: AdaptableLayers,
+    checkpoint: Checkpoint | None,
+    options: EngineOptions,
+) -> AdapterRegistry:
+    """Prepares the optimized model for adapters and loads those of the options. Raises :class:`LoadError`."""
+    log.info("preparing layers for adapters")
+    install_adapter_hooks(model, forward, layers)
+    registry = AdapterRegistry(layers, model.dtype, None if checkpoint is None else checkpoint.path)
+    registry.load_all(options.lora_modules)
+    return registry
 
 
 def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:
@@ -270,12 +291,20 @@ def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: 
         forward.capture_graphs(options.max_num_seqs)
 
 
-def _describe(base: str, packing: PackingResult, model: PreTrainedModel, options: EngineOptions) -> str:
-    """Returns the engine's description for the startup log: model, packing, CPU, determinism."""
+def _describe(
+    base: str,
+    packing: PackingResult,
+    model: PreTrainedModel,
+    options: EngineOptions,
+    adapters: AdapterRegistry | None = None,
+) -> str:
+    """Returns the engine's description for the startup log: model, packing, CPU, determinism, adapters."""
     notes = [base, packing.description]
     if model.device.type == "cpu":
         count = torch.get_num_threads()
         notes.append(f"{count} thread{'s' if count > 1 else ''} ({cpu_features()})")
     if options.deterministic:
         notes.append("deterministic")
+    if adapters is not None:
+        notes.append(adapters.description)
     return "; ".join(note for note in notes if note)

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from antiphon.engine.adapters.modules import LoraModule
+
 Quantization = Literal["int8"]
 KVCacheDtype = Literal["float32", "float16"]
 
@@ -47,5 +49,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for the KV cache in GiB, cached prefixes included. None: a fraction of the free memory."""
     enable_prefix_caching: bool = True
     """Keeps the KV caches of finished jobs for later jobs of the same owner with the same prefix."""
+    lora_modules: tuple[LoraModule, ...] = ()
+    """Adapters to load at start."""
+    allow_lora_updates: bool = False
+    """Prepares the model for adapters that are loaded later."""
     max_draft_seqs: int = 1
     """Maximum number of running jobs at which n-gram drafts are still used. 0: never draft."""

@@ -66,6 +66,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     cache_salt: str = ""
     """Salt of the prefix cache. Jobs share cached prompt tokens only if both owner and salt are equal."""
+    adapter: str = ""
+    """Name of the adapter that changes the model; empty for none. One that is not loaded is ``adapter_not_found``."""
     affinity: str = ""
     """Opaque key of the conversation: jobs with the same key find cached prompts on the same replica of an engine."""
     priority: int = 0
@@ -196,7 +198,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class EngineError(Exception):
     """A job that was not admitted, or an engine that could not start.
 
-    Codes: ``context_length_exceeded``, ``invalid_request``, ``grammar_unsupported`` (caused by the request);
+    Codes: ``context_length_exceeded``, ``invalid_request``, ``grammar_unsupported``, ``adapter_not_found`` (caused by
+    the request);
     ``server_is_overloaded``, ``engine_unavailable``, ``deadline_exceeded``, ``cancelled``, ``server_error``.
     """
 

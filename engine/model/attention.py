@@ -57,6 +57,8 @@ class AttentionMetadata:
     ) -> None:
         self.kernels = kernels
         self.used_kernels = kernels is not None
+        self.is_unfused = False
+        """True if whole layers must not run as one kernel call, because adapters change their parts."""
         self.spans = spans
         self.batches = batches
         self.windows = windows

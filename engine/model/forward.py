@@ -7,12 +7,16 @@ scaling that depends on the longest sequence. :mod:`antiphon.engine.model.select
 """
 
 import inspect
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+
+if TYPE_CHECKING:
+    from antiphon.engine.adapters.adapter import LoadedAdapter
+    from antiphon.engine.adapters.rows import AdapterRows
 
 
 class SequenceInput(msgspec.Struct):
@@ -25,6 +29,7 @@ class SequenceInput(msgspec.Struct):
     ids: list[int]
     num_logits: int
     num_generated: int = 0
+    adapter: "LoadedAdapter | None" = None
 
 
 class ForwardPass(Protocol):
@@ -67,6 +72,7 @@ class SequentialForward:
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int | None = None) -> None:
         self.max_num_seqs = max_num_seqs
+        self.adapter_rows: AdapterRows | None = None
         self._model: Any = model
         self._cache_name = (
             "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ("past_key_values")
@@ -96,7 +102,13 @@ class SequentialForward:
             position_ids=torch.arange(total, device=device)[None],
             **kwargs,
         )
-        outputs = self._model(**inputs, return_dict=True)
+        if self.adapter_rows is not None:
+            self.adapter_rows.begin_sequence(item.adapter)
+        try:
+            outputs = self._model(**inputs, return_dict=True)
+        finally:
+            if self.adapter_rows is not None:
+                self.adapter_rows.clear()
         state["kwargs"] = self._model._update_model_kwargs_for_generation(outputs, kwargs)
         logits: Tensor = outputs.logits[0]
         return logits[logits.shape[0] - item.num_logits :].float()

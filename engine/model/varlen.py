@@ -2,11 +2,13 @@
 
 import inspect
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphon.engine.adapters.rows import AdapterRows, run_apart
 from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.cache.paged import PAGE_TOKENS, PagedKVCache, PagePool
@@ -15,6 +17,9 @@ from antiphon.engine.model.attention import CURRENT_METADATA, AttentionMetadata,
 from antiphon.engine.model.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.model.decode_batch import DecodeBatch, bucket_by_length, build_tables
 from antiphon.engine.model.forward import SequenceInput
+
+if TYPE_CHECKING:
+    from antiphon.engine.adapters.adapter import LoadedAdapter
 
 
 class VarlenForward:
@@ -49,7 +54,9 @@ class VarlenForward:
         self.uses_kernels = self._kernels is not None
         self.batch_invariant = self.one_token_passes = False
         self.bytes_per_token = 0
-        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        """True if the model computes its head for the requested logits only."""
+        self.adapter_rows: AdapterRows | None = None
 
     @property
     def is_paged(self) -> bool:
@@ -102,22 +109,30 @@ class VarlenForward:
     def run(self, inputs: list[SequenceInput]) -> Tensor:
         """Runs one pass over all sequences. Their caches grow only if the pass succeeds."""
         if not self.one_token_passes:
-            return self._run_pass(inputs)
+            is_mixed = self.adapter_rows is not None and not self.adapter_rows.one_pass
+            return run_apart(self.run_pass, inputs) if is_mixed else self.run_pass(inputs)
         tokens = [
-            SequenceInput(item.cache, [token], int(index >= len(item.ids) - item.num_logits))
+            SequenceInput(item.cache, [token], int(index >= len(item.ids) - item.num_logits), adapter=item.adapter)
             for item in inputs
             for index, token in enumerate(item.ids)
         ]
-        return torch.cat([self._run_pass([token]) for token in tokens])
+        return torch.cat([self.run_pass([token]) for token in tokens])
 
-    def _run_pass(self, inputs: list[SequenceInput]) -> Tensor:
+    def run_pass(self, inputs: list[SequenceInput]) -> Tensor:
+        """Does the same as :meth:`run`, always in one pass."""
         decode_inputs = (
             []
             if self._pages is None or self.batch_invariant or self.one_token_passes
             else [item for item in inputs if len(item.ids) == 1]
         )
         logits = None
-        if self._graphs is not None and len(decode_inputs) == len(inputs) and all(item.num_logits for item in inputs):
+        has_adapters = any(item.adapter is not None for item in inputs)
+        if (
+            self._graphs is not None
+            and not has_adapters
+            and len(decode_inputs) == len(inputs)
+            and all(item.num_logits for item in inputs)
+        ):
             logits = self._graphs.replay_step([item.ids[0] for item in inputs], [item.cache for item in inputs])
         if logits is None:
             logits = self._run_eager(inputs, decode_inputs)
@@ -142,7 +157,8 @@ class VarlenForward:
                 )
             )
         spans: list[SequenceSpan] = []
-        for item in inputs:
+        # The rows of one adapter are neighbors, so that they are a range.
+        for item in sorted(inputs, key=lambda item: 0 if item.adapter is None else item.adapter.number):
             if id(item) not in row.first_index:
                 first = row.add_input(item)
                 spans.append(
@@ -152,12 +168,20 @@ class VarlenForward:
         logit_indices = [index for end, rows in ends for index in range(end - rows, end)]
         device = self._model.device
         attn_metadata = AttentionMetadata(spans, self._windows, batches, self._kernels)
-        logits = self._call_model(
-            torch.tensor([row.ids], device=device),
-            torch.tensor([row.positions], device=device),
-            attn_metadata,
-            torch.tensor(logit_indices, dtype=torch.long, device=device),
-        )
+        if self.adapter_rows is not None:
+            head_rows = logit_indices if self.selects_logits else range(len(row.ids))
+            self.adapter_rows.begin(row.adapters, head_rows, device)
+            attn_metadata.is_unfused = self.adapter_rows.is_active
+        try:
+            logits = self._call_model(
+                torch.tensor([row.ids], device=device),
+                torch.tensor([row.positions], device=device),
+                attn_metadata,
+                torch.tensor(logit_indices, dtype=torch.long, device=device),
+            )
+        finally:
+            if self.adapter_rows is not None:
+                self.adapter_rows.clear()
         self.uses_kernels &= attn_metadata.used_kernels
         return logits
 
@@ -184,7 +208,7 @@ class VarlenForward:
         self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, logit_indices: Tensor | None = None
     ) -> Tensor:
         """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
-        selected = {"logits_to_keep": logit_indices} if self._selects_logits and logit_indices is not None else {}
+        selected = {"logits_to_keep": logit_indices} if self.selects_logits and logit_indices is not None else {}
         token = CURRENT_METADATA.set(attn_metadata)
         try:
             logits: Tensor = self._model(
@@ -192,7 +216,7 @@ class VarlenForward:
             ).logits[0]
         finally:
             CURRENT_METADATA.reset(token)
-        return logits if self._selects_logits or logit_indices is None else logits[logit_indices]
+        return logits if self.selects_logits or logit_indices is None else logits[logit_indices]
 
 
 class _TokenRow:
@@ -201,12 +225,14 @@ class _TokenRow:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
+        self.adapters: list[LoadedAdapter | None] = []
         self.first_index: dict[int, int] = {}
 
     def add_input(self, item: SequenceInput) -> int:
         """Appends the tokens of an input. Returns the index of the first one."""
         first = self.first_index[id(item)] = len(self.ids)
         self.ids += item.ids
+        self.adapters += [item.adapter] * len(item.ids)
         self.positions += range(item.cache.length, item.cache.length + len(item.ids))
         return first
 

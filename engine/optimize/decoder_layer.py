@@ -113,7 +113,8 @@ class FusedDecoderLayer(nn.Module):
         return self._run_fused(hidden_states, *position_embeddings, attn_metadata)
 
     def _can_fuse(self, x: Tensor, cosines: Tensor, sines: Tensor, attn_metadata: AttentionMetadata) -> bool:
-        is_supported = attn_metadata.kernels is not None and not attn_metadata.batches and len(x) == 1
+        has_kernels = attn_metadata.kernels is not None and not attn_metadata.is_unfused
+        is_supported = has_kernels and not attn_metadata.batches and len(x) == 1
         is_fp32 = x.dtype is cosines.dtype is sines.dtype is torch.float32
         shapes_match = cosines.shape == sines.shape == (1, x.shape[1], self._weights.head_dim)
         return (

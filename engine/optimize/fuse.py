@@ -39,9 +39,18 @@ class FusedSwiGLU(nn.Module):
         if isinstance(down, PackedLinear) and isinstance(down.kernel, CompiledInt8Linear):
             self._activate_and_project = down.kernel.linear_after_silu_mul
 
+    @property
+    def calls_down(self) -> bool:
+        """True if the last layer is called as a module, False if its kernel also computes the activation."""
+        return self._activate_and_project is None
+
     def activate(self, x: Tensor) -> Tensor:
         """Returns the input of the last layer, silu(gate(x)) · up(x)."""
-        return self._kernels.silu_mul(self.gate_up(x))
+        return self.activate_product(self.gate_up(x))
+
+    def activate_product(self, gate_up: Tensor) -> Tensor:
+        """Returns the input of the last layer for the product of the first two."""
+        return self._kernels.silu_mul(gate_up)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the MLP: (…, inputs) → (…, outputs)."""

@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 import torch
 
+from antiphon.engine.adapters.adapter import LoadedAdapter
+from antiphon.engine.adapters.registry import AdapterRegistry, adapter_not_found
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.forward import ForwardPass
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, EngineStats, Fault, Job, JobChunk
 from antiphon.engine.scheduler.cache_manager import KVCacheManager
 from antiphon.engine.scheduler.grammar import CompilerFactory, GrammarMatcher, prefetch_masks
+from antiphon.engine.scheduler.job_checks import check_job
 from antiphon.engine.scheduler.prefill_budget import PrefillBudget
 from antiphon.engine.scheduler.sampler import SamplingState
 from antiphon.engine.scheduler.scheduler import Scheduler
@@ -39,7 +42,7 @@ class Core:
     each of ``max_num_seqs`` jobs, with finished jobs limited to one context. ``max_draft_seqs`` is the number of
     running sequences up to which n-gram drafts are used; 0 disables them. ``enable_prefix_caching`` keeps the caches of
     finished jobs for jobs with a common prefix. ``grammars`` returns the grammar compiler; ``kernels`` speed up
-    sampling on a CPU. ``before_pass`` is called before each pass of the model.
+    sampling on a CPU. ``before_pass`` is called before each pass of the model. Jobs may name one of the ``adapters``.
 
     A job's first chunk marks its admission. A job that ends in the queue (cancelled, displaced, or past its deadline)
     has no such chunk: its only chunk has ``finish`` set.
@@ -58,11 +61,13 @@ class Core:
         enable_prefix_caching: bool = True,
         grammars: CompilerFactory = lambda: None,
         kernels: Kernels | None = None,
+        adapters: AdapterRegistry | None = None,
         before_pass: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._forward = forward
+        self.adapters = adapters
         self._grammars = grammars
         self._kernels = kernels
         self._before_pass = before_pass
@@ -83,6 +88,8 @@ class Core:
             max_idle_tokens=max_cache_tokens or info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
+        if adapters is not None:
+            adapters.on_unload = self._cache_manager.prefix_cache.remove_adapter
         self._max_draft_seqs = max_draft_seqs if forward.supports_chunked_prefill else 0
         self._jobs: dict[str, Sequence] = {}
         self._outbox: list[JobChunk] = []
@@ -130,11 +137,19 @@ class Core:
             max_new_tokens=remaining if sampling.max_tokens is None else min(remaining, sampling.max_tokens),
             stop_ids=stop_ids,
             deadline_at=None if job.deadline is None else self._clock() + job.deadline,
+            adapter=self._find_adapter(job),
         )
         displaced = self._scheduler.add(sequence)
         self._jobs[job.id] = sequence
         if displaced is not None:
             self._end_job(displaced, Chunk(finish="error", fault=DISPLACED))
+
+    def _find_adapter(self, job: Job) -> LoadedAdapter | None:
+        if self.adapters is not None:
+            return self.adapters.find(job.adapter)
+        if job.adapter:
+            raise adapter_not_found(job.adapter)
+        return None
 
     def _grammar_matcher(self, job: Job, stops: frozenset[int]) -> GrammarMatcher | None:
         if job.grammar is None:
@@ -281,31 +296,11 @@ class Core:
     def _end_job(self, sequence: Sequence, chunk: Chunk, *, keep_cache: bool = True) -> None:
         """Removes a job and queues its last chunk. Its cache may be reused by other jobs if ``keep_cache`` is set."""
         self._scheduler.remove(sequence)
-        self._cache_manager.free(sequence, keep=keep_cache)
+        self._cache_manager.free(sequence, keep=keep_cache and sequence.is_reusable)
         if self._jobs.pop(sequence.job.id, None) is not None:
             self._finished_jobs += 1
             self._failed_jobs += chunk.finish == "error"
             self._outbox.append((sequence.job.id, chunk))
-
-
-def check_job(job: Job, info: EngineInfo) -> None:
-    """Raises :class:`EngineError` if the job could never run on this engine. Pure; may be called from any thread."""
-    count = len(job.tokens)
-    if not count:
-        raise EngineError("invalid_request", "the prompt is empty")
-    if count >= info.max_model_len:
-        message = f"the prompt has {count} tokens; the context of {info.max_model_len} must hold the output too"
-        raise EngineError("context_length_exceeded", message)
-    s = job.sampling
-    if not 0 <= min(job.tokens) <= max(job.tokens) < info.vocab_size:
-        raise EngineError("invalid_request", f"the prompt has token ids outside the vocabulary of {info.vocab_size}")
-    invalid_ids = [token for token in (*s.logit_bias, *s.stop_ids) if not 0 <= token < info.vocab_size]
-    if invalid_ids:
-        raise EngineError(
-            "invalid_request", f"token id {invalid_ids[0]} is outside the vocabulary of {info.vocab_size}"
-        )
-    if s.repetition_penalty <= 0 or s.temperature < 0 or s.top_p < 0 or s.top_k < 0 or not 0 <= s.min_p <= 1:
-        raise EngineError("invalid_request", "a sampling parameter is out of range")
 
 
 def _propose_draft(sequence: Sequence) -> list[int]:

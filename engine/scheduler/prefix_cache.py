@@ -18,8 +18,8 @@ MAX_ENTRIES = 256
 MAX_CAPACITY_RATIO = 1.5
 """Ratio of capacity to tokens above which an entry is shrunk to its tokens."""
 
-CacheKey = tuple[str, str]
-"""Owner and cache salt. Nothing is shared between different keys."""
+CacheKey = tuple[str, str, int]
+"""Owner, cache salt, and number of the adapter (0: none). Nothing is shared between different keys."""
 
 
 class CachedPrefix:
@@ -113,6 +113,10 @@ class PrefixCache:
                 return
             excess -= entry.cache.capacity
             self._entries.remove(entry)
+
+    def remove_adapter(self, number: int) -> None:
+        """Removes the entries of an adapter."""
+        self._entries = [entry for entry in self._entries if entry.key[2] != number]
 
     def clear(self) -> None:
         """Removes all entries."""

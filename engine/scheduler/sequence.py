@@ -10,7 +10,8 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.protocol import Fault, FinishReason, Job, Sampling, TokenLogprob
 from antiphon.engine.scheduler.ngram import Drafter
 
-if TYPE_CHECKING:  # importing it imports torch
+if TYPE_CHECKING:  # importing them imports torch
+    from antiphon.engine.adapters.adapter import LoadedAdapter
     from antiphon.engine.scheduler.sampler import SamplingState
 
 
@@ -33,8 +34,10 @@ class Sequence:
         max_new_tokens: int,
         stop_ids: frozenset[int],
         deadline_at: float | None,
+        adapter: "LoadedAdapter | None" = None,
     ) -> None:
         self.job = job
+        self.adapter = adapter
         self.sampling_state = sampling_state
         self.tokens = array("i", job.tokens)
         self.max_new_tokens = max_new_tokens
@@ -50,9 +53,14 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = []
 
     @property
-    def cache_key(self) -> tuple[str, str]:
-        """Owner and salt. Sequences may reuse each other's caches only if their keys are equal."""
-        return (self.job.owner, self.job.cache_salt)
+    def cache_key(self) -> tuple[str, str, int]:
+        """Owner, salt and adapter. Sequences may reuse each other's caches only if their keys are equal."""
+        return (self.job.owner, self.job.cache_salt, 0 if self.adapter is None else self.adapter.number)
+
+    @property
+    def is_reusable(self) -> bool:
+        """False if no later job can have the same adapter."""
+        return self.adapter is None or self.adapter.is_listed
 
     @property
     def num_generated(self) -> int:

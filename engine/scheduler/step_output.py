@@ -27,7 +27,7 @@ class ScheduledTokens(msgspec.Struct):
         sequence, end = self.sequence, self.sequence.num_computed_tokens + self.count
         num_generated = min(max(end - len(sequence.job.tokens), 0), self.count)
         ids = sequence.tokens[sequence.num_computed_tokens : end].tolist() + self.draft
-        return SequenceInput(sequence.cache, ids, self.num_logits, num_generated + len(self.draft))
+        return SequenceInput(sequence.cache, ids, self.num_logits, num_generated + len(self.draft), sequence.adapter)
 
     @property
     def num_logits(self) -> int:

@@ -1,0 +1,57 @@
+"""Makes a loaded model ready for adapters: which layers they can change, and whether base rows keep their bits."""
+
+import logging
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
+from antiphon.engine.model.varlen import VarlenForward
+
+log = logging.getLogger(__name__)
+
+PROBE_LENGTHS_TOKENS = (5, 8)
+"""Lengths of the two sequences of the pass in which the calls of layers are recorded."""
+
+
+def install_adapter_hooks(model: PreTrainedModel, forward: ForwardPass, layers: AdaptableLayers) -> None:
+    """Attaches the layers to the model, which has been optimized, and the forward pass to the layers' rows.
+
+    The pass that packs sequences is probed: a layer that is not computed for all rows is refused to adapters. Rows of
+    the base model share a pass with adapters only if they get the same bits as without.
+    """
+    layers.attach(model)
+    if isinstance(forward, SequentialForward):
+        forward.adapter_rows = layers.rows
+        return
+    if not isinstance(forward, VarlenForward):
+        return
+    forward.adapter_rows = layers.rows
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    plain = _run_probe(forward, vocabulary)
+    unfused: list[Tensor] = []
+    layers.rows.is_forced = True
+    try:
+        calls = layers.record_calls(lambda: unfused.append(_run_probe(forward, vocabulary)))
+    finally:
+        layers.rows.is_forced = False
+    layers.refuse_partial_calls(
+        calls,
+        sum(PROBE_LENGTHS_TOKENS),
+        len(PROBE_LENGTHS_TOKENS) if forward.selects_logits else sum(PROBE_LENGTHS_TOKENS),
+    )
+    layers.rows.one_pass = torch.equal(plain, unfused[0])
+    if not layers.rows.one_pass:
+        log.debug("rows with adapters run in a pass of their own")
+
+
+@torch.inference_mode()
+def _run_probe(forward: VarlenForward, vocabulary: int) -> Tensor:
+    """Returns the logits of the last tokens of two sequences in one pass."""
+    sequences = [
+        [(base + 13 * index) % vocabulary for index in range(length)]
+        for base, length in zip((5, 11), PROBE_LENGTHS_TOKENS, strict=True)
+    ]
+    return forward.run_pass([SequenceInput(forward.new_cache(len(ids)), ids, 1) for ids in sequences])

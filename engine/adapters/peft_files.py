@@ -1,0 +1,82 @@
+"""The weights in an adapter's folder: pairs of matrices A and B by the name of the layer that they change."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from antiphon.engine.adapters.lora_config import LoraConfig, read_lora_config
+from antiphon.engine.errors import LoadError, one_line
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
+"""Name of a matrix in the file. Some trainers leave the adapter's name, ``default``, in it."""
+
+REFUSED_PARTS = {
+    "lora_embedding_": "adapters of embeddings",
+    "lora_magnitude_vector": "DoRA (`use_dora`)",
+    "modules_to_save": "whole layers (`modules_to_save`)",
+    "token_adapter": "adapters of single tokens (`trainable_token_indices`)",
+}
+"""Parts of names in the file that belong to kinds of adapters that are not supported."""
+
+
+class MatrixPair(NamedTuple):
+    """The matrices of one layer: A (rank, inputs) and B (outputs, rank)."""
+
+    a: Tensor
+    b: Tensor
+
+
+class AdapterFiles(NamedTuple):
+    """Contents of an adapter's folder."""
+
+    folder: Path
+    config: LoraConfig
+    pairs: dict[str, MatrixPair]
+
+
+def check_weights_file(folder: Path) -> Path:
+    """Returns the file with the adapter's weights. Raises :class:`LoadError`. Pickles are never read."""
+    path = folder / WEIGHTS_FILE
+    if path.is_file():
+        return path
+    if (folder / PICKLE_FILE).exists():
+        raise LoadError(f"adapter {folder}: {PICKLE_FILE} may run code and is never read; save it as {WEIGHTS_FILE}")
+    raise LoadError(f"adapter {folder}: holds no {WEIGHTS_FILE}; name a folder that PEFT has saved")
+
+
+def read_adapter_files(folder: Path) -> AdapterFiles:
+    """Reads an adapter's configuration and weights. Raises :class:`LoadError`."""
+    config = read_lora_config(folder)
+    path = check_weights_file(folder)
+    matrices: dict[str, dict[str, Tensor]] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  the file is no mapping
+                layer, matrix = _read_key(folder, key)
+                matrices.setdefault(layer, {})[matrix] = file.get_tensor(key)
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"adapter {folder}: {WEIGHTS_FILE} cannot be read ({one_line(error)}); copy it again") from None
+    if not matrices:
+        raise LoadError(f"adapter {folder}: {WEIGHTS_FILE} holds no weights; copy the adapter again")
+    for layer, pair in matrices.items():
+        if len(pair) != len("AB"):
+            missing = "B" if "A" in pair else "A"
+            raise LoadError(f"adapter {folder}: {layer} has no lora_{missing}; copy the adapter again")
+    pairs = {layer: MatrixPair(pair["A"], pair["B"]) for layer, pair in matrices.items()}
+    return AdapterFiles(folder, config, pairs)
+
+
+def _read_key(folder: Path, key: str) -> tuple[str, str]:
+    """Returns the layer and the matrix, A or B, that a name in the file stands for."""
+    for part, kind in REFUSED_PARTS.items():
+        if part in key:
+            raise LoadError(f"adapter {folder}: {key} belongs to {kind}, which are not supported")
+    match = KEY.fullmatch(key)
+    if match is None:
+        raise LoadError(f"adapter {folder}: {key} is no matrix of a LoRA adapter as PEFT saves it")
+    return match["layer"], match["matrix"]

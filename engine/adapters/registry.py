@@ -1,0 +1,98 @@
+"""The adapters of an engine: loaded and unloaded between two steps, and found by the name in a job."""
+
+import logging
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter
+from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.adapters.modules import LoraModule
+from antiphon.engine.adapters.peft_files import WEIGHTS_FILE, check_weights_file, read_adapter_files
+from antiphon.engine.errors import LoadError
+from antiphon.engine.hardware import free_memory
+from antiphon.engine.protocol import EngineError
+
+log = logging.getLogger(__name__)
+
+
+class AdapterRegistry:
+    """Adapters over one base model. ``base_folder``, the model's folder, is compared with the adapters' own records."""
+
+    def __init__(self, layers: AdaptableLayers, dtype: torch.dtype, base_folder: Path | None = None) -> None:
+        self.on_unload: Callable[[int], None] = lambda _: None
+        """Called with the number of an adapter that no new job will use."""
+        self._layers, self._dtype, self._base_folder = layers, dtype, base_folder
+        self._adapters: dict[str, LoadedAdapter] = {}
+        self._numbers = count(1)
+
+    @property
+    def description(self) -> str:
+        """The adapters and their memory, for the operator; empty without adapters."""
+        return "adapters " + ", ".join(each.description for each in self._adapters.values()) if self._adapters else ""
+
+    def find(self, name: str) -> LoadedAdapter | None:
+        """Returns the adapter of a job, None for the base model. Raises :class:`EngineError` for an unknown name."""
+        if not name:
+            return None
+        if name not in self._adapters:
+            raise adapter_not_found(name)
+        return self._adapters[name]
+
+    def load_all(self, modules: tuple[LoraModule, ...]) -> None:
+        """Loads adapters at start. Raises :class:`LoadError` unless the adapter is not required."""
+        for module in modules:
+            log.info("loading adapter %s", module.name)
+            try:
+                self.load(module.name, module.path)
+            except LoadError as error:
+                if module.required:
+                    raise
+                log.warning("adapter %s is not served: %s", module.name, error.message)
+
+    def load(self, name: str, path: str) -> LoadedAdapter:
+        """Loads an adapter; one with the same name is replaced. Raises :class:`LoadError`."""
+        folder = Path(path)
+        files_size = check_weights_file(folder).stat().st_size if folder.is_dir() else 0
+        free = free_memory(str(self._layers.device))
+        if free is not None and 2 * files_size > free:  # the file and the packed matrices
+            raise LoadError(
+                f"adapter {folder}: {WEIGHTS_FILE} has {files_size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "
+                "free; unload another adapter, or free some memory"
+            )
+        files = read_adapter_files(folder)
+        self._compare_base(folder, files.config.base_model)
+        with torch.inference_mode():
+            adapter = build_adapter(name, next(self._numbers), files, self._layers, self._dtype)
+        if name in self._adapters:
+            self.unload(name)
+        self._adapters[name] = adapter
+        return adapter
+
+    def unload(self, name: str) -> None:
+        """Removes an adapter. Jobs that have it keep it until their end. Raises :class:`EngineError`."""
+        adapter = self.find(name)
+        if adapter is None:
+            raise adapter_not_found(name)
+        del self._adapters[name]
+        adapter.is_listed = False
+        self.on_unload(adapter.number)
+
+    def _compare_base(self, folder: Path, trained_on: str) -> None:
+        """Warns if the adapter names another base model than this one. Only the last part of a name is compared."""
+        if self._base_folder is None or not trained_on:
+            return
+        name = trained_on.rstrip("/").rpartition("/")[2].casefold()
+        served = {part.rpartition("--")[2].casefold() for part in self._base_folder.parts}
+        if name not in served:
+            log.warning(
+                "adapter %s was trained on %s, and the base model is %s: its output may be useless",
+                folder, trained_on, self._base_folder,
+            )  # fmt: skip
+
+
+def adapter_not_found(name: str) -> EngineError:
+    """Returns the error for a job whose adapter is not loaded."""
+    return EngineError("adapter_not_found", f"The adapter '{name}' is not loaded.")

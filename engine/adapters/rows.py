@@ -1,0 +1,81 @@
+"""Which rows of a pass belong to which adapter."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from antiphon.engine.adapters.adapter import LoadedAdapter
+    from antiphon.engine.model.forward import SequenceInput
+
+
+class RowGroup(NamedTuple):
+    """The rows of one adapter: a range, or indices if they are not consecutive."""
+
+    adapter: "LoadedAdapter"
+    rows: "slice | Tensor"
+
+
+class AdapterRows:
+    """The groups of the pass that runs now. The layers read them, the forward pass sets them.
+
+    ``groups`` are rows of all tokens, ``head_groups`` rows of the logits. Rows in no group belong to the base model.
+    """
+
+    def __init__(self) -> None:
+        self.groups: tuple[RowGroup, ...] = ()
+        self.head_groups: tuple[RowGroup, ...] = ()
+        self.one_pass = True
+        """False if rows of the base model would get other bits in a pass with adapters than in a pass without."""
+        self.is_forced = False
+        """True to compute a pass without adapters as one with adapters is computed, for a comparison."""
+
+    @property
+    def is_active(self) -> bool:
+        """True in a pass with adapters: layers that are fused into one kernel call run one by one."""
+        return bool(self.groups) or self.is_forced
+
+    def begin(
+        self, adapters: Sequence["LoadedAdapter | None"], logit_rows: Sequence[int], device: torch.device
+    ) -> None:
+        """Begins a pass over rows with these adapters, whose head computes the ``logit_rows``."""
+        self.groups = group_rows(adapters, device)
+        self.head_groups = group_rows([adapters[row] for row in logit_rows], device) if self.groups else ()
+
+    def begin_sequence(self, adapter: "LoadedAdapter | None") -> None:
+        """Begins a pass whose rows all have the same adapter."""
+        self.groups = self.head_groups = () if adapter is None else (RowGroup(adapter, slice(None)),)
+
+    def clear(self) -> None:
+        """Ends the pass."""
+        self.groups = self.head_groups = ()
+
+
+def group_rows(adapters: Sequence["LoadedAdapter | None"], device: torch.device) -> tuple[RowGroup, ...]:
+    """Returns the groups of rows whose adapters are these."""
+    indices: dict[int, list[int]] = {}
+    by_number: dict[int, LoadedAdapter] = {}
+    for row, adapter in enumerate(adapters):
+        if adapter is not None:
+            indices.setdefault(adapter.number, []).append(row)
+            by_number[adapter.number] = adapter
+    groups = []
+    for number, rows in indices.items():
+        is_range = rows[-1] - rows[0] + 1 == len(rows)
+        selected = slice(rows[0], rows[-1] + 1) if is_range else torch.tensor(rows, device=device)
+        groups.append(RowGroup(by_number[number], selected))
+    return tuple(groups)
+
+
+def run_apart(run: "Callable[[list[SequenceInput]], Tensor]", inputs: "list[SequenceInput]") -> Tensor:
+    """Runs the base model's sequences in one pass and those with adapters in another; returns logits in order."""
+    parts = [item for item in inputs if item.adapter is None], [item for item in inputs if item.adapter is not None]
+    if not all(parts):
+        return run(inputs)
+    logits: dict[int, Tensor] = {}
+    for part in parts:
+        counts = [item.num_logits for item in part]
+        logits.update(zip(map(id, part), torch.split(run(part), counts), strict=True))
+    return torch.cat([logits[id(item)] for item in inputs])

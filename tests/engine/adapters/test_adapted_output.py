@@ -1,0 +1,167 @@
+"""Jobs of many adapters in one step: the logits of merged models, and the same tokens alone and among others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from antiphon.engine.model.forward import SequenceInput
+from antiphon.engine.scheduler.core import Core
+from tests.engine.adapters.adapter_folders import (
+    ATTENTION,
+    MLP,
+    base_model,
+    build_adapted_core,
+    generate_merged,
+    make_adapter,
+    merge_adapter,
+)
+from tests.engine.tiny_models import generate_tokens, join_tokens, make_job, make_prompts, run_jobs
+
+NUM_ADAPTERS = 8
+NUM_TOKENS = 12
+TARGETS: dict[str, tuple[str, ...]] = {
+    "qwen3": (*ATTENTION, *MLP),
+    "llama": (*ATTENTION, *MLP, "lm_head"),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "tied": ("q_proj", "lm_head"),
+    "mixtral": ATTENTION,
+}
+
+
+def make_adapters(folder: Path, family: str, count: int = NUM_ADAPTERS) -> dict[str, Path]:
+    """Writes adapters that differ in rank, scale and layers."""
+    targets = TARGETS[family]
+    return {
+        f"a{index}": make_adapter(
+            folder / f"a{index}",
+            family,
+            100 + index,
+            targets=targets if index % 3 else targets[: 1 + index % len(targets)],
+            rank=2 + index,
+            alpha=4.0 + index,
+            use_rslora=index % 2 == 1,
+        )
+        for index in range(count)
+    }
+
+
+@torch.inference_mode()
+def step_logits(core: Core, prompts: list[list[int]], names: list[str]) -> Tensor:
+    """Returns the logits of the last token of each prompt, all computed in one pass."""
+    forward = core._forward
+    inputs = [
+        SequenceInput(forward.new_cache(len(ids)), ids, 1, adapter=core.adapters.find(name) if core.adapters else None)
+        for ids, name in zip(prompts, names, strict=True)
+    ]
+    return forward.run(inputs)
+
+
+@torch.inference_mode()
+def merged_logits(model: Any, prompt: list[int]) -> Tensor:
+    logits: Tensor = model(torch.tensor([prompt])).logits[0, -1]
+    return logits
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_eight_adapters_in_one_step_give_the_logits_of_merged_models(family: str, tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, family)
+    core = build_adapted_core(family, folders)
+    prompts, names = make_prompts(*range(5, 14)), ["", *folders]
+
+    logits = step_logits(core, prompts, names)
+
+    for prompt, name, row in zip(prompts, names, logits, strict=True):
+        model = merge_adapter(family, folders[name]) if name else base_model(family)
+        expected = merged_logits(model, prompt)
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
+        if name:
+            assert (expected - merged_logits(base_model(family), prompt)).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "phi3"])
+def test_greedy_output_equals_that_of_merged_models(family: str, optimize: bool, tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, family)
+    core = build_adapted_core(family, folders, optimize=optimize)
+    prompts, names = make_prompts(*range(9, 18)), ["", *folders]
+    jobs = [
+        make_job(prompt, f"j{name}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+
+    together = {name: join_tokens(chunks) for name, chunks in run_jobs(core, *jobs).items()}
+    alone = {job.id: generate_tokens(core, job) for job in jobs}
+
+    assert together == alone
+    for prompt, name in zip(prompts, names, strict=True):
+        model = merge_adapter(family, folders[name]) if name else base_model(family)
+        model.generation_config.eos_token_id = None
+        assert together[f"j{name}"] == generate_merged(model, prompt, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("family", ["qwen3", "phi3"])
+def test_rows_have_the_same_bits_alone_and_among_others(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, family)
+    core = build_adapted_core(family, folders, force_quantization=True, **options)
+    plain = build_adapted_core(family, {}, force_quantization=True, **options)
+    prompts, names = make_prompts(*range(3, 12)), ["", *folders]
+
+    together = step_logits(core, prompts, names)
+
+    for prompt, name, row in zip(prompts, names, together, strict=True):
+        assert torch.equal(row, step_logits(core, [prompt], [name])[0]), name
+    assert torch.equal(together[0], step_logits(plain, [prompts[0]], [""])[0])
+
+
+def test_int8_rows_of_adapters_are_as_close_as_those_of_the_base(tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, "qwen3")
+    core = build_adapted_core("qwen3", folders, quantization="int8", force_quantization=True)
+    prompts, names = make_prompts(*[12] * 9), ["", *folders]
+    logits = step_logits(core, prompts, names)
+
+    similarities = [
+        float(torch.cosine_similarity(row, merged_logits(merge_adapter("qwen3", folders[name]), prompt), dim=0))
+        for prompt, name, row in zip(prompts[1:], names[1:], logits[1:], strict=True)
+    ]
+    base = float(torch.cosine_similarity(logits[0], merged_logits(base_model("qwen3"), prompts[0]), dim=0))
+
+    assert min(similarities) > min(base, 0.99) - 0.01
+
+
+def test_paged_caches_serve_adapters(tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, "qwen3", 3)
+    core = build_adapted_core("qwen3", folders, paged_cache=True)
+    prompts, names = make_prompts(9, 10, 11, 12), ["", *folders]
+    jobs = [
+        make_job(prompt, f"j{name}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+
+    together = {name: join_tokens(chunks) for name, chunks in run_jobs(core, *jobs).items()}
+
+    for prompt, name in zip(prompts, names, strict=True):
+        model = merge_adapter("qwen3", folders[name]) if name else base_model("qwen3")
+        model.generation_config.eos_token_id = None
+        assert together[f"j{name}"] == generate_merged(model, prompt, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("family", ["bloom", "lfm2"])
+def test_models_that_run_one_sequence_at_a_time_serve_adapters(family: str, tmp_path: Path) -> None:
+    folders = {
+        name: make_adapter(tmp_path / name, family, seed, targets="all-linear") for seed, name in enumerate("ab")
+    }
+    core = build_adapted_core(family, folders)
+    (prompt,) = make_prompts(9)
+    jobs = [make_job(prompt, f"j{name}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True) for name in ("", *"ab")]
+
+    together = {name: join_tokens(chunks) for name, chunks in run_jobs(core, *jobs).items()}
+
+    for name in ("", *"ab"):
+        model = merge_adapter(family, folders[name]) if name else base_model(family)
+        model.generation_config.eos_token_id = None
+        assert together[f"j{name}"] == generate_merged(model, prompt, NUM_TOKENS)
