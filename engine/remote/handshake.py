@@ -3,6 +3,7 @@
 The handshake runs at the start and after every outage. Each step has a name, which `/ready` shows.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,10 @@ from antiphon.engine.remote.surfaces.sglang_generate import SglangGenerateSurfac
 from antiphon.engine.remote.surfaces.vllm_generate import VllmGenerateSurface
 from antiphon.engine.remote.transport.http_client import HttpClient
 
+log = logging.getLogger(__name__)
+
+GRAMMAR_PROBES = 3
+"""Probes of grammars that must fail before the server is taken for one that does not follow them."""
 MIN_VERSIONS: dict[EngineKind, tuple[int, ...]] = {"vllm": (0, 12), "sglang": (0, 5, 17)}
 """Oldest versions that return token ids and take our grammars."""
 KINDS_BY_OWNER: dict[str, EngineKind] = {
@@ -239,10 +244,12 @@ class Handshake:
     ) -> tuple[ProbeResult, bool]:
         """Returns the result of a successful probe, and whether it followed a grammar."""
         can_try = self._followers is not None and self._model.grammar_probe is not None
-        if can_try and self._options.grammar != "off":
+        num_probes = GRAMMAR_PROBES if can_try and self._options.grammar != "off" else 0
+        for _ in range(num_probes):
             result = await probes.probe_grammar(surface)
             if result.failure is None:
                 return result, True
+            log.info("%s: a probe of grammars failed: %s", self._name, result.failure.message)
         if self._options.grammar == "require":
             remedy = GRAMMAR_REMEDIES[kind]
             raise self._queries.mismatch(f"does not follow grammars from the first token: start it with {remedy}")

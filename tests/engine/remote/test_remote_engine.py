@@ -25,6 +25,7 @@ from tests.engine.remote.remote_helpers import (
     build_engine,
     check_rules,
     drop_grammars,
+    follow_grammars,
     load_model,
     load_tokenizer,
     make_job,
@@ -400,6 +401,17 @@ class TestGrammars:
             error = await fail_job(engine, grammar=GRAMMAR)
             assert error.code == "grammar_unsupported" and not server.jobs
             assert merge_chunks(await run_job(engine)) == (50, 51, EOS)
+
+    async def test_one_failed_probe_does_not_take_the_ability(self) -> None:
+        """A server may be busy at that moment, or sample what its library and this one read differently."""
+        answers = iter([drop_grammars, lambda _: json_reply({"error": "busy"}, 503)])
+
+        def probe(body: dict[str, Any]) -> Reply | None:
+            is_grammar = "structured_outputs" in body
+            return (next(answers, follow_grammars) if is_grammar else follow_grammars)(body)
+
+        async with remote_engine(probes=probe) as (engine, _):
+            assert engine.info.abilities.grammar
 
     async def test_probe_has_no_end_of_reasoning_in_its_prompt(self) -> None:
         """With one in the prompt, vLLM with a reasoning parser follows a grammar that it ignores otherwise."""
