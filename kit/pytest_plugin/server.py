@@ -37,6 +37,7 @@ class ServerOutput:
         self._pipe = pipe
         self._lines: list[str] = []
         self._base_url: str | None = None
+        self._has_ended = False
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._read_lines, name="antiphon output", daemon=True)
         self._thread.start()
@@ -52,6 +53,11 @@ class ServerOutput:
         return self.text
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the server has closed its output, which it does when it ends."""
+        return self._has_ended
+
+    @property
     def text(self) -> str:
         """The end of the output so far."""
         return "\n".join(map(_format_log_line, self._lines))[-MAX_OUTPUT_CHARS:]
@@ -63,6 +69,7 @@ class ServerOutput:
                 if self._base_url is None and '"ready"' in line:
                     self._base_url = _find_base_url(line)
                     self._ready.set()
+        self._has_ended = True
         self._ready.set()
 
 
@@ -156,10 +163,12 @@ class ServerPool:
         output = ServerOutput(process.stderr)
         upstream_url = output.wait_listening()
         if upstream_url is None:
-            exit_status = process.poll()
-            _end_process(process)
-            ended = "is not ready" if exit_status is None else f"ended with exit status {exit_status}"
-            pytest.fail(f"the scripted server {ended}:\n{output.read_to_end()}", pytrace=False)
+            if output.has_ended:
+                state = f"ended with exit status {process.wait()}"
+            else:
+                _end_process(process)
+                state = f"was not ready after {START_TIMEOUT_S:g} s"
+            pytest.fail(f"the scripted server {state}:\n{output.read_to_end()}", pytrace=False)
         _wait_ready(upstream_url, process)
         return self._stack.enter_context(ScriptedServer(process, output, upstream_url))
 
