@@ -1,6 +1,7 @@
 """WebSockets through the proxy: the handshake is passed on, then the bytes of both sides as they are."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -11,6 +12,8 @@ from antiphon.kit.wire.exchange import READ_BYTES, ServerExchange
 from antiphon.kit.wire.messages import HeaderList, drop_hop_by_hop
 from antiphon.kit.wire.server import make_error
 from antiphon.kit.wire.upstream import UpstreamServer
+
+_log = logging.getLogger("antiphon.kit.wire")
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -31,8 +34,38 @@ class WebSocketTap(Protocol):
         """The end of the connection."""
 
 
-async def tunnel_websocket(exchange: ServerExchange, upstream: UpstreamServer, tap: WebSocketTap) -> None:
+class _TapGuard:
+    """Keeps a tap's errors from the traffic: they are logged, and the tap sees nothing more."""
+
+    def __init__(self, tap: WebSocketTap) -> None:
+        self._tap = tap
+        self._is_broken = False
+
+    def on_handshake(self, status: int, headers: HeaderList) -> None:
+        self._call(self._tap.on_handshake, status, headers)
+
+    def on_client_data(self, data: bytes) -> None:
+        self._call(self._tap.on_client_data, data)
+
+    def on_server_data(self, data: bytes) -> None:
+        self._call(self._tap.on_server_data, data)
+
+    def on_close(self) -> None:
+        self._call(self._tap.on_close)
+
+    def _call(self, method: Callable[..., None], *args: object) -> None:
+        if self._is_broken:
+            return
+        try:
+            method(*args)
+        except Exception:  # noqa: BLE001  logged; traffic must not depend on a check
+            self._is_broken = True
+            _log.exception("the check of a WebSocket failed; the traffic goes on")
+
+
+async def tunnel_websocket(exchange: ServerExchange, upstream: UpstreamServer, observer: WebSocketTap) -> None:
     """Passes on the handshake, and the bytes of both sides until one of them closes."""
+    tap = _TapGuard(observer)
     await exchange.read_body()
     try:
         streams = await upstream.open_connection()

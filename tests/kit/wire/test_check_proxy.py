@@ -5,9 +5,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,11 +17,14 @@ import pytest
 import zstandard
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection
+from websockets.sync.server import serve as websocket_serve
 
 from antiphon.kit.findings import Finding
 from antiphon.kit.wire.check_proxy import TrafficPrinter
 from antiphon.kit.wire.exchange import ServerExchange
 from antiphon.kit.wire.traffic_check import ExchangeReport
+from tests.app.http.certificates import write_certificate
 from tests.kit.wire.wire_servers import CheckedProxy, run_checked_proxy, run_handler
 from tests.serving import RunningServer, serve
 
@@ -118,6 +123,57 @@ def test_websocket_turns_are_checked(server: RunningServer, proxy: CheckedProxy)
     reports = proxy.wait_reports(2)
     assert [(report.kind, report.findings) for report in reports] == [("websocket turn", ()), ("websocket turn", ())]
     assert min(report.num_events for report in reports) > 5
+
+
+def test_server_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = write_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with (
+        serve(SCRIPT, ssl_certfile=certificate, ssl_keyfile=key) as server,
+        run_checked_proxy(f"https://127.0.0.1:{server.port}/v1") as proxy,
+    ):
+        reply = httpx.post(f"{proxy.url}/responses", json={"model": "scripted", "input": "Hi", "stream": True})
+        assert "response.completed" in reply.text
+        with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
+            client.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi"}))
+            while json.loads(client.recv(timeout=20))["type"] != "response.completed":
+                pass
+        assert [report.kind for report in proxy.wait_reports(2)] == ["stream", "websocket turn"]
+        assert "error" not in {finding.level for report in proxy.reports for finding in report.findings}
+
+
+def test_failure_of_a_check_does_not_touch_a_websocket(
+    proxy: CheckedProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of the checker")
+
+    monkeypatch.setattr("antiphon.kit.checker.stream.StreamChecker.check_event", fail)
+    with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
+        client.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi"}))
+        while json.loads(client.recv(timeout=20))["type"] != "response.completed":
+            pass
+    assert "a fault of the checker" in caplog.text
+
+
+def test_broken_turn_of_a_websocket_is_found() -> None:
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send(json.dumps({"type": "response.in_progress", "sequence_number": 3, "response": {}}))
+
+    with websocket_serve(answer, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with run_checked_proxy(f"http://127.0.0.1:{server.socket.getsockname()[1]}") as proxy:
+            with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
+                client.send('{"type": "response.create", "input": "Hi"}')
+                assert len(list(client)) == 1
+            [report] = proxy.wait_reports(1)
+        server.shutdown()
+        thread.join()
+    assert report.kind == "websocket turn" and {"sequence-start", "first-event"} <= {
+        each.code for each in report.findings
+    }
 
 
 def test_refused_websocket_is_passed_on() -> None:
