@@ -14,6 +14,7 @@ from antiphon.kit.checker.stream import IGNORED_TYPES, check_events, check_respo
 from antiphon.kit.findings import Finding, FindingList, load_codes
 from antiphon.kit.snapshot.event_lines import format_event
 from antiphon.kit.snapshot.id_numbers import IdNumbers
+from antiphon.kit.snapshot.recorded_stream import read_streams
 from antiphon.kit.snapshot.sources import (
     Event,
     is_chat,
@@ -25,7 +26,7 @@ from antiphon.kit.snapshot.sources import (
 )
 from antiphon.kit.snapshot.stream_text import format_stream
 
-__all__ = ["assert_conformant", "find_faults", "format_stream", "read_events"]
+__all__ = ["assert_conformant", "find_faults", "format_stream", "read_events", "read_streams"]
 
 MAX_SHOWN_EVENT_CHARS = 160
 

@@ -1,23 +1,11 @@
 """Requests and replies of a connection, read from the bytes that went over it."""
 
-import json
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import h11
 
-
-class RecordedStream(bytes):
-    """A reply as it came: server-sent events. `request` is the body that asked for it."""
-
-    request: Mapping[str, Any] | None
-
-    def __new__(cls, data: bytes, request: Mapping[str, Any] | None = None) -> Self:
-        """Creates the bytes, with their request."""
-        stream = super().__new__(cls, data)
-        stream.request = request
-        return stream
+from antiphon.kit.snapshot.recorded_stream import RecordedStream, decode_body
 
 
 class RelayedExchange:
@@ -41,11 +29,7 @@ class RelayedExchange:
     @property
     def request(self) -> dict[str, Any] | None:
         """The body of the request; None if it is no JSON object."""
-        try:
-            body = json.loads(self.request_body)
-        except ValueError:
-            return None
-        return body if isinstance(body, dict) else None
+        return decode_body(self.request_body)
 
     @property
     def is_stream(self) -> bool:

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from antiphon.kit.pytest_plugin import INSTALL_HINT
-from antiphon.kit.pytest_plugin.exchanges import RecordedStream, RelayedExchange
+from antiphon.kit.pytest_plugin.exchanges import RelayedExchange
 from antiphon.kit.pytest_plugin.relay import RecordingRelay
 from antiphon.kit.pytest_plugin.script_file import Cases, CasesError, find_script
+from antiphon.kit.snapshot.recorded_stream import RecordedStream
 
 START_TIMEOUT_S = 120.0
 """Longest time until the server is ready. It takes about a second on an idle machine."""

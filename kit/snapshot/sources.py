@@ -14,6 +14,7 @@ import msgspec
 from antiphon.kit.checker.sse import END_MARKER, SseReader
 from antiphon.kit.findings import FindingList
 from antiphon.kit.snapshot.event_lines import UNREADABLE_TYPE
+from antiphon.kit.snapshot.recorded_stream import read_streams
 
 Event = dict[str, Any]
 
@@ -45,7 +46,7 @@ def read_wire_bytes(source: object) -> bytes | None:
     if isinstance(source, str):
         return source.encode("utf-8", "surrogatepass")
     if isinstance(source, os.PathLike):
-        return Path(source).read_bytes()
+        return _read_file(Path(source))
     content = getattr(source, "content", None)
     if isinstance(content, bytes):  # an HTTP reply, as httpx and requests have it
         return content
@@ -55,6 +56,16 @@ def read_wire_bytes(source: object) -> bytes | None:
         separator = "" if any("\n" in piece for piece in source) else "\n"
         return (separator.join(source) + "\n").encode("utf-8", "surrogatepass")
     return None
+
+
+def _read_file(path: Path) -> bytes:
+    """Returns the content of a recorded file, or the one stream of a cassette."""
+    if path.suffix != ".toml":
+        return path.read_bytes()
+    streams = read_streams(path)
+    if len(streams) != 1:
+        raise ValueError(f"{path.name} has {len(streams)} streams: pass one of antiphon.kit.testing.read_streams(path)")
+    return streams[0]
 
 
 def parse_sse(data: bytes) -> list[Event]:

@@ -2,12 +2,15 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.kit.pytest_plugin.exchanges import RecordedStream
-from antiphon.kit.testing import assert_conformant, find_faults
+from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
+from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from antiphon.kit.snapshot.recorded_stream import RecordedStream
+from antiphon.kit.testing import assert_conformant, find_faults, format_stream, read_streams
 from tests.clients.sdk_helpers import chat_body, make_case_registry, open_sdk, parse_events, post, responses_body
 from tests.serving import RunningServer, serve
 from tests.snapshots.cases import CASES
@@ -121,3 +124,24 @@ def test_notes_are_not_faults_unless_asked_for(wire: bytes) -> None:
 def test_an_unknown_code_is_refused(wire: bytes) -> None:
     with pytest.raises(ValueError, match="there is no code 'sequence-gapp'"):
         assert_conformant(wire, ignore=("sequence-gapp",))
+
+
+def test_streams_of_a_cassette(wire: bytes, chat_wire: bytes, tmp_path: Path) -> None:
+    def exchange(stream: bytes, body: dict[str, Any]) -> str:
+        frames = tuple(RecordedFrame(1, frame + b"\n\n") for frame in stream.split(b"\n\n")[:-1])
+        request = RecordedRequest(method="POST", path="/v1/responses", body=json.dumps(body).encode())
+        return format_exchange(RecordedExchange(request=request, response=RecordedReply(status=200, frames=frames)))
+
+    cassette, single = tmp_path / "turns.toml", tmp_path / "turn.toml"
+    cassette.write_text(HEADER + exchange(wire, responses_body(CASE)) + exchange(chat_wire, chat_body(CASE)))
+    single.write_text(HEADER + exchange(wire, {"tool_choice": "none", "tools": []}))
+    streams = read_streams(cassette)
+    assert streams == [wire, chat_wire]
+    for stream in streams:
+        assert_conformant(stream)
+    assert streams[0].request == responses_body(CASE)
+    assert format_stream(single) == format_stream(wire)
+    with pytest.raises(AssertionError):
+        assert_conformant(single)
+    with pytest.raises(ValueError, match=r"turns.toml has 2 streams: pass one of antiphon.kit.testing.read_streams"):
+        assert_conformant(cassette)
