@@ -154,9 +154,11 @@ def main() -> None:
 @serve_option(
     "--kv-cache-dtype",
     type=click.Choice(["float32", "float16"]),
-    help="KV cache type on a CPU. Default: float16 with int8 weights, otherwise the model's.",
+    help="KV cache type on a CPU. Default: float16 with quantized weights, otherwise the model's.",
 )
-@serve_option("--quantization", type=click.Choice(["int8"]), help="Quantize linear layers to 8 bits (CPU only).")
+@serve_option(
+    "--quantization", type=click.Choice(["int8", "int4"]), help="Quantize linear layers to 8 or 4 bits (CPU only)."
+)
 @serve_option("--force-quantization", is_flag=True, help="Serve a quantized model even if its logits differ too much.")
 @serve_option(
     "--deterministic", is_flag=True, help="Generate the same tokens for the same seed under any load. Slower."

@@ -25,7 +25,8 @@ from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
 from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
-from antiphon.engine.optimize.pack_linears import PackingResult, mean_cosine, pack_linears
+from antiphon.engine.optimize.pack_linears import PackingResult, pack_linears
+from antiphon.engine.optimize.quantization_error import check_similarity, compare_logits
 from antiphon.engine.optimize.rms_norm import replace_norms
 from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
@@ -41,18 +42,12 @@ KV_CACHE_MEMORY_FRACTION = 0.7
 MIN_CONTEXT_TOKENS = 256
 """Context length below which a model is not served because its KV cache is too small: no agent's prompt would fit."""
 
-INT8_PROMPT_BLOCK_TOKENS = 16
-"""Prompt tokens per attention block in torch if linear layers are int8.
+QUANTIZED_PROMPT_BLOCK_TOKENS = 16
+"""Prompt tokens per attention block in torch if linear layers are quantized.
 
 The block size affects the last bits of the result, which may move an activation to the next int8 level. It must
 therefore be the same however a prompt is chunked. Larger blocks make longer steps.
 """
-
-MIN_INT8_SIMILARITY = 0.8
-"""Mean cosine similarity to the fp32 logits below which an int8 model is refused."""
-
-WARN_INT8_SIMILARITY = 0.95
-"""Mean cosine similarity to the fp32 logits below which an int8 model is served with a warning."""
 
 
 def build_core(path: Path, options: EngineOptions) -> Core:
@@ -154,26 +149,14 @@ def _optimize(
         raise LoadError("this model cannot be quantized here (see the log); leave --quantization out")
     notes = [packing.description, *_use_fp16_cache(forward, options)]
     if options.quantization is not None and packing.logits_before is not None:
-        similarity = mean_cosine(reference_logits(forward, model), packing.logits_before)
-        check_int8_similarity(similarity, force=options.force_quantization)
-        notes.append(f"cosine similarity to fp32 logits {similarity:.5f}")
+        error = compare_logits(reference_logits(forward, model), packing.logits_before)
+        check_similarity(options.quantization, error.similarity, force=options.force_quantization)
+        notes.append(str(error))
     return packing._replace(description=", ".join(note for note in notes if note))
 
 
-def check_int8_similarity(similarity: float, *, force: bool) -> None:
-    """Warns, or raises :class:`LoadError`, if int8 changes the logits too much. ``force`` only warns."""
-    figures = f"the cosine similarity of its int8 logits to fp32 logits is {similarity:.2f}"
-    if not similarity >= MIN_INT8_SIMILARITY and not force:
-        raise LoadError(
-            f"int8 changes this model too much: {figures}, and must be at least {MIN_INT8_SIMILARITY:.2f}; "
-            "leave --quantization out, or add --force-quantization"
-        )
-    if not similarity >= WARN_INT8_SIMILARITY:
-        log.warning("int8 changes this model: %s; its output may be noticeably worse", figures)
-
-
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
-    """Switches new caches to fp16 if requested, or by default with int8 layers. Returns notes for the startup log."""
+    """Switches new caches to fp16 if requested, or by default with quantized layers. Returns notes for the log."""
     dtype = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
     if dtype == "float32":
         return []
@@ -200,7 +183,7 @@ def _load_adapters(
 
 
 def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:
-    """Makes results independent of chunking and batching: with ``deterministic``, and always with int8 layers."""
+    """Makes results independent of chunking and batching: with ``deterministic``, and always with quantized layers."""
     if not isinstance(forward, VarlenForward):
         return
     if options.deterministic:
@@ -208,7 +191,7 @@ def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: Pa
         if not packing.is_complete:
             log.warning("deterministic: one token per pass, because some linear layers are not packed")
     elif options.quantization and packing.is_complete:
-        alignment = 1 if forward.uses_kernels else INT8_PROMPT_BLOCK_TOKENS
+        alignment = 1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
         forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from antiphon.engine.adapters.modules import LoraModule
 
-Quantization = Literal["int8"]
+Quantization = Literal["int8", "int4"]
 KVCacheDtype = Literal["float32", "float16"]
 
 
@@ -25,7 +25,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     compile_kernels: bool = True
     """Compiles kernels with the machine's C compiler, if there is one. fp32 on a CPU only."""
     quantization: Quantization | None = None
-    """`int8`: linear layers with 8 bits per weight and activation. fp32 on a CPU only."""
+    """`int8`: linear layers with 8 bits per weight and activation. `int4`: 4 bits per weight, 8 per activation; the
+    output layer stays int8. fp32 on a CPU only."""
     force_quantization: bool = False
     """Serves a quantized model even if its logits are far from those of fp32."""
     deterministic: bool = False
@@ -43,7 +44,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keeps keys and values in a pool of pages that all jobs share. None: on a GPU only. On a CPU, copying out of pages
     costs more than it saves."""
     kv_cache_dtype: KVCacheDtype | None = None
-    """Type of cached keys and values on a CPU. None: float16 with int8 layers if compiled kernels can read it,
+    """Type of cached keys and values on a CPU. None: float16 with quantized layers if compiled kernels can read it,
     otherwise the model's own."""
     kv_cache_gib: float | None = None
     """Memory for the KV cache in GiB, cached prefixes included. None: a fraction of the free memory."""

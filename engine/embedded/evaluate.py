@@ -3,7 +3,7 @@
     python -m antiphon.engine.embedded.evaluate
 
 Decoding is greedy, from the saved bf16 weights, computed in fp32. By default transformers' own `generate` decodes; with
-`--served` or `--quantization int8` the engine's core does, as the server runs it. An answer is exact if its bytes equal
+`--served` or `--quantization` the engine's core does, as the server runs it. An answer is exact if its bytes equal
 the expected ones: the repeated phrase, the sum, the whole call with its name and arguments, the report. Where no tool
 fits, any text without a call is correct.
 """
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--misses", type=int, default=0, help="wrong answers to print per skill, default 0")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--served", action="store_true", help="generate with the engine's core, as the server does")
-    parser.add_argument("--quantization", choices=["int8"], help="quantize linear layers; implies --served")
+    parser.add_argument("--quantization", choices=["int8", "int4"], help="quantize linear layers; implies --served")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     engine_options = EngineOptions(threads=options.threads, quantization=options.quantization)

@@ -7,12 +7,17 @@ tensor. A kernel computes each row in a fixed order, so its bits do not depend o
 import ctypes
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphon.engine.kernels.int8_layout import MAX_GEMM_INPUTS, PackedInt8Weight, pack_int8_weight
+from antiphon.engine.kernels.quantized_linear import (
+    QuantizedLinearKernels,
+    count_threads,
+    int64_fields,
+    load_function,
+    read_constant,
+)
 
 MAX_QUERY_GROUPS = 64
 """Largest number of query heads per key head; ``MAX_ITEM_ROWS`` in ``attention.c``."""
@@ -23,36 +28,20 @@ MAX_HEAD_DIM = 512
 SOFTMAX_BLOCK = 128
 """Scores per block in :meth:`Kernels.block_softmax_sums`; the same constant as in ``rowwise.c``."""
 
-GEMM_TILE_ROWS = 16
-"""Rows of a tile in ``int8_gemm.c``. Buffers for quantized rows hold whole tiles."""
-
 SPAN_FIELDS = 8
 """Fields of ``struct span`` in ``kernels.h``: a span table is a flat list of this many integers per sequence."""
-
-
-def _int64_fields(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
-    """Structure fields of 64 bits each. Addresses are integers; strides count elements."""
-    return [(name, ctypes.c_int64) for name in names.split()]
 
 
 class RowArgs(ctypes.Structure):
     """``struct row_args`` of ``kernels.h``."""
 
-    _fields_ = _int64_fields("x count size inner outer_stride inner_stride out factors sines threads")
-
-
-class LinearArgs(ctypes.Structure):
-    """``struct linear_args`` of ``kernels.h``."""
-
-    _fields_ = _int64_fields(
-        "x count inputs outputs weights scales zeros bias residual out levels row_scales silu_mul threads"
-    )
+    _fields_ = int64_fields("x count size inner outer_stride inner_stride out factors sines threads")
 
 
 class AttentionArgs(ctypes.Structure):
     """``struct attention_args`` of ``kernels.h``."""
 
-    _fields_ = _int64_fields("""
+    _fields_ = int64_fields("""
         num_spans kv_heads groups dim value_dim threads fp16_cache window
         query query_token_stride query_head_stride key key_token_stride key_head_stride
         value value_token_stride value_head_stride sinks out spans
@@ -60,36 +49,35 @@ class AttentionArgs(ctypes.Structure):
 
 
 class DecoderLayerArgs(ctypes.Structure):
-    """``struct decoder_layer_args`` of ``decoder_layer.c``; each weight is a ``struct int8_weight``."""
+    """``struct decoder_layer_args`` of ``decoder_layer.c``; each weight is a ``struct quantized_weight``."""
 
-    _fields_ = _int64_fields("""
+    _fields_ = int64_fields("""
         hidden heads kv_heads dim inner input_norm post_norm q_norm k_norm
-        qkv_weights qkv_scales qkv_zeros qkv_bias o_proj_weights o_proj_scales o_proj_zeros o_proj_bias
-        gate_up_weights gate_up_scales gate_up_zeros gate_up_bias down_weights down_scales down_zeros down_bias
+        qkv_weights qkv_scales qkv_zeros qkv_group_scales qkv_bias
+        o_proj_weights o_proj_scales o_proj_zeros o_proj_group_scales o_proj_bias
+        gate_up_weights gate_up_scales gate_up_zeros gate_up_group_scales gate_up_bias
+        down_weights down_scales down_zeros down_group_scales down_bias
         constants count threads x out cosines sines num_spans spans fp16_cache window workspace
     """)
 
 
-class Kernels:
+class Kernels(QuantizedLinearKernels):
     """Functions of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
 
-    ``activation_levels`` is the largest magnitude of a quantized activation in :meth:`int8_linear`, 0 if the CPU has no
-    int8 kernel. ``supports_fp16_cache`` tells whether :meth:`attend` can read KV caches in fp16. ``decoder_layer`` runs
+    ``supports_fp16_cache`` tells whether :meth:`attend` can read KV caches in fp16. ``decoder_layer`` runs
     a :class:`DecoderLayerArgs`; ``decoder_layer_workspace`` returns its workspace per token, in fp32 elements.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._lanes = _read_constant(library, "lanes")
-        self.activation_levels = _read_constant(library, "activation_levels")
-        self.supports_fp16_cache = bool(_read_constant(library, "has_fp16"))
-        self._rms_norm = _load_function(library, "rms_norm", RowArgs, ctypes.c_float)
-        self._silu_mul = _load_function(library, "silu_mul", RowArgs)
-        self._rope = _load_function(library, "rope", RowArgs)
-        self._block_softmax = _load_function(library, "block_softmax", RowArgs)
-        self._int8_linear = _load_function(library, "int8_linear", LinearArgs)
-        self._attend = _load_function(library, "attend", AttentionArgs, ctypes.c_float)
-        self.decoder_layer = _load_function(library, "decoder_layer", DecoderLayerArgs)
-        self.decoder_layer_workspace = _load_function(library, "decoder_layer_workspace", DecoderLayerArgs)
+        super().__init__(library)
+        self.supports_fp16_cache = bool(read_constant(library, "has_fp16"))
+        self._rms_norm = load_function(library, "rms_norm", RowArgs, ctypes.c_float)
+        self._silu_mul = load_function(library, "silu_mul", RowArgs)
+        self._rope = load_function(library, "rope", RowArgs)
+        self._block_softmax = load_function(library, "block_softmax", RowArgs)
+        self._attend = load_function(library, "attend", AttentionArgs, ctypes.c_float)
+        self.decoder_layer = load_function(library, "decoder_layer", DecoderLayerArgs)
+        self.decoder_layer_workspace = load_function(library, "decoder_layer_workspace", DecoderLayerArgs)
         self.decoder_layer_workspace.restype = ctypes.c_int64
 
     def is_row_aligned(self, size: int) -> bool:
@@ -134,7 +122,7 @@ class Kernels:
             query.shape[1] // kv_heads,
             query.shape[3],
             value.shape[3],
-            _num_threads(),
+            count_threads(),
             fp16_cache,
             window or 0,
             *_address_and_strides(query),
@@ -167,7 +155,7 @@ class Kernels:
                 inner=1,
                 outer_stride=double,
                 out=out.data_ptr(),
-                threads=_num_threads(),
+                threads=count_threads(),
             )
         )
         return out
@@ -205,7 +193,7 @@ class Kernels:
                 out=out.data_ptr(),
                 factors=cosines.data_ptr(),
                 sines=sines.data_ptr(),
-                threads=_num_threads(),
+                threads=count_threads(),
             )
         )
         return out.transpose(1, 2)
@@ -220,64 +208,6 @@ class Kernels:
         x, args = _row_args(x, out, factors)
         self._block_softmax(args)
         return out[:, :-1], out[:, -1:]
-
-    def supports_int8_linear(self, weight: Tensor) -> bool:
-        """Tells whether :meth:`int8_linear` runs on this CPU and accepts a weight of this type and shape."""
-        return self.activation_levels > 0 and weight.dtype is torch.float32 and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
-
-    def pack_int8_weight(self, weight: Tensor) -> PackedInt8Weight:
-        """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
-        return pack_int8_weight(weight, self._lanes, self.activation_levels + 1)
-
-    def int8_linear(
-        self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
-    ) -> Tensor:
-        """Linear layer (…, inputs) → (…, outputs). Quantizes each row to levels of its own maximum.
-
-        A row of zeros gives the bias; a row with a non-finite element gives NaN. With ``gated``, x is (…, 2 inputs),
-        inputs satisfy :meth:`is_row_aligned`, and the kernel applies :meth:`silu_mul` to x in place first.
-        """
-        x = x.contiguous()
-        count = x.numel() // x.shape[-1]
-        out = x.new_empty((*x.shape[:-1], weight.outputs))
-        tiles = -(-count // GEMM_TILE_ROWS)
-        levels = torch.empty(tiles * GEMM_TILE_ROWS * weight.weights.shape[1] * 4, dtype=torch.uint8)
-        row_scales = torch.empty(count)
-        args = LinearArgs(
-            x.data_ptr(),
-            count,
-            weight.inputs,
-            weight.outputs,
-            weight.weights.data_ptr(),
-            weight.scales.data_ptr(),
-            weight.zeros.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0,  # residual
-            out.data_ptr(),
-            levels.data_ptr(),
-            row_scales.data_ptr(),
-            gated,
-            _num_threads(),
-        )
-        self._int8_linear(args)
-        return out
-
-
-def _read_constant(library: ctypes.CDLL, name: str) -> int:
-    """Calls a function of the library that takes no arguments and returns an int64."""
-    function = getattr(library, f"antiphon_{name}")
-    function.restype = ctypes.c_int64
-    return int(function())
-
-
-def _load_function(library: ctypes.CDLL, name: str, args: type[ctypes.Structure], *scalars: Any) -> Any:
-    """Returns a kernel that takes a pointer to its arguments, then scalars of the given types."""
-    function = getattr(library, f"antiphon_{name}")
-    function.argtypes, function.restype = [ctypes.POINTER(args), *scalars], None
-    return function
-
-
-_num_threads = torch.get_num_threads
 
 
 def _address_and_strides(x: Tensor) -> tuple[int, int, int]:
@@ -309,5 +239,5 @@ def _row_args(x: Tensor, out: Tensor, factors: Tensor) -> tuple[Tensor, RowArgs]
         out.data_ptr(),
         factors.data_ptr(),
         0,  # sines
-        _num_threads(),
+        count_threads(),
     )

@@ -6,12 +6,12 @@
 
 #include "kernels.h"
 
-struct int8_weight { int64_t weights, scales, zeros, bias; };
+struct quantized_weight { int64_t weights, scales, zeros, group_scales, bias; };
 
 struct decoder_layer_args {
     int64_t hidden, heads, kv_heads, dim, inner;         /* inner: size of the MLP */
     int64_t input_norm, post_norm, q_norm, k_norm;       /* weights; q_norm and k_norm may be 0 */
-    struct int8_weight qkv, o_proj, gate_up, down;
+    struct quantized_weight qkv, o_proj, gate_up, down;
     int64_t constants;                                   /* fp32: eps of the four norms, scale of attention */
     int64_t count, threads;                              /* tokens */
     int64_t x, out, cosines, sines;                      /* (count, hidden) twice; (count, dim) twice */
@@ -30,9 +30,10 @@ INLINE int64_t scratch_size(const struct decoder_layer_args *args) {
     return max_of((3 * args->heads + 3 * args->kv_heads) * args->dim, 2 * args->inner);
 }
 
-/* fp32 elements that hold the longest quantized row. */
+/* fp32 elements that hold the longest quantized row, and the zero sum of each of its steps. */
 INLINE int64_t quantized_row_size(const struct decoder_layer_args *args) {
-    return round_up(max_of(args->hidden, max_of(args->heads * args->dim, args->inner)), TILE_INPUTS) / 4;
+    const int64_t longest = max_of(args->hidden, max_of(args->heads * args->dim, args->inner));
+    return round_up(longest, TILE_INPUTS) / TILE_INPUTS * (TILE_INPUTS / 4 + 1);
 }
 
 int64_t antiphon_decoder_layer_workspace(const struct decoder_layer_args *args) {
@@ -50,16 +51,17 @@ static void apply_norm(const struct decoder_layer_args *args, int64_t x, int64_t
 }
 
 static void apply_linear(const struct decoder_layer_args *args, const struct workspace *space,
-                         const struct int8_weight *weight, const float *x, int64_t inputs, int64_t outputs,
+                         const struct quantized_weight *weight, const float *x, int64_t inputs, int64_t outputs,
                          int64_t silu_mul, int64_t residual, int64_t out) {
     const struct linear_args linear = {
         .x = (int64_t)x, .count = args->count, .inputs = inputs, .outputs = outputs,
         .weights = weight->weights, .scales = weight->scales, .zeros = weight->zeros,
-        .bias = weight->bias, .residual = residual, .out = out,
+        .group_scales = weight->group_scales, .bias = weight->bias, .residual = residual, .out = out,
         .levels = (int64_t)space->levels, .row_scales = (int64_t)space->row_scales,
         .silu_mul = silu_mul, .threads = args->threads,
     };
-    antiphon_int8_linear(&linear);
+    if (weight->group_scales) antiphon_int4_linear(&linear);
+    else antiphon_int8_linear(&linear);
 }
 
 /* Applies the optional norm and the rotary embedding to the given heads of QKV. */

@@ -7,31 +7,12 @@
  * 64). Both are padded to whole tiles: inputs to 64 with zero weights, outputs to two blocks of LANES.
  */
 
-#include "kernels.h"
+#include "gemm.h"
 
-#if (LANES == 16 && defined(__AVX512BW__)) || (LANES == 8 && defined(__AVX2__))
-#define TILE_BYTES (TILE_ROWS * TILE_INPUTS)
+#ifdef HAS_BYTE_PRODUCTS
 #define L2_BYTES (1 << 19) /* part of the L2 cache that the weights of a work item may fill */
-#define PAIR_OUTPUTS (2 * LANES) /* outputs of a pair of blocks, which are computed together */
 #define MAX_UNTILED_ROWS 1 /* rows up to which AMX tiles cost more than they save */
-
-#if LANES == 16
-#define MAX_STRIP_ROWS 12 /* rows whose sums with a pair of blocks fit into registers */
-#define SIMD_OP(name) _mm512_##name
-typedef __m512i bytes;
-INLINE void store_levels(uint8_t *to, bytes v) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(v)); }
-#else
-#define MAX_STRIP_ROWS 4
-#define SIMD_OP(name) _mm256_##name
-typedef __m256i bytes;
-INLINE void store_levels(uint8_t *to, bytes v) {
-    v = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
-    const int32_t words[2] = {_mm256_extract_epi32(v, 0), _mm256_extract_epi32(v, 4)};
-    memcpy(to, words, 8);
-}
-#endif
-
-INLINE bytes broadcast_four(const uint8_t *x) { int32_t word; memcpy(&word, x, 4); return SIMD_OP(set1_epi32)(word); }
+#define MAX_STRIP_ROWS (LANES == 16 ? 12 : 4) /* rows whose sums with a pair of blocks fit into registers */
 
 /* Adds four products of unsigned levels and signed weights to each sum. */
 #if LANES == 16 && defined(__AVX512VNNI__)
@@ -50,84 +31,16 @@ INLINE bytes dot(bytes sums, bytes x, bytes w) {
 
 int64_t antiphon_activation_levels(void) { return ACTIVATION_LEVELS; }
 
-INLINE int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
-
-/* Maximum absolute value, NaN if any element is NaN: non-negative floats compare like their bit patterns. */
-static float abs_max(const float *x, int64_t size) {
-    ivec maxima[4] = {{0}};
-    int64_t i = 0;
-    for (; i + 4 * LANES <= size; i += 4 * LANES)
-        for (int n = 0; n < 4; n++) {
-            const ivec bits = (ivec)abs_lanes(load(x + i + n * LANES));
-            maxima[n] = (ivec)SIMD_OP(max_epi32)((bytes)maxima[n], (bytes)bits);
-        }
-    for (; i < size; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, 4);
-        bits &= 0x7fffffff;
-        if (bits > maxima[0][0]) maxima[0][0] = bits;
-    }
-    for (int n = 1; n < 4; n++) maxima[0] = (ivec)SIMD_OP(max_epi32)((bytes)maxima[0], (bytes)maxima[n]);
-    int32_t max_bits = maxima[0][0];
-    for (int n = 1; n < LANES; n++) if (maxima[0][n] > max_bits) max_bits = maxima[0][n];
-    float row_max;
-    memcpy(&row_max, &max_bits, 4);
-    return row_max;
-}
-
-/* Quantizes a tile of rows, each to levels of its own maximum. A row of zeros gets arbitrary levels with scale 0. */
-static void quantize_rows(const void *context, int64_t tile) {
+static void quantize_tile(const void *context, int64_t tile) {
     const struct linear_args *args = context;
-    const int64_t size = args->inputs, steps = ceil_div(size, TILE_INPUTS);
-    for (int64_t r = tile * TILE_ROWS, end = r + TILE_ROWS; r < end && r < args->count; r++) {
-        float *x = (float *)args->x + r * (args->silu_mul ? 2 * size : size);
-        if (args->silu_mul) silu_mul_row(x, x, size);
-        uint8_t *to = (uint8_t *)args->levels + r / TILE_ROWS * steps * TILE_BYTES + r % TILE_ROWS * TILE_INPUTS;
-        const float row_max = abs_max(x, size), inverse_scale = ACTIVATION_LEVELS / row_max;
-        int64_t i = 0;
-        /* Adding 1.5 * 2^23 leaves the rounded level in the lowest bits. */
-        for (; i + LANES <= size; i += LANES) {
-            const vec level = load(x + i) * inverse_scale + (12582912.0f + ACTIVATION_ZERO);
-            store_levels(to + i / TILE_INPUTS * TILE_BYTES + i % TILE_INPUTS, (bytes)level);
-        }
-        for (; i < size; i++) {
-            float level = x[i] * inverse_scale + (12582912.0f + ACTIVATION_ZERO);
-            memcpy(to + i / TILE_INPUTS * TILE_BYTES + i % TILE_INPUTS, &level, 1);
-        }
-        ((float *)args->row_scales)[r] = row_max / ACTIVATION_LEVELS;
-    }
+    for (int64_t r = tile * TILE_ROWS, end = r + TILE_ROWS; r < end && r < args->count; r++)
+        quantize_row(args, r, ACTIVATION_LEVELS, ACTIVATION_ZERO);
 }
 
-/* Per-output parameters that dequantize the sums of a block. */
-struct dequant_params {
-    vec scale, bias;
-    ivec zero;
-    int64_t remaining; /* outputs of the weight from here on; a block may be cut short */
-};
-
-INLINE struct dequant_params load_dequant_params(const struct linear_args *args, int64_t first) {
-    struct dequant_params params = {
-        load((const float *)args->scales + first), {0}, *(const ivec *)((const int32_t *)args->zeros + first),
-        args->outputs - first,
-    };
-    const float *bias = (const float *)args->bias + first;
-    if (args->bias && params.remaining >= LANES) params.bias = load(bias);
-    else if (args->bias) for (int64_t i = 0; i < params.remaining; i++) params.bias[i] = bias[i];
-    return params;
-}
-
-INLINE void dequantize_store(const struct linear_args *args, const struct dequant_params *params, int64_t row,
+INLINE void dequantize_store(const struct linear_args *args, const struct output_params *params, int64_t row,
                              int64_t first, ivec sums) {
-    float *to = (float *)args->out + row * args->outputs + first;
-    const float *residual = args->residual ? (const float *)args->residual + row * args->outputs + first : 0;
-    const vec scale = ((const float *)args->row_scales)[row] * params->scale;
-    vec result = __builtin_convertvector(sums - params->zero, vec) * scale + params->bias;
-    if (params->remaining >= LANES) {
-        if (residual) result += load(residual);
-        store(to, result);
-    } else {
-        for (int64_t i = 0; i < params->remaining; i++) to[i] = residual ? result[i] + residual[i] : result[i];
-    }
+    const ivec zero = *(const ivec *)((const int32_t *)args->zeros + first);
+    store_outputs(args, params, row, first, __builtin_convertvector(sums - zero, vec));
 }
 
 /* `count` rows of one tile with a pair of blocks, summed in registers. */
@@ -149,7 +62,7 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
         }
     for (int i = 0; i < 2; i++) {
         const int64_t first = pair * PAIR_OUTPUTS + i * LANES;
-        const struct dequant_params params = load_dequant_params(args, first);
+        const struct output_params params = load_output_params(args, first);
         for (int r = 0; r < count; r++) dequantize_store(args, &params, row + r, first, (ivec)sums[i][r]);
     }
 }
@@ -171,29 +84,9 @@ static void multiply_strips(const struct linear_args *args, int64_t row, int64_t
     }
 }
 
-#if defined(__AMX_INT8__) && LANES == 16 && defined(__linux__)
-#define AMX
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* Linux enables the AMX tile registers on request, per process. */
-static int amx_permitted(void) {
-    static int permitted = -1;
-    if (permitted < 0)
-        permitted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
-    return permitted;
-}
-
-static const struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t widths[16];
-    uint8_t heights[16];
-} __attribute__((packed, aligned(64))) TILE_CONFIG = {
-    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16},
-};
-
+#ifdef HAS_AMX
 INLINE void store_tile(const struct linear_args *args, int64_t row, int64_t first, const int32_t (*sums)[LANES]) {
-    const struct dequant_params params = load_dequant_params(args, first);
+    const struct output_params params = load_output_params(args, first);
     const int64_t count = args->count - row < TILE_ROWS ? args->count - row : TILE_ROWS;
     for (int64_t r = 0; r < count; r++) dequantize_store(args, &params, row + r, first, *(const ivec *)sums[r]);
 }
@@ -261,7 +154,7 @@ static void multiply_pairs(const void *context, int64_t item) {
     const struct linear_args *args = context;
     const int64_t pairs = pairs_per_item(args), pair = item * pairs, total = ceil_div(args->outputs, PAIR_OUTPUTS);
     const int64_t end = pair + pairs < total ? pair + pairs : total;
-#ifdef AMX
+#ifdef HAS_AMX
     if (args->count > MAX_UNTILED_ROWS && amx_permitted()) {
         multiply_all_tiles(args, pair, end);
         return;
@@ -275,7 +168,7 @@ void antiphon_int8_linear(const struct linear_args *args) {
     const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);
     const int64_t quantize_threads = args->count * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
     const int64_t multiply_threads = args->outputs * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    parallel_for(quantize_rows, args, tiles, quantize_threads);
+    parallel_for(quantize_tile, args, tiles, quantize_threads);
     parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args)), multiply_threads);
 }
 

@@ -31,11 +31,16 @@ class PackedInt8Weight(NamedTuple):
     scales: Tensor
     zeros: Tensor
 
+    @property
+    def padded_inputs(self) -> int:
+        """Inputs of the packed weight."""
+        return self.weights.shape[1] * 4
+
 
 def pack_int8_weight(weight: Tensor, lanes: int, zero: int) -> PackedInt8Weight:
     """Packs a weight (outputs, inputs) with one scale per output. ``zero`` is the activations' zero point."""
     outputs, inputs = weight.shape
-    padded_outputs, padded_inputs = _round_up(outputs, 2 * lanes), _round_up(inputs, GEMM_TILE_INPUTS)
+    padded_outputs, padded_inputs = round_up(outputs, 2 * lanes), round_up(inputs, GEMM_TILE_INPUTS)
     weights = torch.empty((padded_outputs // lanes, padded_inputs // 4, lanes, 4), dtype=torch.int8)
     scales, zeros = torch.empty(padded_outputs), torch.empty(padded_outputs, dtype=torch.int32)
     for first in range(0, padded_outputs, OUTPUTS_PER_CHUNK):
@@ -49,5 +54,6 @@ def pack_int8_weight(weight: Tensor, lanes: int, zero: int) -> PackedInt8Weight:
     return PackedInt8Weight(inputs, outputs, weights, scales, zeros)
 
 
-def _round_up(count: int, multiple: int) -> int:
+def round_up(count: int, multiple: int) -> int:
+    """Returns the smallest multiple that is at least ``count``."""
     return -(-count // multiple) * multiple

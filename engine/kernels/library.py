@@ -15,11 +15,13 @@ from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
 from antiphon.engine.kernels.compiler import CompilationError, load_library
+from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, INT4_MAX, INT4_MIN
 
 log = logging.getLogger(__name__)
 
 SOURCES = tuple(
-    Path(__file__).with_name(f"{name}.c") for name in ("rowwise", "attention", "int8_gemm", "decoder_layer")
+    Path(__file__).with_name(f"{name}.c")
+    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "decoder_layer")
 )
 
 KERNEL_TOLERANCE = 1e-5
@@ -69,6 +71,7 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     if kernels.activation_levels:
         yield "int8_linear", *_int8_linear_results(kernels, generator)
         yield "int8_linear", *_silu_mul_results(kernels, x)
+    yield "int4_linear", *_int4_linear_results(kernels, generator)
 
 
 def _rotary_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +95,18 @@ def _int8_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[
     x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
     packed = kernels.pack_int8_weight(weight)
     parts = [kernels.int8_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
+    return torch.cat(parts), functional.linear(x, weight)
+
+
+def _int4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Results of both for integers that both forms represent exactly, so that quantization adds no error."""
+    x = torch.randint(-127, 128, (53, 200), generator=generator).float()
+    weight = torch.randint(INT4_MIN, INT4_MAX + 1, (40, 200), generator=generator).float()
+    x[:, 0], weight[:, ::INT4_GROUP_INPUTS] = 127, INT4_MIN
+    x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
+    weight[:, INT4_GROUP_INPUTS:] /= 2
+    packed = kernels.pack_int4_weight(weight)
+    parts = [kernels.int4_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
 
 

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.kernels.bindings import (
-    GEMM_TILE_ROWS,
     MAX_HEAD_DIM,
     MAX_QUERY_GROUPS,
     DecoderLayerArgs,
     Kernels,
 )
+from antiphon.engine.kernels.quantized_linear import GEMM_TILE_ROWS
 from antiphon.engine.model.attention import AttentionMetadata, SequenceSpan
 from antiphon.engine.optimize.fuse import FusedSwiGLU
-from antiphon.engine.optimize.linears import CompiledInt8Linear, MergedLinearSlice, PackedLinear
+from antiphon.engine.optimize.linears import CompiledLinear, MergedLinearSlice, PackedLinear
 from antiphon.engine.optimize.replace import relative_error, replace_modules
 from antiphon.engine.optimize.rms_norm import FusedRMSNorm
 
@@ -41,13 +41,13 @@ class LayerWeights(NamedTuple):
     """Weights and sizes of a layer, by the kernel's names. ``qkv`` computes queries, keys and values."""
 
     input_norm: FusedRMSNorm
-    qkv: CompiledInt8Linear
+    qkv: CompiledLinear
     q_norm: FusedRMSNorm | None
     k_norm: FusedRMSNorm | None
-    o_proj: CompiledInt8Linear
+    o_proj: CompiledLinear
     post_attention_norm: FusedRMSNorm
-    gate_up: CompiledInt8Linear
-    down: CompiledInt8Linear
+    gate_up: CompiledLinear
+    down: CompiledLinear
     heads: int
     kv_heads: int
     head_dim: int
@@ -194,9 +194,7 @@ def _extract_weights(layer: Any, kernels: Kernels) -> LayerWeights | None:
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     norms += [getattr(attention, name, None) for name in sorted(QK_NORMS, reverse=True)]
     linears = [group.linear, attention.o_proj, mlp.gate_up, mlp.down_proj]
-    if not all(
-        isinstance(module, PackedLinear) and isinstance(module.kernel, CompiledInt8Linear) for module in linears
-    ):
+    if not all(isinstance(module, PackedLinear) and isinstance(module.kernel, CompiledLinear) for module in linears):
         return None
     if (
         not all(module is None or (isinstance(module, FusedRMSNorm) and module.uses_kernels) for module in norms)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.optimize.linears import CompiledInt8Linear, LinearKernel, MergedLinearSlice, PackedLinear
+from antiphon.engine.optimize.linears import CompiledLinear, LinearKernel, MergedLinearSlice, PackedLinear
 from antiphon.engine.optimize.replace import relative_error, replace_modules
 
 GATED_MLP_CHILDREN = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -36,7 +36,7 @@ class FusedSwiGLU(nn.Module):
         self._kernels = kernels
         self.down_proj = down
         self._activate_and_project: LinearKernel | None = None
-        if isinstance(down, PackedLinear) and isinstance(down.kernel, CompiledInt8Linear):
+        if isinstance(down, PackedLinear) and isinstance(down.kernel, CompiledLinear):
             self._activate_and_project = down.kernel.linear_after_silu_mul
 
     @property

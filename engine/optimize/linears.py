@@ -1,6 +1,6 @@
-"""Linear layers for a CPU: weights packed once for the machine's kernels, in fp32 or in int8.
+"""Linear layers for a CPU: weights packed once for the machine's kernels, in fp32, int8 or int4.
 
-In both forms a row's bits do not depend on the other rows. This module handles no models:
+In each form a row's bits do not depend on the other rows. This module handles no models:
 `engine/optimize/pack_linears.py` replaces a model's own layers by these.
 """
 
@@ -13,6 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.int4_layout import (
+    INT4_GROUP_INPUTS,
+    pack_int4_weight,
+    unpack_int4_group,
+    unpack_int4_weight,
+)
+from antiphon.engine.kernels.int8_layout import PackedInt8Weight
+from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addresses
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +33,11 @@ PROBE_ROW_COUNTS = (1, 2, 5, 16, 33)
 MIN_SCALE = torch.finfo(torch.float32).tiny
 INT8_MAX_RELATIVE_ERROR = 0.05
 """Largest relative error of an int8 layer. Random weights give 0.01, so a larger error means a defective kernel."""
+INT4_MAX_RELATIVE_ERROR = 0.5
+"""Largest relative error of an int4 layer. Random weights give 0.09, a group with one large weight up to 0.45."""
+
+TORCH_INT4_LANES = 8
+"""Outputs of a block of packed weights in :class:`TorchInt4Linear`."""
 
 
 class UnusableKernelError(Exception):
@@ -82,8 +95,7 @@ class FbgemmInt8Linear:
         # The overload itself: torch.ops would check each argument first, which takes as long as a small layer.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
         self._bias = bias
-        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
-        _verify_kernel(self, x, functional.linear(x, weight, bias), INT8_MAX_RELATIVE_ERROR)
+        _verify_linear(self, weight, bias, INT8_MAX_RELATIVE_ERROR)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Implements :class:`LinearKernel`."""
@@ -95,29 +107,54 @@ class FbgemmInt8Linear:
         return product if self._bias is None else product.add_(self._bias)
 
 
-class CompiledInt8Linear:
-    """Int8 by the compiled kernels, in one call. ``kernels`` must support the weight."""
+class CompiledLinear:
+    """Quantized weights multiplied by the compiled kernels, in one call."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
-        packed = kernels.pack_int8_weight(weight)
-        self._matrix, self._kernels, self.inputs = packed, kernels, packed.inputs
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, kernels: Kernels) -> None:
+        self._matrix, self.inputs = packed, packed.inputs
+        self._multiply: Any = kernels.int8_linear if isinstance(packed, PackedInt8Weight) else kernels.int4_linear
         self._bias = None if bias is None else bias.contiguous()
-        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
-        _verify_kernel(self, x, functional.linear(x, weight, bias), INT8_MAX_RELATIVE_ERROR)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Implements :class:`LinearKernel`."""
-        return self._kernels.int8_linear(x, self._matrix, self._bias)
+        product: Tensor = self._multiply(x, self._matrix, self._bias)
+        return product
 
     @property
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Addresses of the weights, their scales, their zeros, and the bias; 0 for no bias."""
-        tensors = (self._matrix.weights, self._matrix.scales, self._matrix.zeros)
-        return (*(tensor.data_ptr() for tensor in tensors), 0 if self._bias is None else self._bias.data_ptr())  # type: ignore[return-value]
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Addresses of the weights, scales, zeros, group scales and bias; 0 for what there is not."""
+        return weight_addresses(self._matrix, self._bias)
 
     def linear_after_silu_mul(self, x: Tensor) -> Tensor:
         """Applies the layer to ``silu(x[..., :n]) * x[..., n:]`` for x (…, 2n). Overwrites x."""
-        return self._kernels.int8_linear(x, self._matrix, self._bias, gated=True)
+        product: Tensor = self._multiply(x, self._matrix, self._bias, gated=True)
+        return product
+
+
+class TorchInt4Linear:
+    """Int4 by torch, where there is no compiler: slow, and with the same memory.
+
+    The products of a group are whole numbers below 2^24, so fp32 adds them exactly in any order.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed, self._bias = pack_int4_weight(weight, TORCH_INT4_LANES), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Implements :class:`LinearKernel`."""
+        packed = self._packed
+        rows = x.reshape(-1, packed.inputs)
+        row_max = rows.abs().amax(-1, keepdim=True)
+        levels = (rows * (127 / row_max)).round_().nan_to_num_(0.0, 127.0, -127.0)
+        levels = functional.pad(levels, (0, packed.padded_inputs - packed.inputs))
+        result = rows.new_zeros(len(rows), len(packed.scales))
+        for group in range(packed.weights.shape[1]):
+            weight, scales = unpack_int4_group(packed, group)
+            inputs = levels[:, group * INT4_GROUP_INPUTS : (group + 1) * INT4_GROUP_INPUTS]
+            result.add_(inputs.mm(weight.T).mul_(scales))
+        product = result.mul_(packed.scales).mul_(row_max / 127)[:, : packed.outputs]
+        product = product if self._bias is None else product + self._bias
+        return product.reshape(*x.shape[:-1], packed.outputs)
 
 
 def build_int8_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
@@ -126,11 +163,40 @@ def build_int8_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | No
     Raises :class:`UnusableKernelError`, or torch's error where fbgemm is missing.
     """
     if kernels is not None and kernels.supports_int8_linear(weight):
-        try:
-            return CompiledInt8Linear(weight, bias, kernels)
-        except UnusableKernelError as failure:
-            log.warning("the compiled int8 kernel is not used: %s", failure)
+        compiled = _build_compiled_linear(kernels.pack_int8_weight(weight), weight, bias, kernels)
+        if compiled is not None:
+            return compiled
     return FbgemmInt8Linear(weight, bias)
+
+
+def build_int4_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
+    """Returns a layer with compiled kernels if these support it, otherwise with torch.
+
+    Raises :class:`UnusableKernelError`. A kernel is compared with the rounded weight: how far that is from the
+    original depends on the weight, and shows in the model's logits.
+    """
+    if kernels is not None and kernels.supports_int4_linear(weight):
+        packed = kernels.pack_int4_weight(weight)
+        compiled = _build_compiled_linear(packed, unpack_int4_weight(packed), bias, kernels)
+        if compiled is not None:
+            return compiled
+    layer = TorchInt4Linear(weight, bias)
+    _verify_linear(layer, weight, bias, INT4_MAX_RELATIVE_ERROR)
+    return layer
+
+
+def _build_compiled_linear(
+    packed: PackedWeight, weight: Tensor, bias: Tensor | None, kernels: Kernels
+) -> CompiledLinear | None:
+    """Returns a layer of compiled kernels, compared with ``weight``; None, with a warning, if its results differ."""
+    compiled = CompiledLinear(packed, bias, kernels)
+    try:
+        _verify_linear(compiled, weight, bias, INT8_MAX_RELATIVE_ERROR)
+    except UnusableKernelError as failure:
+        form = "int8" if isinstance(packed, PackedInt8Weight) else "int4"
+        log.warning("the compiled %s kernel is not used: %s", form, failure)
+        return None
+    return compiled
 
 
 class PackedLinear(nn.Module):
@@ -205,6 +271,12 @@ def _probe_rows(count: int, weight: Tensor) -> Tensor:
     """Returns fixed random rows to verify a weight (outputs, inputs) with."""
     generator = torch.Generator().manual_seed(count)
     return torch.randn(count, weight.shape[1], generator=generator)
+
+
+def _verify_linear(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, max_error: float) -> None:
+    """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight."""
+    x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
+    _verify_kernel(kernel, x, functional.linear(x, weight, bias), max_error)
 
 
 def _verify_kernel(kernel: LinearKernel, x: Tensor, expected: Tensor, max_error: float) -> None:

@@ -8,11 +8,12 @@ unchanged. Then the weights are packed and verified, and the originals freed, on
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.bindings import Kernels
@@ -23,6 +24,7 @@ from antiphon.engine.optimize.linears import (
     OneDnnLinear,
     PackedLinear,
     UnusableKernelError,
+    build_int4_linear,
     build_int8_linear,
 )
 from antiphon.engine.optimize.replace import relative_error
@@ -213,12 +215,13 @@ def _pack_groups(
 ) -> bool:
     """Packs group by group; layers that cannot be packed stay unchanged. Tells whether every matrix is packed."""
     failures: dict[str, str] = {}
+    output_layer = _find_output_layer(model)
     reported_at = time.monotonic()
     for index, names in enumerate(groups):
         layers = [linears.pop(name) for name in names]
-        exact = quantize is None or names[0].rpartition(".")[2] in ROUTER_NAMES
+        form = _choose_form(names[0], quantize, output_layer)
         try:
-            kernel = _build_kernel(layers, kernels, exact=exact)
+            kernel = _build_kernel(layers, kernels, form)
         except (UnusableKernelError, RuntimeError, AttributeError, NotImplementedError) as failure:
             failures[names[0]] = one_line(failure)
             continue
@@ -245,13 +248,31 @@ def _is_embedding(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)
 
 
-def _build_kernel(layers: list[nn.Linear], kernels: Kernels | None, *, exact: bool) -> LinearKernel:
+def _find_output_layer(model: nn.Module) -> str | None:
+    """Returns the name of the layer that computes the logits; None if the model does not tell."""
+    layer: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
+    return next((name for name, module in model.named_modules() if module is layer), None)
+
+
+def _choose_form(name: str, quantize: Quantization | None, output_layer: str | None) -> Quantization | None:
+    """Returns the form of a layer's weights; None for fp32.
+
+    The output layer stays int8: its error is that of the logits themselves, and no later layer evens it out.
+    """
+    if name.rpartition(".")[2] in ROUTER_NAMES:
+        return None
+    return "int8" if quantize is not None and name == output_layer else quantize
+
+
+def _build_kernel(layers: list[nn.Linear], kernels: Kernels | None, form: Quantization | None) -> LinearKernel:
     weights = [layer.weight.detach() for layer in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
     present = [bias.detach() for bias in biases if bias is not None]
     bias = torch.cat(present) if present else None
-    return OneDnnLinear(weight, bias) if exact else build_int8_linear(weight, bias, kernels)
+    if form is None:
+        return OneDnnLinear(weight, bias)
+    return (build_int4_linear if form == "int4" else build_int8_linear)(weight, bias, kernels)
 
 
 def _replace_layers(model: nn.Module, names: list[str], layers: list[nn.Linear], kernel: LinearKernel) -> None:
@@ -269,8 +290,3 @@ def _replace_layers(model: nn.Module, names: list[str], layers: list[nn.Linear],
 def _set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)
-
-
-def mean_cosine(a: Tensor, b: Tensor) -> float:
-    """Returns the cosine similarity between two tables of logits, averaged over the rows."""
-    return float(functional.cosine_similarity(a, b, dim=-1).mean())

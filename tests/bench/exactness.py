@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="output tokens per job, default 64")
     args = parser.parse_args()
     torch.set_num_threads(physical_cores())
-    quantizations: tuple[Quantization | None, ...] = (None, "int8")
+    quantizations: tuple[Quantization | None, ...] = (None, "int8", "int4")
     reference = load_forward(args.model, None)
     rows = [
         compare_logits(args.model, quantization, args.positions, reference if quantization else None)

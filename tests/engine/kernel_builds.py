@@ -1,6 +1,8 @@
 """The compiled kernels for tests. A missing compiler skips a test; a library that is refused fails it."""
 
 import shutil
+import subprocess
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -9,6 +11,15 @@ import torch
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.compiler import COMPILERS, CompilationError, load_library
 from antiphon.engine.kernels.library import SOURCES, verify_kernels
+
+INT8_BUILD_FLAGS = [
+    "",
+    "-mno-amx-int8",
+    "-mno-amx-int8 -mno-avx512vnni",
+    "-mno-amx-int8 -mno-avx512f",
+    "-mno-amx-int8 -mno-avx512f -mno-avxvnni",
+]
+"""Compiler flags that disable instruction sets one by one. On a CPU without one of them, two builds are equal."""
 
 
 def find_c_compiler() -> str:
@@ -30,10 +41,34 @@ def require_kernels() -> Kernels:
 
 def require_int8_kernels() -> Kernels:
     """As :func:`require_kernels`, with an int8 linear layer. Skips the test if the CPU has no instructions for it."""
-    kernels = require_kernels()
+    return _require_int8_linear(require_kernels())
+
+
+def build_kernels(flags: str, folder: Path) -> Kernels:
+    """Compiles the kernels with the flags into a folder. Skips the test if the compiler does not know them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("CC", f"{find_c_compiler()} {flags}")
+        _skip_if_flags_are_unknown(flags)
+        return require_kernels()
+
+
+def build_int8_kernels(flags: str, folder: Path) -> Kernels:
+    """As :func:`build_kernels`, with an int8 linear layer. Skips the test if the CPU has no instructions for it."""
+    return _require_int8_linear(build_kernels(flags, folder))
+
+
+def _require_int8_linear(kernels: Kernels) -> Kernels:
     if not kernels.supports_int8_linear(torch.ones(1, 1)):
         pytest.skip("no int8 kernel for this CPU")
     return kernels
+
+
+def _skip_if_flags_are_unknown(flags: str) -> None:
+    """Skips the test if the compiler does not know the flags, as on another architecture."""
+    args = [find_c_compiler(), *flags.split(), "-fsyntax-only", "-x", "c", "/dev/null"]
+    if subprocess.run(args, capture_output=True, check=False).returncode:
+        pytest.skip(f"the C compiler does not know {flags}")
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -1,6 +1,5 @@
 """The compiled int8 GEMM: the same integers with every instruction set, and rows that do not affect each other."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +13,14 @@ from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int8_layout import OUTPUTS_PER_CHUNK, pack_int8_weight
-from tests.engine.kernel_builds import find_c_compiler, require_int8_kernels
-
-COMPILER_FLAGS = [
-    "",
-    "-mno-amx-int8",
-    "-mno-amx-int8 -mno-avx512vnni",
-    "-mno-amx-int8 -mno-avx512f",
-    "-mno-amx-int8 -mno-avx512f -mno-avxvnni",
-]
-"""Compiler flags that disable instruction sets one by one. On a CPU without one of them, two builds are equal."""
+from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_int8_kernels
 
 NAN, INF = float("nan"), float("inf")
 
 
-def build_kernels(flags: str, folder: Path) -> Kernels:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setenv("CC", f"{find_c_compiler()} {flags}")
-        skip_if_flags_are_unknown(flags)
-        return require_int8_kernels()
-
-
-def skip_if_flags_are_unknown(flags: str) -> None:
-    """Skips the test if the compiler does not know the flags, as on another architecture."""
-    args = [find_c_compiler(), *flags.split(), "-fsyntax-only", "-x", "c", "/dev/null"]
-    if subprocess.run(args, capture_output=True, check=False).returncode:
-        pytest.skip(f"the C compiler does not know {flags}")
-
-
-@pytest.fixture(scope="module", params=COMPILER_FLAGS)
+@pytest.fixture(scope="module", params=INT8_BUILD_FLAGS)
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return build_kernels(request.param, tmp_path_factory.mktemp("compiled"))
+    return build_int8_kernels(request.param, tmp_path_factory.mktemp("compiled"))
 
 
 def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
@@ -143,8 +118,8 @@ def test_strided_views_are_supported(compiled_kernels: Kernels, view: Any) -> No
 def test_all_instruction_sets_give_the_same_bits(tmp_path: Path) -> None:
     x, weight, bias = make_random_matrix(70, 200), make_random_matrix(90, 200, seed=2), make_random_matrix(90, seed=3)
     results = {}
-    for flags in COMPILER_FLAGS:
-        kernels = build_kernels(flags, tmp_path)
+    for flags in INT8_BUILD_FLAGS:
+        kernels = build_int8_kernels(flags, tmp_path)
         result = kernels.int8_linear(x, kernels.pack_int8_weight(weight), bias)
         assert torch.equal(result, results.setdefault(kernels.activation_levels, result))
     assert results.keys() <= {63, 127}

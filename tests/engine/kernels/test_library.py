@@ -23,11 +23,11 @@ from antiphon.engine.kernels.bindings import (
     AttentionArgs,
     DecoderLayerArgs,
     Kernels,
-    LinearArgs,
     RowArgs,
 )
 from antiphon.engine.kernels.compiler import INCLUDE_DIR, CompilationError, load_library
 from antiphon.engine.kernels.library import SOURCES, load_kernels, verify_kernels
+from antiphon.engine.kernels.quantized_linear import LinearArgs
 from antiphon.engine.model.select import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
@@ -210,7 +210,7 @@ def build_altered_kernels(
 
 
 WRONG_CODE = (
-    ("LEVELS / row_max", "LEVELS / (row_max + 1)", "int8_linear"),
+    ("= levels / row_max", "= levels / (row_max + 1)", "int8_linear"),
     ("if (args->silu_mul)", "if (0)", "int8_linear"),
     ("[row] * params->scale", "[0] * params->scale", "int8_linear"),
     ("/ args->size + loop->eps", "/ args->size + 1", "rms_norm"),
@@ -281,13 +281,13 @@ def test_number_of_span_fields_matches_the_bindings() -> None:
 
 
 def _parse_fields(source: str, struct: str) -> list[str]:
-    """The field names of a C structure of int64_t and of ``struct int8_weight``, in order."""
+    """The field names of a C structure of int64_t and of ``struct quantized_weight``, in order."""
     code = re.sub(r"/\*.*?\*/", "", (INCLUDE_DIR / source).read_text(), flags=re.DOTALL)
     (body,) = re.findall(rf"struct {struct} \{{(.*?)\}};", code, re.DOTALL)
     fields: list[str] = []
-    for kind, names in re.findall(r"(int64_t|struct int8_weight) ([^;]*);", body):
+    for kind, names in re.findall(r"(int64_t|struct quantized_weight) ([^;]*);", body):
         for name in (name.strip() for name in names.split(",")):
-            parts = ("weights", "scales", "zeros", "bias")
+            parts = ("weights", "scales", "zeros", "group_scales", "bias")
             fields += [name] if kind == "int64_t" else [f"{name}_{part}" for part in parts]
     return fields
 

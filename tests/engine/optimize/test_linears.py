@@ -12,16 +12,18 @@ from torch import nn
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.optimize.linears import (
-    CompiledInt8Linear,
+    CompiledLinear,
     FbgemmInt8Linear,
     MergedLinear,
     MergedLinearSlice,
     OneDnnLinear,
     PackedLinear,
+    TorchInt4Linear,
     UnusableKernelError,
+    build_int4_linear,
     build_int8_linear,
 )
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_int8_kernels, require_kernels
 
 torch.set_num_threads(1)
 
@@ -29,11 +31,18 @@ WEIGHT_SHAPES = [(16, 8), (37, 50), (256, 256), (100, 1024), (96, 1025), (64, 30
 ROW_COUNTS = [1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 100]
 
 
-def build_compiled_linear(weight: Any, bias: Any) -> CompiledInt8Linear:
-    return CompiledInt8Linear(weight, bias, require_int8_kernels())
+def build_compiled_linear(weight: Any, bias: Any) -> CompiledLinear:
+    kernels = require_int8_kernels()
+    return CompiledLinear(kernels.pack_int8_weight(weight), bias, kernels)
 
 
-LINEAR_KERNELS = [OneDnnLinear, FbgemmInt8Linear, build_compiled_linear]
+def build_compiled_int4_linear(weight: Any, bias: Any) -> CompiledLinear:
+    kernels = require_kernels()
+    return CompiledLinear(kernels.pack_int4_weight(weight), bias, kernels)
+
+
+INT4_KERNELS = [build_compiled_int4_linear, TorchInt4Linear]
+LINEAR_KERNELS = [OneDnnLinear, FbgemmInt8Linear, build_compiled_linear, *INT4_KERNELS]
 
 
 def make_tensors(outputs: int, inputs: int, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -43,7 +52,13 @@ def make_tensors(outputs: int, inputs: int, seed: int = 0) -> tuple[Any, Any, An
 
 @pytest.mark.parametrize(("outputs", "inputs"), WEIGHT_SHAPES)
 @pytest.mark.parametrize(
-    ("kernel_type", "max_error"), [(OneDnnLinear, 1e-6), (FbgemmInt8Linear, 0.02), (build_compiled_linear, 0.02)]
+    ("kernel_type", "max_error"),
+    [
+        (OneDnnLinear, 1e-6),
+        (FbgemmInt8Linear, 0.02),
+        (build_compiled_linear, 0.02),
+        *((kernel_type, 0.11) for kernel_type in INT4_KERNELS),
+    ],
 )
 def test_rows_are_accurate_and_bit_identical_in_any_batch(
     kernel_type: Any, max_error: float, outputs: int, inputs: int
@@ -63,7 +78,7 @@ def test_rows_are_accurate_and_bit_identical_in_any_batch(
             assert torch.equal(kernel(x[None, :count])[0], batch_outputs[:count])
 
 
-@pytest.mark.parametrize("kernel_type", [FbgemmInt8Linear, build_compiled_linear])
+@pytest.mark.parametrize("kernel_type", LINEAR_KERNELS[1:])
 def test_large_row_does_not_change_the_precision_of_other_rows(kernel_type: Any) -> None:
     weight, _, x = make_tensors(64, 128)
     kernel = kernel_type(weight, None)
@@ -132,12 +147,26 @@ def test_int8_linear_uses_compiled_kernels_or_falls_back_to_fbgemm(
     weight, bias, x = make_tensors(16, 8)
     assert isinstance(build_int8_linear(weight, bias, None), FbgemmInt8Linear)
     compiled_linear = build_compiled_linear(weight, bias)
-    assert isinstance(build_int8_linear(weight, bias, load_kernels()), CompiledInt8Linear)
+    assert isinstance(build_int8_linear(weight, bias, load_kernels()), CompiledLinear)
     assert torch.allclose(compiled_linear(x), FbgemmInt8Linear(weight, bias)(x), rtol=0.05, atol=0.1)
     monkeypatch.setattr(Kernels, "supports_int8_linear", lambda self, weight: False)
     assert isinstance(build_int8_linear(weight, bias, load_kernels()), FbgemmInt8Linear)
     assert not caplog.messages
     monkeypatch.undo()
-    monkeypatch.setattr(CompiledInt8Linear, "__call__", lambda self, x: torch.zeros(len(x), 16))
+    monkeypatch.setattr(CompiledLinear, "__call__", lambda self, x: torch.zeros(len(x), 16))
     assert isinstance(build_int8_linear(weight, bias, load_kernels()), FbgemmInt8Linear)
+    assert "relative error is" in caplog.text
+
+
+def test_int4_linear_uses_compiled_kernels_or_falls_back_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight, bias, x = make_tensors(37, 150)
+    compiled_linear, torch_linear = build_compiled_int4_linear(weight, bias), build_int4_linear(weight, bias, None)
+    assert isinstance(torch_linear, TorchInt4Linear)
+    assert isinstance(build_int4_linear(weight, bias, load_kernels()), CompiledLinear)
+    assert torch.allclose(compiled_linear(x), torch_linear(x), rtol=0.02, atol=0.02)
+    assert not caplog.messages
+    monkeypatch.setattr(CompiledLinear, "__call__", lambda self, x: torch.zeros(len(x), 37))
+    assert isinstance(build_int4_linear(weight, bias, load_kernels()), TorchInt4Linear)
     assert "relative error is" in caplog.text

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from antiphon.engine.builder import INT8_PROMPT_BLOCK_TOKENS, build_core_from_model, check_int8_similarity
+from antiphon.engine.builder import QUANTIZED_PROMPT_BLOCK_TOKENS, build_core_from_model
 from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.forward import SequenceInput
@@ -21,6 +21,7 @@ from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.linears import MergedLinearSlice, PackedLinear
 from antiphon.engine.optimize.pack_linears import pack_linears
+from antiphon.engine.optimize.quantization_error import check_similarity
 from antiphon.engine.optimize.rms_norm import FusedRMSNorm, replace_norms
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
@@ -200,7 +201,7 @@ def test_bf16_model_is_not_packed_and_cannot_be_quantized(caplog: pytest.LogCapt
         build_core_from_model(model, options=EngineOptions(quantization="int8"), optimize=True)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_rows_are_bit_identical_in_any_batch_with_equal_chunks(family: str, quantize: Any) -> None:
     forward = build_packed_forward(family, quantize)
@@ -211,7 +212,7 @@ def test_rows_are_bit_identical_in_any_batch_with_equal_chunks(family: str, quan
     assert torch.equal(expected, logits)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_deterministic_rows_are_bit_identical_with_any_chunks(family: str, quantize: Any) -> None:
     forward = build_packed_forward(family, quantize, deterministic=True)
@@ -249,12 +250,15 @@ def compute_logits_as_scheduled(
     return torch.cat(rows)
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("compile_", [True, False])
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
-def test_int8_rows_are_bit_identical_with_any_scheduled_chunks(family: str, compile_: bool) -> None:
-    forward = build_optimized_core(family, quantization="int8", compile_kernels=compile_)._forward
+def test_quantized_rows_are_bit_identical_with_any_scheduled_chunks(family: str, compile_: bool, quantize: Any) -> None:
+    forward = build_optimized_core(
+        family, quantization=quantize, compile_kernels=compile_, force_quantization=True
+    )._forward
     assert isinstance(forward, VarlenForward) and forward.prompt_alignment == (
-        1 if forward.uses_kernels else INT8_PROMPT_BLOCK_TOKENS
+        1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
     )
     supported = family != "gemma2"  # its attention scores are soft-capped
     assert forward.uses_kernels == (compile_ and supported and load_kernels() is not None)
@@ -268,9 +272,12 @@ def test_int8_rows_are_bit_identical_with_any_scheduled_chunks(family: str, comp
             assert torch.equal(expected, logits)
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
-def test_int8_output_is_the_same_with_a_cached_prompt(family: str) -> None:
-    core = build_optimized_core(family, quantization="int8", max_num_seqs=3, max_batched_tokens=20)
+def test_quantized_output_is_the_same_with_a_cached_prompt(family: str, quantize: Any) -> None:
+    core = build_optimized_core(
+        family, quantization=quantize, force_quantization=True, max_num_seqs=3, max_batched_tokens=20
+    )
     jobs = [make_job(prompt, str(n), max_tokens=12, seed=n) for n, prompt in enumerate(make_prompts(40, 70, 33))]
     first, repeated = run_jobs(core, *jobs), {job.id: run_jobs(core, job)[job.id] for job in jobs}
     assert {name: join_tokens(chunks) for name, chunks in first.items()} == {
@@ -282,7 +289,7 @@ def test_int8_output_is_the_same_with_a_cached_prompt(family: str) -> None:
     )
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_chunks_hardly_change_nondeterministic_logits(quantize: Any) -> None:
     forward = build_packed_forward("qwen3", quantize)
     texts = make_texts(NUM_POSITIONS)
@@ -315,7 +322,8 @@ def test_deterministic_jobs_get_the_same_tokens_in_any_batch(family: str) -> Non
 def test_int8_reports_its_error_and_keeps_experts_and_routers_in_fp32(caplog: pytest.LogCaptureFixture) -> None:
     core = build_optimized_core("mixtral", quantization="int8")
     description = re.search(
-        r"int8, (?:KV cache in float16, )?cosine similarity to fp32 logits (0\.\d+)", core.info.description
+        r"int8, (?:KV cache in float16, )?cosine similarity to fp32 logits (0\.\d+), same most likely token \d+%",
+        core.info.description,
     )
     # The model is so small that one bit less, without VNNI, is noticeable.
     assert description and float(description[1]) > 0.95
@@ -360,7 +368,7 @@ def test_limits_of_int8_similarity(
     similarity: float, force: bool, warns: bool, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(LoadError) if fails else nullcontext():
-        check_int8_similarity(similarity, force=force)
+        check_similarity("int8", similarity, force=force)
     assert ("noticeably" in caplog.text) == warns
 
 

@@ -1,0 +1,145 @@
+/* Shared by the quantized matrix products: tiles of rows and outputs, row maxima, AMX tiles, and the last step. */
+
+#ifndef ANTIPHON_GEMM_H
+#define ANTIPHON_GEMM_H
+
+#include "kernels.h"
+
+#define TILE_BYTES (TILE_ROWS * TILE_INPUTS)
+#define PAIR_OUTPUTS (2 * LANES) /* outputs of a pair of blocks, which are computed together */
+
+INLINE int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
+
+/* a * b + c, rounded once on every CPU. */
+INLINE vec fma_lanes(vec a, vec b, vec c) {
+#if LANES == 16
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+/* What turns the sums of a block of outputs into results. */
+struct output_params {
+    vec scale, bias;
+    int64_t remaining; /* outputs of the weight from here on; a block may be cut short */
+};
+
+INLINE struct output_params load_output_params(const struct linear_args *args, int64_t first) {
+    struct output_params params = {load((const float *)args->scales + first), {0}, args->outputs - first};
+    const float *bias = (const float *)args->bias + first;
+    if (args->bias && params.remaining >= LANES) params.bias = load(bias);
+    else if (args->bias) for (int64_t i = 0; i < params.remaining; i++) params.bias[i] = bias[i];
+    return params;
+}
+
+INLINE void store_outputs(const struct linear_args *args, const struct output_params *params, int64_t row,
+                          int64_t first, vec sums) {
+    float *to = (float *)args->out + row * args->outputs + first;
+    const float *residual = args->residual ? (const float *)args->residual + row * args->outputs + first : 0;
+    const vec scale = ((const float *)args->row_scales)[row] * params->scale;
+    vec result = fma_lanes(sums, scale, params->bias);
+    if (params->remaining >= LANES) {
+        if (residual) result += load(residual);
+        store(to, result);
+    } else {
+        for (int64_t i = 0; i < params->remaining; i++) to[i] = residual ? result[i] + residual[i] : result[i];
+    }
+}
+
+#if (LANES == 16 && defined(__AVX512BW__)) || (LANES == 8 && defined(__AVX2__))
+#define HAS_BYTE_PRODUCTS 1
+#if LANES == 16
+#define SIMD_OP(name) _mm512_##name
+typedef __m512i bytes;
+INLINE bytes broadcast_four(const uint8_t *x) { int32_t word; memcpy(&word, x, 4); return _mm512_set1_epi32(word); }
+INLINE void store_levels(uint8_t *to, bytes v) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(v)); }
+#else
+#define SIMD_OP(name) _mm256_##name
+typedef __m256i bytes;
+INLINE bytes broadcast_four(const uint8_t *x) { int32_t word; memcpy(&word, x, 4); return _mm256_set1_epi32(word); }
+INLINE void store_levels(uint8_t *to, bytes v) {
+    v = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
+    const int32_t words[2] = {_mm256_extract_epi32(v, 0), _mm256_extract_epi32(v, 4)};
+    memcpy(to, words, 8);
+}
+#endif
+#else
+INLINE void store_levels(uint8_t *to, ivec v) { for (int i = 0; i < LANES; i++) to[i] = (uint8_t)v[i]; }
+typedef ivec bytes;
+#endif
+
+INLINE ivec max_lanes(ivec a, ivec b) {
+    const ivec larger = a > b;
+    return (larger & a) | (~larger & b);
+}
+
+/* Maximum absolute value, NaN if any element is NaN: non-negative floats compare like their bit patterns. */
+static float abs_max(const float *x, int64_t size) {
+    ivec maxima[4] = {{0}};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int n = 0; n < 4; n++) {
+            const ivec bits = (ivec)abs_lanes(load(x + i + n * LANES));
+            maxima[n] = max_lanes(maxima[n], bits);
+        }
+    for (; i < size; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        if (bits > maxima[0][0]) maxima[0][0] = bits;
+    }
+    for (int n = 1; n < 4; n++) maxima[0] = max_lanes(maxima[0], maxima[n]);
+    int32_t max_bits = maxima[0][0];
+    for (int n = 1; n < LANES; n++) if (maxima[0][n] > max_bits) max_bits = maxima[0][n];
+    float row_max;
+    memcpy(&row_max, &max_bits, 4);
+    return row_max;
+}
+
+/* Quantizes a row to levels of its own maximum, around `zero`. A row of zeros gets arbitrary levels with scale 0. */
+INLINE void quantize_row(const struct linear_args *args, int64_t row, const int levels, const int zero) {
+    const int64_t size = args->inputs, steps = ceil_div(size, TILE_INPUTS);
+    float *x = (float *)args->x + row * (args->silu_mul ? 2 * size : size);
+    if (args->silu_mul) silu_mul_row(x, x, size);
+    uint8_t *to = (uint8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * TILE_INPUTS;
+    const float row_max = abs_max(x, size), inverse_scale = levels / row_max;
+    int64_t i = 0;
+    /* Adding 1.5 * 2^23 leaves the rounded level in the lowest bits. */
+    for (; i + LANES <= size; i += LANES) {
+        const vec level = load(x + i) * inverse_scale + (12582912.0f + zero);
+        store_levels(to + i / TILE_INPUTS * TILE_BYTES + i % TILE_INPUTS, (bytes)level);
+    }
+    for (; i < size; i++) {
+        float level = x[i] * inverse_scale + (12582912.0f + zero);
+        memcpy(to + i / TILE_INPUTS * TILE_BYTES + i % TILE_INPUTS, &level, 1);
+    }
+    ((float *)args->row_scales)[row] = row_max / levels;
+}
+
+#if defined(HAS_BYTE_PRODUCTS) && defined(__AMX_INT8__) && LANES == 16 && defined(__linux__)
+#define HAS_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Linux enables the AMX tile registers on request, per process. */
+static int amx_permitted(void) {
+    static int permitted = -1;
+    if (permitted < 0)
+        permitted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
+    return permitted;
+}
+
+static const struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t widths[16];
+    uint8_t heights[16];
+} __attribute__((packed, aligned(64))) TILE_CONFIG = {
+    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16},
+};
+#endif
+
+#endif

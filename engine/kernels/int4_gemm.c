@@ -1,0 +1,247 @@
+/* fp32 activations times a weight of 4 bits: quantizes the rows to 8 bits, multiplies in integers, in one call.
+ *
+ * Groups of TILE_INPUTS inputs share a scale. The products of a group are added in integers, which do not depend on
+ * their order; then each group's sum is added to an output in fp32, always from the first group to the last, by one
+ * fused multiply-add. So a row has the same bits alone or in a batch, with any of the instruction sets below.
+ *
+ * The weight is packed as (outputs / LANES, inputs / 64, 8, LANES, 4) bytes. The low half of a byte is the level of one
+ * of the first 32 inputs of its group, the high half that of the input 32 further on; both are 0 to 15 for -8 to 7. The
+ * group scales are (outputs / LANES, inputs / 64, LANES). Levels of the activations are laid out as for int8, but are
+ * signed. Behind them lies, for each of them, -8 times the sum of its group: (rows / 16, inputs / 64, 16) integers.
+ */
+
+#include "gemm.h"
+
+#define ACTIVATION_LEVELS 127
+#define WEIGHT_ZERO 8
+#define PACKED_BYTES (LANES * TILE_INPUTS / 2) /* a block's weights of one group */
+#define PACKED_VECTORS (TILE_INPUTS / 8)
+#define ITEMS_PER_THREAD 4
+
+INLINE vec load_group_scales(const struct linear_args *args, int64_t block, int64_t step) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const uint16_t *from = (const uint16_t *)args->group_scales + (block * steps + step) * LANES;
+#if HAS_FP16
+    return fp16_to_fp32(from);
+#else
+    ivec halves;
+    for (int i = 0; i < LANES; i++) halves[i] = from[i];
+    const vec magnitudes = (vec)((halves & 0x7fff) << 13) * 0x1p112f; /* corrects the exponent, exactly */
+    return (vec)((ivec)magnitudes | (halves & 0x8000) << 16);
+#endif
+}
+
+INLINE int32_t *zero_sums(const struct linear_args *args, int64_t row) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS), tiles = ceil_div(args->count, TILE_ROWS);
+    uint8_t *table = (uint8_t *)args->levels + tiles * steps * TILE_BYTES;
+    return (int32_t *)table + row / TILE_ROWS * steps * TILE_ROWS + row % TILE_ROWS;
+}
+
+static void quantize_tile(const void *context, int64_t tile) {
+    const struct linear_args *args = context;
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS), last = args->inputs - (steps - 1) * TILE_INPUTS;
+    for (int64_t r = tile * TILE_ROWS, end = r + TILE_ROWS; r < end && r < args->count; r++) {
+        int8_t *levels = (int8_t *)args->levels + tile * steps * TILE_BYTES + r % TILE_ROWS * TILE_INPUTS;
+        int32_t *sums = zero_sums(args, r);
+        memset(levels + (steps - 1) * TILE_BYTES + last, 0, TILE_INPUTS - last);
+        quantize_row(args, r, ACTIVATION_LEVELS, 0);
+        for (int64_t s = 0; s < steps; s++, levels += TILE_BYTES) {
+            int32_t sum = 0;
+            for (int i = 0; i < TILE_INPUTS; i++) sum += levels[i];
+            sums[s * TILE_ROWS] = -WEIGHT_ZERO * sum;
+        }
+    }
+}
+
+#ifdef HAS_BYTE_PRODUCTS
+
+/* Adds four products of unsigned weights and signed levels to each sum. */
+INLINE bytes dot(bytes sums, bytes w, bytes x) {
+#if LANES == 16 && defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sums, w, x);
+#elif LANES == 8 && defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sums, w, x);
+#else
+    const bytes pairs = SIMD_OP(maddubs_epi16)(w, x); /* 2 * 15 * 128 fits into 16 bits. */
+    return SIMD_OP(add_epi32)(sums, SIMD_OP(madd_epi16)(pairs, SIMD_OP(set1_epi16)(1)));
+#endif
+}
+
+#if LANES == 16
+#define BITWISE_AND(a, b) _mm512_and_si512(a, b)
+#else
+#define BITWISE_AND(a, b) _mm256_and_si256(a, b)
+#endif
+
+struct level_pair { bytes low, high; };
+
+INLINE struct level_pair unpack(bytes packed) {
+    const bytes mask = SIMD_OP(set1_epi8)(15);
+    return (struct level_pair){BITWISE_AND(packed, mask), BITWISE_AND(SIMD_OP(srli_epi16)(packed, 4), mask)};
+}
+
+#define MAX_STRIP_ROWS (LANES == 16 ? 6 : 2) /* rows whose sums with a pair of blocks fit into registers */
+
+/* `count` rows of one tile with a pair of blocks, summed in registers. */
+INLINE void multiply_strip(const int count, const struct linear_args *args, int64_t row, int64_t pair) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const uint8_t *x =
+        (const uint8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * TILE_INPUTS;
+    const int32_t *zeros = zero_sums(args, row);
+    const bytes *packed[2];
+    for (int i = 0; i < 2; i++) packed[i] = (const bytes *)args->weights + (2 * pair + i) * steps * PACKED_VECTORS;
+    vec results[2][MAX_STRIP_ROWS] = {0};
+    for (int64_t s = 0; s < steps; s++, x += TILE_BYTES, zeros += TILE_ROWS) {
+        bytes sums[2][MAX_STRIP_ROWS], more[2] = {0}; /* one row alone has two chains of additions */
+        for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = SIMD_OP(set1_epi32)(zeros[r]);
+        for (int n = 0; n < PACKED_VECTORS; n++) {
+            const struct level_pair w[2] = {unpack(*packed[0]++), unpack(*packed[1]++)};
+            for (int r = 0; r < count; r++) {
+                const bytes low = broadcast_four(x + r * TILE_INPUTS + 4 * n);
+                const bytes high = broadcast_four(x + r * TILE_INPUTS + TILE_INPUTS / 2 + 4 * n);
+                for (int i = 0; i < 2; i++) {
+                    sums[i][r] = dot(sums[i][r], w[i].low, low);
+                    if (count == 1) more[i] = dot(more[i], w[i].high, high);
+                    else sums[i][r] = dot(sums[i][r], w[i].high, high);
+                }
+            }
+        }
+        for (int i = 0; i < 2; i++) {
+            const vec scales = load_group_scales(args, 2 * pair + i, s);
+            if (count == 1) sums[i][0] = SIMD_OP(add_epi32)(sums[i][0], more[i]);
+            for (int r = 0; r < count; r++)
+                results[i][r] = fma_lanes(__builtin_convertvector((ivec)sums[i][r], vec), scales, results[i][r]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const int64_t first = pair * PAIR_OUTPUTS + i * LANES;
+        const struct output_params params = load_output_params(args, first);
+        for (int r = 0; r < count; r++) store_outputs(args, &params, row + r, first, results[i][r]);
+    }
+}
+
+static void multiply_strips(const struct linear_args *args, int64_t pair) {
+    for (int64_t row = 0; row < args->count;) {
+        const int64_t tile_end = (row / TILE_ROWS + 1) * TILE_ROWS;
+        const int64_t left = (tile_end < args->count ? tile_end : args->count) - row;
+        /* Two even strips are faster than a full one and a short rest. */
+        const int64_t count =
+            left <= MAX_STRIP_ROWS ? left : left < 2 * MAX_STRIP_ROWS ? (left + 1) / 2 : MAX_STRIP_ROWS;
+        switch (count) {
+#define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
+            STRIP(1) STRIP(2)
+#if LANES == 16
+            STRIP(3) STRIP(4) STRIP(5) STRIP(6)
+#endif
+        }
+        row += count;
+    }
+}
+
+#ifdef HAS_AMX
+#define MAX_UNTILED_ROWS 1 /* rows up to which AMX tiles cost more than they save */
+
+/* Unpacks all weights of a block to tiles of signed levels. */
+static void unpack_block(const struct linear_args *args, int64_t block, bytes *tiles) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const bytes *packed = (const bytes *)args->weights + block * steps * PACKED_VECTORS;
+    const bytes zero = _mm512_set1_epi8(WEIGHT_ZERO);
+    for (int64_t s = 0; s < steps; s++, tiles += 2 * PACKED_VECTORS)
+        for (int n = 0; n < PACKED_VECTORS; n++) {
+            const struct level_pair w = unpack(*packed++);
+            tiles[n] = _mm512_sub_epi8(w.low, zero);
+            tiles[PACKED_VECTORS + n] = _mm512_sub_epi8(w.high, zero);
+        }
+}
+
+/* The first `count` rows of a tile with an unpacked block. */
+INLINE void multiply_tile(const int count, const struct linear_args *args, int64_t row, int64_t block,
+                          const bytes *tiles) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const uint8_t *x = (const uint8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES;
+    int32_t sums[2][TILE_ROWS][LANES] __attribute__((aligned(64)));
+    vec results[TILE_ROWS] = {0};
+    for (int64_t s = 0; s < steps; s++, x += TILE_BYTES, tiles += 2 * PACKED_VECTORS) {
+        _tile_zero(0);
+        _tile_loadd(1, x, TILE_INPUTS);
+        _tile_loadd(2, tiles, TILE_INPUTS);
+        _tile_dpbssd(0, 1, 2);
+        _tile_stored(0, sums[s % 2], TILE_INPUTS);
+        const vec scales = load_group_scales(args, block, s);
+        for (int r = 0; r < count; r++)
+            results[r] = fma_lanes(__builtin_convertvector(*(const ivec *)sums[s % 2][r], vec), scales, results[r]);
+    }
+    const struct output_params params = load_output_params(args, block * LANES);
+    for (int r = 0; r < count && row + r < args->count; r++)
+        store_outputs(args, &params, row + r, block * LANES, results[r]);
+}
+
+static void multiply_all_tiles(const struct linear_args *args, int64_t pair, int64_t end) {
+    bytes tiles[ceil_div(args->inputs, TILE_INPUTS) * 2 * PACKED_VECTORS]; /* at most 1 MiB; see MAX_GEMM_INPUTS */
+    _tile_loadconfig(&TILE_CONFIG);
+    for (int64_t block = 2 * pair; block < 2 * end; block++) {
+        unpack_block(args, block, tiles);
+        for (int64_t row = 0; row < args->count; row += TILE_ROWS)
+            switch (ceil_div(args->count - row, 4)) {
+                case 1: multiply_tile(4, args, row, block, tiles); break;
+                case 2: multiply_tile(8, args, row, block, tiles); break;
+                default: multiply_tile(TILE_ROWS, args, row, block, tiles);
+            }
+    }
+    _tile_release();
+}
+#endif
+
+#else
+
+/* Any other CPU. */
+static void multiply_strips(const struct linear_args *args, int64_t pair) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    for (int64_t block = 2 * pair; block < 2 * pair + 2; block++)
+        for (int64_t row = 0; row < args->count; row++) {
+            const int8_t *x =
+                (const int8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * TILE_INPUTS;
+            const uint8_t *packed = (const uint8_t *)args->weights + block * steps * PACKED_BYTES;
+            const int32_t *zeros = zero_sums(args, row);
+            vec result = {0};
+            for (int64_t s = 0; s < steps; s++, x += TILE_BYTES, zeros += TILE_ROWS) {
+                ivec sums = *zeros - (ivec){0};
+                for (int n = 0; n < PACKED_VECTORS; n++)
+                    for (int i = 0; i < LANES; i++)
+                        for (int k = 4 * n; k < 4 * n + 4; k++, packed++)
+                            sums[i] += (*packed & 15) * x[k] + (*packed >> 4) * x[TILE_INPUTS / 2 + k];
+                result = fma_lanes(__builtin_convertvector(sums, vec), load_group_scales(args, block, s), result);
+            }
+            const struct output_params params = load_output_params(args, block * LANES);
+            if (params.remaining > 0) store_outputs(args, &params, row, block * LANES, result);
+        }
+}
+#endif
+
+/* Pairs of blocks per work item: few enough to keep all threads busy. */
+static int64_t pairs_per_item(const struct linear_args *args) {
+    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
+    return share > 1 ? share : 1;
+}
+
+static void multiply_pairs(const void *context, int64_t item) {
+    const struct linear_args *args = context;
+    const int64_t pairs = pairs_per_item(args), pair = item * pairs, total = ceil_div(args->outputs, PAIR_OUTPUTS);
+    const int64_t end = pair + pairs < total ? pair + pairs : total;
+#ifdef HAS_AMX
+    if (args->count > MAX_UNTILED_ROWS && amx_permitted()) {
+        multiply_all_tiles(args, pair, end);
+        return;
+    }
+#endif
+    for (int64_t i = pair; i < end; i++) multiply_strips(args, i);
+}
+
+void antiphon_int4_linear(const struct linear_args *args) {
+    if (!args->count) return;
+    const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);
+    const int64_t quantize_threads = args->count * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
+    const int64_t multiply_threads = args->outputs * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
+    parallel_for(quantize_tile, args, tiles, quantize_threads);
+    parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args)), multiply_threads);
+}

@@ -1,0 +1,131 @@
+"""Python bindings of the quantized matrix products: weights of 8 or 4 bits, activations of 8 bits."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight, pack_int4_weight
+from antiphon.engine.kernels.int8_layout import (
+    GEMM_TILE_INPUTS,
+    MAX_GEMM_INPUTS,
+    PackedInt8Weight,
+    pack_int8_weight,
+)
+
+GEMM_TILE_ROWS = 16
+"""Rows of a tile in ``gemm.h``. Buffers for quantized rows hold whole tiles."""
+
+PackedWeight = PackedInt8Weight | PackedInt4Weight
+
+count_threads = torch.get_num_threads
+
+
+def int64_fields(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
+    """Structure fields of 64 bits each. Addresses are integers; strides count elements."""
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+def read_constant(library: ctypes.CDLL, name: str) -> int:
+    """Calls a function of the library that takes no arguments and returns an int64."""
+    function = getattr(library, f"antiphon_{name}")
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+def load_function(library: ctypes.CDLL, name: str, args: type[ctypes.Structure], *scalars: Any) -> Any:
+    """Returns a kernel that takes a pointer to its arguments, then scalars of the given types."""
+    function = getattr(library, f"antiphon_{name}")
+    function.argtypes, function.restype = [ctypes.POINTER(args), *scalars], None
+    return function
+
+
+class LinearArgs(ctypes.Structure):
+    """``struct linear_args`` of ``kernels.h``."""
+
+    _fields_ = int64_fields("""
+        x count inputs outputs weights scales zeros group_scales bias residual out levels row_scales silu_mul threads
+    """)
+
+
+class QuantizedLinearKernels:
+    """Matrix products of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
+
+    ``activation_levels`` is the largest magnitude of a quantized activation in :meth:`int8_linear`, 0 if the CPU has no
+    int8 kernel. It is always 127 in :meth:`int4_linear`, which every CPU has.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._lanes = read_constant(library, "lanes")
+        self.activation_levels = read_constant(library, "activation_levels")
+        self._int8_linear = load_function(library, "int8_linear", LinearArgs)
+        self._int4_linear = load_function(library, "int4_linear", LinearArgs)
+
+    def supports_int8_linear(self, weight: Tensor) -> bool:
+        """Tells whether :meth:`int8_linear` runs on this CPU and accepts a weight of this type and shape."""
+        return self.activation_levels > 0 and self.supports_int4_linear(weight)
+
+    def supports_int4_linear(self, weight: Tensor) -> bool:
+        """Tells whether :meth:`int4_linear` accepts a weight of this type and shape."""
+        return weight.dtype is torch.float32 and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
+
+    def pack_int8_weight(self, weight: Tensor) -> PackedInt8Weight:
+        """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
+        return pack_int8_weight(weight, self._lanes, self.activation_levels + 1)
+
+    def pack_int4_weight(self, weight: Tensor) -> PackedInt4Weight:
+        """Quantizes a weight (outputs, inputs) to 4 bits and packs it for :meth:`int4_linear`."""
+        return pack_int4_weight(weight, self._lanes)
+
+    def int8_linear(
+        self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
+    ) -> Tensor:
+        """Linear layer (…, inputs) → (…, outputs). Quantizes each row to levels of its own maximum.
+
+        A row of zeros gives the bias; a row with a non-finite element gives NaN. With ``gated``, x is (…, 2 inputs),
+        inputs satisfy :meth:`Kernels.is_row_aligned`, and the kernel applies :meth:`Kernels.silu_mul` to x in place
+        first.
+        """
+        return self._multiply(self._int8_linear, x, weight, bias, gated=gated)
+
+    def int4_linear(
+        self, x: Tensor, weight: PackedInt4Weight, bias: Tensor | None = None, *, gated: bool = False
+    ) -> Tensor:
+        """As :meth:`int8_linear`, with a weight of 4 bits."""
+        return self._multiply(self._int4_linear, x, weight, bias, gated=gated)
+
+    def _multiply(self, kernel: Any, x: Tensor, weight: PackedWeight, bias: Tensor | None, *, gated: bool) -> Tensor:
+        x = x.contiguous()
+        count = x.numel() // x.shape[-1]
+        out = x.new_empty((*x.shape[:-1], weight.outputs))
+        tiles = -(-count // GEMM_TILE_ROWS)
+        # An int32 for each row and step lies behind the levels.
+        step_bytes = GEMM_TILE_ROWS * (GEMM_TILE_INPUTS + 4)
+        levels = torch.empty(tiles * weight.padded_inputs // GEMM_TILE_INPUTS * step_bytes, dtype=torch.uint8)
+        row_scales = torch.empty(count)
+        args = LinearArgs(
+            x.data_ptr(),
+            count,
+            weight.inputs,
+            weight.outputs,
+            *weight_addresses(weight, bias),
+            0,  # residual
+            out.data_ptr(),
+            levels.data_ptr(),
+            row_scales.data_ptr(),
+            gated,
+            count_threads(),
+        )
+        kernel(args)
+        return out
+
+
+def weight_addresses(weight: PackedWeight, bias: Tensor | None) -> tuple[int, int, int, int, int]:
+    """Returns the addresses of the weights, scales, zeros, group scales and bias; 0 for what there is not."""
+    if isinstance(weight, PackedInt4Weight):
+        corrections = (0, weight.group_scales.data_ptr())
+    else:
+        corrections = (weight.zeros.data_ptr(), 0)
+    bias_address = 0 if bias is None else bias.data_ptr()
+    return (weight.weights.data_ptr(), weight.scales.data_ptr(), *corrections, bias_address)

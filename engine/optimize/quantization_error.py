@@ -1,0 +1,51 @@
+"""Measures how far a quantized model is from the same model in fp32, and refuses one that is too far."""
+
+import logging
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from antiphon.engine.errors import LoadError
+
+log = logging.getLogger(__name__)
+
+MIN_SIMILARITY = 0.8
+"""Mean cosine similarity to the fp32 logits below which a quantized model is refused."""
+
+WARN_SIMILARITY = 0.95
+"""Mean cosine similarity to the fp32 logits below which a quantized model is served with a warning."""
+
+
+class QuantizationError(NamedTuple):
+    """Difference between two tables of logits of the same text.
+
+    ``similarity`` is the mean cosine similarity of their rows, ``agreement`` the fraction of rows with the same
+    maximum.
+    """
+
+    similarity: float
+    agreement: float
+
+    def __str__(self) -> str:
+        return f"cosine similarity to fp32 logits {self.similarity:.5f}, same most likely token {self.agreement:.0%}"
+
+
+def compare_logits(logits: Tensor, expected: Tensor) -> QuantizationError:
+    """Compares the logits (tokens, vocabulary) of a quantized model with those in fp32."""
+    similarity = functional.cosine_similarity(logits, expected, dim=-1).mean()
+    agreement = (logits.argmax(-1) == expected.argmax(-1)).double().mean()
+    return QuantizationError(float(similarity), float(agreement))
+
+
+def check_similarity(form: str, similarity: float, *, force: bool) -> None:
+    """Warns, or raises :class:`LoadError`, if a form changes the logits too much. ``force`` only warns."""
+    figures = f"the cosine similarity of its {form} logits to fp32 logits is {similarity:.2f}"
+    if not similarity >= MIN_SIMILARITY and not force:
+        remedies = "leave --quantization out" if form == "int8" else "use --quantization int8"
+        raise LoadError(
+            f"{form} changes this model too much: {figures}, and must be at least {MIN_SIMILARITY:.2f}; "
+            f"{remedies}, or add --force-quantization"
+        )
+    if not similarity >= WARN_SIMILARITY:
+        log.warning("%s changes this model: %s; its output may be noticeably worse", form, figures)

@@ -1,0 +1,167 @@
+"""The compiled int4 GEMM: the same integers with every instruction set, and rows that do not affect each other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+
+from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.int4_layout import (
+    INT4_GROUP_INPUTS,
+    WEIGHTS_PER_CHUNK,
+    PackedInt4Weight,
+    pack_int4_weight,
+    unpack_int4_weight,
+)
+from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_kernels
+
+BUILD_FLAGS = [*INT8_BUILD_FLAGS, "-mno-amx-int8 -mno-avx512f -mno-avx2 -mno-fma -mno-f16c"]
+"""Compiler flags that disable instruction sets one by one; with the last, only portable C is left."""
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module", params=BUILD_FLAGS)
+def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return build_kernels(request.param, tmp_path_factory.mktemp("compiled"))
+
+
+def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def compute_reference(x: Tensor, packed: PackedInt4Weight, bias: Tensor | None = None) -> Tensor:
+    """Returns the product, computed group by group from integers, as the kernel defines it.
+
+    numpy has no fused multiply-add: float64 holds the product of two float32 exactly, and their sum is rounded to
+    float32 from 53 bits. That differs from one rounding only in rare ties of the first.
+    """
+    blocks, groups, _, lanes, _ = packed.weights.shape
+    bits = packed.weights.numpy()
+    levels = np.stack([bits & 15, bits >> 4]).astype(np.int64) - 8
+    weight = levels.transpose(1, 4, 2, 0, 3, 5).reshape(blocks * lanes, groups, INT4_GROUP_INPUTS)[: packed.outputs]
+    group_scales = packed.group_scales.numpy().transpose(0, 2, 1).reshape(blocks * lanes, groups)[: packed.outputs]
+    row_max = x.abs().amax(-1, keepdim=True)
+    padded = torch.nn.functional.pad((x * (127 / row_max)).round_(), (0, packed.padded_inputs - packed.inputs))
+    rows = padded.numpy().astype(np.int64).reshape(len(x), groups, INT4_GROUP_INPUTS)
+    result = np.zeros((len(x), packed.outputs), np.float32)
+    for group in range(groups):
+        sums = (rows[:, group] @ weight[:, group].T).astype(np.float64)
+        result = (sums * group_scales[:, group].astype(np.float64) + result).astype(np.float32)
+    scale = (row_max / 127).numpy() * packed.scales[: packed.outputs].numpy()
+    offset = 0.0 if bias is None else bias.numpy().astype(np.float64)
+    return torch.from_numpy((result.astype(np.float64) * scale.astype(np.float64) + offset).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(1, 1), (16, 8), (37, 50), (33, 64), (256, 256), (100, 1024), (96, 1025), (64, 3072)]
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_equal_integer_arithmetic_in_any_batch(
+    compiled_kernels: Kernels, outputs: int, inputs: int, threads: int
+) -> None:
+    weight, x, bias = (
+        make_random_matrix(outputs, inputs),
+        make_random_matrix(100, inputs, seed=2),
+        make_random_matrix(outputs, seed=3),
+    )
+    matrix = compiled_kernels.pack_int4_weight(weight)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        product = compiled_kernels.int4_linear(x, matrix, bias)
+        difference = (product - compute_reference(x, matrix, bias)).abs()
+        # A level on the border between two may be rounded to the other one; every other result has the same bits.
+        assert float((difference > 1e-5).float().mean()) < 0.02 and float(difference.max()) < 0.1
+        assert float((difference == 0).float().mean()) > 0.9
+        for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 49, 64):
+            for first in (0, 7, 36):
+                rows = compiled_kernels.int4_linear(x[first : first + count], matrix, bias)
+                assert torch.equal(rows, product[first : first + count])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_gated_product_equals_the_product_of_the_gated_input(compiled_kernels: Kernels, count: int) -> None:
+    x, matrix, bias = (
+        make_random_matrix(2, count, 160),
+        compiled_kernels.pack_int4_weight(make_random_matrix(40, 80, seed=2)),
+        make_random_matrix(40, seed=3),
+    )
+    expected = compiled_kernels.int4_linear(compiled_kernels.silu_mul(x), matrix, bias)
+    assert torch.equal(compiled_kernels.int4_linear(x, matrix, bias, gated=True), expected)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_largest_possible_sums_are_exact(compiled_kernels: Kernels, sign: float) -> None:
+    """Levels of -8 and 127 everywhere: pairs of products need more than 8 bits, and no sum may saturate."""
+    x, weight = torch.full((3, 65536), 127.0), torch.full((3, 65536), -8.0 * sign)
+    matrix = compiled_kernels.pack_int4_weight(weight)
+    expected = torch.full((3, 3), -8.0 * sign * 127 * 65536)
+    assert torch.equal(compiled_kernels.int4_linear(x, matrix), expected)
+    assert torch.equal(compiled_kernels.int4_linear(-x[:1], matrix), -expected[:1])
+
+
+def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kernels: Kernels) -> None:
+    weight, bias, x = make_random_matrix(20, 64), make_random_matrix(20, seed=2), make_random_matrix(40, 64, seed=3)
+    matrix = compiled_kernels.pack_int4_weight(weight)
+    expected = compiled_kernels.int4_linear(x, matrix, bias)
+    x[0], x[1, 5], x[2, 7], x[3], x[20, 63] = 0.0, NAN, INF, 1e-42, -INF
+    for first in (0, 1, 2, 3, 20):
+        row_product = compiled_kernels.int4_linear(x[first : first + 1], matrix, bias)
+        assert torch.equal(row_product, bias[None]) if first == 0 else row_product.isfinite().all() == (first == 3)
+    y = compiled_kernels.int4_linear(x, matrix, bias)
+    assert torch.equal(y[0], bias) and y[3].isfinite().all()
+    assert not y[[1, 2, 20]].isfinite().any()
+    assert torch.equal(y[4:20], expected[4:20]) and torch.equal(y[21:], expected[21:])
+
+
+def test_all_instruction_sets_give_the_same_bits(tmp_path: Path) -> None:
+    x, weight, bias = make_random_matrix(70, 200), make_random_matrix(90, 200, seed=2), make_random_matrix(90, seed=3)
+    results = []
+    for flags in BUILD_FLAGS:
+        kernels = build_kernels(flags, tmp_path)
+        results.append(kernels.int4_linear(x, kernels.pack_int4_weight(weight), bias))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_unpacked_weight_is_the_nearest_of_sixteen_levels(lanes: int) -> None:
+    weight = make_random_matrix(37, 150)
+    packed = pack_int4_weight(weight, lanes)
+    unpacked = unpack_int4_weight(packed)
+    assert 0.05 < float((unpacked - weight).norm() / weight.norm()) < 0.1
+    for output in unpacked:
+        for group in output.split(INT4_GROUP_INPUTS):
+            assert len(group.unique()) <= 16
+    assert torch.allclose(unpack_int4_weight(pack_int4_weight(unpacked, lanes)), unpacked, atol=1e-2)
+
+
+def test_packed_weight_takes_four_bits_and_a_scale_for_each_group() -> None:
+    packed = pack_int4_weight(make_random_matrix(256, 512), 16)
+    assert packed.weights.nbytes == 256 * 512 // 2
+    assert packed.group_scales.nbytes == 2 * 256 * 512 // INT4_GROUP_INPUTS
+    assert packed.scales.nbytes == 4 * 256
+
+
+def test_weights_of_any_magnitude_keep_their_relative_error() -> None:
+    weight = make_random_matrix(20, 128)
+    weight[3:6] *= 1e-12
+    weight[6:9] *= 1e12
+    weight[9] = 0.0
+    unpacked = unpack_int4_weight(pack_int4_weight(weight, 8))
+    errors = (unpacked - weight).norm(dim=1) / weight.norm(dim=1)
+    assert float(errors.nan_to_num().max()) < 0.13 and not unpacked[9].any()
+
+
+def test_weight_packed_in_chunks_equals_one_packed_at_once() -> None:
+    inputs = WEIGHTS_PER_CHUNK // 16
+    weight = make_random_matrix(16, inputs).repeat(3, 1)[:37]  # three chunks of 16 outputs
+    unpacked = unpack_int4_weight(pack_int4_weight(weight, 8))
+    assert torch.equal(unpacked[:16], unpacked[16:32]) and torch.equal(unpacked[:5], unpacked[32:])
