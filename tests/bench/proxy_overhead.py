@@ -3,7 +3,8 @@
 A server in a process of its own writes the time into each event, one event every `EVENT_INTERVAL_S` seconds. The client
 subtracts it from the time of arrival, without the proxy and through it, in alternating rounds. The proxy, a third
 process, checks every event. Printed are the time to the first event, from the request on, and the time from the
-server's write of an event to the client's read, as median and p99 of all rounds.
+server's write of an event to the client's read, as median and p99 of all rounds; and the time of short requests that
+follow each other, which a proxy answers without the pauses in which caches go cold and connections are closed.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import asyncio
 import json
 import re
 import select
+import socket
 import statistics
 import sys
 import time
@@ -27,6 +29,7 @@ from tests.bench.stream_client import LAST_CHUNK, StreamClient
 EVENT_INTERVAL_S = 0.02
 EVENTS = 100
 STREAM_COUNTS = (1, 16)
+REQUESTS = 50
 ITEM = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
 PLACE = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
 PART = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -108,6 +111,9 @@ def make_response(status: str, output: list[object]) -> dict[str, object]:
 async def answer_timed(exchange: ServerExchange) -> None:
     """Writes a timed stream."""
     await exchange.read_body()
+    if exchange.request.method == "GET":
+        await exchange.send_json(200, {"object": "list", "data": []})
+        return
     stream = TimedStream()
     exchange.start_reply(200, [(b"content-type", b"text/event-stream")])
     started_at = time.monotonic()
@@ -157,6 +163,18 @@ def measure_latencies(port: int, streams: int) -> Latencies:
     return list(firsts.values()), latencies
 
 
+def measure_requests(port: int) -> list[float]:
+    """Returns the milliseconds of short requests, one after the other, each on a connection of its own."""
+    durations = []
+    for _ in range(REQUESTS):
+        started_at = time.perf_counter()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            client.recv(1 << 16)
+        durations.append((time.perf_counter() - started_at) * 1e3)
+    return durations
+
+
 def run_rounds(rounds: int) -> dict[tuple[int, str], Latencies]:
     """Returns all samples by (number of streams, path)."""
     samples: dict[tuple[int, str], Latencies] = {}
@@ -166,6 +184,10 @@ def run_rounds(rounds: int) -> dict[tuple[int, str], Latencies]:
     ):
         ports = {"direct": server_port, "through the proxy": proxy_port}
         for round_index in range(-1, rounds):  # the first round is the warm-up
+            for name, port in ports.items():
+                durations = measure_requests(port)
+                if round_index >= 0:
+                    samples.setdefault((0, name), ([], []))[0].extend(durations)
             for streams in STREAM_COUNTS:
                 for name, port in ports.items():
                     firsts, latencies = measure_latencies(port, streams)
@@ -215,8 +237,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print("| streams | path | first event | each event |\n|---|---|---|---|")
     for (streams, name), latencies in run_rounds(args.rounds).items():
-        cells = (f"{statistics.median(values):.2f} ({quantile(values, 0.99):.2f})" for values in latencies)
-        print(f"| {streams} | {name} | {' | '.join(cells)} |")
+        cells = (
+            f"{statistics.median(values):.2f} ({quantile(values, 0.99):.2f})" if values else "" for values in latencies
+        )
+        print(f"| {streams or 'short requests'} | {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
