@@ -48,6 +48,11 @@ class UnusableTargetError(click.ClickException):
     type=click.FloatRange(0, min_open=True),
     help="Seconds to wait for the next byte of the server.",
 )
+@click.option(
+    "--max-output-tokens",
+    type=click.IntRange(1),
+    help="Limit of the output of a turn, where a case does not need another one. Default: 512.",
+)
 @click.option("--list", "list_only", is_flag=True, help="List suites and cases.")
 @click.option("--proxy", metavar="URL", help="Forward requests to this server, and report on all that pass.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind with --proxy.")
@@ -104,7 +109,7 @@ def _check_server(target: str, options: dict[str, Any]) -> int:
     from antiphon.kit.live.client import LiveClient, UnreachableError  # noqa: PLC0415
     from antiphon.kit.live.display import show_summary  # noqa: PLC0415
 
-    console = _open_console(is_quiet=options["as_json"])
+    console = _open_console(is_beside_json=options["as_json"])
     try:
         chosen = suites.select_cases(options["suites"], options["cases"])
         with LiveClient(target, api_key=options["api_key"], timeout=options["timeout"]) as client:
@@ -114,8 +119,7 @@ def _check_server(target: str, options: dict[str, Any]) -> int:
     _write_junit(options["junit_file"], lambda: reports.format_junit(results))
     if options["as_json"]:
         _write_json(reports.describe_run(target, model, results))
-    else:
-        show_summary(console, results)
+    show_summary(console, results)
     return FOUND if any(report.outcome == "failed" for report in results) else 0
 
 
@@ -133,6 +137,7 @@ def _run_cases(
         context_length=model.context_length,
         required_suites=options["suites"],
         is_strict=options["strict"],
+        max_output_tokens=options["max_output_tokens"],
     )
     results = []
     with create_display(console, len(chosen)) as display:
@@ -188,10 +193,13 @@ def _failing_levels(options: dict[str, Any]) -> tuple[str, ...]:
     return ("error", "warning") if options["strict"] else ("error",)
 
 
-def _open_console(*, is_quiet: bool) -> "Console":
+def _open_console(*, is_beside_json: bool) -> "Console":
+    """Returns the console of the display: standard error if the report is JSON, and then only if it is a terminal."""
     from rich.console import Console  # noqa: PLC0415  the command line starts fast
 
-    return Console(highlight=False, quiet=is_quiet)
+    console = Console(highlight=False, stderr=is_beside_json)
+    console.quiet = is_beside_json and not console.is_terminal
+    return console
 
 
 def _write_json(value: object) -> None:

@@ -18,10 +18,13 @@ GENERATING_PATHS = (RESPONSES_PATH, CHAT_PATH)
 
 
 class BodyBuilder:
-    """Builds the requests of all cases for one model."""
+    """Builds the requests of all cases for one model.
 
-    def __init__(self, model: str, context_length: int | None) -> None:
-        self._model = model
+    `max_output_tokens` takes the place of the suites' limit. A limit of a case's own stays: the case is about it.
+    """
+
+    def __init__(self, model: str, context_length: int | None, max_output_tokens: int | None = None) -> None:
+        self._model, self._max_output_tokens = model, max_output_tokens
         self._long_words = LONG_TEXT_WORDS if context_length is None else context_length + 1000
 
     def build(
@@ -57,9 +60,13 @@ class BodyBuilder:
         defaults = {"model": "{model}"} | suite.defaults.body
         if step.transport == "http":
             defaults["stream"] = True
+        omitted = set(step.omit)
+        if self._max_output_tokens is not None:
+            defaults["max_output_tokens"] = self._max_output_tokens
+            omitted.discard("max_output_tokens")
         if step.path == CHAT_PATH and "max_output_tokens" in defaults:
             defaults["max_tokens"] = defaults.pop("max_output_tokens")
-        return {key: value for key, value in (defaults | own).items() if key not in step.omit}
+        return {key: value for key, value in (defaults | own).items() if key not in omitted}
 
 
 def case_marker(suite: CaseSuite, case: LiveCase, number: int) -> str:

@@ -18,6 +18,10 @@ CONTINUED_FIELDS = ("calls", "kinds")
 """Expectations whose result later steps continue."""
 
 
+CONTENT_FIELDS = ("kinds", "calls", "arguments", "input_pattern", "has_text", "json_keys", "text_pattern")
+"""Expectations of the content, which a turn that was cut may lack."""
+
+
 class StepVerdict:
     """Collects what is wrong with one step: findings, and misses that are the model's."""
 
@@ -26,11 +30,15 @@ class StepVerdict:
         self.misses: list[str] = []
         self.is_last = False
         """True if later steps have no meaning, because the model did not do what they continue."""
+        self.is_cut = False
+        """True if the model did not stop before the limit, so that what is missing would have come later."""
         self._dependent = step.model_dependent
 
     def report(self, field: str, code: str, expected: str, actual: str, subject: str = "") -> None:
         """Adds a finding, or a miss if `field` depends on the model."""
-        if field in self._dependent:
+        if self.is_cut and field in CONTENT_FIELDS:
+            self.is_last |= field in CONTINUED_FIELDS
+        elif field in self._dependent:
             self.misses.append(f"the model did not give {expected}, but {actual}")
             self.is_last |= field in CONTINUED_FIELDS
         else:
@@ -70,6 +78,7 @@ def _check_ending(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
         return
     reason = details.get("reason") if isinstance(details, dict) else None
     if status == "incomplete" and reason == "max_output_tokens":
+        verdict.is_cut = True
         verdict.misses.append("the model did not stop before max_output_tokens")
     elif status == "failed":
         verdict.report("ending", "live-failed", " or ".join(expected), f"failed: {quote(error)}")

@@ -12,7 +12,7 @@ from antiphon.kit.findings import Finding, FindingList, load_codes, quote
 from antiphon.kit.live.bodies import BodyBuilder
 from antiphon.kit.live.checks.context import CheckContext, UnsupportedError, quote_text
 from antiphon.kit.live.checks.registry import CHECKS
-from antiphon.kit.live.client import LiveClient, LiveReply
+from antiphon.kit.live.client import LiveClient, LiveReply, UnreachableError
 from antiphon.kit.live.exchanges import Exchange, check_arrival, check_error_body, read_events, read_reply
 from antiphon.kit.live.expectations import StepVerdict, check_error, check_expectation
 from antiphon.kit.live.sockets import LiveSocket, RefusedUpgradeError, is_last_event
@@ -72,14 +72,15 @@ class CaseRunner:
         context_length: int | None = None,
         required_suites: tuple[str, ...] = (),
         is_strict: bool = False,
+        max_output_tokens: int | None = None,
     ) -> None:
         self._client = client
-        self._bodies = BodyBuilder(model, context_length)
+        self._bodies = BodyBuilder(model, context_length, max_output_tokens)
         self._required_suites = required_suites
         self._failing_levels = ("error", "warning") if is_strict else ("error",)
 
     def run_case(self, suite: CaseSuite, case: LiveCase) -> CaseReport:
-        """Returns the report about one case. Raises `UnreachableError` if the server cannot be reached."""
+        """Returns the report about one case."""
         start = time.monotonic()
         run = _CaseRun(self._client, self._bodies, suite, case)
         reason = ""
@@ -126,6 +127,9 @@ class _CaseRun:
                 self._run_step(number, step)
         except _CaseEndError:
             return
+        except UnreachableError as error:
+            lost = Finding(code="http-disconnect", expected="a connection", actual=str(error))
+            self.findings.append(CaseFinding(place="", finding=lost))
         finally:
             if self._socket is not None:
                 self._socket.close()

@@ -19,6 +19,7 @@ Capability = Literal[
     "conversations",
     "images",
     "logprobs",
+    "models",
     "ollama",
     "store",
     "tools",

@@ -181,6 +181,17 @@ def test_model_that_does_not_stop_is_skipped_and_no_finding(start_server: Any) -
     assert "did not stop before max_output_tokens" in report.reason
 
 
+def test_server_that_is_gone_fails_the_case(start_server: Any) -> None:
+    running = start_server([{"name": "any", "output": ["Hello."]}])
+
+    def stop(reply: Received) -> Received:
+        raise httpx.ConnectError("refused")
+
+    breakage = Breakage("POST", CREATE, stop, skip=1)
+    report = run_broken(running, "basics.text", breakage)
+    assert report.outcome == "failed" and list_codes(report) == ["http-disconnect"]
+
+
 def test_chat_that_differs_is_found(server: RunningServer) -> None:
     breakage = Breakage("POST", "/chat/completions", substitute("Hel", "Hal"))
     assert "chat-differs" in list_codes(run_broken(server, "basics.text", breakage))

@@ -140,3 +140,12 @@ def test_terminal_shows_progress_and_a_table(server: RunningServer, monkeypatch:
     result = run_check(server.url, "--suite", "basics", "--api-key", KEY)
     assert result.exit_code == 0 and "\x1b[" in result.output and "unsupported" in result.output
     assert "passed      basics.text" not in result.output
+
+
+def test_limit_of_the_output_holds_for_every_turn(server: RunningServer) -> None:
+    names = ("codex.first-request", "basics.text", "basics.settings")
+    arguments = (server.url, "--api-key", KEY, "--json", *(word for name in names for word in ("--case", name)))
+    limited = json.loads(run_check(*arguments, "--max-output-tokens", "2").output)
+    assert [case["outcome"] for case in limited["cases"]] == ["skipped", "passed", "skipped"]
+    assert not any(case["findings"] for case in limited["cases"])
+    assert {case["outcome"] for case in json.loads(run_check(*arguments).output)["cases"]} == {"passed"}
