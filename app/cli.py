@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from antiphon.app.adapters.cli_options import add_adapter_options, check_lora_updates
 from antiphon.app.api_keys import ApiKeyError, read_api_keys
 from antiphon.app.option_types import (
     ApiKeyOption,
@@ -119,6 +120,7 @@ def main() -> None:
     "(remote: of any of these kinds).",
 )
 @add_remote_options
+@add_adapter_options
 @serve_option("--script", type=click.Path(path_type=Path), help="TOML file that the scripted engine replays.")
 @serve_option(
     "--record",
@@ -273,6 +275,7 @@ def serve(**flags: Any) -> None:
     remote = pop_remote_options(flags)
     options = ServeOptions(engine_options=engine_options, remote=remote, **_pick(ServeOptions, flags))
     check_public_bind(settings, insecure=flags["insecure"])
+    check_lora_updates(settings, insecure=flags["insecure"])
     preloading = PrespawnedWorker(PRELOADED_MODULE) if options.engine == "torch" else nullcontext(WorkerProcess)
     try:
         with preloading as spawn:

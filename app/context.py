@@ -5,6 +5,7 @@ from typing import Any
 from litestar import Request
 from msgspec import Struct
 
+from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.encryption import open_sealer
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
@@ -29,6 +30,7 @@ class ServerContext(Struct, kw_only=True):
     turn_manager: TurnManager
     store: ResponseStore
     metrics: MetricsCollector
+    adapter_updates: AdapterUpdates
     script_faults: ScriptFaults | None = None
     """Faults that a script asks for; None if there are none."""
     grpc_port: int | None = None
@@ -77,5 +79,6 @@ def create_context(
         turn_manager=turn_manager,
         store=store,
         metrics=metrics,
+        adapter_updates=AdapterUpdates(models, allowed=settings.allow_lora_updates),
         script_faults=connect_script_faults(models),
     )

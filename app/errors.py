@@ -106,6 +106,7 @@ _ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {
     "context_length_exceeded": (400, "context_length_exceeded", None, "input"),
     "invalid_request": (400, "invalid_value", None, None),
     "grammar_unsupported": (400, "unsupported_parameter", None, None),
+    "adapter_not_found": (404, "model_not_found", None, "model"),
     # Agents give up for good on "overloaded"; after a rate limit they wait and retry.
     "server_is_overloaded": (429, "rate_limit_exceeded", RATE_LIMIT, None),
     "engine_unavailable": (503, "engine_unavailable", None, None),

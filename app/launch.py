@@ -8,7 +8,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ import uvloop
 from msgspec import structs
 
 from antiphon.app import server
+from antiphon.app.adapters.served import check_adapter_options, describe_adapter
 from antiphon.app.context import ServerContext, create_context
 from antiphon.app.encoders.loading import create_encoders, default_model_name
 from antiphon.app.encryption import KeyFileError
@@ -31,6 +32,7 @@ from antiphon.app.settings import Settings
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.tls import TlsError, load_ssl_context
+from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embedded import MODEL_DIR
@@ -78,7 +80,8 @@ async def _run_server(
                 model, note = await _create_model(options, settings, display.update, spawn)
                 display.start(model.names[0])
                 encoders = await create_encoders(options)
-                context = create_context(settings, _create_registry(model, encoders), store=store)
+                registry = _create_registry(model, encoders, options.engine_options.lora_modules)
+                context = create_context(settings, registry, store=store)
                 access_log = AccessLog(json_format if style == "json" else console_format(screen), display.print_lines)
                 try:
                     await server.run_server(
@@ -116,17 +119,21 @@ def _on_ready(display: startup.StartupDisplay, context: ServerContext, note: str
         display.show_grpc(startup.grpc_address(context.settings, context.grpc_port))
 
 
-def _create_registry(model: ServedModel, encoders: list[EncoderModel]) -> ModelRegistry:
+def _create_registry(model: ServedModel, encoders: list[EncoderModel], adapters: Iterable[LoraModule]) -> ModelRegistry:
     try:
-        return ModelRegistry([model], encoders)
+        registry = ModelRegistry([model], encoders)
+        for module in adapters:
+            registry.add_adapter(describe_adapter(model, module.name, module.path))
     except ValueError as error:
         raise ServeError(f"{error}: each model needs a name of its own") from None
+    return registry
 
 
 async def _create_model(
     options: ServeOptions, settings: Settings, on_status: Callable[[str], None], spawn: SpawnWorker
 ) -> tuple[ServedModel, str]:
     """Returns the model and a line about its dialect. The engine is not started; `on_status` receives its status."""
+    check_adapter_options(options)
     if options.engine == "scripted":
         for name in ("chat_template", "revision"):
             if getattr(options, name) is not None:

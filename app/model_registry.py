@@ -23,6 +23,12 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     owned_by: str = "antiphon"
     folder: Path | None = None
     """Folder with the model's tokenizer and chat template; None if it has no files."""
+    adapter: str = ""
+    """Name of the adapter by which the engine changes the model; empty for a base model."""
+    parent: str | None = None
+    """Name of an adapter's base model."""
+    root: str = ""
+    """Folder of an adapter."""
 
 
 class EncoderModel(Struct, frozen=True, kw_only=True):
@@ -64,8 +70,24 @@ class ModelRegistry:
                     self._by_name[name] = model
 
     @property
+    def adapters(self) -> tuple[ServedModel, ...]:
+        """The adapters, which share the engine of a served model."""
+        return tuple(model for model in self._by_name.values() if model.adapter)
+
+    def add_adapter(self, model: ServedModel) -> None:
+        """Adds an adapter. Raises `ValueError` if another model has its name."""
+        if model.adapter in self._encoders_by_name or model.adapter in self._by_name:
+            raise ValueError(f"duplicate model name {model.adapter!r}")
+        self._by_name[model.adapter] = model
+
+    def remove_adapter(self, name: str) -> None:
+        """Removes an adapter: its name is unknown from now on."""
+        if self._by_name[name].adapter:
+            del self._by_name[name]
+
+    @property
     def all_models(self) -> tuple[ServedModel | EncoderModel, ...]:
-        """All models, those that generate text first."""
+        """All models except adapters, those that generate text first."""
         return (*self.served, *self.encoders)
 
     @property
@@ -110,7 +132,7 @@ class ModelRegistry:
         return self._by_name.get(name) if isinstance(name, str) else None
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
-        return iter(self._by_name.items())
+        return iter(tuple(self._by_name.items()))
 
 
 def _unknown_model(name: str, names: Iterable[str]) -> ApiError:

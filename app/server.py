@@ -20,6 +20,7 @@ import uvicorn
 from litestar import Litestar
 from litestar.datastructures import State
 
+from antiphon.app.adapters import route as adapters
 from antiphon.app.context import ServerContext
 from antiphon.app.errors import from_engine
 from antiphon.app.http.admission import GENERATION_PATHS, AdmissionController
@@ -88,6 +89,8 @@ ROUTE_HANDLERS = (
     models.get_version,
     models.list_ollama_tags,
     models.show_ollama_model,
+    adapters.load_lora_adapter,
+    adapters.unload_lora_adapter,
     embeddings.create_embeddings,
     embeddings.rerank_documents,
     embeddings.score_pairs,

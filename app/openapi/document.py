@@ -35,7 +35,11 @@ REPLY_TYPES: dict[str, type] = {
     "create_message": AnthropicMessage,
 }
 """Type of the reply, by the name of the handler. Other replies are described as objects."""
-PLAIN_REPLIES = {"get_metrics": "text/plain"}
+PLAIN_REPLIES = {
+    "get_metrics": "text/plain",
+    "load_lora_adapter": "text/plain",
+    "unload_lora_adapter": "text/plain",
+}
 """Replies that are not JSON."""
 OTHER_BODIES: dict[str, Json] = {
     "show_ollama_model": {"type": "object", "properties": {"model": {"type": "string"}, "name": {"type": "string"}}}
@@ -79,6 +83,7 @@ ERROR_TEXTS = {
     400: "The request is invalid.",
     401: "The API key is missing or wrong.",
     404: "What the path or the body names does not exist.",
+    409: "The name belongs to another model.",
     413: "The body is too large.",
     415: "The body is not JSON, or has an unknown encoding.",
     429: "The server is busy. Retry after the time in `Retry-After`.",
@@ -205,7 +210,8 @@ def _error_statuses(route: HTTPRoute, name: str, method: str, fields: frozenset[
     conditions = {
         400: has_body or name in QUERY_PARAMETERS or method == "post",
         401: True,
-        404: bool(route.path_parameters) or "model" in fields,
+        404: bool(route.path_parameters) or bool({"model", "lora_name"} & fields),
+        409: "lora_path" in fields,
         413: has_body,
         415: has_body,
         429: path in GENERATION_PATHS or "model" in fields,

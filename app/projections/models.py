@@ -17,8 +17,13 @@ _OLLAMA_PARAMETERS = {
 
 
 def openai_model(name: str, model: ServedModel | EncoderModel) -> dict[str, Any]:
-    """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model is loaded."""
-    entry = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model is loaded.
+
+    As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model.
+    """
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    if isinstance(model, ServedModel):
+        entry |= {"root": model.root or model.names[0], "parent": model.parent}
     context = context_length(model)
     return entry if context is None else {**entry, "max_model_len": context}
 

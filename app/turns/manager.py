@@ -263,6 +263,7 @@ def _build_job(
         owner=prompt.owner,
         grammar=prompt.grammar,
         cache_salt=spec.cache_salt,
+        adapter=model.adapter,
         affinity=affinity_key(spec.base_response, prompt.owner, spec.prompt_input.items, stored_input),
         priority=spec.priority,
         deadline=_remaining_s(spec),

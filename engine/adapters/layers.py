@@ -34,7 +34,7 @@ class AdaptableLayers:
         self.shapes: dict[str, tuple[int, int]] = {}
         self.refusals: dict[str, str] = {}
         self.device = next(model.parameters()).device
-        head = model.get_output_embeddings()
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head_names: set[str] = set()
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):

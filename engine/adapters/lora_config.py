@@ -15,6 +15,8 @@ import msgspec
 from antiphon.engine.errors import LoadError
 
 CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
 MAX_RANK = 512
 """Largest rank of an adapter. PEFT's users have 8 to 256; a larger one is a damaged file, or no adapter."""
 
@@ -105,6 +107,16 @@ def read_lora_config(folder: Path) -> LoraConfig:
     except (msgspec.ValidationError, re.error) as error:
         raise LoadError(f"adapter {folder}: {CONFIG_FILE} is invalid ({error}); copy the adapter again") from None
     return read
+
+
+def check_weights_file(folder: Path) -> Path:
+    """Returns the file with the adapter's weights. Raises :class:`LoadError`. Pickles are never read."""
+    path = folder / WEIGHTS_FILE
+    if path.is_file():
+        return path
+    if (folder / PICKLE_FILE).exists():
+        raise LoadError(f"adapter {folder}: {PICKLE_FILE} may run code and is never read; save it as {WEIGHTS_FILE}")
+    raise LoadError(f"adapter {folder}: holds no {WEIGHTS_FILE}; name a folder that PEFT has saved")
 
 
 def _refuse_unsupported(folder: Path, config: Mapping[str, Any]) -> None:

@@ -7,11 +7,14 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from antiphon.engine.adapters.lora_config import LoraConfig, read_lora_config
+from antiphon.engine.adapters.lora_config import (
+    WEIGHTS_FILE,
+    LoraConfig,
+    check_weights_file,
+    read_lora_config,
+)
 from antiphon.engine.errors import LoadError, one_line
 
-WEIGHTS_FILE = "adapter_model.safetensors"
-PICKLE_FILE = "adapter_model.bin"
 KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
 """Name of a matrix in the file. Some trainers leave the adapter's name, ``default``, in it."""
 
@@ -37,16 +40,6 @@ class AdapterFiles(NamedTuple):
     folder: Path
     config: LoraConfig
     pairs: dict[str, MatrixPair]
-
-
-def check_weights_file(folder: Path) -> Path:
-    """Returns the file with the adapter's weights. Raises :class:`LoadError`. Pickles are never read."""
-    path = folder / WEIGHTS_FILE
-    if path.is_file():
-        return path
-    if (folder / PICKLE_FILE).exists():
-        raise LoadError(f"adapter {folder}: {PICKLE_FILE} may run code and is never read; save it as {WEIGHTS_FILE}")
-    raise LoadError(f"adapter {folder}: holds no {WEIGHTS_FILE}; name a folder that PEFT has saved")
 
 
 def read_adapter_files(folder: Path) -> AdapterFiles:

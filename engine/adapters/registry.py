@@ -9,8 +9,9 @@ import torch
 
 from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter
 from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_weights_file
 from antiphon.engine.adapters.modules import LoraModule
-from antiphon.engine.adapters.peft_files import WEIGHTS_FILE, check_weights_file, read_adapter_files
+from antiphon.engine.adapters.peft_files import read_adapter_files
 from antiphon.engine.errors import LoadError
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.protocol import EngineError

@@ -14,10 +14,13 @@ import msgspec
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.process.connection import WorkerConnection
 from antiphon.engine.process.messages import (
+    AdapterReport,
     AddJob,
     CancelJob,
+    Command,
     LoadProgress,
     Report,
     StartCommand,
@@ -25,7 +28,7 @@ from antiphon.engine.process.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from antiphon.engine.process.pending import PendingJob
+from antiphon.engine.process.pending import PendingJob, resolve_future, unavailable_error
 from antiphon.engine.process.spawn import SpawnWorker, WorkerProcess
 from antiphon.engine.protocol import (
     CANCELLED_WHILE_WAITING,
@@ -91,6 +94,7 @@ class ProcessEngine:
         self._connection: WorkerConnection | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_load: asyncio.Future[None] | None = None
+        self.adapters = WorkerAdapters(self._start_command.options, self._send)
         self._jobs: dict[str, PendingJob | None] = {}
         """Jobs in the worker. None if the caller has left, but the worker has not reported the job's end."""
         self._waiters: dict[Hashable, asyncio.Future[None]] = {}
@@ -99,7 +103,7 @@ class ProcessEngine:
     def info(self) -> EngineInfo:
         """Fixed properties of the model. Raises ``engine_unavailable`` until the model has been loaded once."""
         if self._info is None:
-            raise _unavailable_error(self._unready_reason or NOT_RUNNING)
+            raise unavailable_error(self._unready_reason or NOT_RUNNING)
         return self._info
 
     @property
@@ -149,7 +153,7 @@ class ProcessEngine:
     async def cancel(self, job_id: str) -> None:
         """Ends a job before the next step."""
         if job_id in self._waiters:
-            _resolve(self._waiters[job_id], EngineError.from_fault(CANCELLED_WHILE_WAITING))
+            resolve_future(self._waiters[job_id], EngineError.from_fault(CANCELLED_WHILE_WAITING))
         elif job_id in self._jobs and self._connection is not None:
             self._connection.send(CancelJob(job_id))
 
@@ -164,11 +168,16 @@ class ProcessEngine:
         if (rejection := pending.rejection) is not None:
             raise EngineError.from_fault(rejection)
 
+    def _send(self, command: Command) -> None:
+        if self._connection is None or self._unready_reason is not None:
+            raise unavailable_error(self._unready_reason or NOT_RUNNING)
+        self._connection.send(command)
+
     async def _run_job(self, job: Job, on_chunk: OnChunk, deadline_at: float | None) -> PendingJob:
         """Sends the job as soon as the engine has capacity, and waits for its end."""
         await self._wait_for_capacity(job.id, deadline_at)
         if self._connection is None:
-            raise _unavailable_error(NOT_RUNNING)
+            raise unavailable_error(NOT_RUNNING)
         if deadline_at is not None:
             job = msgspec.structs.replace(job, deadline=deadline_at - asyncio.get_running_loop().time())
         self._connection.send(AddJob(job))  # before the job is counted: a job that cannot be encoded raises here
@@ -188,7 +197,7 @@ class ProcessEngine:
         until = timeout_at if deadline_at is None else min(deadline_at, timeout_at)
         while self._unready_reason is not None:
             if self._supervisor is None:
-                raise _unavailable_error(self._unready_reason)
+                raise unavailable_error(self._unready_reason)
             if len(self._waiters) >= self._capacity:
                 raise overloaded_error()
             self._waiters[key] = waiter = loop.create_future()
@@ -200,7 +209,7 @@ class ProcessEngine:
                     raise EngineError(
                         "deadline_exceeded", f"the job did not start in time: {self._unready_reason}", True
                     ) from None
-                raise _unavailable_error(self._unready_reason or NOT_RUNNING) from None
+                raise unavailable_error(self._unready_reason or NOT_RUNNING) from None
             finally:
                 del self._waiters[key]
         if len(self._jobs) >= self._capacity:
@@ -215,7 +224,7 @@ class ProcessEngine:
             reason = await self._run_worker()
             if self._info is None:
                 self._supervisor = None
-                _resolve(first_load, LoadError(reason))
+                resolve_future(first_load, LoadError(reason))
                 self._stop_serving()
                 return
             if self._has_served:
@@ -231,8 +240,9 @@ class ProcessEngine:
 
     async def _run_worker(self) -> str:
         """Runs one worker from its start to its exit. Returns the reason of the exit."""
+        start = msgspec.structs.replace(self._start_command, options=self.adapters.start_options)
         spawning = asyncio.create_task(
-            WorkerConnection.spawn_worker(self._spawn, self._on_report, self._start_command), name="engine-connect"
+            WorkerConnection.spawn_worker(self._spawn, self._on_report, start), name="engine-connect"
         )
         try:
             connection = self._connection = await asyncio.shield(spawning)
@@ -255,6 +265,8 @@ class ProcessEngine:
         if isinstance(report, StepReport):
             self._stats = report.stats
             self._dispatch_chunks(report.chunks)
+        elif isinstance(report, AdapterReport):
+            self.adapters.on_report(report)
         elif isinstance(report, WorkerFailed) and self._info is not None:
             self._failure_suffix = ""
             self._set_status(f"stopping: {report.reason}")
@@ -264,10 +276,11 @@ class ProcessEngine:
             self._info, self._capacity = report.info, report.max_num_seqs + report.max_waiting
             self._stats, self._failure_suffix = EngineStats(max_num_seqs=report.max_num_seqs), ""
             self._set_status(None)
+            self.adapters.on_ready()
             for waiter in self._waiters.values():
-                _resolve(waiter)
+                resolve_future(waiter)
             if self._first_load is not None:
-                _resolve(self._first_load)
+                resolve_future(self._first_load)
 
     def _dispatch_chunks(self, job_chunks: tuple[JobChunk, ...]) -> None:
         """Passes each chunk to its job. Chunks of jobs whose callers have left are dropped."""
@@ -283,6 +296,7 @@ class ProcessEngine:
     def _fail_jobs(self, fault: Fault, reason: str) -> None:
         """Ends all jobs with ``fault``, because their worker has exited."""
         self._set_status(reason)
+        self.adapters.fail_requests(fault)
         self._stats = EngineStats()
         jobs, self._jobs = self._jobs, {}
         for pending in jobs.values():
@@ -294,23 +308,9 @@ class ProcessEngine:
         self._fail_jobs(ENGINE_STOPPED, NOT_RUNNING)
         for waiter in (*self._waiters.values(), self._first_load):
             if waiter is not None:
-                _resolve(waiter, _unavailable_error(ENGINE_STOPPED.message))
+                resolve_future(waiter, unavailable_error(ENGINE_STOPPED.message))
 
     def _set_status(self, reason: str | None) -> None:
         self._unready_reason = reason and f"{reason}{self._failure_suffix}"
         if self._supervisor is not None:
             self._on_status(self._unready_reason or "ready")
-
-
-def _unavailable_error(reason: str) -> EngineError:
-    return EngineError("engine_unavailable", reason, retryable=True)
-
-
-def _resolve(future: "asyncio.Future[None]", error: Exception | None = None) -> None:
-    """Completes the future, unless it is done or cancelled."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

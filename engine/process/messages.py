@@ -45,7 +45,22 @@ class StopCommand(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Makes the worker exit. The parent ends the jobs that are still in flight."""
 
 
-Command = StartCommand | AddJob | CancelJob | PingCommand | StopCommand
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Loads an adapter between two steps. The worker answers with an :class:`AdapterReport`."""
+
+    request: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Unloads an adapter. Jobs that have it keep it. The worker answers with an :class:`AdapterReport`."""
+
+    request: int
+    name: str
+
+
+Command = StartCommand | AddJob | CancelJob | PingCommand | StopCommand | LoadAdapter | UnloadAdapter
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -79,7 +94,15 @@ class PongReport(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Reply to a :class:`PingCommand`."""
 
 
-Report = LoadProgress | WorkerReady | WorkerFailed | StepReport | PongReport
+class AdapterReport(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Result of the command with the number ``request``. ``code`` and ``message`` are those of an error, or empty."""
+
+    request: int
+    code: str = ""
+    message: str = ""
+
+
+Report = LoadProgress | WorkerReady | WorkerFailed | StepReport | PongReport | AdapterReport
 
 
 def encode_message(message: Command | Report) -> bytes:

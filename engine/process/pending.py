@@ -2,7 +2,7 @@
 
 import asyncio
 
-from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, Fault, OnChunk
+from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, OnChunk
 
 
 class PendingJob:
@@ -37,3 +37,18 @@ class PendingJob:
         """Ends the job because its worker exited."""
         self.lost = not self._admitted
         self.receive_chunk(Chunk(finish="error", fault=fault))
+
+
+def unavailable_error(reason: str) -> EngineError:
+    """Returns the error for a caller whose engine has no worker that is ready."""
+    return EngineError("engine_unavailable", reason, retryable=True)
+
+
+def resolve_future(future: "asyncio.Future[None]", error: Exception | None = None) -> None:
+    """Completes the future, unless it is done or cancelled."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -22,10 +22,12 @@ from typing import Protocol
 
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.adapter_commands import apply_adapter_command
 from antiphon.engine.process.messages import (
     AddJob,
     CancelJob,
     Command,
+    LoadAdapter,
     LoadProgress,
     PingCommand,
     PongReport,
@@ -33,6 +35,7 @@ from antiphon.engine.process.messages import (
     StartCommand,
     StepReport,
     StopCommand,
+    UnloadAdapter,
     WorkerFailed,
     WorkerReady,
     command_decoder,
@@ -153,6 +156,8 @@ class _WorkerLoop:
             self._core.cancel(command.id)
         elif isinstance(command, PingCommand):
             self._parent.send(PongReport())
+        elif isinstance(command, LoadAdapter | UnloadAdapter):
+            self._parent.send(apply_adapter_command(self._core, command))
 
     def _add_job(self, job: Job) -> None:
         try:

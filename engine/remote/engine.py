@@ -229,6 +229,8 @@ class RemoteEngine:
     def _check_job(self, job: Job) -> None:
         """Refuses a job that the servers would not honor: none of its fields is dropped."""
         info, sampling = self.info, job.sampling
+        if job.adapter:
+            raise EngineError("adapter_not_found", "adapters of other servers are requested as models of theirs")
         if len(job.tokens) >= info.max_model_len:
             message = f"the prompt has {len(job.tokens)} tokens, the context holds {info.max_model_len}"
             raise EngineError("context_length_exceeded", message)

@@ -178,6 +178,8 @@ class ScriptedEngine:
 
     def _check_job(self, job: Job) -> None:
         self._check_open()
+        if job.adapter:
+            raise EngineError("adapter_not_found", "the scripted engine has no adapters")
         if job.id in self._jobs:
             raise EngineError("invalid_request", f"job {job.id!r} is already running")
         if len(job.tokens) >= self.info.max_model_len:

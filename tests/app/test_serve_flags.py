@@ -15,6 +15,7 @@ from antiphon.app import cli, launch
 from antiphon.app.api_keys import key_digest
 from antiphon.app.serve_options import ServeOptions
 from antiphon.app.settings import Settings
+from antiphon.engine.adapters.modules import LoraModule
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import WorkerProcess
 from antiphon.events.inputs import InputMessage
@@ -69,6 +70,14 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "engine_capacity": (["--engine-capacity", "7"], {"remote.capacity": 7}),
     "engine_timeout_s": (["--engine-timeout", "1.5"], {"remote.timeout_s": 1.5}),
     "engine_grammar": (["--engine-grammar", "off"], {"remote.grammar": "off"}),
+    "lora_modules": (
+        ["--lora", "sql=/a/b", "--lora", "chat=/c"],
+        {"engine.lora_modules": (LoraModule("sql", "/a/b"), LoraModule("chat", "/c"))},
+    ),
+    "allow_lora_updates": (
+        ["--allow-lora-updates", "--insecure"],
+        {"settings.allow_lora_updates": True, "engine.allow_lora_updates": True},
+    ),
     "script": (["--script", "a.toml"], {"options.script": Path("a.toml")}),
     "record": (["--record", "a.toml"], {"options.record": Path("a.toml")}),
     "dialect": (["--dialect", "hermes"], {"options.dialect": "hermes"}),

@@ -1,6 +1,7 @@
 """All tables of fields, by endpoint."""
 
 from antiphon.app.requests.fields import RequestField
+from antiphon.app.requests.fields.adapters import LOAD_ADAPTER_FIELDS, UNLOAD_ADAPTER_FIELDS
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.completions import COMPLETION_FIELDS
 from antiphon.app.requests.fields.embeddings import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
@@ -30,6 +31,8 @@ FIELDS_BY_ENDPOINT: dict[str, tuple[RequestField, ...]] = {
     "POST /v1/embeddings": EMBEDDINGS_FIELDS,
     "POST /v1/rerank": RERANK_FIELDS,
     "POST /v1/score": SCORE_FIELDS,
+    "POST /v1/load_lora_adapter": LOAD_ADAPTER_FIELDS,
+    "POST /v1/unload_lora_adapter": UNLOAD_ADAPTER_FIELDS,
     "POST /tokenize": TOKENIZE_FIELDS,
     "POST /detokenize": DETOKENIZE_FIELDS,
 }

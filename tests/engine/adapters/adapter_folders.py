@@ -25,6 +25,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **FAMILY_CONFIGS,
     "phi3": ("Phi3Config", {}),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256}),
+    "bytes": ("LlamaConfig", {"vocab_size": 265, "eos_token_id": 264}),
     "tied": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 """Classes of configurations of tiny models, and their settings besides the common ones."""

@@ -103,7 +103,7 @@ def test_greedy_output_equals_that_of_merged_models(family: str, optimize: bool,
         assert together[f"j{name}"] == generate_merged(model, prompt, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"deterministic": True}], ids=str)
 @pytest.mark.parametrize("family", ["qwen3", "phi3"])
 def test_rows_have_the_same_bits_alone_and_among_others(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     folders = make_adapters(tmp_path, family)

@@ -1,0 +1,61 @@
+"""Options of `antiphon serve` for adapters."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+
+from antiphon.app.option_types import ServeOption
+from antiphon.app.serve_options import ServeError
+from antiphon.app.settings import Settings
+from antiphon.engine.adapters.modules import LoraModule, parse_lora_option
+from antiphon.engine.errors import LoadError
+
+serve_option = partial(click.option, cls=ServeOption)
+
+
+class LoraType(click.ParamType[LoraModule]):
+    """An adapter, as NAME=PATH."""
+
+    name = "name=path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LoraModule:
+        """Returns the adapter with an absolute path."""
+        try:
+            return value if isinstance(value, LoraModule) else parse_lora_option(str(value))
+        except LoadError as error:
+            self.fail(error.message, param, ctx)
+
+
+OPTIONS = (
+    serve_option(
+        "--lora",
+        "lora_modules",
+        multiple=True,
+        type=LoraType(),
+        help="LoRA adapter to serve under a model name of its own: a folder that PEFT has saved; repeatable.",
+    ),
+    serve_option(
+        "--allow-lora-updates",
+        is_flag=True,
+        help="Let clients load and unload adapters by /v1/load_lora_adapter, which names folders of this machine. "
+        "Requires an API key.",
+    ),
+)
+
+
+def add_adapter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options to a command, in order."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def check_lora_updates(settings: Settings, *, insecure: bool) -> None:
+    """Raises `ServeError` if clients may load adapters and none needs an API key."""
+    if settings.allow_lora_updates and not settings.api_key_digests and not insecure:
+        raise ServeError(
+            "--allow-lora-updates lets clients name folders of this machine: set an API key with --api-key-file, "
+            "or pass --insecure"
+        )

@@ -1,0 +1,44 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, with the shapes of vLLM's endpoints of these names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import post
+from litestar.response import Response
+
+from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.errors import missing_field
+from antiphon.app.requests.fields import check_fields
+from antiphon.app.requests.fields.adapters import LOAD_ADAPTER_FIELDS, UNLOAD_ADAPTER_FIELDS
+from antiphon.app.requests.json_body import parse_object
+
+
+@post("/v1/load_lora_adapter", status_code=200)
+async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
+    """Loads an adapter from a folder of the server. Requires `--allow-lora-updates`."""
+    body = parse_object(await request.body())
+    check_fields(LOAD_ADAPTER_FIELDS, body)
+    name, path = _require_text(body, "lora_name"), _require_text(body, "lora_path")
+    await server_context(request).adapter_updates.load(name, path, replace=body.get("load_inplace") is True)
+    return _success(f"LoRA adapter '{name}' added successfully.")
+
+
+@post("/v1/unload_lora_adapter", status_code=200)
+async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
+    """Unloads an adapter. Turns that use it run to their end. Requires `--allow-lora-updates`."""
+    body = parse_object(await request.body())
+    check_fields(UNLOAD_ADAPTER_FIELDS, body)
+    name = _require_text(body, "lora_name")
+    await server_context(request).adapter_updates.unload(name)
+    return _success(f"LoRA adapter '{name}' removed successfully.")
+
+
+def _require_text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
+        raise missing_field(name)
+    return value
+
+
+def _success(text: str) -> Response[Any]:
+    return Response(f"Success: {text}", status_code=200, media_type="text/plain")

@@ -1,0 +1,171 @@
+"""Adapters over HTTP: names of models, requests of every API, loading and unloading while turns run."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("torch")
+
+from antiphon.app.adapters.served import describe_adapter
+from antiphon.engine.adapters.modules import LoraModule
+from tests.app.server_helpers import process_engine_registry, wait_until
+from tests.engine.adapters.adapter_folders import make_adapter
+from tests.serving import RunningServer, serve
+
+CORE_FACTORY = "tests.engine.fake_core:build_byte_model_core"
+KEY = {"authorization": "Bearer sk-test"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    # The model's weights are small, so that large adapters decide its output.
+    return {
+        name: make_adapter(root / name, "bytes", seed, size=0.5) for seed, name in enumerate(("sql", "late", "new"))
+    }
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
+    module = LoraModule("sql", str(folders["sql"]))
+    models = process_engine_registry(CORE_FACTORY, lora_modules=(module,), allow_lora_updates=True)
+    models.add_adapter(describe_adapter(models.served[0], module.name, module.path))
+    with serve(models, api_keys=("sk-test",), allow_lora_updates=True) as running:
+        yield running
+
+
+def post(server: RunningServer, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    return httpx.post(f"{server.url}/{path}", json=body, headers={**KEY, **headers}, timeout=30)
+
+
+def complete(server: RunningServer, model: str, prompt: str = "select") -> str:
+    reply = post(server, "completions", {"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == model
+    return str(reply.json()["choices"][0]["text"])
+
+
+def load(server: RunningServer, name: str, path: Path, **more: Any) -> httpx.Response:
+    return post(server, "load_lora_adapter", {"lora_name": name, "lora_path": str(path), **more})
+
+
+def unload(server: RunningServer, name: str) -> httpx.Response:
+    return post(server, "unload_lora_adapter", {"lora_name": name})
+
+
+def test_an_adapter_is_a_model_with_a_parent(server: RunningServer, folders: dict[str, Path]) -> None:
+    models = {entry["id"]: entry for entry in httpx.get(f"{server.url}/models", headers=KEY).json()["data"]}
+    assert (models["chatter"]["parent"], models["chatter"]["root"]) == (None, "chatter")
+    assert (models["sql"]["parent"], models["sql"]["root"]) == ("chatter", str(folders["sql"]))
+    assert models["sql"]["max_model_len"] == models["chatter"]["max_model_len"]
+    assert httpx.get(f"{server.url}/models/sql", headers=KEY).json() == models["sql"]
+
+
+def test_an_adapter_changes_the_output(server: RunningServer) -> None:
+    assert complete(server, "sql") != complete(server, "chatter")
+    assert complete(server, "sql") == complete(server, "sql")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("responses", {"input": "hi", "max_output_tokens": 16}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}),
+        ("completions", {"prompt": "hi", "max_tokens": 16}),
+        ("messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}),
+    ],
+)
+def test_replies_of_every_api_name_the_adapter(path: str, body: dict[str, Any], server: RunningServer) -> None:
+    reply = post(server, path, {"model": "sql", **body})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == "sql"
+
+
+def test_adapters_come_and_go(server: RunningServer, folders: dict[str, Path]) -> None:
+    assert post(server, "completions", {"model": "late", "prompt": "a"}).status_code == 404
+    loaded = load(server, "late", folders["late"])
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'late' added successfully.")
+    first = complete(server, "late")
+    assert first not in (complete(server, "sql"), complete(server, "chatter"))
+
+    again = load(server, "late", folders["new"])
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "adapter_already_loaded")
+    assert complete(server, "late") == first
+    assert load(server, "late", folders["new"], load_inplace=True).status_code == 200
+    assert complete(server, "late") != first
+
+    removed = unload(server, "late")
+    assert (removed.status_code, removed.text) == (200, "Success: LoRA adapter 'late' removed successfully.")
+    for reply in (unload(server, "late"), post(server, "completions", {"model": "late", "prompt": "a"})):
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_turn_keeps_the_adapter_that_is_unloaded(server: RunningServer, folders: dict[str, Path]) -> None:
+    assert load(server, "late", folders["late"]).status_code == 200
+    body = {"model": "late", "prompt": "select", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    expected = post(server, "completions", body).json()["choices"][0]["text"]
+    texts: list[str] = []
+    removed = None
+    with httpx.stream(
+        "POST", f"{server.url}/completions", json={**body, "stream": True}, headers=KEY, timeout=30
+    ) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            texts += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
+            if removed is None:
+                removed = unload(server, "late").status_code
+                late = post(server, "completions", {"model": "late", "prompt": "a"})
+                assert late.status_code == 404
+    assert removed == 200
+    assert "".join(texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"lora_path": "/x"}, 400, "lora_name"),
+        ({"lora_name": "a"}, 400, "lora_path"),
+        ({"lora_name": "a", "lora_path": "/nowhere/at/all"}, 400, "lora_path"),
+        ({"lora_name": 3, "lora_path": "/x"}, 400, "lora_name"),
+        ({"lora_name": "a", "lora_path": "/x", "more": 1}, 400, "more"),
+        ({"lora_name": "chatter", "lora_path": "/x"}, 409, "lora_name"),
+        ({"lora_name": "sql", "lora_path": "/x"}, 409, "lora_name"),
+    ],
+)
+def test_updates_that_fail_name_the_field(body: dict[str, Any], status: int, param: str, server: RunningServer) -> None:
+    reply = post(server, "load_lora_adapter", body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text
+
+
+def test_base_models_cannot_be_unloaded(server: RunningServer) -> None:
+    assert unload(server, "chatter").status_code == 404
+    complete(server, "chatter")
+
+
+def test_updates_need_a_key(server: RunningServer, folders: dict[str, Path]) -> None:
+    body = {"lora_name": "late", "lora_path": str(folders["late"])}
+    for path in ("load_lora_adapter", "unload_lora_adapter"):
+        assert httpx.post(f"{server.url}/{path}", json=body).status_code == 401
+
+
+def test_a_restarted_engine_has_the_adapters_of_the_last_one(server: RunningServer, folders: dict[str, Path]) -> None:
+    assert load(server, "late", folders["late"]).status_code == 200
+    expected = {name: complete(server, name) for name in ("chatter", "sql", "late")}
+    pid = server.engine.pid
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(30, lambda: server.engine.pid not in (None, pid) and server.engine.unready_reason() is None)
+    assert {name: complete(server, name) for name in expected} == expected
+    assert unload(server, "late").status_code == 200
+
+
+def test_updates_need_the_option(folders: dict[str, Path]) -> None:
+    with serve([{"name": "hi", "output": ["hi"]}], api_keys=("sk-test",)) as running:
+        for reply in (load(running, "late", folders["late"]), unload(running, "scripted")):
+            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "lora_updates_disabled")
