@@ -64,7 +64,10 @@ class LiveClient:
         self.base_url = normalize_url(url)
         self.timeout = timeout
         self.headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(timeout=timeout, transport=transport, headers={"accept-encoding": "identity"})
+        # Each request has a connection of its own: a server may close one that waits, while a request is on its way.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        identity = {"accept-encoding": "identity"}
+        self._http = httpx.Client(timeout=timeout, transport=transport, headers=identity, limits=limits)
 
     @property
     def root_url(self) -> str:

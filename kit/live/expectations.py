@@ -49,7 +49,7 @@ def check_expectation(step: LiveStep, exchange: Exchange, earlier: Mapping[int, 
     """Checks the value of a successful reply."""
     value, expect = exchange.value, step.expect
     if "output" in value and "status" in value:
-        _check_ending(step, value, verdict)
+        _check_ending(step, exchange, verdict)
         _check_kinds(step, value, verdict)
         _check_calls(step, value, verdict)
         _check_text(step, join_text(value), verdict)
@@ -69,12 +69,16 @@ def check_error(expected: ExpectedError, error: Mapping[str, Any], verdict: Step
         verdict.report("error", "http-error-param", expected.param, quote(error.get("param")), "error.param")
 
 
-def _check_ending(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
-    status, expected = response.get("status"), step.expect.ending
+def _check_ending(step: LiveStep, exchange: Exchange, verdict: StepVerdict) -> None:
+    response, expected = exchange.value, step.expect.ending
+    status = response.get("status")
     details, error = response.get("incomplete_details"), response.get("error")
     if status == "failed" and isinstance(error, dict) and step.expect.error is not None:
         check_error(step.expect.error, error, verdict)
-    if status in expected:
+    verdict.is_cut = status == "completed" and _is_at_limit(exchange)
+    if verdict.is_cut and "completed" not in expected:
+        verdict.findings.add("live-ending", " or ".join(expected), '"completed" after as many tokens as the limit')
+    if status in expected or verdict.is_cut:
         return
     reason = details.get("reason") if isinstance(details, dict) else None
     if status == "incomplete" and reason == "max_output_tokens":
@@ -84,6 +88,13 @@ def _check_ending(step: LiveStep, response: Json, verdict: StepVerdict) -> None:
         verdict.report("ending", "live-failed", " or ".join(expected), f"failed: {quote(error)}")
     else:
         verdict.report("ending", "live-ending", " or ".join(expected), quote(status))
+
+
+def _is_at_limit(exchange: Exchange) -> bool:
+    """Returns whether a response has as many tokens as its request allows: a completed one hides that it was cut."""
+    usage, limit = exchange.value.get("usage"), exchange.request.get("max_output_tokens")
+    count = usage.get("output_tokens") if isinstance(usage, dict) else None
+    return isinstance(count, int) and isinstance(limit, int) and count >= limit
 
 
 def _check_kinds(step: LiveStep, response: Json, verdict: StepVerdict) -> None:

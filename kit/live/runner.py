@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import msgspec
 
 from antiphon.kit.findings import Finding, FindingList, load_codes, quote
 from antiphon.kit.live.bodies import BodyBuilder
-from antiphon.kit.live.checks.context import CheckContext, UnsupportedError, quote_text
+from antiphon.kit.live.checks.context import CheckContext, LostReplyError, UnsupportedError, quote_text
 from antiphon.kit.live.checks.registry import CHECKS
 from antiphon.kit.live.client import LiveClient, LiveReply, UnreachableError
 from antiphon.kit.live.exchanges import Exchange, check_arrival, check_error_body, read_events, read_reply
@@ -254,7 +254,8 @@ class _CaseRun:
         )
         try:
             for name in step.checks:
-                CHECKS[name](context)
+                with suppress(LostReplyError):
+                    CHECKS[name](context)
         finally:
             self.findings += [
                 CaseFinding(place=f"{place}, {request}", finding=finding) for request, finding in context.findings

@@ -28,7 +28,7 @@ def compare_with_chat(context: CheckContext) -> None:
         context.remarks.append("not compared with chat: two equal requests at temperature 0 got different answers")
         return
     request = to_chat_request(body)
-    reply = context.client.send("POST", CHAT_PATH, request, headers=context.headers)
+    reply = context.send("POST", CHAT_PATH, request)
     findings = FindingList()
     if reply.status in (404, 405, 501):
         context.remarks.append(f"not compared with chat: POST {CHAT_PATH} gets {reply.status}")
@@ -85,7 +85,7 @@ def _nest_tool(tool: Mapping[str, Any]) -> Json:
 
 
 def _run_turn(context: CheckContext, body: Json) -> Json | None:
-    reply = context.client.send("POST", RESPONSES_PATH, body, headers=context.headers)
+    reply = context.send("POST", RESPONSES_PATH, body)
     return read_stream(reply.body, body, FindingList()).value if reply.status == 200 else None
 
 

@@ -7,13 +7,17 @@ import msgspec
 
 from antiphon.kit.findings import Finding, FindingList, quote
 from antiphon.kit.live.client import LiveClient, LiveReply
-from antiphon.kit.live.exchanges import Exchange
+from antiphon.kit.live.exchanges import Exchange, check_arrival
 
 Json = dict[str, Any]
 
 
 class UnsupportedError(Exception):
     """Raised if the server lacks what a case needs."""
+
+
+class LostReplyError(Exception):
+    """Raised to end a check if no reply came."""
 
 
 class CheckContext(msgspec.Struct, kw_only=True):
@@ -38,9 +42,19 @@ class CheckContext(msgspec.Struct, kw_only=True):
 
     def fetch(self, method: str, path: str, body: Json | None = None) -> LiveReply:
         """Sends a request. Raises `UnsupportedError` if its status says that the server lacks the endpoint."""
-        reply = self.client.send(method, path, body, headers=self.headers)
+        reply = self.send(method, path, body)
         if reply.status in self.absent_statuses:
             raise UnsupportedError(f"{method} {path.partition('?')[0]} gets {reply.status}")
+        return reply
+
+    def send(self, method: str, path: str, body: Json | None = None) -> LiveReply:
+        """Sends a request. Raises `LostReplyError` if no reply comes, which is reported."""
+        reply = self.client.send(method, path, body, headers=self.headers)
+        if reply.status == 0:
+            findings = FindingList()
+            check_arrival(reply, findings)
+            self.report(f"{method} {path.partition('?')[0]}", findings)
+            raise LostReplyError
         return reply
 
     def report(self, place: str, findings: FindingList) -> None:

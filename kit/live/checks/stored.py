@@ -28,7 +28,7 @@ def check_deleted(context: CheckContext) -> None:
     deleted = context.fetch("DELETE", path)
     if deleted.status != 200 or (deleted.read_object() or {}).get("deleted") is not True:
         findings.add("live-delete", '200 with "deleted": true', f"{deleted.status}: {quote_body(deleted)}")
-    after = context.client.send("GET", path, headers=context.headers)
+    after = context.send("GET", path)
     if after.status != 404:
         findings.add("live-delete", "404 after DELETE", str(after.status), "GET")
     context.report("DELETE", findings)
@@ -37,7 +37,7 @@ def check_deleted(context: CheckContext) -> None:
 def check_not_stored(context: CheckContext) -> None:
     """Checks that a response with store false cannot be retrieved."""
     findings = FindingList()
-    reply = context.client.send("GET", f"{RESPONSES_PATH}/{context.response_id}", headers=context.headers)
+    reply = context.send("GET", f"{RESPONSES_PATH}/{context.response_id}")
     if reply.status == 200:
         findings.add("live-store-false", "404", "200 with the response")
     context.report("GET", findings)

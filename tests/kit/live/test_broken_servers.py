@@ -49,6 +49,10 @@ def edit_object(change: Callable[[Any], Any]) -> Change:
     return lambda reply: reply.edit(change) if reply.body.startswith(b"{") else reply
 
 
+def raise_error(reply: Received) -> Received:
+    raise httpx.RemoteProtocolError("gone")
+
+
 @dataclass(frozen=True)
 class Broken:
     """A broken server, the case that notices, and the code of the finding."""
@@ -89,6 +93,9 @@ BROKEN = [
     Broken("body-keys-differ", "basics.text", CREATE, edit_object(lambda value: value.pop("metadata"))),
     Broken("live-failed", "basics.one-piece", CREATE, set_field(status="failed", error={"code": "server_error", "message": "No."})),
     Broken("live-ending", "basics.one-piece", CREATE, set_field(status="cancelled")),
+    Broken("live-ending", "basics.token-limit", CREATE, substitute("incomplete", "completed")),
+    Broken("http-disconnect", "resume.get", ONE, raise_error, "GET"),
+    Broken("http-disconnect", "basics.text", "/chat/completions$", raise_error),
     Broken("live-kind-missing", "basics.one-piece", CREATE, set_field(output=[])),
     Broken("live-kind-unexpected", "tools.none", CREATE, substitute('"type":"message"', '"type":"web_search_call"')),
     Broken("live-calls", "tools.named", CREATE, substitute("get_time", "get_weather")),
