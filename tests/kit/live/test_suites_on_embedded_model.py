@@ -6,6 +6,7 @@ import pytest
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony.detect import load_format
 from antiphon.kit.live.client import LiveClient
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[CaseRunner]:
-    engine = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1})
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
     model = ServedModel(names=("antiphon",), engine=engine, format=load_format(MODEL_DIR).format, created=0)
     with serve(ModelRegistry([model])) as server, LiveClient(server.url, timeout=90) as client:
         target = find_model(client, None)
