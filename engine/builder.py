@@ -53,7 +53,8 @@ therefore be the same however a prompt is chunked. Larger blocks make longer ste
 def build_core(path: Path, options: EngineOptions) -> Core:
     """Loads the model in a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
     torch.set_num_threads(options.threads or physical_cores())
-    model, checkpoint = load_model(path, device=options.device, dtype=options.dtype)
+    quantizes = options.quantization is not None
+    model, checkpoint = load_model(path, device=options.device, dtype=options.dtype, to_quantize=quantizes)
     return build_core_from_model(model, checkpoint, options, optimize=True)
 
 

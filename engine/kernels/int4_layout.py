@@ -11,7 +11,7 @@ from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, MIN_SCALE, rou
 INT4_GROUP_INPUTS = GEMM_TILE_INPUTS
 """Consecutive inputs of an output that share a scale."""
 
-WEIGHTS_PER_CHUNK = 1 << 21
+WEIGHTS_PER_CHUNK = 1 << 19
 """Weights that are packed at a time. Packing needs several fp32 copies of them."""
 
 INT4_MIN, INT4_MAX = -8, 7

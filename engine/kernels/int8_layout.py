@@ -9,7 +9,7 @@ from torch.nn import functional
 GEMM_TILE_INPUTS = 64
 """Inputs of a tile; the same constant as in ``int8_gemm.c``."""
 
-OUTPUTS_PER_CHUNK = 4096
+OUTPUTS_PER_CHUNK = 1024
 """Outputs that are packed at a time. Packing needs two fp32 copies of their weights."""
 
 MAX_GEMM_INPUTS = 1 << 16
@@ -45,7 +45,7 @@ def pack_int8_weight(weight: Tensor, lanes: int, zero: int) -> PackedInt8Weight:
     scales, zeros = torch.empty(padded_outputs), torch.empty(padded_outputs, dtype=torch.int32)
     for first in range(0, padded_outputs, OUTPUTS_PER_CHUNK):
         end = min(first + OUTPUTS_PER_CHUNK, padded_outputs)
-        chunk = weight[first:end]
+        chunk = weight[first:end].float()
         chunk = functional.pad(chunk, (0, padded_inputs - inputs, 0, end - first - len(chunk)))
         scales[first:end] = (chunk.abs().amax(1) / 127).clamp_min_(MIN_SCALE)
         levels = (chunk / scales[first:end, None]).round_().clamp_(-127, 127).to(torch.int8)

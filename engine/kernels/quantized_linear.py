@@ -68,7 +68,7 @@ class QuantizedLinearKernels:
 
     def supports_int4_linear(self, weight: Tensor) -> bool:
         """Tells whether :meth:`int4_linear` accepts a weight of this type and shape."""
-        return weight.dtype is torch.float32 and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
+        return weight.is_floating_point() and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
     def pack_int8_weight(self, weight: Tensor) -> PackedInt8Weight:
         """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""

@@ -18,6 +18,7 @@ from antiphon.engine.checkpoint.generation_settings import read_eos_ids, samplin
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
+from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
 from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,22 @@ IGNORED_GENERATION_SETTINGS = ("bad_words_ids", "no_repeat_ngram_size", "stop_st
 NATIVE_FP8_CAPABILITY = (8, 9)
 """CUDA compute capability from which transformers keeps FP8 weights as they are stored."""
 
+STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Types of weights in safetensors files that can stay there until they are used."""
+
+MAPPED_ITEMSIZE = 1
+"""Bytes of a weight that a model to quantize needs at most, if its large weights stay in the files until packed."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
-    path: Path, *, device: str | None = None, dtype: str | None = None
+    path: Path, *, device: str | None = None, dtype: str | None = None, to_quantize: bool = False
 ) -> tuple[PreTrainedModel, Checkpoint]:
-    """Loads a local folder. ``device`` is cpu or cuda, ``dtype`` one of ``DTYPES``. Raises :class:`LoadError`."""
+    """Loads a local folder. ``device`` is cpu or cuda, ``dtype`` one of ``DTYPES``. Raises :class:`LoadError`.
+
+    A model ``to_quantize`` on a CPU keeps its large weights in the files until they are packed, where possible.
+    """
     checkpoint = inspect_checkpoint(path)
     model_class = choose_model_class(checkpoint)
     check_quantization_method(checkpoint)
@@ -46,9 +56,16 @@ def load_model(
         raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
     torch_dtype = torch_dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     unpacks = unpacks_weights(checkpoint, device)
-    check_memory(checkpoint, torch_dtype.itemsize, free_memory(device), unpacks=unpacks)
+    stored_dtype = _mappable_dtype(checkpoint) if to_quantize and device == "cpu" else None
+    maps_weights = stored_dtype is not None and torch_dtype == torch.float32
+    check_memory(
+        checkpoint, MAPPED_ITEMSIZE if maps_weights else torch_dtype.itemsize, free_memory(device), unpacks=unpacks
+    )
     try:
-        model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
+        if stored_dtype is not None and maps_weights:
+            model, missing = _load_mapped(model_class, checkpoint, stored_dtype)
+        else:
+            model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model") from error
     except ImportError as error:
@@ -80,6 +97,32 @@ def _load_pretrained(
     )
     model, report = loaded
     return model.eval().to(device), sorted(report["missing_keys"])
+
+
+def _mappable_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
+    """Returns the type of most weights in the files; None if they must be converted as a whole.
+
+    Fused experts are no linear layers, so they are converted as a whole in any case.
+    """
+    if checkpoint.quantization_method is not None or not checkpoint.elements_by_dtype:
+        return None
+    elements = checkpoint.elements_by_dtype
+    return STORED_DTYPES.get(max(elements, key=lambda name: elements[name]))
+
+
+def _load_mapped(
+    model_class: Any, checkpoint: Checkpoint, stored_dtype: torch.dtype
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model in fp32, with the weights of linear layers and embeddings still in the files."""
+    model, missing = _load_pretrained(model_class, checkpoint, stored_dtype, "cpu")
+    if not has_exact_buffers(model):
+        log.debug("%s computes some buffers in the type of its weights; it is loaded as a whole", checkpoint.path)
+        del model
+        return _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
+    log.debug("%d layers keep their weights in the files", map_weights(model))
+    for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
+        config.dtype = torch.float32
+    return model, missing
 
 
 def choose_device(requested: str | None) -> str:

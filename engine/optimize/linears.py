@@ -21,6 +21,7 @@ from antiphon.engine.kernels.int4_layout import (
 )
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addresses
+from antiphon.engine.model.mapped_weights import multiply_in_parts
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ def build_int8_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | No
         compiled = _build_compiled_linear(kernels.pack_int8_weight(weight), weight, bias, kernels)
         if compiled is not None:
             return compiled
-    return FbgemmInt8Linear(weight, bias)
+    return FbgemmInt8Linear(weight.float(), bias)
 
 
 def build_int4_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
@@ -276,7 +277,7 @@ def _probe_rows(count: int, weight: Tensor) -> Tensor:
 def _verify_linear(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, max_error: float) -> None:
     """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight."""
     x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
-    _verify_kernel(kernel, x, functional.linear(x, weight, bias), max_error)
+    _verify_kernel(kernel, x, multiply_in_parts(x, weight, bias), max_error)
 
 
 def _verify_kernel(kernel: LinearKernel, x: Tensor, expected: Tensor, max_error: float) -> None:

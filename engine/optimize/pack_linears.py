@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.model.mapped_weights import MappedLinear
 from antiphon.engine.optimize.linears import (
     LinearKernel,
     MergedLinear,
@@ -70,7 +70,7 @@ def pack_linears(
     """
     linears = dict(find_linears(model))
     reason = None if linears else "it has no linear layers"
-    if any(layer.weight.dtype != torch.float32 or layer.weight.device.type != "cpu" for layer in linears.values()):
+    if any(_stored_weight(layer).device.type != "cpu" or not _computes_in_fp32(layer) for layer in linears.values()):
         reason = "packing requires fp32 weights on a CPU"
     logits_before = run() if reason is None else None
     groups: list[list[str]] = []
@@ -88,8 +88,22 @@ def pack_linears(
 
 
 def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yields the name and the layer of every linear layer of torch's own class. A subclass may compute anything."""
-    return ((name, module) for name, module in model.named_modules() if type(module) is nn.Linear)
+    """Yields the name and the layer of every linear layer of torch's own class, and of mapped ones.
+
+    Any other subclass may compute anything.
+    """
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear or isinstance(module, MappedLinear):
+            yield name, module
+
+
+def _stored_weight(layer: nn.Linear) -> Tensor:
+    """Returns the weight in the type in which it is in memory or in its file."""
+    return layer.mapped.stored if isinstance(layer, MappedLinear) else layer.weight.detach()
+
+
+def _computes_in_fp32(layer: nn.Linear) -> bool:
+    return isinstance(layer, MappedLinear) or layer.weight.dtype == torch.float32
 
 
 def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel, expected: Tensor) -> list[list[str]]:
@@ -185,7 +199,7 @@ class _LinearStandIn(nn.Module):
         return self._layer[0].bias
 
     def forward(self, x: Tensor) -> Tensor:
-        result = functional.linear(x, self._layer[0].weight, self._layer[0].bias)
+        result: Tensor = self._layer[0](x)
         if self.watcher is None:
             return result
         self.watcher.record_call(self, x)
@@ -226,12 +240,18 @@ def _pack_groups(
             failures[names[0]] = one_line(failure)
             continue
         _replace_layers(model, names, layers, kernel)
+        for layer in layers:
+            if isinstance(layer, MappedLinear):
+                layer.mapped.release()
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
             log.info("packing weights: %d of %d", index + 1, len(groups))
     if failures:
         name, reason = next(iter(failures.items()))
         log.warning("%d linear layers are not packed, such as %s: %s", len(failures), name, reason)
+    for name, module in find_linears(model):
+        if isinstance(module, MappedLinear):  # the model reads its weight itself, or no kernel can compute it
+            _set_submodule(model, name, module.to_linear())
     unpacked = [
         name for name, parameter in model.named_parameters() if parameter.ndim > 1 and not _is_embedding(model, name)
     ]
@@ -265,13 +285,13 @@ def _choose_form(name: str, quantize: Quantization | None, output_layer: str | N
 
 
 def _build_kernel(layers: list[nn.Linear], kernels: Kernels | None, form: Quantization | None) -> LinearKernel:
-    weights = [layer.weight.detach() for layer in layers]
+    weights = [_stored_weight(layer) for layer in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
     present = [bias.detach() for bias in biases if bias is not None]
     bias = torch.cat(present) if present else None
     if form is None:
-        return OneDnnLinear(weight, bias)
+        return OneDnnLinear(weight.float(), bias)
     return (build_int4_linear if form == "int4" else build_int8_linear)(weight, bias, kernels)
 
 

@@ -17,6 +17,7 @@ from antiphon.engine.kernels.int4_layout import PackedInt4Weight, pack_int4_weig
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 from antiphon.engine.optimize.linears import CompiledLinear, OneDnnLinear, PackedLinear
 from antiphon.engine.optimize.pack_linears import find_linears
 from antiphon.engine.optimize.quantization_error import check_similarity, compare_logits
@@ -112,6 +113,17 @@ def iterate_packed_linears(model: Any) -> Any:
             yield module
         elif hasattr(module, "merged"):
             yield module.merged.linear
+
+
+def test_fused_decoder_layers_equal_their_parts() -> None:
+    require_int8_kernels()
+    model = make_wide_model()
+    core = build_int4_core(model)
+    assert all(isinstance(layer, FusedDecoderLayer) for layer in model.model.layers)
+    fused_logits = reference_logits(core._forward, model)
+    for index, layer in enumerate(model.model.layers):
+        model.model.layers[index] = layer.original
+    assert torch.equal(fused_logits, reference_logits(core._forward, model))
 
 
 @pytest.mark.parametrize("compile_", [True, False])

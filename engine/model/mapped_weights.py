@@ -1,0 +1,149 @@
+"""Linear layers and embeddings whose weights stay in the model's files, in the type in which they are stored.
+
+The files are mapped into memory. A weight is converted to fp32 when it is used, a part at a time, and its pages are
+given back afterwards. So a model can be run, compared and packed, although it is never in memory as a whole.
+"""
+
+import ctypes
+import mmap
+import sys
+from bisect import bisect_right
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+OUTPUTS_PER_PART = 1024
+"""Outputs of a mapped weight that are converted to fp32 at a time."""
+
+
+class FileMappings:
+    """Address ranges of this process that map model files, as the system reports them now."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        with suppress(OSError):
+            for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+                if line.endswith(".safetensors"):
+                    start, _, end = line.split(maxsplit=1)[0].partition("-")
+                    self._starts.append(int(start, 16))
+                    self._ends.append(int(end, 16))
+
+    def contain(self, tensor: Tensor) -> bool:
+        """Tells whether all elements of a contiguous tensor lie in a mapped file."""
+        index = bisect_right(self._starts, tensor.data_ptr()) - 1
+        return index >= 0 and tensor.is_contiguous() and tensor.data_ptr() + tensor.nbytes <= self._ends[index]
+
+
+class MappedWeight:
+    """A weight in a mapped file, or in memory if loading had to convert it."""
+
+    def __init__(self, stored: Tensor, mappings: FileMappings) -> None:
+        self.stored = stored
+        self._is_in_file = mappings.contain(stored)
+
+    def read(self) -> Tensor:
+        """Returns the whole weight in fp32."""
+        weight = self.stored.float()
+        if weight.data_ptr() != self.stored.data_ptr():
+            self.release()
+        return weight
+
+    def release(self) -> None:
+        """Gives the weight's pages back to the system, which reads them from the file again when they are needed."""
+        if not self._is_in_file or sys.platform != "linux":
+            return
+        first = -(-self.stored.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (self.stored.data_ptr() + self.stored.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first:
+            libc = ctypes.CDLL(None)
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), ctypes.c_int(mmap.MADV_DONTNEED))
+
+
+def multiply_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns the product in fp32 with a weight (outputs, inputs) of any type, converting a part of it at a time."""
+    starts = range(0, len(weight), OUTPUTS_PER_PART)
+    parts = [functional.linear(x, weight[first : first + OUTPUTS_PER_PART].float()) for first in starts]
+    product = torch.cat(parts, -1)
+    return product if bias is None else product + bias
+
+
+class MappedLinear(nn.Linear):
+    """A linear layer with a mapped weight. Computes in fp32."""
+
+    def __init__(self, layer: nn.Linear, mappings: FileMappings) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.register_parameter("bias", layer.bias)
+        self.mapped = MappedWeight(layer.weight.detach(), mappings)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """Returns the weight in fp32."""
+        return self.mapped.read()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, inputs) → (…, outputs)."""
+        product = multiply_in_parts(x, self.mapped.stored, self._parameters["bias"])
+        self.mapped.release()
+        return product
+
+    def to_linear(self) -> nn.Linear:
+        """Returns the same layer with its weight in memory, in fp32."""
+        layer = nn.Linear(0, 0, bias=False)
+        layer.in_features, layer.out_features = self.in_features, self.out_features
+        layer.weight = nn.Parameter(self.mapped.read().clone(), requires_grad=False)
+        layer.bias = self.bias
+        return layer
+
+
+class MappedEmbedding(nn.Embedding):
+    """An embedding with a mapped weight: the rows in use are in memory, exactly as they are stored."""
+
+    def __init__(self, layer: nn.Embedding, mappings: FileMappings) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
+        self.padding_idx = layer.padding_idx
+        self.mapped = MappedWeight(layer.weight.detach(), mappings)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """Returns the weight in fp32."""
+        return self.mapped.read()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(…) → (…, embedding_dim)."""
+        return functional.embedding(ids, self.mapped.stored).float()
+
+
+def has_exact_buffers(model: nn.Module) -> bool:
+    """Tells whether no buffer was rounded to the type of the weights."""
+    return all(buffer.dtype == torch.float32 for buffer in model.buffers() if buffer.is_floating_point())
+
+
+def map_weights(model: nn.Module) -> int:
+    """Replaces the linear layers and embeddings of a model by mapped ones, and converts all other weights to fp32.
+
+    The model must have been loaded in the type of its files. Only layers of torch's own classes are replaced: a
+    subclass may compute anything. Returns the number of layers replaced.
+    """
+    mappings, count = FileMappings(), 0
+    replacements: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            kind: Any = {nn.Linear: MappedLinear, nn.Embedding: MappedEmbedding}.get(type(child))
+            if kind is None or getattr(child, "max_norm", None) is not None:
+                continue
+            if id(child) not in replacements:
+                replacements[id(child)] = kind(child, mappings)
+                count += 1
+            setattr(parent, name, replacements[id(child)])
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            stored = MappedWeight(parameter.data, mappings)
+            parameter.data = stored.read()
+    return count
