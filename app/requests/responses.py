@@ -31,6 +31,8 @@ COMPACTION_PROMPT = (
     "numbers as they are, what is still open, and what to do next. Write nothing else, and call no tool."
 )
 """Prompt that asks the model for the summary of a conversation that is to be compacted."""
+MAX_SUMMARY_TOKENS = 8192
+"""Tokens of a compaction turn without a limit. Its client sees no text, and would wait for a model that does not end."""
 
 
 def read_responses_request(
@@ -141,6 +143,8 @@ def _turn_spec(
     """Builds the turn. A compaction has no stop strings and no log probabilities, because no client reads its text."""
     top_logprobs = _top_logprobs(body)
     max_tokens = body.get("max_output_tokens") or settings.default_max_output_tokens
+    if max_tokens is None and request_input.compact:
+        max_tokens = MAX_SUMMARY_TOKENS
     sampling = shared.read_sampling(body, model.engine.info, max_tokens, top_logprobs)
     return TurnSpec(
         base_response=_base_response(body, sampling, echo),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon.app.errors import ApiError
+from antiphon.app.requests.responses import MAX_SUMMARY_TOKENS
 from antiphon.engine.protocol import Sampling
 from antiphon.events.inputs import HostedInput, InputFunctionCall, InputImage, InputMessage, InputReasoning, InputText
 from antiphon.events.items import FunctionCall, Message, OutputText
@@ -224,6 +225,15 @@ def test_client_values_override_the_models_defaults() -> None:
 def test_logprobs_are_returned_where_requested(body: dict[str, Any], num_logprobs: int | None) -> None:
     spec = read_responses_spec(**body)
     assert (spec.sampling.top_logprobs, spec.logprobs) == (num_logprobs, num_logprobs is not None)
+
+
+def test_compaction_has_a_limit_of_tokens() -> None:
+    """A model that does not end would keep its client waiting without a byte."""
+    trigger = {"input": [USER, {"type": "compaction_trigger"}]}
+    assert read_responses_spec(**trigger).sampling.max_tokens == MAX_SUMMARY_TOKENS
+    assert read_responses_spec(**trigger).base_response.max_output_tokens is None
+    assert read_responses_spec(**trigger, max_output_tokens=7).sampling.max_tokens == 7
+    assert read_responses_spec(input=[USER]).sampling.max_tokens is None
 
 
 def test_max_tool_calls_is_1_without_parallel_tool_calls() -> None:
