@@ -37,6 +37,13 @@ def find_blocks(language: str, fragment: str) -> list[str]:
 SERVER = partial(serve, partial(scripted_registry, SCRIPT, names=("antiphon",)))
 
 
+def test_example_of_the_pytest_plugin_is_the_one_that_runs() -> None:
+    """`tests/kit/pytest_plugin/test_page.py` runs the programs of that page."""
+    (block,) = find_blocks("python", "def test_")
+    page = (ROOT / "docs/testing-agents.md").read_text(encoding="utf-8")
+    assert re.sub(r"  # .*", "", block) in page
+
+
 @pytest.mark.parametrize("block", find_blocks("sh", "curl"))
 def test_curl_examples_run(server: RunningServer, block: str) -> None:
     if shutil.which("curl") is None:
@@ -55,7 +62,7 @@ PYTHON_EXAMPLE_OUTPUTS = [
 
 
 @pytest.mark.parametrize(
-    ("block", "expected"), list(zip(find_blocks("python", "OpenAI("), PYTHON_EXAMPLE_OUTPUTS, strict=True))
+    ("block", "expected"), list(zip(find_blocks("python", "import OpenAI"), PYTHON_EXAMPLE_OUTPUTS, strict=True))
 )
 def test_python_examples_print_the_expected_output(server: RunningServer, block: str, expected: str) -> None:
     result = subprocess.run(

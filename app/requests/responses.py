@@ -32,7 +32,7 @@ COMPACTION_PROMPT = (
 )
 """Prompt that asks the model for the summary of a conversation that is to be compacted."""
 MAX_SUMMARY_TOKENS = 8192
-"""Tokens of a compaction turn without a limit. Its client sees no text, and would wait for a model that does not end."""
+"""Limit of a compaction turn without one. Its client sees no text, and would wait for a model that does not end."""
 
 
 def read_responses_request(

@@ -67,11 +67,20 @@ def llama_command(port: int) -> list[str]:
 @contextmanager
 def run_server(kind: Kind, *flags: str) -> Iterator[str]:
     """Runs a server until the end of the block. Yields its base URL."""
-    port = _free_port()
+    port = find_free_port()
     command = vllm_command(port, *flags) if kind == "vllm" else llama_command(port)
     log = BENCH_DIR / "logs" / f"prove-{kind}.log"
     server = ServerProcess(command, log, VLLM_ENV if kind == "vllm" else {})
     url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_healthy(server, url, log)
+        yield url
+    finally:
+        server.terminate()
+
+
+def wait_until_healthy(server: ServerProcess, url: str, log: Path) -> None:
+    """Waits until a server answers. Fails with the end of its output if it exits."""
 
     def is_healthy() -> bool:
         assert not server.has_exited, log.read_text(errors="replace")[-2000:]
@@ -79,11 +88,7 @@ def run_server(kind: Kind, *flags: str) -> Iterator[str]:
             return httpx.get(f"{url}/health", timeout=2).status_code == 200
         return False
 
-    try:
-        wait_with_progress(is_healthy, f"{kind} did not start")
-        yield url
-    finally:
-        server.terminate()
+    wait_with_progress(is_healthy, f"{url} did not start")
 
 
 def build_engine(*urls: str, **options: Any) -> RemoteEngine:
@@ -120,7 +125,7 @@ async def wait_idle(url: str, timeout_s: float) -> None:
             await asyncio.sleep(0.02)
 
 
-def _free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
