@@ -143,7 +143,9 @@ def _select_rows(x: Tensor, rows: "slice | Tensor") -> Tensor:
 
 def _add_rows(output: Tensor, columns: slice, rows: "slice | Tensor", product: Tensor) -> None:
     """Adds a product to some rows and columns of a tensor (…, columns), in place."""
-    target = output.view(-1, output.shape[-1])[:, columns]
+    target = output.view(-1, output.shape[-1])
+    if product.shape[-1] != output.shape[-1]:
+        target = target[:, columns]
     product = product.to(output.dtype)
     if isinstance(rows, slice):
         target[rows].add_(product)

@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from antiphon.engine.optimize.linears import OneDnnLinear, UnusableKernelError
+BLOCK_ROWS = 8
+"""Rows of one product on a CPU. Fewer rows are padded, so that every product has the same shape."""
 
 
 class LoraWeight:
     """Computes scale · B(A(x)) for rows x (n, inputs).
 
-    On a CPU it computes in fp32, and a row's bits are the same in any batch: packed weights are verified for this, and
-    where they fail, rows are computed one by one. On a GPU it computes in ``dtype``.
+    On a CPU it computes in fp32, and a row's bits are the same in any batch: rows are computed in blocks of one size,
+    and where the place in a block matters to torch's kernel, one by one. On a GPU it computes in ``dtype``.
     """
 
     def __init__(self, a: Tensor, b: Tensor, scale: float, device: torch.device, dtype: torch.dtype) -> None:
@@ -19,11 +20,12 @@ class LoraWeight:
         self.outputs = b.shape[0]
         is_cpu = device.type == "cpu"
         self._dtype = torch.float32 if is_cpu else dtype
-        scaled = b.float() * scale
         # Copies, so that the file's memory is not kept.
-        weights = [weight.to(device, self._dtype, copy=True).contiguous() for weight in (a, scaled)]
-        make = _make_row_product if is_cpu else _make_batch_product
-        self._products = [make(weight) for weight in weights]
+        self._a = a.to(device, self._dtype, copy=True).contiguous()
+        self._b = (b.float() * scale).to(device, self._dtype).contiguous()
+        self._block_rows = 0
+        if is_cpu:
+            self._block_rows = BLOCK_ROWS if self._has_equal_places() else 1
 
     @property
     def num_bytes(self) -> int:
@@ -32,34 +34,26 @@ class LoraWeight:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns the change of the layer's output: (n, inputs) → (n, outputs)."""
-        down, up = self._products
-        result: Tensor = up(down(x.to(self._dtype)))
-        return result
+        count, rows = len(x), self._block_rows
+        if not rows:
+            return self._multiply(x.to(self._dtype))
+        padded = torch.zeros((-(-count // rows) * rows, self.inputs))
+        padded[:count] = x
+        if len(padded) == rows:
+            return self._multiply(padded)[:count]
+        return torch.cat([self._multiply(block) for block in torch.split(padded, rows)])[:count]
 
+    def _multiply(self, x: Tensor) -> Tensor:
+        return functional.linear(functional.linear(x, self._a), self._b)
 
-class _BatchProduct:
-    """x · weightᵀ by torch's own matrix product."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self._weight)
-
-
-class _SingleRowProduct(_BatchProduct):
-    """x · weightᵀ row by row: slow, and the same bits for a row in any batch."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([functional.linear(row, self._weight) for row in torch.split(x, 1)])
-
-
-def _make_batch_product(weight: Tensor) -> _BatchProduct:
-    return _BatchProduct(weight)
-
-
-def _make_row_product(weight: Tensor) -> "OneDnnLinear | _SingleRowProduct":
-    try:
-        return OneDnnLinear(weight, None)
-    except (UnusableKernelError, RuntimeError, AttributeError, NotImplementedError):
-        return _SingleRowProduct(weight)
+    def _has_equal_places(self) -> bool:
+        """Tells whether a row has the same bits in every place of a block, whatever the other rows are."""
+        rows = torch.randn((2 * BLOCK_ROWS, self.inputs), generator=torch.Generator().manual_seed(1))
+        row, others = rows[0].clone(), rows[BLOCK_ROWS:]
+        expected = self._multiply(rows[:BLOCK_ROWS].clone())[0]
+        for place in range(BLOCK_ROWS):
+            block = others.clone()
+            block[place] = row
+            if not torch.equal(self._multiply(block)[place], expected):
+                return False
+        return True

@@ -81,8 +81,7 @@ def _explain_other_format(path: Path) -> LoadError | None:
     """Returns the error for a folder that holds an adapter or a model in another format; None for others."""
     if (path / "adapter_config.json").exists():
         return LoadError(
-            f"{path} holds a LoRA adapter{_base_model(path)}, not a model; merge it into its base model "
-            "(merge_and_unload of peft), and save the result"
+            f"{path} holds a LoRA adapter{_base_model(path)}, not a model; serve its base model with --lora NAME={path}"
         )
     other = next(_files_in_other_formats(path), None)
     return None if other is None else LoadError(f"{path}: {_describe_format(other)}")

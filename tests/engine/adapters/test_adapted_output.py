@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from antiphon.engine.adapters.lora_weight import BLOCK_ROWS, LoraWeight
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.scheduler.core import Core
 from tests.engine.adapters.adapter_folders import (
@@ -103,7 +104,9 @@ def test_greedy_output_equals_that_of_merged_models(family: str, optimize: bool,
         assert together[f"j{name}"] == generate_merged(model, prompt, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"deterministic": True}], ids=str
+)
 @pytest.mark.parametrize("family", ["qwen3", "phi3"])
 def test_rows_have_the_same_bits_alone_and_among_others(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     folders = make_adapters(tmp_path, family)
@@ -148,6 +151,51 @@ def test_paged_caches_serve_adapters(tmp_path: Path) -> None:
         model = merge_adapter("qwen3", folders[name]) if name else base_model("qwen3")
         model.generation_config.eos_token_id = None
         assert together[f"j{name}"] == generate_merged(model, prompt, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("is_paged", [True, False])
+def test_jobs_of_one_adapter_need_not_be_neighbors(is_paged: bool, tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, "qwen3", 2)
+    core = build_adapted_core("qwen3", folders, paged_cache=is_paged)
+    prompts, names = make_prompts(*[9] * 6), ["a0", "", "a1", "a0", "a1", "a0"]
+    jobs = [
+        make_job(prompt, f"j{index}", adapter=name, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for index, (prompt, name) in enumerate(zip(prompts, names, strict=True))
+    ]
+
+    together = run_jobs(core, *jobs)
+
+    for index, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
+        model = merge_adapter("qwen3", folders[name]) if name else base_model("qwen3")
+        model.generation_config.eos_token_id = None
+        assert join_tokens(together[f"j{index}"]) == generate_merged(model, prompt, NUM_TOKENS)
+
+
+def test_rows_of_the_base_can_run_in_a_pass_of_their_own(tmp_path: Path) -> None:
+    folders = make_adapters(tmp_path, "qwen3", 3)
+    core = build_adapted_core("qwen3", folders)
+    assert core.adapters is not None
+    prompts, names = make_prompts(5, 6, 7, 8, 9), ["a0", "", "a1", "", "a2"]
+    expected = step_logits(core, prompts, names)
+    core.adapters._layers.rows.one_pass = False
+    assert torch.equal(step_logits(core, prompts, names), expected)
+
+
+@pytest.mark.parametrize("shape", [(32, 4, 48), (192, 16, 192), (257, 3, 65), (1024, 64, 3072)], ids=str)
+def test_a_row_has_the_same_bits_in_any_batch(shape: tuple[int, int, int]) -> None:
+    inputs, rank, outputs = shape
+    generator = torch.Generator().manual_seed(4)
+    a, b, x = (
+        torch.randn(size, generator=generator)
+        for size in ((rank, inputs), (outputs, rank), (3 * BLOCK_ROWS + 1, inputs))
+    )
+    weight = LoraWeight(a, b, 0.5, torch.device("cpu"), torch.float32)
+    whole = weight(x)
+    torch.testing.assert_close(whole, 0.5 * x @ a.T @ b.T, rtol=1e-4, atol=1e-3)
+    for first, end in ((0, 1), (7, 9), (3, 20), (24, 25), (8, 16)):
+        assert torch.equal(weight(x[first:end]), whole[first:end])
+    weight._block_rows = 1
+    assert torch.equal(weight(x[3:20]), torch.cat([weight(row[None]) for row in x[3:20]]))
 
 
 @pytest.mark.parametrize("family", ["bloom", "lfm2"])
