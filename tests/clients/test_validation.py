@@ -71,6 +71,7 @@ RANGES: dict[str, list[tuple[Any, str]]] = {
     "truncate_prompt_tokens": [(-2, LOW), (0, LOW), (HUGE, HIGH)],
     "dimensions": [(0, LOW), (HUGE, HIGH)],
     "top_n": [(-1, LOW), (HUGE, HIGH)],
+    "lora_int_id": [(-1, LOW), (HUGE, HIGH)],
 }
 """Values below and above the range of each number, with the code of the error."""
 OTHER_RANGES: dict[tuple[str, str], list[tuple[Any, str]]] = {

@@ -144,6 +144,12 @@ def test_updates_that_fail_name_the_field(body: dict[str, Any], status: int, par
     assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), reply.text
 
 
+@pytest.mark.parametrize("number", [-1, 10**30])
+def test_a_number_out_of_range_is_refused(number: int, server: RunningServer) -> None:
+    reply = post(server, "unload_lora_adapter", {"lora_name": "none", "lora_int_id": number})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "lora_int_id"), reply.text
+
+
 def test_base_models_cannot_be_unloaded(server: RunningServer) -> None:
     assert unload(server, "chatter").status_code == 404
     complete(server, "chatter")
