@@ -139,7 +139,7 @@ static void multiply_strips(const struct linear_args *args, int64_t pair) {
 }
 
 #ifdef HAS_AMX
-#define MAX_UNTILED_ROWS 1 /* rows up to which AMX tiles cost more than they save */
+#define MAX_UNTILED_ROWS 6 /* rows up to which unpacking to AMX tiles costs more than the tiles save */
 
 /* Unpacks all weights of a block to tiles of signed levels. */
 static void unpack_block(const struct linear_args *args, int64_t block, bytes *tiles) {

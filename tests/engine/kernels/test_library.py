@@ -213,6 +213,7 @@ WRONG_CODE = (
     ("= levels / row_max", "= levels / (row_max + 1)", "int8_linear"),
     ("if (args->silu_mul)", "if (0)", "int8_linear"),
     ("[row] * params->scale", "[0] * params->scale", "int8_linear"),
+    ("-WEIGHT_ZERO * sum", "-(WEIGHT_ZERO - 1) * sum", "int4_linear"),
     ("/ args->size + loop->eps", "/ args->size + 1", "rms_norm"),
     ("v * sigmoid * load", "v * load", "silu_mul"),
     ("out[b] = reduce_sum(total) + rest", "out[b] = reduce_sum(total)", "block_softmax"),
