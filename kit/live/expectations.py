@@ -142,6 +142,9 @@ def _check_text(step: LiveStep, text: str, verdict: StepVerdict) -> None:
 
 
 def _check_completion(step: LiveStep, completion: Json, verdict: StepVerdict) -> None:
+    if completion["finish_reason"] == "length":
+        verdict.is_cut = True
+        verdict.misses.append("the model did not stop before max_tokens")
     names = [call["function"]["name"] for call in completion["tool_calls"]]
     if step.expect.calls is not None and names != list(step.expect.calls):
         verdict.report("calls", "live-calls", f"calls {quote(list(step.expect.calls))}", quote(names))

@@ -19,7 +19,9 @@ from tests.bench.server_process import ServerProcess
 from tests.prove.live_engines import LLAMA_ENV, ROOT, find_free_port, llama_command, vllm_command, wait_until_healthy
 
 FOLDER = BENCH_DIR / "check"
-MAX_OUTPUT_TOKENS = 24
+MAX_OUTPUT_TOKENS = 12
+SUITES = {"transformers": ("basics", "tools", "structured", "errors")}
+"""Suites by server; all for others. transformers stores no responses, has no WebSockets, and reads long prompts slowly."""
 VLLM_TOOL_FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
     "--enable-prompt-tokens-details",
@@ -39,7 +41,7 @@ def _transformers_command(port: int) -> list[str]:
 
 
 def _antiphon_command(port: int) -> list[str]:
-    options = ("--served-model-name", "tiny", "--port", str(port), "--store", "memory", "--kv-cache-gib", "1")
+    options = ("--served-model-name", "tiny", "--port", str(port), "--store", "memory", "--max-output-tokens", "512")
     return [sys.executable, "-m", "antiphon.app.cli", "serve", str(create_model("tiny")), *options]
 
 
@@ -60,7 +62,8 @@ def check_server(name: str) -> None:
     server = ServerProcess(command, log, ENV_VARS.get(name, {}))
     url = f"http://127.0.0.1:{port}"
     model = str(create_model("tiny")) if name == "transformers" else "tiny"
-    options = ("--model", model, "--max-output-tokens", str(MAX_OUTPUT_TOKENS), "--timeout", "120", "--json")
+    suites = [option for suite in SUITES.get(name, ()) for option in ("--suite", suite)]
+    options = ("--model", model, "--max-output-tokens", str(MAX_OUTPUT_TOKENS), "--timeout", "60", "--json", *suites)
     try:
         wait_until_healthy(server, url, log)
         program = [sys.executable, "-m", "antiphon.app.cli", "check", url, *options]
@@ -79,8 +82,9 @@ def write_list() -> Path:
         if (FOLDER / f"{name}.json").exists():
             command = " ".join(_shorten(part) for part in build_command(8001))
             version = _read_version(PYTHONS[name], PACKAGES[name])
+            suites = f" ({', '.join(SUITES[name])})" if name in SUITES else ""
             entries.append(
-                f"[[server]]\nname = '{name}'\nversion = '{version}'\ncommand = '''{command}'''\nreport = '{name}.json'\n"
+                f"[[server]]\nname = '{name}{suites}'\nversion = '{version}'\ncommand = '''{command}'''\nreport = '{name}.json'\n"
             )
     path = FOLDER / "servers.toml"
     path.write_text("\n".join(entries), encoding="utf-8")

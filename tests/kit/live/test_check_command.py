@@ -148,4 +148,12 @@ def test_limit_of_the_output_holds_for_every_turn(server: RunningServer) -> None
     limited = json.loads(run_check(*arguments, "--max-output-tokens", "2").output)
     assert [case["outcome"] for case in limited["cases"]] == ["skipped", "passed", "skipped"]
     assert not any(case["findings"] for case in limited["cases"])
+    limited_chat = json.loads(
+        run_check(
+            server.url, "--api-key", KEY, "--json", "--case", "tools.chat-round-trip", "--max-output-tokens", "2"
+        ).output
+    )
+    assert limited_chat["cases"][0]["outcome"] == "skipped" and "max_tokens" in str(limited_chat["cases"][0]), (
+        limited_chat
+    )
     assert {case["outcome"] for case in json.loads(run_check(*arguments).output)["cases"]} == {"passed"}
