@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.harmony import detect
 from antiphon.harmony.detect import DIALECTS
@@ -97,7 +98,7 @@ def save_random_model(folder: Path, dialect: Dialect, config: str, options: dict
 @contextmanager
 def serve_model(folder: Path) -> Iterator[tuple[RunningServer, str]]:
     loaded = detect.load_format(folder)
-    engine = ProcessEngine(folder, {"threads": 1, "kv_gib": 0.05})
+    engine = ProcessEngine(folder, EngineOptions(threads=1, kv_cache_gib=0.05))
     model = ServedModel(names=("tiny",), engine=engine, format=loaded.format, created=1)
     with serve(ModelRegistry([model])) as server:
         yield server, loaded.reason

@@ -9,6 +9,7 @@ import pytest
 
 from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
@@ -41,7 +42,7 @@ def load_model_format() -> ModelFormat:
 @pytest.fixture(scope="module")
 def recorded_server() -> Iterator[tuple[RunningServer, TrafficRecorder]]:
     """A server for all tests and its recorder. An engine process with torch and a model takes seconds to start."""
-    engine, recorder = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1}), TrafficRecorder()
+    engine, recorder = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1)), TrafficRecorder()
     with serve(make_registry(engine, load_model_format()), api_keys=(API_KEY,), wrap_app=recorder.wrap_app) as server:
         yield server, recorder
 

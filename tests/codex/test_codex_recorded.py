@@ -9,6 +9,7 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.scripted.replay import create_scripted_engine, record_engine
 from antiphon.app.serve_options import ServeOptions
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.protocol import Engine
 from antiphon.harmony import detect
@@ -37,7 +38,7 @@ def run_codex(codex: CodexCli, engine: Engine, loaded: LoadedFormat) -> tuple[Co
 def test_codex_reads_the_same_events_from_a_recording(codex: CodexCli, tmp_path: Path) -> None:
     file = tmp_path / "codex.toml"
     options, loaded = ServeOptions(record=file), detect.load_format(MODEL_DIR)
-    model = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1})
+    model = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
     run, streams = run_codex(codex, record_engine(options, model, loaded, "antiphon"), loaded)
     player, replayed_format, name = asyncio.run(create_scripted_engine(ServeOptions(engine="scripted", script=file)))
     replayed_run, replayed = run_codex(codex, player, replayed_format)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.kit.cassette.exchanges import RecordedExchange
 from antiphon.kit.cassette.reading import read_cassette
@@ -28,7 +29,7 @@ SCRIPT = [
 
 @pytest.fixture(scope="module")
 def embedded_server() -> Iterator[RunningServer]:
-    engine = ProcessEngine(MODEL_DIR, {"device": "cpu", "threads": 1})
+    engine = ProcessEngine(MODEL_DIR, EngineOptions(device="cpu", threads=1))
     with serve(make_registry(engine, load_model_format()), api_keys=(API_KEY,)) as server:
         yield server
 

@@ -55,7 +55,7 @@ async def test_names_must_differ(folder: Path) -> None:
     )
     chat = scripted_registry([{"name": "any", "output": ["Yes."]}]).served[0]
     with pytest.raises(ServeError, match="duplicate model name 'bert': each model needs a name of its own"):
-        launch._create_registry(chat, encoders)
+        launch._create_registry(chat, encoders, [])
 
 
 async def test_unusable_model_is_refused_in_one_line(folder: Path) -> None:
