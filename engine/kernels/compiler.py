@@ -116,7 +116,8 @@ def _find_compiler() -> list[str]:
 
 def _build_key(code: list[bytes]) -> str:
     """Returns a hash, 16 hexadecimal digits, of everything that the library depends on."""
-    parts = [*code, repr(COMPILER_FLAGS).encode(), platform.platform().encode(), _cpu_description()]
+    flags = repr((COMPILER_FLAGS, os.environ.get("CC", "").split())).encode()
+    parts = [*code, flags, platform.platform().encode(), _cpu_description()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

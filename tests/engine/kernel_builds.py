@@ -1,8 +1,8 @@
 """The compiled kernels for tests. A missing compiler skips a test; a library that is refused fails it."""
 
+import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -44,18 +44,23 @@ def require_int8_kernels() -> Kernels:
     return _require_int8_linear(require_kernels())
 
 
-def build_kernels(flags: str, folder: Path) -> Kernels:
-    """Compiles the kernels with the flags into a folder. Skips the test if the compiler does not know them."""
+def build_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
+    """Compiles the kernels with the flags, once for all processes of a test run.
+
+    Skips the test if the compiler does not know the flags.
+    """
+    base = factory.getbasetemp()
+    run_folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(run_folder / "compiled-kernels"))
         patch.setenv("CC", f"{find_c_compiler()} {flags}")
         _skip_if_flags_are_unknown(flags)
         return require_kernels()
 
 
-def build_int8_kernels(flags: str, folder: Path) -> Kernels:
+def build_int8_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
     """As :func:`build_kernels`, with an int8 linear layer. Skips the test if the CPU has no instructions for it."""
-    return _require_int8_linear(build_kernels(flags, folder))
+    return _require_int8_linear(build_kernels(flags, factory))
 
 
 def _require_int8_linear(kernels: Kernels) -> Kernels:

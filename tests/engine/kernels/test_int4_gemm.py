@@ -1,7 +1,5 @@
 """The compiled int4 GEMM: the same integers with every instruction set, and rows that do not affect each other."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -28,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(scope="module", params=BUILD_FLAGS)
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return build_kernels(request.param, tmp_path_factory.mktemp("compiled"))
+    return build_kernels(request.param, tmp_path_factory)
 
 
 def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
@@ -122,11 +120,11 @@ def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kern
     assert torch.equal(y[4:20], expected[4:20]) and torch.equal(y[21:], expected[21:])
 
 
-def test_all_instruction_sets_give_the_same_bits(tmp_path: Path) -> None:
+def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, weight, bias = make_random_matrix(70, 200), make_random_matrix(90, 200, seed=2), make_random_matrix(90, seed=3)
     results = []
     for flags in BUILD_FLAGS:
-        kernels = build_kernels(flags, tmp_path)
+        kernels = build_kernels(flags, tmp_path_factory)
         results.append(kernels.int4_linear(x, kernels.pack_int4_weight(weight), bias))
     assert all(torch.equal(result, results[0]) for result in results)
 

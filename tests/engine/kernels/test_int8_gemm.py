@@ -1,6 +1,5 @@
 """The compiled int8 GEMM: the same integers with every instruction set, and rows that do not affect each other."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(scope="module", params=INT8_BUILD_FLAGS)
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return build_int8_kernels(request.param, tmp_path_factory.mktemp("compiled"))
+    return build_int8_kernels(request.param, tmp_path_factory)
 
 
 def make_random_matrix(*shape: int, seed: int = 1) -> Tensor:
@@ -115,11 +114,11 @@ def test_strided_views_are_supported(compiled_kernels: Kernels, view: Any) -> No
     assert torch.equal(product, compiled_kernels.int8_linear(x.clone(memory_format=torch.contiguous_format), matrix))
 
 
-def test_all_instruction_sets_give_the_same_bits(tmp_path: Path) -> None:
+def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, weight, bias = make_random_matrix(70, 200), make_random_matrix(90, 200, seed=2), make_random_matrix(90, seed=3)
     results = {}
     for flags in INT8_BUILD_FLAGS:
-        kernels = build_int8_kernels(flags, tmp_path)
+        kernels = build_int8_kernels(flags, tmp_path_factory)
         result = kernels.int8_linear(x, kernels.pack_int8_weight(weight), bias)
         assert torch.equal(result, results.setdefault(kernels.activation_levels, result))
     assert results.keys() <= {63, 127}

@@ -31,7 +31,7 @@ from antiphon.engine.kernels.quantized_linear import LinearArgs
 from antiphon.engine.model.select import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
-from tests.engine.kernel_builds import require_int8_kernels, require_kernels
+from tests.engine.kernel_builds import find_c_compiler, require_int8_kernels, require_kernels
 from tests.engine.tiny_models import copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
 NAN, INF = float("nan"), float("inf")
@@ -142,6 +142,16 @@ def test_each_source_has_its_own_cached_library(
         source.write_text(f"int answer(void) {{ return {answer}; }}")
         assert load_library(source).answer() == answer
     assert len(list(empty_cache_folder.iterdir())) == 2
+
+
+def test_each_compiler_command_has_its_own_cached_library(
+    compiled_kernels: Kernels, empty_cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, command = tmp_path / "answer.c", find_c_compiler()
+    source.write_text("int answer(void) { return ANSWER; }")
+    for answer in (41, 42):
+        monkeypatch.setenv("CC", f"{command} -DANSWER={answer}")
+        assert load_library(source).answer() == answer
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "others may write", "no home"])
