@@ -14,7 +14,7 @@ from tests.counts import FULL_COUNTS
 from tests.kit.live.suite_scripts import write_script
 from tests.serving import scripted_registry, serve
 
-SAMPLE = ("basics.text", "tools.two-calls", "tools.text-and-call", "resume.replay-call", "codex.apply-patch")
+SAMPLE = ("tools.two-calls", "tools.text-and-call", "codex.apply-patch")
 """Cases that differ most between dialects. The full counts run all."""
 LIMITS = {"plain": "it has no calls", "pythonic": "it has no frame for the input of a custom tool with a grammar"}
 """Dialects that cannot do what some cases need, so that the server refuses it."""
