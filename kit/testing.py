@@ -1,4 +1,4 @@
-"""What tests of agents and servers import: the checker as an assertion, and the lines of a stream.
+"""Names that tests of agents and servers import: the checker as an assertion, and the lines of a stream.
 
 `antiphon.kit.pytest_plugin` has the fixtures.
 """

@@ -16,7 +16,7 @@ ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "con
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True):
-    """What a request decides about its reply with fields of vLLM's API."""
+    """Settings of a reply that a request makes with fields of vLLM's API."""
 
     num_returned: int | None = None
     """Number of choices to return, the best of those that were sampled; None: all."""

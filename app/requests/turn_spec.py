@@ -19,7 +19,7 @@ from antiphon.harmony.raw_text import RawPrompt
 
 
 class RawTurn(Struct, frozen=True, kw_only=True):
-    """What a turn without a conversation has instead of one: a raw prompt, whose output is nothing but text."""
+    """Replaces the conversation of a turn without one: a raw prompt, whose output is nothing but text."""
 
     prompt: RawPrompt
     keep_special_tokens: bool = False

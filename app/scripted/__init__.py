@@ -1,1 +1,1 @@
-"""What `serve` does around the scripted engine: faults that a script asks for, and recordings of token streams."""
+"""Additions of `serve` to the scripted engine: faults that a script asks for, and recordings of token streams."""

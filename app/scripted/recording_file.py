@@ -102,7 +102,7 @@ class RecordingFile:
 
 
 class RecordedJob:
-    """What the engine did for one job: its chunks, each with the pause before it."""
+    """The recording of one job: its chunks, each with the pause before it."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:
         self.job = job

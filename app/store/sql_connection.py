@@ -1,4 +1,4 @@
-"""What persistent stores require of a database connection, and the decoding of its rows."""
+"""Interface of a database connection for persistent stores, and the decoding of its rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""What the writer thread of a store writes, what it may have to write again, and its intervals."""
+"""Operations of a store's writer thread, those that it may have to repeat, and its intervals."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What an encoder reads and how its results are finished: parts of a job. Needs no torch."""
+"""Inputs of an encoder and the treatment of its results: parts of a job. Needs no torch."""
 
 import msgspec
 

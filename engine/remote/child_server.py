@@ -61,7 +61,7 @@ class ChildServer:
         self.name, self._folder = Path(command[0]).name, folder
         self.on_exit = on_exit
         self.status: str | None = None
-        """What the server does while it cannot be reached."""
+        """The step that the server is at while it cannot be reached."""
         self.failure: str | None = None
         self.has_served = False
         self.pid: int | None = None

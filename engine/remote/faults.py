@@ -1,4 +1,4 @@
-"""What an error of a remote engine means for the job: who caused it, and whether another replica may be tried."""
+"""Classifies an error of a remote engine: its cause, and whether another replica may be tried."""
 
 import re
 

@@ -23,7 +23,7 @@ VOLATILE_TEXTS = (
     (re.compile(r"Wall time: [\d.]+ seconds"), "Wall time: * seconds"),
     (re.compile(r"<(cwd|current_date|timezone|shell)>[^<]*</\1>"), r"<\1>*</\1>"),
 )
-"""What Codex writes into its texts, and what differs from run to run: times, dates and folders."""
+"""Parts of Codex's texts that differ from run to run: times, dates and folders."""
 SHOWN_CHARACTERS = 60
 
 

@@ -9,7 +9,7 @@ from antiphon.kit.faults.frames import EventFrame
 Json = dict[str, Any]
 
 CHANGED_SUFFIX = "_changed"
-"""What is added to an id that changes."""
+"""Suffix of an id that changes."""
 
 
 class StreamEditor(Protocol):

@@ -1,4 +1,4 @@
-"""What is shown while a server is checked: a progress display on a terminal, plain lines elsewhere."""
+"""Output while a server is checked: a progress display on a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
 from types import TracebackType

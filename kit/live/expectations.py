@@ -1,4 +1,4 @@
-"""What a step expects of its reply, checked field by field."""
+"""Compares a reply with the expectations of its step, field by field."""
 
 import json
 import re

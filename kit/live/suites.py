@@ -41,7 +41,7 @@ class ExpectedError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the reply to a step must be. A value that is left out is not checked."""
+    """Expectations of the reply to a step. A value that is left out is not checked."""
 
     status: tuple[int, ...] = (200,)
     error: ExpectedError | None = None
@@ -105,13 +105,13 @@ class LiveCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: str
     title: str
     client: str = ""
-    """What the real client does when this goes wrong, in one line."""
+    """Behavior of the real client when this goes wrong, in one line."""
     needs: tuple[Capability, ...] = ()
     step: tuple[LiveStep, ...]
 
 
 class SuiteDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every generating request of a suite has, if its own body does not have the key."""
+    """Fields of every generating request of a suite whose own body does not have the key."""
 
     body: dict[str, Any] = {}
     headers: dict[str, str] = {}

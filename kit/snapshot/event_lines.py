@@ -30,7 +30,7 @@ MAX_OTHER_TEXT_CHARS = 200
 
 
 class LineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the lines show of each event."""
+    """Selects the parts of each event that the lines show."""
 
     sequence_numbers: bool = True
     usage: bool = True

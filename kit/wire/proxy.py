@@ -10,6 +10,7 @@ from typing import Protocol
 
 import httpx
 
+from antiphon.kit.wire.call_guard import CallGuard
 from antiphon.kit.wire.exchange import ServerExchange
 from antiphon.kit.wire.messages import ExchangeEnding, HeaderList, IncomingRequest, drop_hop_by_hop, find_header
 from antiphon.kit.wire.server import Handler, make_error, run_server
@@ -114,29 +115,19 @@ class _ObserverGuard:
 
     def __init__(self, observer: ExchangeObserver) -> None:
         self._observer = observer
-        self._is_broken = False
+        self._guard = CallGuard("the observer of an exchange", observer.on_failure)
 
     def on_request(self, body: bytes) -> None:
-        self._call(self._observer.on_request, body)
+        self._guard.call(self._observer.on_request, body)
 
     def on_reply(self, status: int, headers: HeaderList) -> None:
-        self._call(self._observer.on_reply, status, headers)
+        self._guard.call(self._observer.on_reply, status, headers)
 
     def on_data(self, data: bytes) -> None:
-        self._call(self._observer.on_data, data)
+        self._guard.call(self._observer.on_data, data)
 
     def on_end(self, ending: ExchangeEnding) -> None:
-        self._call(self._observer.on_end, ending)
-
-    def _call(self, method: Callable[..., None], *args: object) -> None:
-        if self._is_broken:
-            return
-        try:
-            method(*args)
-        except Exception:  # noqa: BLE001  logged; traffic must not depend on a check
-            self._is_broken = True
-            _log.exception("the observer of an exchange failed; the traffic goes on")
-            self._observer.on_failure()
+        self._guard.call(self._observer.on_end, ending)
 
 
 async def _read_parts(exchange: ServerExchange, sent: list[bytes]) -> AsyncIterator[bytes]:

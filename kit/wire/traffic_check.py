@@ -25,7 +25,7 @@ MAX_KNOWN_STREAMS = 64
 
 
 class ExchangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found about one exchange, or about one turn of a WebSocket."""
+    """Findings about one exchange, or about one turn of a WebSocket."""
 
     number: int
     method: str

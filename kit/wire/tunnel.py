@@ -8,6 +8,7 @@ from typing import Protocol
 
 import h11
 
+from antiphon.kit.wire.call_guard import CallGuard
 from antiphon.kit.wire.exchange import READ_BYTES, ServerExchange
 from antiphon.kit.wire.messages import HeaderList, drop_hop_by_hop
 from antiphon.kit.wire.server import make_error
@@ -39,28 +40,19 @@ class _TapGuard:
 
     def __init__(self, tap: WebSocketTap) -> None:
         self._tap = tap
-        self._is_broken = False
+        self._guard = CallGuard("the check of a WebSocket")
 
     def on_handshake(self, status: int, headers: HeaderList) -> None:
-        self._call(self._tap.on_handshake, status, headers)
+        self._guard.call(self._tap.on_handshake, status, headers)
 
     def on_client_data(self, data: bytes) -> None:
-        self._call(self._tap.on_client_data, data)
+        self._guard.call(self._tap.on_client_data, data)
 
     def on_server_data(self, data: bytes) -> None:
-        self._call(self._tap.on_server_data, data)
+        self._guard.call(self._tap.on_server_data, data)
 
     def on_close(self) -> None:
-        self._call(self._tap.on_close)
-
-    def _call(self, method: Callable[..., None], *args: object) -> None:
-        if self._is_broken:
-            return
-        try:
-            method(*args)
-        except Exception:  # noqa: BLE001  logged; traffic must not depend on a check
-            self._is_broken = True
-            _log.exception("the check of a WebSocket failed; the traffic goes on")
+        self._guard.call(self._tap.on_close)
 
 
 async def tunnel_websocket(exchange: ServerExchange, upstream: UpstreamServer, observer: WebSocketTap) -> None:

@@ -1,4 +1,4 @@
-"""What requests say about stored chat completions: the messages to store, and the query of a list."""
+"""Parts of requests about stored chat completions: the messages to store, and the query of a list."""
 
 import re
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ CREATE TABLE chat_choices (
 CREATE INDEX by_completion ON chat_choices (completion, number);
 ALTER TABLE events ADD COLUMN detail BLOB
 """
-"""What version 4 adds. A choice of a completion is a row of `responses`; its events have details."""
+"""Additions of version 4. A choice of a completion is a row of `responses`; its events have details."""
 SCHEMA = f"""
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, base_response BLOB NOT NULL,

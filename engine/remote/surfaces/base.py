@@ -43,7 +43,7 @@ Decoder = Callable[[bytes], RemoteOutput]
 
 
 class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request needs to know besides the job."""
+    """Values that a request needs besides the job."""
 
     model: str
     max_tokens: int

@@ -1,4 +1,4 @@
-"""What the checks of a step may use."""
+"""Objects that the checks of a step use."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class LostReplyError(Exception):
 
 
 class CheckContext(msgspec.Struct, kw_only=True):
-    """What a check may use: the exchange of the step, the client, and where to report."""
+    """Objects that a check uses: the exchange of the step, the client, and where to report."""
 
     client: LiveClient
     exchange: Exchange
