@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import re
 import os
+import re
 import stat
 import time
 import tomllib
