@@ -102,7 +102,8 @@ def test_max_output_tokens_is_the_default_of_requests(start_server: StartServer)
 
 def test_websocket_is_on_by_default(start_server: StartServer) -> None:
     server = start_server(SCRIPT)
-    with connect(server.url.replace("http", "ws") + "/responses") as websocket:
+    # A client that reads no further closes only after its time limit, once 16 unread frames have filled its queue.
+    with connect(server.url.replace("http", "ws") + "/responses", max_queue=None) as websocket:
         websocket.send('{"type": "response.create", "model": "scripted", "input": "hi"}')
         assert '"response.created"' in str(websocket.recv(timeout=10))
 
