@@ -25,13 +25,13 @@ from antiphon.engine.kernels.bindings import (
     Kernels,
     RowArgs,
 )
-from antiphon.engine.kernels.compiler import INCLUDE_DIR, CompilationError, load_library
-from antiphon.engine.kernels.library import SOURCES, load_kernels, verify_kernels
+from antiphon.engine.kernels.compiler import INCLUDE_DIR
+from antiphon.engine.kernels.library import SOURCES, load_kernels
 from antiphon.engine.kernels.quantized_linear import LinearArgs
 from antiphon.engine.model.select import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
-from tests.engine.kernel_builds import find_c_compiler, require_int8_kernels, require_kernels
+from tests.engine.kernel_builds import require_int8_kernels, require_kernels
 from tests.engine.tiny_models import copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
 NAN, INF = float("nan"), float("inf")
@@ -125,55 +125,6 @@ def empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "antiphon"
 
 
-def test_compiled_library_is_cached_and_reused(
-    compiled_kernels: Kernels, empty_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verify_kernels(load_library(*SOURCES))
-    (library_file,) = empty_cache_folder.iterdir()
-    assert library_file.name.startswith("kernels-") and library_file.suffix == ".so"
-    monkeypatch.setattr(compiler, "_run_compiler", None)  # a second compilation would fail
-    verify_kernels(load_library(*SOURCES))
-
-
-def test_each_source_has_its_own_cached_library(
-    compiled_kernels: Kernels, empty_cache_folder: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "answer.c"
-    for answer in (41, 42):
-        source.write_text(f"int answer(void) {{ return {answer}; }}")
-        assert load_library(source).answer() == answer
-    assert len(list(empty_cache_folder.iterdir())) == 2
-
-
-def test_each_compiler_command_has_its_own_cached_library(
-    compiled_kernels: Kernels, empty_cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, command = tmp_path / "answer.c", find_c_compiler()
-    source.write_text("int answer(void) { return ANSWER; }")
-    for answer in (41, 42):
-        monkeypatch.setenv("CC", f"{command} -DANSWER={answer}")
-        assert load_library(source).answer() == answer
-
-
-@pytest.mark.parametrize("obstacle", ["a file", "others may write", "no home"])
-def test_kernels_are_compiled_without_a_usable_cache_folder(
-    compiled_kernels: Kernels, obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler, "COMPILER_FLAGS", ("-O1", *compiler.COMPILER_FLAGS[1:]))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if obstacle == "a file":
-        (tmp_path / "antiphon").write_text("no folder")
-    elif obstacle == "others may write":
-        (tmp_path / "antiphon").mkdir()
-        (tmp_path / "antiphon").chmod(0o777)
-    else:
-        monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert compiler.cache_folder() is None
-    verify_kernels(load_library(*SOURCES))
-    assert obstacle == "a file" or not list(tmp_path.glob("antiphon/*"))
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -189,15 +140,6 @@ def test_missing_or_failing_compiler_is_logged(
         assert load_kernels.__wrapped__() is None
     assert caplog.messages == [f"compiled CPU kernels are unavailable, using slower torch operations: {reason}"]
     assert not list(empty_cache_folder.iterdir())
-
-
-def test_compilation_error_reports_its_first_line(
-    compiled_kernels: Kernels, empty_cache_folder: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "broken.c"
-    source.write_text("int f(void) { return unknown; }")
-    with pytest.raises(CompilationError, match=r"error: .*unknown"):
-        load_library(source)
 
 
 @pytest.fixture
@@ -310,15 +252,6 @@ def test_library_without_a_required_function_is_rejected(
 ) -> None:
     assert build_altered_kernels("antiphon_silu_mul", "antiphon_bait") is None
     assert "antiphon_silu_mul" in caplog.text
-
-
-def test_truncated_cached_library_is_recompiled(compiled_kernels: Kernels, empty_cache_folder: Path) -> None:
-    load_library(*SOURCES)
-    (library_file,) = empty_cache_folder.iterdir()
-    library_file.unlink()  # the library in use must not be overwritten
-    library_file.write_bytes(b"half of a file")
-    verify_kernels(load_library(*SOURCES))
-    assert library_file.read_bytes().startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("size", [16, 48, 3072])

@@ -1,0 +1,86 @@
+"""Compilation of C sources, and the cache of compiled libraries."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from antiphon.engine.kernels import compiler
+from antiphon.engine.kernels.compiler import CompilationError, load_library
+from tests.engine.kernel_builds import find_c_compiler
+
+
+@pytest.fixture
+def empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "antiphon"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A source with one function, which returns what the compiler's command defines, or 41."""
+    find_c_compiler()
+    path = tmp_path / "answer.c"
+    path.write_text("#ifndef ANSWER\n#define ANSWER 41\n#endif\nint answer(void) { return ANSWER; }")
+    return path
+
+
+def test_compiled_library_is_cached_and_reused(
+    source: Path, empty_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_library(source).answer() == 41
+    (library_file,) = empty_cache_folder.iterdir()
+    assert library_file.name.startswith("kernels-") and library_file.suffix == ".so"
+    monkeypatch.setattr(compiler, "_run_compiler", None)  # a second compilation would fail
+    assert load_library(source).answer() == 41
+
+
+def test_each_source_has_its_own_cached_library(source: Path, empty_cache_folder: Path) -> None:
+    for answer in (41, 42):
+        source.write_text(f"int answer(void) {{ return {answer}; }}")
+        assert load_library(source).answer() == answer
+    assert len(list(empty_cache_folder.iterdir())) == 2
+
+
+def test_each_compiler_command_has_its_own_cached_library(
+    source: Path, empty_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for answer in (41, 42):
+        monkeypatch.setenv("CC", f"{find_c_compiler()} -DANSWER={answer}")
+        assert load_library(source).answer() == answer
+    assert len(list(empty_cache_folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "others may write", "no home"])
+def test_library_is_compiled_without_a_usable_cache_folder(
+    source: Path, obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if obstacle == "a file":
+        (tmp_path / "antiphon").write_text("no folder")
+    elif obstacle == "others may write":
+        (tmp_path / "antiphon").mkdir()
+        (tmp_path / "antiphon").chmod(0o777)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert compiler.cache_folder() is None
+    assert load_library(source).answer() == 41
+    assert obstacle == "a file" or not list(tmp_path.glob("antiphon/*"))
+
+
+def test_compilation_error_reports_its_first_line(source: Path, empty_cache_folder: Path) -> None:
+    source.write_text("int f(void) { return unknown; }")
+    with pytest.raises(CompilationError, match=r"error: .*unknown"):
+        load_library(source)
+
+
+def test_truncated_cached_library_is_recompiled(source: Path, empty_cache_folder: Path) -> None:
+    load_library(source)
+    (library_file,) = empty_cache_folder.iterdir()
+    library_file.unlink()  # the library in use must not be overwritten
+    library_file.write_bytes(b"half of a file")
+    assert load_library(source).answer() == 41
+    assert library_file.read_bytes().startswith(b"\x7fELF")
