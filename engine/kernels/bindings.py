@@ -11,13 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from antiphon.engine.kernels.quantized_linear import (
-    QuantizedLinearKernels,
-    count_threads,
-    int64_fields,
-    load_function,
-    read_constant,
-)
+from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
+from antiphon.engine.kernels.quantized_linear import QuantizedLinearKernels
 
 MAX_QUERY_GROUPS = 64
 """Largest number of query heads per key head; ``MAX_ITEM_ROWS`` in ``attention.c``."""

@@ -16,6 +16,9 @@ WEIGHTS_PER_CHUNK = 1 << 19
 
 INT4_MIN, INT4_MAX = -8, 7
 
+SUMS_OF_A_GROUP = 16
+"""Partial sums of the squared errors of a group; the same constant as in ``pack.c``."""
+
 SCALE_FACTORS = (1.0, 0.93, 0.86, 0.79)
 """Scales that are tried for a group, in proportion to the one at which its extreme becomes ``INT4_MIN``.
 
@@ -90,11 +93,23 @@ def _choose_scales(values: Tensor) -> Tensor:
     for factor in SCALE_FACTORS:
         scales = (extreme * factor).half()
         levels = _divide_into_levels(values, scales)
-        error = levels.mul_(scales.float()[..., None]).sub_(values).square_().sum(-1)
+        error = _sum_in_order(levels.mul_(scales.float()[..., None]).sub_(values).square_())
         best = scales if best is None or smallest is None else torch.where(error < smallest, scales, best)
         smallest = error if smallest is None else torch.minimum(error, smallest)
     assert best is not None
     return best
+
+
+def _sum_in_order(squares: Tensor) -> Tensor:
+    """Returns the sums (…) of the last dimension, which is a group. They are added in the order of ``pack.c``."""
+    parts = squares.unflatten(-1, (-1, SUMS_OF_A_GROUP)).unbind(-2)
+    sums = parts[0].clone()
+    for part in parts[1:]:
+        sums.add_(part)
+    total = sums[..., 0].clone()
+    for index in range(1, SUMS_OF_A_GROUP):
+        total.add_(sums[..., index])
+    return total
 
 
 def _divide_into_levels(values: Tensor, scales: Tensor) -> Tensor:

@@ -15,13 +15,20 @@ from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
 from antiphon.engine.kernels.compiler import CompilationError, load_library
-from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, INT4_MAX, INT4_MIN
+from antiphon.engine.kernels.int4_layout import (
+    INT4_GROUP_INPUTS,
+    INT4_MAX,
+    INT4_MIN,
+    pack_int4_weight,
+    unpack_int4_weight,
+)
+from antiphon.engine.kernels.int8_layout import pack_int8_weight
 
 log = logging.getLogger(__name__)
 
 SOURCES = tuple(
     Path(__file__).with_name(f"{name}.c")
-    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "decoder_layer")
+    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "pack", "decoder_layer")
 )
 
 KERNEL_TOLERANCE = 1e-5
@@ -71,6 +78,7 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     if kernels.activation_levels:
         yield "int8_linear", *_int8_linear_results(kernels, generator)
         yield "int8_linear", *_silu_mul_results(kernels, x)
+    yield "pack", *_packing_results(kernels, generator)
     yield "int4_linear", *_int4_linear_results(kernels, generator)
 
 
@@ -96,6 +104,15 @@ def _int8_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[
     packed = kernels.pack_int8_weight(weight)
     parts = [kernels.int8_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
+
+
+def _packing_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weights in 4 bits and the levels of weights in 8 bits, packed by both from bf16."""
+    weight = torch.randn((40, 100), generator=generator).bfloat16()
+    packed, lanes = kernels.pack_int4_weight(weight), kernels.lanes
+    levels = kernels.pack_int8_weight(weight).weights.flatten(), pack_int8_weight(weight, lanes, 0).weights.flatten()
+    expected = unpack_int4_weight(pack_int4_weight(weight, lanes)).flatten()
+    return torch.cat([unpack_int4_weight(packed).flatten(), levels[0]]), torch.cat([expected, levels[1]])
 
 
 def _int4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -6,39 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.engine.kernels.int4_layout import PackedInt4Weight, pack_int4_weight
-from antiphon.engine.kernels.int8_layout import (
-    GEMM_TILE_INPUTS,
-    MAX_GEMM_INPUTS,
-    PackedInt8Weight,
-    pack_int8_weight,
-)
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight
+from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, MAX_GEMM_INPUTS, PackedInt8Weight
+from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
+from antiphon.engine.kernels.pack import WeightPacker
+from antiphon.engine.kernels.stored_rows import StoredRows
 
 GEMM_TILE_ROWS = 16
 """Rows of a tile in ``gemm.h``. Buffers for quantized rows hold whole tiles."""
 
 PackedWeight = PackedInt8Weight | PackedInt4Weight
-
-count_threads = torch.get_num_threads
-
-
-def int64_fields(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
-    """Structure fields of 64 bits each. Addresses are integers; strides count elements."""
-    return [(name, ctypes.c_int64) for name in names.split()]
-
-
-def read_constant(library: ctypes.CDLL, name: str) -> int:
-    """Calls a function of the library that takes no arguments and returns an int64."""
-    function = getattr(library, f"antiphon_{name}")
-    function.restype = ctypes.c_int64
-    return int(function())
-
-
-def load_function(library: ctypes.CDLL, name: str, args: type[ctypes.Structure], *scalars: Any) -> Any:
-    """Returns a kernel that takes a pointer to its arguments, then scalars of the given types."""
-    function = getattr(library, f"antiphon_{name}")
-    function.argtypes, function.restype = [ctypes.POINTER(args), *scalars], None
-    return function
 
 
 class LinearArgs(ctypes.Structure):
@@ -59,24 +36,30 @@ class QuantizedLinearKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lanes = read_constant(library, "lanes")
         self.activation_levels = read_constant(library, "activation_levels")
+        self._packer = WeightPacker(library, self._lanes)
         self._int8_linear = load_function(library, "int8_linear", LinearArgs)
         self._int4_linear = load_function(library, "int4_linear", LinearArgs)
 
-    def supports_int8_linear(self, weight: Tensor) -> bool:
+    @property
+    def lanes(self) -> int:
+        """Outputs of a block of packed weights."""
+        return self._lanes
+
+    def supports_int8_linear(self, weight: Tensor | StoredRows) -> bool:
         """Tells whether :meth:`int8_linear` runs on this CPU and accepts a weight of this type and shape."""
         return self.activation_levels > 0 and self.supports_int4_linear(weight)
 
-    def supports_int4_linear(self, weight: Tensor) -> bool:
+    def supports_int4_linear(self, weight: Tensor | StoredRows) -> bool:
         """Tells whether :meth:`int4_linear` accepts a weight of this type and shape."""
-        return weight.is_floating_point() and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
+        return weight.dtype.is_floating_point and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
-    def pack_int8_weight(self, weight: Tensor) -> PackedInt8Weight:
+    def pack_int8_weight(self, weight: Tensor | StoredRows) -> PackedInt8Weight:
         """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
-        return pack_int8_weight(weight, self._lanes, self.activation_levels + 1)
+        return self._packer.pack_int8(weight, self.activation_levels + 1)
 
-    def pack_int4_weight(self, weight: Tensor) -> PackedInt4Weight:
+    def pack_int4_weight(self, weight: Tensor | StoredRows) -> PackedInt4Weight:
         """Quantizes a weight (outputs, inputs) to 4 bits and packs it for :meth:`int4_linear`."""
-        return pack_int4_weight(weight, self._lanes)
+        return self._packer.pack_int4(weight)
 
     def int8_linear(
         self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
