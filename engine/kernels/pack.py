@@ -9,7 +9,7 @@ from torch import Tensor
 from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, PackedInt8Weight, round_up
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function
-from antiphon.engine.kernels.stored_rows import StoredRows
+from antiphon.engine.kernels.weight_rows import WeightRows
 
 STORED_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Types of stored weights, and their numbers in ``pack.c``. Weights of other types are converted to fp32 first."""
@@ -37,9 +37,9 @@ class WeightPacker:
         self._pack_int8 = load_function(library, "pack_int8", PackArgs)
         self._pack_int4 = load_function(library, "pack_int4", PackArgs)
 
-    def pack_int8(self, weight: Tensor | StoredRows, zero: int) -> PackedInt8Weight:
+    def pack_int8(self, weight: Tensor | WeightRows, zero: int) -> PackedInt8Weight:
         """Packs with one scale per output. ``zero`` is the activations' zero point."""
-        rows = _stored_rows(weight)
+        rows = _weight_rows(weight)
         outputs, inputs = rows.shape
         blocks, padded_inputs = self._count_blocks(outputs), round_up(inputs, GEMM_TILE_INPUTS)
         packed = PackedInt8Weight(
@@ -52,9 +52,9 @@ class WeightPacker:
         self._run(self._pack_int8, rows, packed.weights, packed.scales, packed.zeros.data_ptr(), zero, 0)
         return packed
 
-    def pack_int4(self, weight: Tensor | StoredRows) -> PackedInt4Weight:
+    def pack_int4(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
         """Packs with one scale for each :data:`INT4_GROUP_INPUTS` inputs of an output, the best of four."""
-        rows = _stored_rows(weight)
+        rows = _weight_rows(weight)
         outputs, inputs = rows.shape
         blocks, groups = self._count_blocks(outputs), round_up(inputs, INT4_GROUP_INPUTS) // INT4_GROUP_INPUTS
         packed = PackedInt4Weight(
@@ -71,7 +71,7 @@ class WeightPacker:
         return round_up(outputs, 2 * self._lanes) // self._lanes
 
     def _run(
-        self, function: Any, rows: StoredRows, weights: Tensor, scales: Tensor, zeros: int, zero: int, group_scales: int
+        self, function: Any, rows: WeightRows, weights: Tensor, scales: Tensor, zeros: int, zero: int, group_scales: int
     ) -> None:
         """Packs the rows, :data:`OUTPUTS_PER_CALL` at a time."""
         addresses = rows.row_addresses()
@@ -95,9 +95,9 @@ class WeightPacker:
             rows.release_rows(first * self._lanes, end * self._lanes)
 
 
-def _stored_rows(weight: Tensor | StoredRows) -> StoredRows:
+def _weight_rows(weight: Tensor | WeightRows) -> WeightRows:
     """Returns the rows of a weight, in a type that ``pack.c`` reads."""
-    rows = StoredRows.join([weight]) if isinstance(weight, Tensor) else weight
+    rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
     if rows.dtype in STORED_TYPES and all(part.dtype == rows.dtype for part in rows.parts):
         return rows
-    return StoredRows.join([part.float() for part in rows.parts])
+    return WeightRows.join([part.float() for part in rows.parts])

@@ -10,7 +10,7 @@ from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, MAX_GEMM_INPUTS, PackedInt8Weight
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
 from antiphon.engine.kernels.pack import WeightPacker
-from antiphon.engine.kernels.stored_rows import StoredRows
+from antiphon.engine.kernels.weight_rows import WeightRows
 
 GEMM_TILE_ROWS = 16
 """Rows of a tile in ``gemm.h``. Buffers for quantized rows hold whole tiles."""
@@ -45,19 +45,19 @@ class QuantizedLinearKernels:
         """Outputs of a block of packed weights."""
         return self._lanes
 
-    def supports_int8_linear(self, weight: Tensor | StoredRows) -> bool:
+    def supports_int8_linear(self, weight: Tensor | WeightRows) -> bool:
         """Tells whether :meth:`int8_linear` runs on this CPU and accepts a weight of this type and shape."""
         return self.activation_levels > 0 and self.supports_int4_linear(weight)
 
-    def supports_int4_linear(self, weight: Tensor | StoredRows) -> bool:
+    def supports_int4_linear(self, weight: Tensor | WeightRows) -> bool:
         """Tells whether :meth:`int4_linear` accepts a weight of this type and shape."""
         return weight.dtype.is_floating_point and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
-    def pack_int8_weight(self, weight: Tensor | StoredRows) -> PackedInt8Weight:
+    def pack_int8_weight(self, weight: Tensor | WeightRows) -> PackedInt8Weight:
         """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
         return self._packer.pack_int8(weight, self.activation_levels + 1)
 
-    def pack_int4_weight(self, weight: Tensor | StoredRows) -> PackedInt4Weight:
+    def pack_int4_weight(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
         """Quantizes a weight (outputs, inputs) to 4 bits and packs it for :meth:`int4_linear`."""
         return self._packer.pack_int4(weight)
 

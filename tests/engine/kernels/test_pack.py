@@ -13,7 +13,7 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
 from antiphon.engine.kernels.pack import OUTPUTS_PER_CALL
-from antiphon.engine.kernels.stored_rows import StoredRows
+from antiphon.engine.kernels.weight_rows import WeightRows
 from tests.engine.kernel_builds import build_kernels
 
 BUILD_FLAGS = ["", "-mno-amx-int8 -mno-avx512f", "-mno-amx-int8 -mno-avx512f -mno-avx2 -mno-fma -mno-f16c"]
@@ -74,7 +74,7 @@ def test_rows_of_several_tensors_pack_as_one_weight(compiled_kernels: Kernels) -
     weight = make_weight("random", OUTPUTS_PER_CALL + 300, 70)
     parts = (weight[:5], weight[5 : OUTPUTS_PER_CALL + 100], weight[OUTPUTS_PER_CALL + 100 :])
     released: list[tuple[int, int, int]] = []
-    rows = StoredRows(parts, lambda *released_rows: released.append(released_rows))
+    rows = WeightRows(parts, lambda *released_rows: released.append(released_rows))
     assert_same_bits(compiled_kernels.pack_int4_weight(rows), compiled_kernels.pack_int4_weight(weight))
     assert_same_bits(compiled_kernels.pack_int8_weight(rows), compiled_kernels.pack_int8_weight(weight))
     counts = [sum(end - first for part, first, end in released if part == index) for index in range(3)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class StoredRows(NamedTuple):
+class WeightRows(NamedTuple):
     """A weight (outputs, inputs) whose rows lie in tensors of one type, one after the other.
 
     ``release`` is told which rows of which tensor were read and are not needed for now: part, first row, end.
@@ -17,7 +17,7 @@ class StoredRows(NamedTuple):
     release: Callable[[int, int, int], None] = lambda *_: None
 
     @classmethod
-    def join(cls, weights: Sequence[Tensor]) -> "StoredRows":
+    def join(cls, weights: Sequence[Tensor]) -> "WeightRows":
         """Returns the rows of weights in memory, without copying those whose rows are contiguous."""
         return cls(tuple(weight if weight.stride(-1) == 1 else weight.contiguous() for weight in weights))
 
