@@ -27,7 +27,7 @@ struct linear_args {
     int64_t x, count, inputs, outputs;
     int64_t weights, scales; /* packed weights; the scale of each output */
     int64_t zeros;           /* int8: the sum that ACTIVATION_ZERO adds to each output */
-    int64_t group_scales;    /* int4: fp16 scales in proportion to that of the output; 0 for int8 */
+    int64_t group_scales;    /* int4: fp16 scales in proportion to that of the output; MXFP4: E8M0; 0 for int8 */
     int64_t bias, residual, out;    /* (outputs) or 0; (count, outputs) or 0; (count, outputs) */
     int64_t levels, row_scales;     /* workspace: quantized activations in tiles, and the scale of each row */
     int64_t silu_mul;               /* if 1, x is (count, 2 * inputs), and silu_mul is applied to it in place first */
@@ -57,6 +57,7 @@ void antiphon_rms_norm(const struct row_args *args, float eps);
 void antiphon_rope(const struct row_args *args);
 void antiphon_int8_linear(const struct linear_args *args);
 void antiphon_int4_linear(const struct linear_args *args);
+void antiphon_mxfp4_linear(const struct linear_args *args);
 void antiphon_attend(const struct attention_args *args, float scale);
 
 #endif

@@ -23,12 +23,13 @@ from antiphon.engine.kernels.int4_layout import (
     unpack_int4_weight,
 )
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
+from antiphon.engine.kernels.mxfp4_layout import MXFP4_GROUP_INPUTS, quantize_to_mxfp4
 
 log = logging.getLogger(__name__)
 
 SOURCES = tuple(
     Path(__file__).with_name(f"{name}.c")
-    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "pack", "decoder_layer")
+    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "mxfp4_gemm", "pack", "decoder_layer")
 )
 
 KERNEL_TOLERANCE = 1e-5
@@ -80,6 +81,7 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
         yield "int8_linear", *_silu_mul_results(kernels, x)
     yield "pack", *_packing_results(kernels, generator)
     yield "int4_linear", *_int4_linear_results(kernels, generator)
+    yield "mxfp4_linear", *_mxfp4_linear_results(kernels, generator)
 
 
 def _rotary_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,6 +126,18 @@ def _int4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[
     weight[:, INT4_GROUP_INPUTS:] /= 2
     packed = kernels.pack_int4_weight(weight)
     parts = [kernels.int4_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
+    return torch.cat(parts), functional.linear(x, weight)
+
+
+def _mxfp4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Results of both for numbers that both forms represent exactly, so that quantization adds no error."""
+    x = torch.randint(-127, 128, (53, 96), generator=generator).float()
+    weight = torch.randint(-4, 5, (40, 96), generator=generator).float()
+    x[:, ::MXFP4_GROUP_INPUTS], weight[:, ::MXFP4_GROUP_INPUTS] = 127, 6
+    x[:, MXFP4_GROUP_INPUTS:] *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
+    weight[:, 2 * MXFP4_GROUP_INPUTS :] /= 8
+    packed = kernels.pack_mxfp4_blocks(*quantize_to_mxfp4(weight))
+    parts = [kernels.mxfp4_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
 
 

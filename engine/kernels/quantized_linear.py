@@ -8,6 +8,7 @@ from torch import Tensor
 
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, MAX_GEMM_INPUTS, PackedInt8Weight
+from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, pack_mxfp4_blocks
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
 from antiphon.engine.kernels.pack import WeightPacker
 from antiphon.engine.kernels.weight_rows import WeightRows
@@ -15,7 +16,7 @@ from antiphon.engine.kernels.weight_rows import WeightRows
 GEMM_TILE_ROWS = 16
 """Rows of a tile in ``gemm.h``. Buffers for quantized rows hold whole tiles."""
 
-PackedWeight = PackedInt8Weight | PackedInt4Weight
+PackedWeight = PackedInt8Weight | PackedInt4Weight | PackedMxfp4Weight
 
 
 class LinearArgs(ctypes.Structure):
@@ -39,6 +40,7 @@ class QuantizedLinearKernels:
         self._packer = WeightPacker(library, self._lanes)
         self._int8_linear = load_function(library, "int8_linear", LinearArgs)
         self._int4_linear = load_function(library, "int4_linear", LinearArgs)
+        self._mxfp4_linear = load_function(library, "mxfp4_linear", LinearArgs)
 
     @property
     def lanes(self) -> int:
@@ -61,6 +63,10 @@ class QuantizedLinearKernels:
         """Quantizes a weight (outputs, inputs) to 4 bits and packs it for :meth:`int4_linear`."""
         return self._packer.pack_int4(weight)
 
+    def pack_mxfp4_blocks(self, blocks: Tensor, scales: Tensor) -> PackedMxfp4Weight:
+        """Packs a weight in MXFP4, as it is in a checkpoint, for :meth:`mxfp4_linear`."""
+        return pack_mxfp4_blocks(blocks, scales, self._lanes)
+
     def int8_linear(
         self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False
     ) -> Tensor:
@@ -78,13 +84,19 @@ class QuantizedLinearKernels:
         """As :meth:`int8_linear`, with a weight of 4 bits."""
         return self._multiply(self._int4_linear, x, weight, bias, gated=gated)
 
+    def mxfp4_linear(
+        self, x: Tensor, weight: PackedMxfp4Weight, bias: Tensor | None = None, *, gated: bool = False
+    ) -> Tensor:
+        """As :meth:`int8_linear`, with a weight in MXFP4 and a scale for each 32 activations of a row."""
+        return self._multiply(self._mxfp4_linear, x, weight, bias, gated=gated)
+
     def _multiply(self, kernel: Any, x: Tensor, weight: PackedWeight, bias: Tensor | None, *, gated: bool) -> Tensor:
         x = x.contiguous()
         count = x.numel() // x.shape[-1]
         out = x.new_empty((*x.shape[:-1], weight.outputs))
         tiles = -(-count // GEMM_TILE_ROWS)
-        # An int32 for each row and step lies behind the levels.
-        step_bytes = GEMM_TILE_ROWS * (GEMM_TILE_INPUTS + 4)
+        # Behind the levels of int4 lies an int32 for each row and step, behind those of MXFP4 four.
+        step_bytes = GEMM_TILE_ROWS * (GEMM_TILE_INPUTS + 16)
         levels = torch.empty(tiles * weight.padded_inputs // GEMM_TILE_INPUTS * step_bytes, dtype=torch.uint8)
         row_scales = torch.empty(count)
         args = LinearArgs(
@@ -106,7 +118,7 @@ class QuantizedLinearKernels:
 
 def weight_addresses(weight: PackedWeight, bias: Tensor | None) -> tuple[int, int, int, int, int]:
     """Returns the addresses of the weights, scales, zeros, group scales and bias; 0 for what there is not."""
-    if isinstance(weight, PackedInt4Weight):
+    if isinstance(weight, PackedInt4Weight | PackedMxfp4Weight):
         corrections = (0, weight.group_scales.data_ptr())
     else:
         corrections = (weight.zeros.data_ptr(), 0)
