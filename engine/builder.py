@@ -78,7 +78,7 @@ def build_core_from_model(
     forward = _select_forward(model, options, kernels)
     packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()
     _apply_determinism(forward, options, packing)
-    adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options)
+    adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options, kernels)
     return_freed_memory()  # before the cache is sized
     info = engine_info(model, checkpoint)
     cache = _size_cache(forward, str(model.device), options)
@@ -174,10 +174,11 @@ def _load_adapters(
     layers: AdaptableLayers,
     checkpoint: Checkpoint | None,
     options: EngineOptions,
+    kernels: Kernels | None,
 ) -> AdapterRegistry:
     """Prepares the optimized model for adapters and loads those of the options. Raises :class:`LoadError`."""
     log.info("preparing layers for adapters")
-    install_adapter_hooks(model, forward, layers)
+    install_adapter_hooks(model, forward, layers, kernels)
     registry = AdapterRegistry(layers, model.dtype, None if checkpoint is None else checkpoint.path)
     registry.load_all(options.lora_modules)
     return registry

@@ -63,7 +63,7 @@ def build_adapter(
     for layer, pair in by_layer.items():
         _check_shapes(folder, layer, pair, layers.shapes[layer], ranks_and_scales[layer][0])
     weights = {
-        layer: LoraWeight(pair.a, pair.b, ranks_and_scales[layer][1], layers.device, dtype)
+        layer: LoraWeight(pair.a, pair.b, ranks_and_scales[layer][1], layers.device, dtype, layers.products.kernel)
         for layer, pair in by_layer.items()
     }
     return LoadedAdapter(name, number, weights)

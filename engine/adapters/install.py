@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
 from antiphon.engine.model.varlen import VarlenForward
 
@@ -16,12 +17,16 @@ PROBE_LENGTHS_TOKENS = (5, 8)
 """Lengths of the two sequences of the pass in which the calls of layers are recorded."""
 
 
-def install_adapter_hooks(model: PreTrainedModel, forward: ForwardPass, layers: AdaptableLayers) -> None:
+def install_adapter_hooks(
+    model: PreTrainedModel, forward: ForwardPass, layers: AdaptableLayers, kernels: Kernels | None = None
+) -> None:
     """Attaches the layers to the model, which has been optimized, and the forward pass to the layers' rows.
 
     The pass that packs sequences is probed: a layer that is not computed for all rows is refused to adapters. Rows of
-    the base model share a pass with adapters only if they get the same bits as without.
+    the base model share a pass with adapters only if they get the same bits as without. ``kernels`` compute the
+    adapters' products.
     """
+    layers.products.kernel = None if kernels is None or model.device.type != "cpu" else kernels.lora
     layers.attach(model)
     if isinstance(forward, SequentialForward):
         forward.adapter_rows = layers.rows

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from antiphon.engine.adapters.lora_weight import LoraWeight
+from antiphon.engine.adapters.products import AdapterProducts
 from antiphon.engine.adapters.rows import AdapterRows
 from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 from antiphon.engine.optimize.fuse import FusedSwiGLU
@@ -31,6 +31,7 @@ class AdaptableLayers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.rows = AdapterRows()
+        self.products = AdapterProducts(self.rows)
         self.shapes: dict[str, tuple[int, int]] = {}
         self.refusals: dict[str, str] = {}
         self.device = next(model.parameters()).device
@@ -103,10 +104,7 @@ class AdaptableLayers:
             x = args[0]
             if self._calls is not None:
                 self._calls[name].append(x.numel() // x.shape[-1])
-            for adapter, rows in self.rows.head_groups if is_head else self.rows.groups:
-                weight = adapter.weights.get(name)
-                if weight is not None:
-                    _add_rows(output, columns, rows, weight(_select_rows(x, rows)))
+            self.products.add(name, x, output[..., columns], is_head=is_head)
 
         return add_products
 
@@ -115,42 +113,22 @@ class AdaptableLayers:
 
         The names of the first two layers precede the last one's, so that their hooks run first.
         """
-        inputs: list[tuple[LoraWeight, Any, Tensor]] = []
+        inputs: list[Tensor] = []
 
-        def keep_inputs(_: nn.Module, __: tuple[Any, ...], gate_up: Tensor) -> None:
+        def keep_input(_: nn.Module, __: tuple[Any, ...], gate_up: Tensor) -> None:
             inputs.clear()
             if self._calls is not None:
                 self._calls[name].append(gate_up.numel() // gate_up.shape[-1])
-            for adapter, rows in self.rows.groups:
-                weight = adapter.weights.get(name)
-                if weight is not None:
-                    inputs.append((weight, rows, mlp.activate_product(_select_rows(gate_up, rows).clone())))
+            if self.rows.groups:
+                inputs.append(mlp.activate_product(gate_up))
 
         def add_products(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-            for weight, rows, x in inputs:
-                _add_rows(output, slice(0, self.shapes[name][1]), rows, weight(x))
-            inputs.clear()
+            if inputs:
+                self.products.add(name, inputs.pop(), output)
 
-        mlp.gate_up.register_forward_hook(keep_inputs)
+        mlp.gate_up.register_forward_hook(keep_input)
         mlp.register_forward_hook(add_products)
         return True
-
-
-def _select_rows(x: Tensor, rows: "slice | Tensor") -> Tensor:
-    """Returns rows of a tensor (…, columns)."""
-    return x.reshape(-1, x.shape[-1])[rows]
-
-
-def _add_rows(output: Tensor, columns: slice, rows: "slice | Tensor", product: Tensor) -> None:
-    """Adds a product to some rows and columns of a tensor (…, columns), in place."""
-    target = output.view(-1, output.shape[-1])
-    if product.shape[-1] != output.shape[-1]:
-        target = target[:, columns]
-    product = product.to(output.dtype)
-    if isinstance(rows, slice):
-        target[rows].add_(product)
-    else:
-        target.index_add_(0, rows, product)
 
 
 def _tail_of(name: str) -> str:

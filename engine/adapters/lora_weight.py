@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from antiphon.engine.kernels.lora import LoraKernel, LoraMatrices
+
 BLOCK_ROWS = 8
 """Rows of one product on a CPU. Fewer rows are padded, so that every product has the same shape."""
 
@@ -13,11 +15,25 @@ class LoraWeight:
 
     On a CPU it computes in fp32, and a row's bits are the same in any batch: rows are computed in blocks of one size,
     and where the place in a block matters to torch's kernel, one by one. On a GPU it computes in ``dtype``.
+    For a ``kernel`` that supports the layer it holds only ``matrices``, and cannot be called.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, scale: float, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernel: LoraKernel | None = None,
+    ) -> None:
         self.rank, self.inputs = a.shape
         self.outputs = b.shape[0]
+        self.matrices: LoraMatrices | None = None
+        if kernel is not None and kernel.supports_layer(self.inputs, self.outputs):
+            self.matrices = kernel.pack_matrices(a, b, scale)
+            self.num_bytes = sum(matrix.nbytes for matrix in self.matrices)
+            return
         is_cpu = device.type == "cpu"
         self._dtype = torch.float32 if is_cpu else dtype
         # Copies, so that the file's memory is not kept.
@@ -26,11 +42,8 @@ class LoraWeight:
         self._block_rows = 0
         if is_cpu:
             self._block_rows = BLOCK_ROWS if self._has_equal_places() else 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the matrices in bytes."""
-        return (self.inputs + self.outputs) * self.rank * self._dtype.itemsize
+        self.num_bytes = self._a.nbytes + self._b.nbytes
+        """Memory of the matrices."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns the change of the layer's output: (n, inputs) → (n, outputs)."""

@@ -79,6 +79,7 @@ class AdapterRegistry:
             raise adapter_not_found(name)
         del self._adapters[name]
         adapter.is_listed = False
+        self._layers.rows.forget()
         self.on_unload(adapter.number)
 
     def _compare_base(self, folder: Path, trained_on: str) -> None:

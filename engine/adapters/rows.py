@@ -1,6 +1,7 @@
 """Which rows of a pass belong to which adapter."""
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,10 +13,14 @@ if TYPE_CHECKING:
 
 
 class RowGroup(NamedTuple):
-    """The rows of one adapter: a range, or indices if they are not consecutive."""
+    """The rows of one adapter: a range, or indices if they are not consecutive.
+
+    ``ranges`` are the first row and the number of rows of each range; None for all rows.
+    """
 
     adapter: "LoadedAdapter"
     rows: "slice | Tensor"
+    ranges: tuple[tuple[int, int], ...] | None = None
 
 
 class AdapterRows:
@@ -27,6 +32,10 @@ class AdapterRows:
     def __init__(self) -> None:
         self.groups: tuple[RowGroup, ...] = ()
         self.head_groups: tuple[RowGroup, ...] = ()
+        self.tables: dict[tuple[str, bool], array[int]] = {}
+        """Tables of the groups by layer, as the kernel reads them; valid until the groups change."""
+        self._last: tuple[Sequence[LoadedAdapter | None], Sequence[int]] | None = None
+        self._last_groups: tuple[tuple[RowGroup, ...], tuple[RowGroup, ...]] = ((), ())
         self.one_pass = True
         """False if rows of the base model would get other bits in a pass with adapters than in a pass without."""
         self.is_forced = False
@@ -41,12 +50,22 @@ class AdapterRows:
         self, adapters: Sequence["LoadedAdapter | None"], logit_rows: Sequence[int], device: torch.device
     ) -> None:
         """Begins a pass over rows with these adapters, whose head computes the ``logit_rows``."""
-        self.groups = group_rows(adapters, device)
-        self.head_groups = group_rows([adapters[row] for row in logit_rows], device) if self.groups else ()
+        if self._last != (adapters, logit_rows):  # steps that generate one token each have the same rows
+            self.forget()
+            groups = group_rows(adapters, device)
+            head_groups = group_rows([adapters[row] for row in logit_rows], device) if groups else ()
+            self._last, self._last_groups = (adapters, logit_rows), (groups, head_groups)
+        self.groups, self.head_groups = self._last_groups
 
     def begin_sequence(self, adapter: "LoadedAdapter | None") -> None:
         """Begins a pass whose rows all have the same adapter."""
+        self.forget()
         self.groups = self.head_groups = () if adapter is None else (RowGroup(adapter, slice(None)),)
+
+    def forget(self) -> None:
+        """Forgets the groups of the last pass, so that they keep no unloaded adapter in memory."""
+        self._last, self._last_groups = None, ((), ())
+        self.tables.clear()
 
     def clear(self) -> None:
         """Ends the pass."""
@@ -63,9 +82,9 @@ def group_rows(adapters: Sequence["LoadedAdapter | None"], device: torch.device)
             by_number[adapter.number] = adapter
     groups = []
     for number, rows in indices.items():
-        is_range = rows[-1] - rows[0] + 1 == len(rows)
-        selected = slice(rows[0], rows[-1] + 1) if is_range else torch.tensor(rows, device=device)
-        groups.append(RowGroup(by_number[number], selected))
+        ranges = tuple(_find_ranges(rows))
+        selected = slice(rows[0], rows[-1] + 1) if len(ranges) == 1 else torch.tensor(rows, device=device)
+        groups.append(RowGroup(by_number[number], selected, ranges))
     return tuple(groups)
 
 

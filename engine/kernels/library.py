@@ -6,6 +6,7 @@ Without a compiler, or if any result differs, no kernel is used and torch comput
 import ctypes
 import functools
 import logging
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +24,14 @@ from antiphon.engine.kernels.int4_layout import (
     unpack_int4_weight,
 )
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
+from antiphon.engine.kernels.lora import describe_group
 from antiphon.engine.kernels.mxfp4_layout import MXFP4_GROUP_INPUTS, quantize_to_mxfp4
 
 log = logging.getLogger(__name__)
 
 SOURCES = tuple(
     Path(__file__).with_name(f"{name}.c")
-    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "mxfp4_gemm", "pack", "decoder_layer")
+    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "mxfp4_gemm", "pack", "decoder_layer", "lora")
 )
 
 KERNEL_TOLERANCE = 1e-5
@@ -82,6 +84,7 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     yield "pack", *_packing_results(kernels, generator)
     yield "int4_linear", *_int4_linear_results(kernels, generator)
     yield "mxfp4_linear", *_mxfp4_linear_results(kernels, generator)
+    yield "lora", *_lora_results(kernels, generator)
 
 
 def _rotary_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,3 +172,16 @@ def _attention_results(kernels: Kernels, generator: torch.Generator, *, halves: 
         caches += [keys, values]  # the table holds only addresses, so these must outlive the call
         first += new
     return kernels.attend(query, key, value, table, 32**-0.5, fp16_cache=halves), torch.cat(expected, 1)
+
+
+def _lora_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Results of both for five rows of one adapter of rank 18 and one row of another, beside one row of none."""
+    x, out = torch.randn((7, 64), generator=generator), torch.randn((7, 128), generator=generator)
+    expected, groups, kept = out.clone(), array("q"), []
+    for rank, first, count in ((18, 0, 5), (3, 6, 1)):
+        a, b = torch.randn((rank, 64), generator=generator), torch.randn((128, rank), generator=generator)
+        expected[first : first + count] += 0.5 * x[first : first + count] @ a.T @ b.T
+        kept.append(kernels.lora.pack_matrices(a, b, 0.5))
+        groups.extend(describe_group(first, count, kept[-1]))
+    kernels.lora.add_products(x, out, groups)
+    return out / 64, expected / 64

@@ -1,5 +1,7 @@
 """Jobs of many adapters in one step: the logits of merged models, and the same tokens alone and among others."""
 
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.adapters.lora_weight import BLOCK_ROWS, LoraWeight
+from antiphon.engine.kernels.lora import describe_group
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.scheduler.core import Core
 from tests.engine.adapters.adapter_folders import (
@@ -19,6 +22,7 @@ from tests.engine.adapters.adapter_folders import (
     make_adapter,
     merge_adapter,
 )
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import generate_tokens, join_tokens, make_job, make_prompts, run_jobs
 
 NUM_ADAPTERS = 8
@@ -31,6 +35,14 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "tied": ("q_proj", "lm_head"),
     "mixtral": ATTENTION,
 }
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    """Restores torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def make_adapters(folder: Path, family: str, count: int = NUM_ADAPTERS) -> dict[str, Path]:
@@ -196,6 +208,35 @@ def test_a_row_has_the_same_bits_in_any_batch(shape: tuple[int, int, int]) -> No
         assert torch.equal(weight(x[first:end]), whole[first:end])
     weight._block_rows = 1
     assert torch.equal(weight(x[3:20]), torch.cat([weight(row[None]) for row in x[3:20]]))
+
+
+@pytest.mark.parametrize("shape", [(32, 4, 48), (192, 16, 192), (1024, 37, 3072)], ids=str)
+def test_a_row_of_the_kernel_has_the_same_bits_in_any_batch(shape: tuple[int, int, int], restore_threads: None) -> None:
+    kernel, (inputs, rank, outputs) = require_kernels().lora, shape
+    generator = torch.Generator().manual_seed(4)
+    first_a, first_b, x, base = (
+        torch.randn(size, generator=generator)
+        for size in ((rank, inputs), (outputs, rank), (30, inputs), (30, outputs))
+    )
+    pairs = [kernel.pack_matrices(factor * first_a, first_b, 0.5) for factor in (1, -2)]
+
+    def multiply(*groups: tuple[int, int, int]) -> Tensor:
+        out = base.clone()
+        fields = [field for row, count, which in groups for field in describe_group(row, count, pairs[which])]
+        kernel.add_products(x, out, array("q", fields))
+        return out
+
+    torch.set_num_threads(1)
+    whole = multiply((1, 13, 0), (15, 14, 1))
+    product = 0.5 * x @ first_a.T @ first_b.T
+    torch.testing.assert_close(whole[1:14], (base + product)[1:14], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(whole[15:29], (base - 2 * product)[15:29], rtol=1e-4, atol=2e-3)
+    assert all(torch.equal(whole[row], base[row]) for row in (0, 14, 29))
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for group in ((1, 1, 0), (7, 2, 0), (11, 3, 0), (15, 14, 1), (20, 5, 1)):
+            rows = slice(group[0], group[0] + group[1])
+            assert torch.equal(multiply(group)[rows], whole[rows])
 
 
 @pytest.mark.parametrize("family", ["bloom", "lfm2"])
