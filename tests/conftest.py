@@ -1,6 +1,8 @@
 """Fixtures for every test: real servers on real sockets, over a scripted engine."""
 
+import functools
 import os
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -15,6 +17,25 @@ os.environ["PYTHONPATH"] = str(ROOT)
 """Worker processes that tests start import their engine core from `tests.engine.fake_core`."""
 
 pytest_plugins = ("tests.skip_report",)
+
+create_default_context = ssl.create_default_context
+
+
+@functools.cache
+def create_context_once(cafile: str) -> ssl.SSLContext:
+    return create_default_context(cafile=cafile)
+
+
+def create_shared_context(*args: Any, **options: Any) -> ssl.SSLContext:
+    """Creates a TLS context, or returns the one with the same root certificates.
+
+    Reading them takes longer than a request over loopback, and HTTP clients read them even for a plain `http:` URL.
+    """
+    is_shared = not args and options.keys() == {"cafile"}
+    return create_context_once(**options) if is_shared else create_default_context(*args, **options)
+
+
+ssl.create_default_context = create_shared_context
 
 StartServer = Callable[..., RunningServer]
 

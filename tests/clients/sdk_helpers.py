@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any
 
 import httpx
@@ -21,9 +19,7 @@ from tests.snapshots.cases import CASES, TOOLS, Case
 
 Json = dict[str, Any]
 
-SHARED_TLS_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""TLS context of every client. Loopback does not use it, but creating one for each client costs more than a request."""
-get, post = partial(httpx.get, verify=SHARED_TLS_CONTEXT), partial(httpx.post, verify=SHARED_TLS_CONTEXT)
+get, post = httpx.get, httpx.post
 
 DIALECTS = ("hermes", "qwen3-coder", "gpt-oss")
 """Dialects of the served models. Each model has the name of its dialect."""
@@ -99,7 +95,7 @@ class RecordedReplies(list[bytes]):
 
 class _RecordingTransport(httpx2.BaseTransport):
     def __init__(self, replies: RecordedReplies) -> None:
-        self._inner, self._replies = httpx2.HTTPTransport(verify=SHARED_TLS_CONTEXT), replies
+        self._inner, self._replies = httpx2.HTTPTransport(), replies
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         reply = self._inner.handle_request(request)
@@ -126,7 +122,7 @@ class _RecordingStream(httpx2.SyncByteStream):
 
 class _AsyncRecordingTransport(httpx2.AsyncBaseTransport):
     def __init__(self, replies: RecordedReplies) -> None:
-        self._inner, self._replies = httpx2.AsyncHTTPTransport(verify=SHARED_TLS_CONTEXT), replies
+        self._inner, self._replies = httpx2.AsyncHTTPTransport(), replies
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         reply = await self._inner.handle_async_request(request)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT, get, post
+from tests.clients.sdk_helpers import get, post
 from tests.invariants import check_stream
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -101,7 +101,7 @@ def test_deletion_by_another_server_stops_and_removes_the_response(pair: ServerP
     first, second = pair
     response_id = start_background(first, "Forever")
     time.sleep(0.3)
-    assert httpx.delete(f"{second.url}/responses/{response_id}", verify=SHARED_TLS_CONTEXT).json()["deleted"]
+    assert httpx.delete(f"{second.url}/responses/{response_id}").json()["deleted"]
     assert get(f"{second.url}/responses/{response_id}").status_code == 404
     for _ in range(100):
         if not first.engine.stats().running and get(f"{first.url}/responses/{response_id}").status_code == 404:

@@ -15,7 +15,6 @@ from antiphon.app.errors import ApiError
 from antiphon.app.openapi.schemas import is_required
 from antiphon.app.requests.fields import RequestField
 from antiphon.app.requests.fields.tables import FIELDS_BY_ENDPOINT
-from tests.clients.sdk_helpers import SHARED_TLS_CONTEXT
 from tests.conftest import StartServer
 from tests.serving import RunningServer, serve
 
@@ -208,7 +207,7 @@ ROW_IDS = [f"{path}-{str(fields)[:60]}" for path, fields, _, _ in ROWS]
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.root, verify=SHARED_TLS_CONTEXT) as opened:
+    with httpx.Client(base_url=server.root) as opened:
         yield opened
 
 
@@ -306,5 +305,5 @@ def test_prompt_that_is_too_long_is_rejected(client: httpx.Client, path: str) ->
 def test_api_key_is_required_on_every_endpoint(start_server: StartServer) -> None:
     server = start_server([{"name": "hello", "output": ["Hello."]}], api_keys=("sk-test",))
     for path, body in BASE_BODIES.items():
-        reply = httpx.post(server.root + path, json=body, verify=SHARED_TLS_CONTEXT)
+        reply = httpx.post(server.root + path, json=body)
         check_error(path, reply, 401, "invalid_api_key", None)
