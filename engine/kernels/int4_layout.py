@@ -14,6 +14,9 @@ INT4_GROUP_INPUTS = GEMM_TILE_INPUTS
 WEIGHTS_PER_CHUNK = 1 << 19
 """Weights that are packed at a time. Packing needs several fp32 copies of them."""
 
+UNPACKED_OUTPUTS_PER_PART = 1024
+"""Outputs of a packed weight that are unpacked to fp32 at a time."""
+
 INT4_MIN, INT4_MAX = -8, 7
 
 SUMS_OF_A_GROUP = 16
@@ -78,6 +81,25 @@ def unpack_int4_weight(packed: PackedInt4Weight) -> Tensor:
     return weight[: packed.outputs, : packed.inputs]
 
 
+def multiply_unpacked(x: Tensor, packed: PackedInt4Weight, bias: Tensor | None) -> Tensor:
+    """Returns the product in fp32 with the weight that a packed one stands for, unpacking a part of it at a time."""
+    lanes = packed.weights.shape[3]
+    blocks_per_part = -(-UNPACKED_OUTPUTS_PER_PART // lanes)
+    parts = []
+    for first in range(0, -(-packed.outputs // lanes), blocks_per_part):
+        end = min(first + blocks_per_part, len(packed.weights))
+        part = PackedInt4Weight(
+            packed.inputs,
+            min(packed.outputs, end * lanes) - first * lanes,
+            packed.weights[first:end],
+            packed.scales[first * lanes : end * lanes],
+            packed.group_scales[first:end],
+        )
+        parts.append(functional.linear(x, unpack_int4_weight(part)))
+    product = torch.cat(parts, -1)
+    return product if bias is None else product.add_(bias)
+
+
 def unpack_int4_group(packed: PackedInt4Weight, group: int) -> tuple[Tensor, Tensor]:
     """Returns the levels (padded outputs, inputs of a group) of one group, in fp32, and its scale for each output."""
     part = packed.weights[:, group]  # (blocks, 8, lanes, 4)
@@ -102,7 +124,7 @@ def _choose_scales(values: Tensor) -> Tensor:
 
 def _sum_in_order(squares: Tensor) -> Tensor:
     """Returns the sums (…) of the last dimension, which is a group. They are added in the order of ``pack.c``."""
-    parts = squares.unflatten(-1, (-1, SUMS_OF_A_GROUP)).unbind(-2)
+    parts = squares.reshape(*squares.shape[:-1], -1, SUMS_OF_A_GROUP).unbind(-2)
     sums = parts[0].clone()
     for part in parts[1:]:
         sums.add_(part)

@@ -17,9 +17,11 @@ class WeightRows(NamedTuple):
     release: Callable[[int, int, int], None] = lambda *_: None
 
     @classmethod
-    def join(cls, weights: Sequence[Tensor]) -> "WeightRows":
-        """Returns the rows of weights in memory, without copying those whose rows are contiguous."""
-        return cls(tuple(weight if weight.stride(-1) == 1 else weight.contiguous() for weight in weights))
+    def join(
+        cls, weights: Sequence[Tensor], release: Callable[[int, int, int], None] = lambda *_: None
+    ) -> "WeightRows":
+        """Returns the rows of several weights as one weight. Copies only weights whose rows are not contiguous."""
+        return cls(tuple(weight if weight.stride(-1) == 1 else weight.contiguous() for weight in weights), release)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,8 +48,9 @@ class WeightRows(NamedTuple):
 
     def split_rows(self, count: int) -> list[Tensor]:
         """Returns the rows in tensors of at most ``count`` rows, as they are stored."""
-        return [rows for part in self.parts for rows in part.split(count)]
+        return [rows for part in self.parts for rows in torch.split(part, count)]
 
     def to_fp32(self) -> Tensor:
         """Returns the weight in fp32, as one tensor."""
-        return torch.cat([part.float() for part in self.parts])
+        parts = [part.float() for part in self.parts]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import sys
 from bisect import bisect_right
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from antiphon.engine.kernels.weight_rows import WeightRows
 
 OUTPUTS_PER_PART = 1024
 """Outputs of a mapped weight that are converted to fp32 at a time."""
@@ -53,23 +56,49 @@ class MappedWeight:
             self.release()
         return weight
 
-    def release(self) -> None:
-        """Gives the weight's pages back to the system, which reads them from the file again when they are needed."""
+    def release(self, first_row: int = 0, end_row: int | None = None) -> None:
+        """Gives pages of the weight back to the system, which reads them from the file again when they are needed.
+
+        Only pages that hold nothing but the given rows are given back.
+        """
         if not self._is_in_file or sys.platform != "linux":
             return
-        first = -(-self.stored.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (self.stored.data_ptr() + self.stored.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        rows = self.stored[first_row:end_row]
+        first = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (rows.data_ptr() + rows.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first:
             libc = ctypes.CDLL(None)
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
-def multiply_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns the product in fp32 with a weight (outputs, inputs) of any type, converting a part of it at a time."""
-    starts = range(0, len(weight), OUTPUTS_PER_PART)
-    parts = [functional.linear(x, weight[first : first + OUTPUTS_PER_PART].float()) for first in starts]
-    product = torch.cat(parts, -1)
-    return product if bias is None else product + bias
+def join_rows(weights: Sequence[MappedWeight | Tensor]) -> WeightRows:
+    """Returns the rows of several weights as one weight that gives back the pages it was read from."""
+
+    def release(part: int, first: int, end: int) -> None:
+        weight = weights[part]
+        if isinstance(weight, MappedWeight):
+            weight.release(first, end)
+
+    stored = [weight.stored if isinstance(weight, MappedWeight) else weight for weight in weights]
+    return WeightRows.join(stored, release)
+
+
+def multiply_in_parts(x: Tensor, weight: Tensor | WeightRows, bias: Tensor | None) -> Tensor:
+    """Returns the product in fp32 with a weight (outputs, inputs) of any type, converting a part of it at a time.
+
+    All parts are converted in the same memory: the small products between them would keep the heap from reusing it.
+    """
+    rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
+    outputs, inputs = rows.shape
+    product, converted = x.new_empty((*x.shape[:-1], outputs)), torch.empty(min(OUTPUTS_PER_PART, outputs), inputs)
+    first = 0
+    for stored in rows.split_rows(OUTPUTS_PER_PART):
+        end = first + len(stored)
+        part = stored if stored.dtype == torch.float32 else converted[: len(stored)].copy_(stored)
+        product[..., first:end] = functional.linear(x, part)
+        rows.release_rows(first, end)
+        first = end
+    return product if bias is None else product.add_(bias)
 
 
 class MappedLinear(nn.Linear):
@@ -88,9 +117,7 @@ class MappedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
-        product = multiply_in_parts(x, self.mapped.stored, self._parameters["bias"])
-        self.mapped.release()
-        return product
+        return multiply_in_parts(x, join_rows([self.mapped]), self._parameters["bias"])
 
     def to_linear(self) -> nn.Linear:
         """Returns the same layer with its weight in memory, in fp32."""

@@ -15,12 +15,14 @@ from torch.nn import functional
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import (
     INT4_GROUP_INPUTS,
+    PackedInt4Weight,
+    multiply_unpacked,
     pack_int4_weight,
     unpack_int4_group,
-    unpack_int4_weight,
 )
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addresses
+from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.model.mapped_weights import multiply_in_parts
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class OneDnnLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), LAYOUT_BATCH_ROWS)
         self._bias = bias
         self._doubles_single_row = False
-        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
+        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight.shape[1])
         batched = self(x)
         self._doubles_single_row = not torch.equal(self(x[:1]), batched[:1])
         _verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)
@@ -158,7 +160,7 @@ class TorchInt4Linear:
         return product.reshape(*x.shape[:-1], packed.outputs)
 
 
-def build_int8_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
+def build_int8_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
     """Returns a layer with compiled kernels if these support it, otherwise with fbgemm.
 
     Raises :class:`UnusableKernelError`, or torch's error where fbgemm is missing.
@@ -167,10 +169,10 @@ def build_int8_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | No
         compiled = _build_compiled_linear(kernels.pack_int8_weight(weight), weight, bias, kernels)
         if compiled is not None:
             return compiled
-    return FbgemmInt8Linear(weight.float(), bias)
+    return FbgemmInt8Linear(weight.float() if isinstance(weight, Tensor) else weight.to_fp32(), bias)
 
 
-def build_int4_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
+def build_int4_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
     """Returns a layer with compiled kernels if these support it, otherwise with torch.
 
     Raises :class:`UnusableKernelError`. A kernel is compared with the rounded weight: how far that is from the
@@ -178,16 +180,16 @@ def build_int4_linear(weight: Tensor, bias: Tensor | None, kernels: Kernels | No
     """
     if kernels is not None and kernels.supports_int4_linear(weight):
         packed = kernels.pack_int4_weight(weight)
-        compiled = _build_compiled_linear(packed, unpack_int4_weight(packed), bias, kernels)
+        compiled = _build_compiled_linear(packed, packed, bias, kernels)
         if compiled is not None:
             return compiled
-    layer = TorchInt4Linear(weight, bias)
+    layer = TorchInt4Linear(weight if isinstance(weight, Tensor) else weight.to_fp32(), bias)
     _verify_linear(layer, weight, bias, INT4_MAX_RELATIVE_ERROR)
     return layer
 
 
 def _build_compiled_linear(
-    packed: PackedWeight, weight: Tensor, bias: Tensor | None, kernels: Kernels
+    packed: PackedWeight, weight: Tensor | WeightRows | PackedInt4Weight, bias: Tensor | None, kernels: Kernels
 ) -> CompiledLinear | None:
     """Returns a layer of compiled kernels, compared with ``weight``; None, with a warning, if its results differ."""
     compiled = CompiledLinear(packed, bias, kernels)
@@ -268,16 +270,22 @@ def _prepack_int8(weight: Tensor) -> Any:
         torch.backends.quantized.engine = previous_engine
 
 
-def _probe_rows(count: int, weight: Tensor) -> Tensor:
+def _probe_rows(count: int, inputs: int) -> Tensor:
     """Returns fixed random rows to verify a weight (outputs, inputs) with."""
-    generator = torch.Generator().manual_seed(count)
-    return torch.randn(count, weight.shape[1], generator=generator)
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
 
 
-def _verify_linear(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, max_error: float) -> None:
+def _verify_linear(
+    kernel: LinearKernel, weight: Tensor | WeightRows | PackedInt4Weight, bias: Tensor | None, max_error: float
+) -> None:
     """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight."""
-    x = _probe_rows(PROBE_ROW_COUNTS[-1], weight)
-    _verify_kernel(kernel, x, multiply_in_parts(x, weight, bias), max_error)
+    if isinstance(weight, PackedInt4Weight):
+        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight.inputs)
+        expected = multiply_unpacked(x, weight, bias)
+    else:
+        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight.shape[1])
+        expected = multiply_in_parts(x, weight, bias)
+    _verify_kernel(kernel, x, expected, max_error)
 
 
 def _verify_kernel(kernel: LinearKernel, x: Tensor, expected: Tensor, max_error: float) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
+from antiphon.engine.experts.pack import pack_mixture
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.mapped_weights import MappedLinear
+from antiphon.engine.model.mapped_weights import MappedLinear, join_rows
 from antiphon.engine.optimize.linears import (
     LinearKernel,
     MergedLinear,
@@ -83,6 +84,7 @@ def pack_linears(
     if logits_before is None or reason is not None:
         log.warning("linear layers are not packed%s: %s", " and not quantized" if quantize else "", reason)
         return PackingResult()
+    pack_mixture(model, quantize, kernels)
     is_complete = _pack_groups(model, linears, groups, quantize, kernels)
     return PackingResult(quantize or "packed", is_complete, logits_before)
 
@@ -285,13 +287,12 @@ def _choose_form(name: str, quantize: Quantization | None, output_layer: str | N
 
 
 def _build_kernel(layers: list[nn.Linear], kernels: Kernels | None, form: Quantization | None) -> LinearKernel:
-    weights = [_stored_weight(layer) for layer in layers]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    weight = join_rows([layer.mapped if isinstance(layer, MappedLinear) else layer.weight.detach() for layer in layers])
     biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
     present = [bias.detach() for bias in biases if bias is not None]
     bias = torch.cat(present) if present else None
     if form is None:
-        return OneDnnLinear(weight.float(), bias)
+        return OneDnnLinear(weight.to_fp32(), bias)
     return (build_int4_linear if form == "int4" else build_int8_linear)(weight, bias, kernels)
 
 

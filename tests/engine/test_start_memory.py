@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,45 @@ def test_start_leaves_no_freed_memory_in_the_process() -> None:
     result = subprocess.run([sys.executable, "-c", BUILD_INT8_CORE], capture_output=True, text=True, check=True)
     resident, remaining = map(float, result.stdout.split())
     assert resident - remaining < 10, result.stdout
+
+
+WRITE_MODEL = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+config = LlamaConfig(vocab_size=60_000, hidden_size=512, intermediate_size=1024, num_hidden_layers=2,
+                     num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256)
+AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[1])
+"""
+"""Writes a model of 66 M parameters in bf16, whose embedding and output layer take 61 MB each."""
+
+LARGEST_WEIGHT_MIB = 60_000 * 512 * 2 / 2**20
+
+BUILD_INT4_CORE = """
+import logging, sys
+from pathlib import Path
+import torch
+from antiphon.engine.builder import build_core
+from antiphon.engine.options import EngineOptions
+
+def read_mib(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+logging.disable()
+options = EngineOptions(quantization="int4", threads=1, kv_cache_gib=0.01, force_quantization=True, max_model_len=256)
+core = build_core(Path(sys.argv[1]), options)
+print(read_mib("VmHWM"), read_mib("VmRSS"))
+"""
+"""Builds an int4 core of a model's folder. Prints the peak of the resident memory, then what is resident at the end."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_takes_at_most_one_weight_more_than_the_model(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", WRITE_MODEL, str(tmp_path)], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", BUILD_INT4_CORE, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    peak, resident = map(float, result.stdout.split())
+    assert peak - resident < LARGEST_WEIGHT_MIB, result.stdout
