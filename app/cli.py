@@ -15,6 +15,7 @@ import click
 
 from antiphon.app.adapters.cli_options import add_adapter_options, check_lora_updates
 from antiphon.app.api_keys import ApiKeyError, read_api_keys
+from antiphon.app.models.cli_options import add_model_options
 from antiphon.app.option_types import (
     ApiKeyOption,
     OriginType,
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("model", required=False, cls=ServeArgument, envvar="ANTIPHON_MODEL")
+@click.argument("model", nargs=-1, cls=ServeArgument, envvar="ANTIPHON_MODEL")
 @serve_option(
     "--config",
     type=click.Path(path_type=Path),
@@ -55,19 +56,7 @@ def main() -> None:
     callback=apply_config_file,
     help="TOML file with options: their names are the keys. Command line and environment take precedence over it.",
 )
-@serve_option("--served-model-name", "served_model_names", multiple=True, help="Additional model name; repeatable.")
-@serve_option(
-    "--embedding-model",
-    "embedding_models",
-    multiple=True,
-    help="Folder or hub id of a model to serve on /v1/embeddings, too; repeatable.",
-)
-@serve_option(
-    "--rerank-model",
-    "rerank_models",
-    multiple=True,
-    help="Folder or hub id of a model to serve on /v1/rerank and /v1/score, too; repeatable.",
-)
+@add_model_options
 @serve_option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
 @serve_option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
 @serve_option("--grpc", "grpc_port", type=click.IntRange(0, 65535), help="Port to serve gRPC on; 0: any free port.")
@@ -250,7 +239,7 @@ def main() -> None:
     help="Seconds to let running responses finish on shutdown.",
 )
 def serve(**flags: Any) -> None:
-    """Serve a model. MODEL is a folder or a hub id; without it, the embedded model is served.
+    """Serve models. MODEL is a folder or a hub id, or NAME=MODEL; without it, the embedded model is served.
 
     A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
     Every option can also be set by its environment variable (MODEL by ANTIPHON_MODEL) and in the file of --config.
@@ -273,10 +262,12 @@ def serve(**flags: Any) -> None:
         **{name: value for name, value in _pick(EngineOptions, flags).items() if value is not None}
     )
     remote = pop_remote_options(flags)
-    options = ServeOptions(engine_options=engine_options, remote=remote, **_pick(ServeOptions, flags))
+    models = flags.pop("model")
+    options = ServeOptions(models=models, engine_options=engine_options, remote=remote, **_pick(ServeOptions, flags))
     check_public_bind(settings, insecure=flags["insecure"])
     check_lora_updates(settings, insecure=flags["insecure"])
-    preloading = PrespawnedWorker(PRELOADED_MODULE) if options.engine == "torch" else nullcontext(WorkerProcess)
+    loads_now = options.engine == "torch" and not options.load_on_demand
+    preloading = PrespawnedWorker(PRELOADED_MODULE) if loads_now else nullcontext(WorkerProcess)
     try:
         with preloading as spawn:
             from antiphon.app.launch import run_until_signal  # noqa: PLC0415  see the module's docstring

@@ -42,7 +42,10 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, tuple[str,
             raise ConfigFileError(f"{path}: {written}: the option is set twice, also as {found[name][0]}")
         if not _has_type(value, parameters[key]):
             raise ConfigFileError(f"{path}: {written}: expected {_describe_type(parameters[key])}")
-        found[name] = (written, value)
+        found[name] = (
+            written,
+            [value] if _is_repeatable_argument(parameters[key]) and isinstance(value, str) else value,
+        )
     return found
 
 
@@ -62,8 +65,10 @@ def _key(parameter: click.Parameter) -> str:
 
 
 def _has_type(value: object, parameter: click.Parameter) -> bool:
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return bool(getattr(parameter, "multiple", False)) or _is_repeatable_argument(parameter)
     if getattr(parameter, "multiple", False):
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+        return False
     if getattr(parameter, "is_flag", False):
         return isinstance(value, bool)
     if isinstance(parameter.type, click.IntRange):
@@ -73,7 +78,13 @@ def _has_type(value: object, parameter: click.Parameter) -> bool:
     return isinstance(value, str)
 
 
+def _is_repeatable_argument(parameter: click.Parameter) -> bool:
+    return parameter.nargs == -1
+
+
 def _describe_type(parameter: click.Parameter) -> str:
+    if _is_repeatable_argument(parameter):
+        return "a string, or an array of strings"
     if getattr(parameter, "multiple", False):
         return "an array of strings"
     if getattr(parameter, "is_flag", False):

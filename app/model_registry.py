@@ -41,6 +41,8 @@ class EncoderModel(Struct, frozen=True, kw_only=True):
     created: int
     """Time when the model became available, in whole seconds since 1970."""
     owned_by: str = "antiphon"
+    folder: Path | None = None
+    """Folder with the model's files; None if it has none."""
 
 
 ENCODER_USES: dict[EncoderKind, tuple[str, str, str]] = {

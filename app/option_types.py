@@ -6,6 +6,7 @@ that is refused is reported in one line that names its source.
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -59,7 +60,12 @@ class _SourcedParameter(click.Parameter):
 
 
 class ServeArgument(_SourcedParameter, click.Argument):
-    """The argument MODEL."""
+    """The argument MODEL, which may be repeated."""
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """Returns the models of the variable, separated by spaces; the path of a folder may contain some."""
+        value = self.resolve_envvar_value(ctx)
+        return (value,) if value is not None and Path(value).expanduser().exists() else super().value_from_envvar(ctx)
 
 
 class ServeOption(_SourcedParameter, click.Option):

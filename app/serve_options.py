@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from msgspec import Struct
@@ -20,13 +20,33 @@ class ServeError(click.ClickException):
     exit_code = 2
 
 
-class ServeOptions(Struct, frozen=True, kw_only=True):
-    """The model to serve, and its engine."""
+class ModelOption(Struct, frozen=True):
+    """A field of the options of one model, and its value."""
 
-    model: str | None = None
-    """Folder or hub id. None: the embedded model."""
+    model: str
+    field: str
+    value: Any
+
+
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """The models to serve, and their engines. `antiphon.app.models.options` splits them into those of each model."""
+
+    models: tuple[str, ...] = ()
+    """Folders or hub ids, each perhaps after NAME=. None: the embedded model."""
+    name: str = ""
+    """First name of the only model. Empty: the hub id, or the last part of the folder's path."""
     served_model_names: tuple[str, ...] = ()
-    """Additional names of the model."""
+    """Additional names of the only model, or one for each of several."""
+    model_options: tuple[ModelOption, ...] = ()
+    """Options that were given for one of the models."""
+    load_on_demand: bool = False
+    """Whether models are loaded at their first use, and not at the start."""
+    idle_unload_s: float | None = None
+    """Time after its last use after which a model is unloaded. None: models stay loaded."""
+    memory_gib: float | None = None
+    """Memory of all loaded models together. None: no limit."""
+    load_timeout_s: float = 600.0
+    """Time that a request waits for its model to be loaded."""
     embedding_models: tuple[str, ...] = ()
     """Folders or hub ids of embedding models to serve, too."""
     rerank_models: tuple[str, ...] = ()
@@ -44,6 +64,11 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     offline: bool = False
     engine_options: EngineOptions = EngineOptions()
     remote: RemoteServeOptions = RemoteServeOptions()
+
+    @property
+    def model(self) -> str | None:
+        """Folder or hub id of the only model. None: the embedded model."""
+        return self.models[0] if self.models else None
 
 
 def resolve_store(value: str | None) -> tuple[Path | None, str | None]:

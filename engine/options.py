@@ -48,6 +48,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     otherwise the model's own."""
     kv_cache_gib: float | None = None
     """Memory for the KV cache in GiB, cached prefixes included. None: a fraction of the free memory."""
+    kv_cache_share: int = 1
+    """Number of engines that share the free memory: each takes its part of that fraction."""
     enable_prefix_caching: bool = True
     """Keeps the KV caches of finished jobs for later jobs of the same owner with the same prefix."""
     lora_modules: tuple[LoraModule, ...] = ()

@@ -34,7 +34,8 @@ OPTIONS = (
         "lora_modules",
         multiple=True,
         type=LoraType(),
-        help="LoRA adapter to serve under a model name of its own: a folder that PEFT has saved; repeatable.",
+        help="LoRA adapter to serve under a model name of its own: a folder that PEFT has saved; repeatable. With "
+        "several models, MODEL:NAME=PATH.",
     ),
     serve_option(
         "--allow-lora-updates",

@@ -19,7 +19,8 @@ async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     body = parse_object(await request.body())
     check_fields(LOAD_ADAPTER_FIELDS, body)
     name, path = _require_text(body, "lora_name"), _require_text(body, "lora_path")
-    await server_context(request).adapter_updates.load(name, path, replace=body.get("load_inplace") is True)
+    updates, replace = server_context(request).adapter_updates, body.get("load_inplace") is True
+    await updates.load(name, path, replace=replace, base=body.get("base_model_name"))
     return _success(f"LoRA adapter '{name}' added successfully.")
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from antiphon.app.encoders.text_tokenizer import TextOrPair
 from antiphon.app.errors import RETRY_AFTER_S, ApiError, from_engine, invalid_value
 from antiphon.app.model_registry import EncoderModel
+from antiphon.app.models.status import blocked_reason
 from antiphon.app.requests.fields.embeddings import MAX_REQUEST_TOKENS, too_many_tokens
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
@@ -41,7 +42,7 @@ class EncoderResult(Struct, frozen=True):
 async def run_request(request: EncoderRequest) -> EncoderResult:
     """Computes all results. Cancels the job if it is cancelled itself. Raises `ApiError`."""
     engine = request.model.engine
-    reason = engine.unready_reason()
+    reason = blocked_reason(engine)
     if reason is not None:
         retry = (("retry-after", str(RETRY_AFTER_S)),)
         raise ApiError(503, "engine_unavailable", f"The model is not ready: {reason}.", headers=retry)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import EncoderModel
+from antiphon.app.models.options import default_name
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.embeddings.repository import EncoderKind, read_repository
@@ -25,7 +26,7 @@ async def create_encoders(options: ServeOptions) -> list[EncoderModel]:
     models = []
     for kind, source in sources:
         folder = await asyncio.to_thread(fetch, source)
-        models.append(create_encoder(folder, kind, default_model_name(source, folder), options.engine_options))
+        models.append(create_encoder(folder, kind, default_name(source), options.engine_options))
     return models
 
 
@@ -40,9 +41,6 @@ def create_encoder(folder: Path, kind: EncoderKind, name: str, options: EngineOp
     # Limits and optimizations of the model that generates text do not apply.
     own_options = EngineOptions(device=options.device, threads=options.threads)
     engine = ProcessEngine(folder, own_options, core_factory=CORE_FACTORIES[kind])
-    return EncoderModel(names=(name,), kind=kind, engine=engine, tokenizer=tokenizer, created=int(time.time()))
-
-
-def default_model_name(source: str, folder: Path) -> str:
-    """Returns a hub id unchanged, or the last part of a folder's path."""
-    return folder.resolve().name if Path(source).expanduser().exists() else source
+    return EncoderModel(
+        names=(name,), kind=kind, engine=engine, tokenizer=tokenizer, created=int(time.time()), folder=folder
+    )

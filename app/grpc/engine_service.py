@@ -37,11 +37,12 @@ from antiphon.app.grpc.tokenizer_bundle import read_tokenizer_bundle, split_bund
 from antiphon.app.http.headers import choose_request_id
 from antiphon.app.http.middleware import RequestGuard
 from antiphon.app.model_registry import ServedModel
+from antiphon.app.models.status import known_info
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.routes.replies import count_readers
-from antiphon.engine.protocol import EngineError
+from antiphon.engine.protocol import EngineError, EngineInfo
 
 SERVER_TYPE = "vllm-grpc"
 """Name of this interface, by which routers recognize it."""
@@ -123,6 +124,16 @@ class EngineService:
     def _model(self) -> ServedModel:
         return self._context.models.served[0]
 
+    async def _read_info(self) -> EngineInfo:
+        """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""
+        engine = self._model.engine
+        try:
+            if known_info(self._model) is None:
+                await engine.wait_ready()
+        except EngineError as error:
+            raise from_engine(error) from None
+        return engine.info
+
     async def _generate(self, request: Any, owner: str, context: CallContext) -> None:
         self._received_at = time.time()
         self._context.capacity.check_any()
@@ -174,7 +185,7 @@ class EngineService:
 
     async def _get_model_info(self, *_: Any) -> Any:
         model = self._model
-        info = model.engine.info
+        info = await self._read_info()
         sampling = info.default_sampling
         defaults = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         return engine_message(
@@ -199,7 +210,7 @@ class EngineService:
             uptime_seconds=time.monotonic() - self._started_at,
             server_type=SERVER_TYPE,
             data_parallel_size=1,
-            model_dtype=self._model.engine.info.dtype,
+            model_dtype=(await self._read_info()).dtype,
             max_num_seqs=stats.max_num_seqs,
             constrained_decoding_start="first_token",
         )

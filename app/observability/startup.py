@@ -4,6 +4,7 @@ Everything is written to standard error, so that standard output stays free for 
 """
 
 import socket
+from collections.abc import Sequence
 from typing import Protocol, Self, TextIO
 
 import structlog
@@ -14,6 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.models.status import known_info
 from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 
 CODEX_CONFIG = """model = "{model}"
@@ -42,11 +44,11 @@ class StartupDisplay(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def start(self, name: str) -> None:
-        """Shows that the model `name` is being loaded."""
+    def start(self, names: Sequence[str]) -> None:
+        """Shows that these models are being loaded."""
 
-    def update(self, status: str) -> None:
-        """Shows a status of the engine."""
+    def update(self, name: str, status: str) -> None:
+        """Shows a status of the engine of the model `name`."""
 
     def print_lines(self, lines: str) -> None:
         """Prints complete lines of the access log, unchanged."""
@@ -62,7 +64,7 @@ class StartupLog:
     """A `StartupDisplay` of log lines in JSON."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._name = stream, ""
+        self._stream = stream
 
     def __enter__(self) -> Self:
         return self
@@ -70,14 +72,14 @@ class StartupLog:
     def __exit__(self, *_: object) -> None:
         """Does nothing: there is no animated line to end."""
 
-    def start(self, name: str) -> None:
-        """Logs that the model is being loaded."""
-        self._name = name
-        _log.info("loading model", model=name)
+    def start(self, names: Sequence[str]) -> None:
+        """Logs that each model is being loaded."""
+        for name in names:
+            _log.info("loading model", model=name)
 
-    def update(self, status: str) -> None:
+    def update(self, name: str, status: str) -> None:
         """Logs a status of the engine."""
-        _log.info("engine status", model=self._name, status=status)
+        _log.info("engine status", model=name, status=status)
 
     def print_lines(self, lines: str) -> None:
         """Writes lines of the access log."""
@@ -86,7 +88,10 @@ class StartupLog:
     def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
         """Logs one line for the server and one for each model."""
         for served in models.all_models:
-            info = served.engine.info
+            info = known_info(served)
+            if info is None:
+                _log.info("model", names=served.names, note="loaded at its first use")
+                continue
             _log.info(
                 "model",
                 names=served.names,
@@ -114,31 +119,31 @@ class StartupScreen:
     """A `StartupDisplay` for a person: an animated line in a terminal, else one line per stage; then a banner."""
 
     def __init__(self, screen: Console) -> None:
-        self.screen, self._name = screen, ""
+        self.screen = screen
         self._status: Status | None = screen.status("")
 
     def __enter__(self) -> Self:
         return self
 
-    def start(self, name: str) -> None:
-        """Shows that the model `name` is being loaded."""
-        self._name = escape(name)
+    def start(self, names: Sequence[str]) -> None:
+        """Shows that these models are being loaded."""
+        line = f"Loading {escape(', '.join(names))} …"
         if self._status is not None:
-            self._status.update(f"Loading {self._name} …")
+            self._status.update(line)
             self._status.start()
         if not self.screen.is_terminal:
-            self.screen.print(f"Loading {self._name} …", soft_wrap=True)
+            self.screen.print(line, soft_wrap=True)
 
-    def update(self, status: str) -> None:
-        """Shows a status of the engine. After `stop` shows only `ready`; the engine's log has the others."""
-        stage = status.removeprefix("loading").removeprefix(": ")
+    def update(self, name: str, status: str) -> None:
+        """Shows a status of an engine. After `stop` shows only `ready`; the engine's log has the others."""
+        name, stage = escape(name), status.removeprefix("loading").removeprefix(": ")
         if self._status is None:
             if status == "ready":
-                self.screen.print("[dim]The engine is ready again.[/]", soft_wrap=True)
+                self.screen.print(f"[dim]The engine of {name} is ready.[/]", soft_wrap=True)
         elif self.screen.is_terminal:
-            self._status.update(f"Loading {self._name} … [dim]{escape(stage)}[/]")
+            self._status.update(f"Loading {name} … [dim]{escape(stage)}[/]")
         elif stage and stage != "ready":
-            self.screen.print(f"Loading {self._name}: {escape(stage)}", soft_wrap=True)
+            self.screen.print(f"Loading {name}: {escape(stage)}", soft_wrap=True)
 
     def print_lines(self, lines: str) -> None:
         """Prints complete lines, unchanged."""
@@ -211,9 +216,10 @@ def show_banner(
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     rows += [f"[bold]network[/]   {escape(network_url)}" for network_url in network_urls]
     for served in catalogue.all_models:
-        info = served.engine.info
-        parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
-        summary = " · ".join(part for part in parts if part not in ("", "none"))
+        info, summary = known_info(served), "loaded at its first use"
+        if info is not None:
+            parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
+            summary = " · ".join(part for part in parts if part not in ("", "none"))
         rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
         rows.append(f"          {escape(summary)}")
         if note := notes.get(served.names[0]):

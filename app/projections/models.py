@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from antiphon.app.model_registry import EncoderModel, ServedModel
-from antiphon.engine.protocol import EngineError, Sampling
+from antiphon.app.models.status import known_info, read_residence
+from antiphon.engine.protocol import Sampling
 
 _OLLAMA_PARAMETERS = {
     "temperature": "temperature",
@@ -17,11 +18,13 @@ _OLLAMA_PARAMETERS = {
 
 
 def openai_model(name: str, model: ServedModel | EncoderModel) -> dict[str, Any]:
-    """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model is loaded.
+    """Returns a model's entry in OpenAI's list, with vLLM's `max_model_len` once the model has been loaded.
 
-    As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model.
+    As under vLLM, the `root` of an adapter is its folder, and its `parent` the base model. As under llama.cpp's server,
+    `status` tells whether the model is loaded.
     """
     entry: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    entry["status"] = {"value": read_residence(model.engine)}
     if isinstance(model, ServedModel):
         entry |= {"root": model.root or model.names[0], "parent": model.parent}
     context = context_length(model)
@@ -37,11 +40,9 @@ def anthropic_model(name: str, model: ServedModel) -> dict[str, Any]:
 
 
 def context_length(model: ServedModel | EncoderModel) -> int | None:
-    """Returns the number of tokens in the model's context; None while the model is loading."""
-    try:
-        return model.engine.info.max_model_len
-    except EngineError:
-        return None
+    """Returns the number of tokens in the model's context; None until the model has been loaded once."""
+    info = known_info(model)
+    return None if info is None else info.max_model_len
 
 
 def ollama_tag(name: str, model: ServedModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from antiphon.app.encoders.loading import default_model_name
+from antiphon.app.models.options import default_name
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.engine.checkpoint.hub import fetch_checkpoint
 from antiphon.engine.errors import LoadError
@@ -76,7 +76,7 @@ async def create_remote_engine(
     )
     key = _read_key(remote.key_env)
     engine = RemoteEngine(remote_options, model, info, api_key=key, on_status=on_status, child=child)
-    return engine, loaded, remote.model or default_model_name(source, folder)
+    return engine, loaded, remote.model or default_name(source)
 
 
 def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:

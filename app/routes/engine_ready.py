@@ -5,6 +5,8 @@ from typing import Any
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.errors import from_engine
+from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.models.status import known_info
 from antiphon.app.routes.replies import cancel_on_disconnect
 from antiphon.engine.protocol import EngineError
 
@@ -13,8 +15,9 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
     """Waits until the engine of the requested model can accept a turn. Raises `ApiError` 429 or 503.
 
     Runs before the request is parsed: an engine that is still loading cannot report what it supports, and an excess
-    request must cost nothing. Returns immediately for an unknown model, which the parser reports. If the client
-    disconnects, the wait is cancelled.
+    request must cost nothing. A model that was loaded before and is unloaded now gets its memory here. Its turn waits
+    for the load, so that its client sees a stream meanwhile. Returns immediately for an unknown model, which the parser
+    reports. If the client disconnects, the wait is cancelled.
     """
     context = server_context(request)
     model = context.models.get_model(body.get("model"))
@@ -27,8 +30,20 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
 async def wait_for_engine(context: ServerContext, body: Mapping[str, Any]) -> None:
     """Does the same as `wait_until_ready`, but does not notice when the client disconnects."""
     model = context.models.get_model(body.get("model"))
-    if model is None:
-        return
+    if model is not None:
+        await _wait_ready(model)
+
+
+async def wait_until_known(request: AnyRequest, model: ServedModel | EncoderModel | None) -> None:
+    """Waits until the properties of a model are known, for requests that need no engine. Raises `ApiError` 429 or 503.
+
+    They stay known while a model is unloaded, so only its first use loads it.
+    """
+    if model is not None and known_info(model) is None:
+        await cancel_on_disconnect(request, _wait_ready(model))
+
+
+async def _wait_ready(model: ServedModel | EncoderModel) -> None:
     try:
         await model.engine.wait_ready()
     except EngineError as error:

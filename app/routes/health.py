@@ -7,6 +7,7 @@ from litestar import get
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
+from antiphon.app.models.status import blocked_reason
 from antiphon.app.routes.replies import json_reply
 
 
@@ -30,7 +31,7 @@ def unready_reason(context: ServerContext) -> str | None:
     if context.shutting_down:
         return "the server is shutting down"
     for model in context.models.all_models:
-        reason = model.engine.unready_reason()
+        reason = blocked_reason(model.engine)
         if reason is not None:
             return f"{model.names[0]}: {reason}"
     return None

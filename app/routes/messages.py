@@ -13,7 +13,7 @@ from antiphon.app.projections.messages.stream import MessagesStream, final_messa
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.turn_spec import ParsedRequest
-from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 
 
@@ -48,7 +48,10 @@ async def count_message_tokens(request: AnyRequest) -> Response[Any]:
 async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest:
     """Waits for the engine, then parses the body."""
     context, body, owner = server_context(request), parse_object(await request.body()), request_owner(request)
-    await wait_until_ready(request, body)
+    if count_only:
+        await wait_until_known(request, context.models.get_model(body.get("model")))
+    else:
+        await wait_until_ready(request, body)
 
     def decrypt(sealed: str) -> str | None:
         try:

@@ -17,7 +17,7 @@ from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import select_page
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
-from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.turns.stored_history import StoredHistory
 
@@ -39,7 +39,7 @@ async def create_response(request: AnyRequest) -> Response[Any]:
 @post("/v1/responses/input_tokens", status_code=200)
 async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the number of input tokens of a Responses request. Nothing is generated or stored."""
-    parsed = await _read_request(request)
+    parsed = await _read_request(request, generates=False)
     count = await cancel_on_disconnect(
         request,
         server_context(request).turn_manager.count_prompt_tokens(parsed.model, parsed.spec, request_owner(request)),
@@ -90,10 +90,13 @@ async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> R
     return json_reply(encode_item_page(log.input_items, select_page(request.query_params, log.input_items)))
 
 
-async def _read_request(request: AnyRequest) -> ParsedRequest:
+async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest:
     """Waits for the engine, then parses the body."""
     context, body = server_context(request), parse_object(await request.body())
-    await wait_until_ready(request, body)
+    if generates:
+        await wait_until_ready(request, body)
+    else:
+        await wait_until_known(request, context.models.get_model(body.get("model")))
     history = StoredHistory(context.store, request_owner(request), context.turn_manager.sealer)
     return read_responses_request(body, context.models, history, context.settings)
 

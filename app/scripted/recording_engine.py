@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
+from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.scripted.recording_file import RecordedJob, RecordingFile
 from antiphon.engine.protocol import Chunk, Engine, EngineError, EngineInfo, EngineStats, Job, OnChunk
 from antiphon.engine.scripted.script import Recording
@@ -92,5 +93,7 @@ class RecordingEngine:
 
 
 def unwrap_engine(engine: Engine) -> Engine:
-    """Returns the engine that a recording engine records, or the engine itself."""
-    return engine.inner if isinstance(engine, RecordingEngine) else engine
+    """Returns the engine that is recorded or loaded on demand, or the engine itself."""
+    while isinstance(engine, RecordingEngine | HostedEngine):
+        engine = engine.inner
+    return engine

@@ -158,18 +158,18 @@ def test_banner_has_lines_to_copy() -> None:
 def test_loading_status_is_printed_as_lines_without_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
     with startup.StartupScreen(console) as loading:
-        loading.start("tiny[bold]")
+        loading.start(["tiny[bold]", "big"])
         for status in ("loading", "loading: weights", "ready"):
-            loading.update(status)
+            loading.update("tiny[bold]", status)
         loading.stop()
         for status in ("restarting: try 1 in 0.1 s", "loading: weights", "ready"):
-            loading.update(status)
+            loading.update("tiny[bold]", status)
         loading.print_lines("200 GET [bold]\n")
     output = console.file.getvalue()  # type: ignore[attr-defined]
     assert output.splitlines() == [
-        "Loading tiny[bold] …",
+        "Loading tiny[bold], big …",
         "Loading tiny[bold]: weights",
-        "The engine is ready again.",
+        "The engine of tiny[bold] is ready.",
         "200 GET [bold]",
     ]
 

@@ -13,9 +13,12 @@ from click.testing import CliRunner, Result
 
 from antiphon.app import cli, launch
 from antiphon.app.api_keys import key_digest
-from antiphon.app.serve_options import ServeOptions
+from antiphon.app.models import loading
+from antiphon.app.models.loading import EMBEDDED_MODEL_NAME, create_models
+from antiphon.app.serve_options import ModelOption, ServeOptions
 from antiphon.app.settings import Settings
 from antiphon.engine.adapters.modules import LoraModule
+from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import WorkerProcess
 from antiphon.events.inputs import InputMessage
@@ -26,11 +29,24 @@ Reached = dict[str, Any]
 """What `serve` starts the server with: `settings.*`, `options.*`, `remote.*`, `engine.*` and `log_format`."""
 
 FLAGS: dict[str, tuple[list[str], Reached]] = {
-    "model": (["some/model"], {"options.model": "some/model"}),
+    "model": (["some/model", "b=other/model"], {"options.models": ("some/model", "b=other/model")}),
     "served_model_names": (
         ["--served-model-name", "a", "--served-model-name", "b"],
         {"options.served_model_names": ("a", "b")},
     ),
+    "model_options": (
+        ["--model-option", "a:quantization=int8", "--model-option", "qwen:4b:idle-unload=2m"],
+        {
+            "options.model_options": (
+                ModelOption("a", "quantization", "int8"),
+                ModelOption("qwen:4b", "idle_unload_s", 120.0),
+            )
+        },
+    ),
+    "load_on_demand": (["--load-on-demand"], {"options.load_on_demand": True}),
+    "idle_unload_s": (["--idle-unload", "15m"], {"options.idle_unload_s": 900.0}),
+    "memory_gib": (["--memory-gib", "12.5"], {"options.memory_gib": 12.5}),
+    "load_timeout_s": (["--load-timeout", "60"], {"options.load_timeout_s": 60.0}),
     "embedding_models": (
         ["--embedding-model", "a/b", "--embedding-model", "c"],
         {"options.embedding_models": ("a/b", "c")},
@@ -149,7 +165,8 @@ def config_of(name: str, separator: str) -> str:
         key = variable.removeprefix("ANTIPHON_").lower().replace("_", separator)
         (parameter,) = (each for each in cli.serve.params if each.opts[0].removeprefix("--") == key.replace("_", "-"))
         is_bare = text in ("true", "false") or isinstance(parameter.type, click.IntRange | click.FloatRange)
-        value = str(text.split()) if getattr(parameter, "multiple", False) else text if is_bare else f'"{text}"'
+        is_repeatable = getattr(parameter, "multiple", False) or parameter.nargs == -1
+        value = str(text.split()) if is_repeatable else text if is_bare else f'"{text}"'
         lines.append(f"{key} = {value}")
     return "\n".join(lines)
 
@@ -244,7 +261,7 @@ def test_key_of_the_file_changes_its_setting_and_no_other(starts: list[Reached],
         ("offline", "options.offline", ("true", True), ("false", False), (["--offline"], True)),
         ("websocket", "settings.enable_websocket", ("false", False), ("true", True), (["--no-websocket"], False)),
         ("store", "settings.store_file", ('"a"', Path("a")), ("b", Path("b")), (["--store", "c"], Path("c"))),
-        ("model", "options.model", ('"a/a"', "a/a"), ("b/b", "b/b"), (["c/c"], "c/c")),
+        ("model", "options.models", ('"a/a"', ("a/a",)), ("b/b", ("b/b",)), (["c/c", "d"], ("c/c", "d"))),
         (
             "allowed-host",
             "settings.allowed_hosts",
@@ -267,6 +284,13 @@ def test_command_line_precedes_environment_precedes_file(
     assert run_serve(starts, *file)[setting] == in_file[1]
     assert run_serve(starts, *file, **variable)[setting] == in_environment[1]
     assert run_serve(starts, *file, *on_command_line[0], **variable)[setting] == on_command_line[1]
+
+
+def test_variable_may_name_a_folder_with_spaces(starts: list[Reached], tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    assert run_serve(starts, ANTIPHON_MODEL=str(folder))["options.models"] == (str(folder),)
+    assert run_serve(starts, ANTIPHON_MODEL="a b=c")["options.models"] == ("a", "b=c")
 
 
 def test_keys_of_the_environment_precede_the_key_file_of_the_file(starts: list[Reached]) -> None:
@@ -397,7 +421,8 @@ async def test_scripted_engine_gets_names_and_dialect(tmp_path: Path) -> None:
     script = tmp_path / "script.toml"
     script.write_text('[[reply]]\nname = "hello"\nspeak = ["Hello."]\n', encoding="utf-8")
     options = ServeOptions(engine="scripted", script=script, dialect="llama3", served_model_names=("a", "b"))
-    model, _ = await launch._create_model(options, Settings(), lambda _: None, WorkerProcess)
+    models, _ = await create_models(options, Settings(), lambda *_: None, WorkerProcess)
+    (model,) = models.served
     assert model.names == ("scripted", "a", "b") and model.format.name == "llama3"
 
 
@@ -410,26 +435,27 @@ async def test_torch_engine_gets_its_options_and_the_hub_client_offline(
 
     def fetch(model: str, *, offline: bool, revision: str | None) -> Path:
         fetched.append((model, offline, revision))
-        return launch.MODEL_DIR
+        return MODEL_DIR
 
-    monkeypatch.setattr(launch, "fetch_checkpoint", fetch)
-    monkeypatch.setattr(launch, "ProcessEngine", lambda *args, **_: engines.append(args))
+    monkeypatch.setattr(loading, "fetch_checkpoint", fetch)
+    monkeypatch.setattr(loading, "ProcessEngine", lambda *args, **_: engines.append(args))
     engine_options = EngineOptions(threads=3)
-    options = ServeOptions(model="some/model", offline=offline, revision="v1.0", engine_options=engine_options)
-    model, _ = await launch._create_model(options, Settings(), lambda _: None, WorkerProcess)
-    assert fetched == [("some/model", offline, "v1.0")] and model.names == ("some/model",)
-    assert engines == [(launch.MODEL_DIR, options.engine_options)]
+    options = ServeOptions(models=("some/model",), offline=offline, revision="v1.0", engine_options=engine_options)
+    models, _ = await create_models(options, Settings(), lambda *_: None, WorkerProcess)
+    assert fetched == [("some/model", offline, "v1.0")] and models.served[0].names == ("some/model",)
+    assert engines == [(MODEL_DIR, options.engine_options)]
 
 
 async def test_chat_template_of_the_operator_replaces_that_of_the_model(tmp_path: Path) -> None:
     template = tmp_path / "own.jinja"
     template.write_text("{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}")
     options = ServeOptions(chat_template=template)
-    model, note = await launch._create_model(options, Settings(), lambda _: None, WorkerProcess)
+    models, notes = await create_models(options, Settings(), lambda *_: None, WorkerProcess)
+    (model,) = models.served
     prompt_input = PromptInput(items=(InputMessage(role="user", content="Hi."),), tools=ToolTable())
     prompt = model.format.render_prompt(prompt_input, now=datetime(2026, 1, 1, tzinfo=UTC))
     assert prompt.text == "<|user|>Hi."
-    assert str(template) in note
+    assert str(template) in notes[EMBEDDED_MODEL_NAME]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,12 @@ LOAD_ADAPTER_FIELDS = (
     RequestField(
         "load_inplace", "honoured", c.is_boolean, "True: replaces an adapter with this name, which otherwise is a 409."
     ),
+    RequestField(
+        "base_model_name",
+        "honoured",
+        c.string_like(256),
+        "The model that the adapter changes. Required if the server has several.",
+    ),
 )
 """Fields of `POST /v1/load_lora_adapter`."""
 

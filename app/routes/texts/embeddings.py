@@ -1,5 +1,6 @@
 """`/v1/embeddings`, `/v1/rerank` and `/v1/score`: texts to vectors or scores, without events and without a store."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import post
@@ -9,11 +10,14 @@ from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.encoders.jobs import run_request
 from antiphon.app.errors import from_engine
 from antiphon.app.http.request_state import request_state
+from antiphon.app.models.status import blocked_reason
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
 from antiphon.app.requests.json_body import parse_object
+from antiphon.app.routes.engine_ready import wait_until_known
 from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
+from antiphon.engine.embeddings.repository import EncoderKind
 from antiphon.engine.protocol import EngineError
 
 
@@ -21,6 +25,7 @@ from antiphon.engine.protocol import EngineError
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
     body = parse_object(await request.body())
+    await _wait_until_known(request, body, "embedding")
     try:
         parsed = read_embeddings_request(body, server_context(request).models)
     except EngineError as error:
@@ -34,6 +39,7 @@ async def create_embeddings(request: AnyRequest) -> Response[Any]:
 async def rerank_documents(request: AnyRequest) -> Response[Any]:
     """Returns documents in the order of their relevance to a query."""
     body = parse_object(await request.body())
+    await _wait_until_known(request, body, "rerank")
     try:
         parsed, texts = read_rerank_request(body, server_context(request).models)
     except EngineError as error:
@@ -48,9 +54,18 @@ async def rerank_documents(request: AnyRequest) -> Response[Any]:
 async def score_pairs(request: AnyRequest) -> Response[Any]:
     """Returns a score for each pair of texts."""
     body = parse_object(await request.body())
+    await _wait_until_known(request, body, "rerank")
     try:
         parsed = read_score_request(body, server_context(request).models)
     except EngineError as error:
         raise from_engine(error) from None
     result = await cancel_on_disconnect(request, run_request(parsed))
     return json_reply(score_body(result, parsed.model.names[0], request_state(request.scope).request_id))
+
+
+async def _wait_until_known(request: AnyRequest, body: Mapping[str, Any], kind: EncoderKind) -> None:
+    """Waits for the first use of a model that is loaded on demand. The parser reports a name that is wrong."""
+    name, models = body.get("model"), server_context(request).models
+    candidates = [model for model in models.encoders if model.kind == kind and (name is None or name in model.names)]
+    if candidates and blocked_reason(candidates[0].engine) is None:
+        await wait_until_known(request, candidates[0])

@@ -17,7 +17,7 @@ from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.tokenize import CHAT_PROMPT_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from antiphon.app.requests.json_body import parse_object
-from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.engine_ready import wait_until_known
 from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.turn import TurnTimeouts
@@ -34,11 +34,11 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     """Returns the token ids of a text, or of the prompt for a chat."""
     context, body = server_context(request), parse_object(await request.body())
     body = {**body, "model": _model_name(body, context.models)}
-    await wait_until_ready(request, body)
+    encoder = context.models.get_encoder(body["model"])
+    await wait_until_known(request, encoder or context.models.get_model(body["model"]))
     check_fields(TOKENIZE_FIELDS, body)
     if body.get("messages") is None:
         _refuse_chat_fields(body)
-    encoder = context.models.get_encoder(body["model"])
     if encoder is not None:
         return await _tokenize_for_encoder(request, body, encoder)
     model = context.models.find_model(body["model"])
@@ -66,7 +66,8 @@ async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the text of token ids, control tokens included."""
     context, body = server_context(request), parse_object(await request.body())
     body = {**body, "model": _model_name(body, context.models)}
-    await wait_until_ready(request, body)
+    named = context.models.get_encoder(body["model"]) or context.models.get_model(body["model"])
+    await wait_until_known(request, named)
     check_fields(DETOKENIZE_FIELDS, body)
     model = context.models.get_encoder(body["model"]) or context.models.find_model(body["model"])
     tokens = body.get("tokens")

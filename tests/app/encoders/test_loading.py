@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.app import launch
 from antiphon.app.encoders import loading
 from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.models.loading import create_registry
 from antiphon.app.observability.startup import create_console, show_banner
 from antiphon.app.serve_options import ServeError, ServeOptions
 from antiphon.app.settings import Settings
@@ -55,7 +55,7 @@ async def test_names_must_differ(folder: Path) -> None:
     )
     chat = scripted_registry([{"name": "any", "output": ["Yes."]}]).served[0]
     with pytest.raises(ServeError, match="duplicate model name 'bert': each model needs a name of its own"):
-        launch._create_registry(chat, encoders, [])
+        create_registry([chat], encoders, [ServeOptions()])
 
 
 async def test_unusable_model_is_refused_in_one_line(folder: Path) -> None:

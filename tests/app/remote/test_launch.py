@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 async def create_engine(**options: Any) -> RemoteEngine:
     remote = RemoteServeOptions(**options.pop("remote", {}))
-    serve_options = ServeOptions(**{"engine": "vllm", "model": str(MODEL_DIR), "remote": remote, **options})
+    serve_options = ServeOptions(**{"engine": "vllm", "models": (str(MODEL_DIR),), "remote": remote, **options})
     engine, _, _ = await create_remote_engine(serve_options, None, lambda _: None, separate_owners=False)
     assert isinstance(engine, RemoteEngine)
     return engine
@@ -46,10 +46,10 @@ def vllm_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("options", "message"),
     [
         ({"engine": "sglang"}, "--engine sglang needs --engine-url URL"),
-        ({"engine": "vllm", "model": None}, "--engine vllm needs --engine-url URL"),
+        ({"engine": "vllm", "models": ()}, "--engine vllm needs --engine-url URL"),
         ({"remote": {"urls": ("gpu1:8000",)}}, "--engine-url: not a URL"),
         ({"remote": {"urls": ("http://gpu1",), "key_env": "NO_SUCH_KEY"}}, "the variable is not set"),
-        ({"remote": {"urls": ("http://gpu1",)}, "model": None}, "needs --tokenizer"),
+        ({"remote": {"urls": ("http://gpu1",)}, "models": ()}, "needs --tokenizer"),
     ],
 )
 async def test_unusable_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,97 @@
+"""The memory that all models of a server share: which of them are loaded, and which leave to make room for another.
+
+A model reserves the memory it needs before it is loaded, and gives it back when it is unloaded. If there is not enough,
+models that are not in use are unloaded, the least recently used first. If all are in use, the load waits.
+"""
+
+import asyncio
+from itertools import count
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from antiphon.engine.protocol import EngineError
+
+if TYPE_CHECKING:
+    from antiphon.app.models.hosted_engine import HostedEngine
+
+GIB = 2**30
+
+
+class HostTimeouts(Struct, frozen=True, kw_only=True):
+    """Time limits of loading, in seconds."""
+
+    load_timeout_s: float = 600.0
+    """Time that a request waits until its model is loaded."""
+    room_timeout_s: float = 30.0
+    """Time that a load waits for memory that models in use hold."""
+    min_stay_s: float = 2.0
+    """Time after its last use in which a model is not unloaded, so that two models cannot displace each other before
+    either has served a request."""
+    retry_delay_s: float = 10.0
+    """Time after a failed load in which requests get its error, without another attempt."""
+
+
+class ModelHost:
+    """Reserves memory for models. `memory_bytes` is the limit of all together; None for no limit."""
+
+    def __init__(self, memory_bytes: int | None = None, timeouts: HostTimeouts = HostTimeouts()) -> None:  # noqa: B008  # it is frozen
+        self.memory_bytes, self.timeouts = memory_bytes, timeouts
+        self._engines: list[HostedEngine] = []
+        self._uses = count(1)
+        self._turnstile = asyncio.Lock()
+        """Held by the load that waits for memory. Loads get it in order of arrival, so that none starves."""
+        self._changed = asyncio.Event()
+
+    def add_engine(self, engine: "HostedEngine") -> None:
+        """Adds an engine, which shares the memory from now on."""
+        self._engines.append(engine)
+
+    def next_use(self) -> int:
+        """Returns a number that is larger than those of all earlier uses of models."""
+        return next(self._uses)
+
+    def notify_change(self) -> None:
+        """Tells the load that waits for memory that a model is not in use any more, or takes less."""
+        self._changed.set()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that the loaded models take."""
+        return sum(engine.reserved_bytes for engine in self._engines)
+
+    def reserve_free_memory(self, engine: "HostedEngine") -> bool:
+        """Reserves memory for a model if there is enough. Returns whether there is."""
+        need = self._limit(engine.needed_bytes)
+        if self.memory_bytes is not None and self.reserved_bytes + need > self.memory_bytes:
+            return False
+        engine.reserved_bytes = need
+        return True
+
+    async def make_room(self, engine: "HostedEngine") -> None:
+        """Reserves memory for a model; unloads others if there is too little. Raises `EngineError` after a timeout."""
+        try:
+            async with asyncio.timeout(self.timeouts.room_timeout_s), self._turnstile:
+                while not self.reserve_free_memory(engine):
+                    self._changed.clear()
+                    victim = self._choose_victim(self._limit(engine.needed_bytes))
+                    if victim is not None:
+                        await victim.unload(f"to make room for {engine.name}")
+                    else:
+                        await self._changed.wait()
+        except TimeoutError:
+            holders = ", ".join(other.name for other in self._engines if other.reserved_bytes)
+            message = f"the model {engine.name} does not fit into the memory beside models that are in use ({holders})"
+            raise EngineError("engine_unavailable", f"{message}; try again later", retryable=True) from None
+
+    def _choose_victim(self, need: int) -> "HostedEngine | None":
+        """Returns the least recently used model that is not in use; None if unloading all of these is not enough."""
+        idle = sorted((engine for engine in self._engines if engine.can_leave), key=lambda engine: engine.last_use)
+        reclaimable = sum(engine.reserved_bytes for engine in idle)
+        if self.memory_bytes is None or self.reserved_bytes - reclaimable + need > self.memory_bytes:
+            return None
+        return idle[0] if idle else None
+
+    def _limit(self, need: int) -> int:
+        """Returns the need of a model, at most the whole memory: an estimate that is too high must not bar it."""
+        return need if self.memory_bytes is None else min(need, self.memory_bytes)

@@ -1,0 +1,228 @@
+"""Creates the served models from the options: their files, formats and engines. Nothing is loaded here."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from antiphon.app.adapters.served import check_adapter_options, describe_adapter
+from antiphon.app.encoders.loading import create_encoders
+from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
+from antiphon.app.models.host import GIB, HostTimeouts, ModelHost
+from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.memory import (
+    MemoryEstimate,
+    check_fits,
+    divide_cache,
+    estimate_encoder,
+    estimate_weights,
+    measure_engine,
+    needed_bytes,
+)
+from antiphon.app.models.options import default_name, split_models
+from antiphon.app.remote.launch import create_remote_engine
+from antiphon.app.scripted.replay import create_scripted_engine, record_engine
+from antiphon.app.serve_options import ServeError, ServeOptions
+from antiphon.app.settings import Settings
+from antiphon.engine.checkpoint.files import inspect_checkpoint
+from antiphon.engine.checkpoint.hub import fetch_checkpoint
+from antiphon.engine.embedded import MODEL_DIR
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.process.spawn import SpawnWorker
+from antiphon.engine.protocol import Engine
+from antiphon.harmony import detect
+from antiphon.harmony.detect import LoadedFormat, UnusableTemplateError
+
+EMBEDDED_MODEL_NAME = "antiphon"
+"""Served name of the embedded model."""
+
+OnStatus = Callable[[str, str], None]
+"""Receives the name of a model and a status of its engine."""
+
+
+class _ModelPlan(Struct, frozen=True, kw_only=True):
+    """A model whose files are on this machine. `build_engine` creates its engine with the given options."""
+
+    options: ServeOptions
+    name: str
+    loaded: LoadedFormat
+    build_engine: Callable[[EngineOptions], Engine]
+    estimate: MemoryEstimate = MemoryEstimate(0, 0)
+
+
+async def create_models(
+    options: ServeOptions, settings: Settings, on_status: OnStatus, spawn: SpawnWorker
+) -> tuple[ModelRegistry, dict[str, str]]:
+    """Returns the models, and a line about the dialect of each by its first name. No engine is started.
+
+    Raises `ServeError`, `LoadError`, `ScriptError` or `DialectError`.
+    """
+    _check_hosting(options)
+    each_options = split_models(options)
+    for each in each_options:
+        check_adapter_options(each)
+    plans = [await _plan_model(each, settings, on_status, spawn) for each in each_options]
+    encoders = await create_encoders(options)
+    estimates = [plan.estimate for plan in plans]
+    encoder_estimates = [estimate_encoder(encoder.folder) for encoder in encoders]
+    if options.memory_gib is not None:
+        names = [plan.name for plan in plans] + [encoder.names[0] for encoder in encoders]
+        for name, estimate in zip(names, [*estimates, *encoder_estimates], strict=True):
+            check_fits(name, estimate, options.memory_gib)
+    host = ModelHost(
+        None if options.memory_gib is None else int(options.memory_gib * GIB),
+        HostTimeouts(load_timeout_s=options.load_timeout_s),
+    )
+    models = [
+        _create_model(plan, host, _cache_options(plan, [*estimates, *encoder_estimates], index, len(plans)))
+        for index, plan in enumerate(plans)
+    ]
+    hosted_encoders = [
+        structs.replace(encoder, engine=_host_engine(encoder.engine, encoder.names[0], host, options, estimate, 0.0))
+        for encoder, estimate in zip(encoders, encoder_estimates, strict=True)
+    ]
+    registry = create_registry(models, hosted_encoders, [plan.options for plan in plans])
+    return registry, {plan.name: plan.loaded.reason for plan in plans}
+
+
+def _cache_options(plan: _ModelPlan, estimates: Sequence[MemoryEstimate], index: int, num_models: int) -> EngineOptions:
+    """Returns the engine's options with the size of the KV cache, which models on one machine have to share."""
+    options, memory_gib = plan.options.engine_options, plan.options.memory_gib
+    if options.kv_cache_gib is not None:
+        return options
+    if memory_gib is None:
+        return structs.replace(options, kv_cache_share=num_models)
+    return structs.replace(options, kv_cache_gib=divide_cache(estimates, index, memory_gib))
+
+
+def _create_model(plan: _ModelPlan, host: ModelHost, engine_options: EngineOptions) -> ServedModel:
+    options = plan.options
+    engine = record_engine(options, plan.build_engine(engine_options), plan.loaded, plan.name)
+    cache_gib = engine_options.kv_cache_gib or 0.0
+    return ServedModel(
+        names=tuple(dict.fromkeys((plan.name, *options.served_model_names))),
+        engine=_host_engine(engine, plan.name, host, options, plan.estimate, cache_gib),
+        format=plan.loaded.format,
+        created=int(time.time()),
+        folder=plan.loaded.folder,
+    )
+
+
+def _host_engine(
+    engine: Engine, name: str, host: ModelHost, options: ServeOptions, estimate: MemoryEstimate, cache_gib: float
+) -> HostedEngine:
+    return HostedEngine(
+        engine,
+        host,
+        name,
+        on_demand=options.load_on_demand,
+        idle_unload_s=options.idle_unload_s,
+        needed_bytes=needed_bytes(estimate, cache_gib),
+        measure=partial(measure_engine, engine, cache_gib),
+    )
+
+
+def create_registry(
+    models: Sequence[ServedModel], encoders: Sequence[EncoderModel], each_options: Sequence[ServeOptions]
+) -> ModelRegistry:
+    """Returns the models with their adapters. Raises `ServeError` if two have the same name."""
+    try:
+        registry = ModelRegistry(models, encoders)
+        for model, options in zip(models, each_options, strict=True):
+            for module in options.engine_options.lora_modules:
+                registry.add_adapter(describe_adapter(model, module.name, module.path))
+    except ValueError as error:
+        remedy = "each model needs a name of its own, such as NAME=PATH_OR_HUB_ID"
+        raise ServeError(f"{error}: {remedy}") from None
+    return registry
+
+
+def _check_hosting(options: ServeOptions) -> None:
+    """Raises `ServeError` for options of loading and unloading that the engine does not have."""
+    given = {
+        "--load-on-demand": options.load_on_demand,
+        "--idle-unload": options.idle_unload_s is not None,
+        "--memory-gib": options.memory_gib is not None,
+    }
+    for flag, is_given in given.items():
+        if is_given and options.engine != "torch":
+            raise ServeError(f"{flag} requires --engine torch: the model is loaded by the engine's own server")
+        if is_given and options.record is not None:
+            raise ServeError(f"--record requires a model that stays loaded: leave {flag} out")
+
+
+async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:
+    """Returns the plan of one model. Runs the cheapest checks first: the folder, its files, its dialect."""
+    if options.engine == "scripted":
+        for name in ("chat_template", "revision"):
+            if getattr(options, name) is not None:
+                raise ServeError(f"--{name.replace('_', '-')} requires --engine torch")
+        engine, loaded, name = await create_scripted_engine(options)
+    elif options.script is not None:
+        raise ServeError("--script requires --engine scripted")
+    elif options.engine == "torch":
+        if options.remote.urls:
+            raise ServeError("--engine-url requires --engine vllm, sglang, llama.cpp, trtllm or remote")
+        return await _plan_torch_model(options, on_status, spawn)
+    else:
+        template = None if options.chat_template is None else _read_template(options.chat_template)
+        engine, loaded, name = await create_remote_engine(
+            options,
+            template,
+            partial(on_status, options.name or options.model or ""),
+            separate_owners=bool(settings.api_key_digests),
+        )
+    return _ModelPlan(options=options, name=options.name or name, loaded=loaded, build_engine=lambda _: engine)
+
+
+async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: SpawnWorker) -> _ModelPlan:
+    """Returns the plan of a model for a worker process, which alone imports torch."""
+    folder, name = MODEL_DIR, EMBEDDED_MODEL_NAME
+    template = None if options.chat_template is None else _read_template(options.chat_template)
+    if options.model is not None:
+        fetch = partial(fetch_checkpoint, offline=options.offline, revision=options.revision)
+        folder = await asyncio.to_thread(fetch, options.model)
+        name = default_name(options.model)
+    elif options.revision is not None:
+        raise ServeError("--revision requires a model of the hub")
+    name = options.name or name
+    checkpoint = inspect_checkpoint(folder)
+    loaded = _load_format(folder, options, template)
+    for module in ("torch", "transformers"):
+        if find_spec(module) is None:
+            remedy = "install torch and transformers, or use `make serve`"
+            raise ServeError(f"the torch engine is not installed ({module}): {remedy}")
+    return _ModelPlan(
+        options=options,
+        name=name,
+        loaded=loaded,
+        build_engine=lambda engine_options: ProcessEngine(
+            folder, engine_options, spawn=spawn, on_status=partial(on_status, name)
+        ),
+        estimate=estimate_weights(checkpoint, options.engine_options),
+    )
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ServeError(f"--chat-template {file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ServeError(f"--chat-template {file}: is not UTF-8") from None
+
+
+def _load_format(folder: Path, options: ServeOptions, template: str | None) -> LoadedFormat:
+    """Returns the model's format, with the operator's chat template if there is one."""
+    if template is None:
+        return detect.load_format(folder, options.dialect)
+    try:
+        loaded = detect.load_format(folder, options.dialect, template)
+    except UnusableTemplateError as error:
+        raise ServeError(f"--chat-template {options.chat_template}: {error}") from None
+    return structs.replace(loaded, reason=f"{loaded.reason}; chat template {options.chat_template}")

@@ -1,0 +1,102 @@
+"""Estimates the memory of models from their files, divides `--memory-gib` among them, and measures worker processes.
+
+An estimate holds until a model has been loaded once; from then on, what its process took counts.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from antiphon.app.models.host import GIB
+from antiphon.app.scripted.recording_engine import unwrap_engine
+from antiphon.app.serve_options import ServeError
+from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.protocol import Engine
+
+PROCESS_BYTES = GIB // 2
+"""Memory of a worker process without a model: the interpreter, torch, and buffers of a step."""
+SHARED_CACHE_BYTES = GIB
+"""KV cache of each model if not all of them fit into the memory at once."""
+MIN_CACHE_BYTES = GIB // 8
+"""KV cache of a model for which an estimate leaves no memory: the estimate may be too high."""
+BYTES_PER_WEIGHT: dict[str | None, tuple[float, float]] = {None: (2.0, 4.0), "int8": (1.0, 1.3), "int4": (0.5, 0.9)}
+"""Bytes per weight by quantization: the least that is possible, and the expected number."""
+PACKED_GROWTH = 1.3
+"""Memory of a quantized checkpoint relative to its files: weights are used as they are stored, other parts are not."""
+
+
+class MemoryEstimate(Struct, frozen=True):
+    """Bytes that the weights of a model take: the least that is possible, and the expected number."""
+
+    least: int
+    expected: int
+
+
+def estimate_weights(checkpoint: Checkpoint, options: EngineOptions) -> MemoryEstimate:
+    """Returns an estimate for a model that generates text, from the headers of its files."""
+    least, expected = BYTES_PER_WEIGHT[options.quantization]
+    if checkpoint.quantization_method is not None:
+        stored = checkpoint.weight_bytes(1)
+        return MemoryEstimate(int(stored * min(least / 2, 1)), int(stored * PACKED_GROWTH))
+    if options.device is not None and options.device.startswith("cuda"):
+        expected = least
+    num_weights = checkpoint.weight_bytes(1)
+    return MemoryEstimate(int(num_weights * least), int(num_weights * expected))
+
+
+def estimate_encoder(folder: Path | None) -> MemoryEstimate:
+    """Returns an estimate for an embedding or reranking model, which is computed in fp32."""
+    if folder is None:
+        return MemoryEstimate(0, 0)
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    return MemoryEstimate(size, 2 * size)
+
+
+def check_fits(name: str, estimate: MemoryEstimate, memory_gib: float) -> None:
+    """Raises `ServeError` for a model that can never fit into the memory."""
+    least = estimate.least + PROCESS_BYTES // 2
+    if least > memory_gib * GIB:
+        raise ServeError(
+            f"--memory-gib {memory_gib:g}: {name} needs at least {least / GIB:.2f} GiB; "
+            "raise it, choose a smaller form with --quantization, or leave the model out"
+        )
+
+
+def divide_cache(estimates: Sequence[MemoryEstimate], index: int, memory_gib: float) -> float:
+    """Returns the KV cache in GiB of one of several models. `estimates` are those of all, encoders included.
+
+    If all models fit into the memory at once, the rest is divided equally among them. If not, each gets a fixed size.
+    """
+    memory = memory_gib * GIB
+    rest = memory - sum(each.expected + PROCESS_BYTES for each in estimates)
+    own_rest = memory - estimates[index].expected - PROCESS_BYTES
+    cache = max(rest / len(estimates), SHARED_CACHE_BYTES)
+    return max(min(cache, own_rest), MIN_CACHE_BYTES) / GIB
+
+
+def needed_bytes(estimate: MemoryEstimate, cache_gib: float) -> int:
+    """Returns the memory to reserve for a model that has not been loaded yet."""
+    return estimate.expected + PROCESS_BYTES + int(cache_gib * GIB)
+
+
+def measure_engine(engine: Engine, cache_gib: float) -> int | None:
+    """Returns the memory of a model that has just been loaded, with a full KV cache; None if it is unknown.
+
+    The memory of the engine's process is known on Linux only, and says nothing about a model on a GPU.
+    """
+    pid = getattr(unwrap_engine(engine), "pid", None)
+    if not isinstance(pid, int) or not engine.info.device.startswith("cpu"):
+        return None
+    resident = read_resident_bytes(pid)
+    return None if resident is None else resident + int(cache_gib * GIB)
+
+
+def read_resident_bytes(pid: int) -> int | None:
+    """Returns the resident memory of a process; None if it is unknown."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)

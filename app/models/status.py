@@ -1,0 +1,41 @@
+"""What is known about a served model at this moment: whether it is loaded, and its properties."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.engine.protocol import Engine, EngineError, EngineInfo
+
+
+def known_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
+    """Returns the properties of a model; None if it has not been loaded yet."""
+    try:
+        return model.engine.info
+    except EngineError:
+        return None
+
+
+def blocked_reason(engine: Engine) -> str | None:
+    """Returns the reason why the server is not ready because of this engine; None if it is.
+
+    A model that is loaded when it is needed is no reason.
+    """
+    return engine.blocked_reason() if isinstance(engine, HostedEngine) else engine.unready_reason()
+
+
+def read_residence(engine: Engine) -> str:
+    """Returns `loaded`, `loading`, `unloaded` or `unloading`. An engine that restarts counts as loading."""
+    if isinstance(engine, HostedEngine) and engine.residence != "loaded":
+        return engine.residence
+    return "loaded" if engine.unready_reason() is None else "loading"
+
+
+@asynccontextmanager
+async def keep_loaded(engine: Engine) -> AsyncIterator[None]:
+    """Loads an engine that is loaded on demand, and keeps it loaded during the block. Raises `EngineError`."""
+    if isinstance(engine, HostedEngine):
+        async with engine.keep_loaded():
+            yield
+    else:
+        yield
