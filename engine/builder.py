@@ -217,7 +217,7 @@ def _size_cache(forward: ForwardPass, device: str, options: EngineOptions) -> _C
     if not isinstance(forward, VarlenForward) or not forward.bytes_per_token:
         return None
     free = free_memory(device)
-    budget = None if free is None else free * KV_CACHE_MEMORY_FRACTION
+    budget = None if free is None else free * KV_CACHE_MEMORY_FRACTION / options.kv_cache_share
     if options.kv_cache_gib is not None:
         budget = options.kv_cache_gib * 2**30
     if budget is None:
