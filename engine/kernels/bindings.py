@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from antiphon.engine.kernels.half_linear import HalfLinearKernel
 from antiphon.engine.kernels.lora import LoraKernel
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
 from antiphon.engine.kernels.quantized_linear import QuantizedLinearKernels
@@ -67,6 +68,7 @@ class Kernels(QuantizedLinearKernels):
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)
         self.lora = LoraKernel(library)
+        self.half = HalfLinearKernel(library)
         self.supports_fp16_cache = bool(read_constant(library, "has_fp16"))
         self._rms_norm = load_function(library, "rms_norm", RowArgs, ctypes.c_float)
         self._silu_mul = load_function(library, "silu_mul", RowArgs)

@@ -22,7 +22,7 @@ struct row_args {
 #define TILE_INPUTS 64
 #define TILE_ROWS 16
 
-/* fp32 activations (count, inputs) times an int8 or int4 weight (outputs, inputs). */
+/* fp32 activations (count, inputs) times a packed weight (outputs, inputs). */
 struct linear_args {
     int64_t x, count, inputs, outputs;
     int64_t weights, scales; /* packed weights; the scale of each output */
@@ -32,6 +32,7 @@ struct linear_args {
     int64_t levels, row_scales;     /* workspace: quantized activations in tiles, and the scale of each row */
     int64_t silu_mul;               /* if 1, x is (count, 2 * inputs), and silu_mul is applied to it in place first */
     int64_t threads;
+    int64_t is_fp16;                /* 16-bit weights: 1 for fp16, 0 for bf16 */
 };
 
 /* The consecutive tokens of one sequence in a batch. */
@@ -57,6 +58,8 @@ void antiphon_rms_norm(const struct row_args *args, float eps);
 void antiphon_rope(const struct row_args *args);
 void antiphon_int8_linear(const struct linear_args *args);
 void antiphon_int4_linear(const struct linear_args *args);
+void antiphon_half_linear(const struct linear_args *args);
+int64_t antiphon_half_workspace(const struct linear_args *args);
 void antiphon_mxfp4_linear(const struct linear_args *args);
 void antiphon_attend(const struct attention_args *args, float scale);
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import SOFTMAX_BLOCK, Kernels
 from antiphon.engine.kernels.compiler import CompilationError, load_library
+from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.int4_layout import (
     INT4_GROUP_INPUTS,
     INT4_MAX,
@@ -31,7 +32,17 @@ log = logging.getLogger(__name__)
 
 SOURCES = tuple(
     Path(__file__).with_name(f"{name}.c")
-    for name in ("rowwise", "attention", "int8_gemm", "int4_gemm", "mxfp4_gemm", "pack", "decoder_layer", "lora")
+    for name in (
+        "rowwise",
+        "attention",
+        "int8_gemm",
+        "int4_gemm",
+        "mxfp4_gemm",
+        "half_gemm",
+        "pack",
+        "decoder_layer",
+        "lora",
+    )
 )
 
 KERNEL_TOLERANCE = 1e-5
@@ -84,6 +95,8 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     yield "pack", *_packing_results(kernels, generator)
     yield "int4_linear", *_int4_linear_results(kernels, generator)
     yield "mxfp4_linear", *_mxfp4_linear_results(kernels, generator)
+    for dtype in HALF_DTYPES:
+        yield "half_linear", *_half_linear_results(kernels, generator, dtype)
     yield "lora", *_lora_results(kernels, generator)
 
 
@@ -142,6 +155,14 @@ def _mxfp4_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple
     packed = kernels.pack_mxfp4_blocks(*quantize_to_mxfp4(weight))
     parts = [kernels.mxfp4_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts), functional.linear(x, weight)
+
+
+def _half_linear_results(kernels: Kernels, generator: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Results of both for weights that need no rounding."""
+    x, weight = torch.randn((53, 300), generator=generator), torch.randn((40, 300), generator=generator).to(dtype)
+    packed = kernels.half.pack(weight)
+    parts = [kernels.half.multiply(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
+    return torch.cat(parts) / 16, functional.linear(x, weight.float()) / 16
 
 
 def _silu_mul_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ class LinearArgs(ctypes.Structure):
 
     _fields_ = int64_fields("""
         x count inputs outputs weights scales zeros group_scales bias residual out levels row_scales silu_mul threads
+        is_fp16
     """)
 
 
