@@ -13,7 +13,7 @@
 #define MAX_ITEM_ROWS 64   /* query rows of a work item: tokens times the query heads that share a key head */
 #define MAX_ITEMS_PER_RUN 8 /* consecutive decode items that one thread takes at a time */
 
-#if LANES == 16
+#if LANES == 16 || defined(HAS_NEON)
 #define REGISTER_ROWS 4 /* query rows whose sums fit into registers */
 #else
 #define REGISTER_ROWS 2
@@ -142,7 +142,7 @@ INLINE void compute_scores(const int count, const int fp16, const struct query_r
             prefetch(&next, 4 * LANES * (fp16 ? 2 : 4));
             for (int i = 0; i < 4; i++) key[i] = load_cache(tile->keys, offset[i] + d, fp16);
             for (int r = 0; r < count; r++)
-                for (int i = 0; i < 4; i++) sums[r][i] += load(rows[r].query + d) * key[i];
+                for (int i = 0; i < 4; i++) sums[r][i] = multiply_add(load(rows[r].query + d), key[i], sums[r][i]);
         }
         for (int r = 0; r < count; r++) reduce_sum_four(scores[r] + j, sums[r], scale);
     }
@@ -160,7 +160,7 @@ INLINE void accumulate_values(const int count, const int fp16, const int width, 
         prefetch(&next, width * LANES * (fp16 ? 2 : 4));
         for (int i = 0; i < width; i++) value[i] = load_cache(tile->values, j * dim + d + i * LANES, fp16);
         for (int r = 0; r < count; r++)
-            for (int i = 0; i < width; i++) sums[r][i] += weights[r][j] * value[i];
+            for (int i = 0; i < width; i++) sums[r][i] = multiply_add(broadcast(weights[r][j]), value[i], sums[r][i]);
     }
     for (int r = 0; r < count; r++)
         for (int i = 0; i < width; i++) store(rows[r].out + d + i * LANES, sums[r][i]);

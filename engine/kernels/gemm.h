@@ -10,18 +10,6 @@
 
 INLINE int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
 
-/* a * b + c, rounded once on every CPU. */
-INLINE vec fma_lanes(vec a, vec b, vec c) {
-#if LANES == 16
-    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
-#endif
-}
-
 /* What turns the sums of a block of outputs into results. */
 struct output_params {
     vec scale, bias;
@@ -67,9 +55,28 @@ INLINE void store_levels(uint8_t *to, bytes v) {
     memcpy(to, words, 8);
 }
 #endif
-#else
-INLINE void store_levels(uint8_t *to, ivec v) { for (int i = 0; i < LANES; i++) to[i] = (uint8_t)v[i]; }
+#elif defined(HAS_NEON)
 typedef ivec bytes;
+INLINE void store_levels(uint8_t *to, bytes v) {
+    const uint16x4_t halves = vmovn_u32((uint32x4_t)v);
+    const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0);
+    memcpy(to, &word, 4);
+}
+
+/* Adds four products of signed bytes to each of four sums: those of w with four inputs of x, at 4 * `lane`. */
+#ifdef __ARM_FEATURE_DOTPROD
+#define ADD_PRODUCTS(sums, w, x, lane) vdotq_laneq_s32(sums, w, x, lane)
+#else
+INLINE int32x4_t add_products(int32x4_t sums, int8x16_t w, int8x16_t inputs) {
+    const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(inputs)), high = vmull_high_s8(w, inputs);
+    return vpadalq_s16(sums, vpaddq_s16(low, high)); /* 2 * 127 * 127 fits into 16 bits. */
+}
+#define ADD_PRODUCTS(sums, w, x, lane) \
+    add_products(sums, w, vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), lane)))
+#endif
+#else
+typedef ivec bytes;
+INLINE void store_levels(uint8_t *to, bytes v) { for (int i = 0; i < LANES; i++) to[i] = (uint8_t)v[i]; }
 #endif
 
 INLINE ivec max_lanes(ivec a, ivec b) {
@@ -113,7 +120,7 @@ INLINE void quantize_row(const struct linear_args *args, int64_t row, const int 
         const vec level = load(x + i) * inverse_scale + (12582912.0f + zero);
         store_levels(to + i / TILE_INPUTS * TILE_BYTES + i % TILE_INPUTS, (bytes)level);
     }
-    for (; i < size; i++) {
+    for (; i < size; i++) { /* little-endian: the lowest byte comes first */
         float level = x[i] * inverse_scale + (12582912.0f + zero);
         memcpy(to + i / TILE_INPUTS * TILE_BYTES + i % TILE_INPUTS, &level, 1);
     }

@@ -120,6 +120,57 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
     }
 }
 
+#elif defined(HAS_NEON)
+
+#define MAX_STRIP_ROWS 4
+
+/* As above. */
+INLINE void multiply_strip(const int count, const struct linear_args *args, int64_t row, int64_t pair) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const int8_t *x =
+        (const int8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * TILE_INPUTS;
+    const int32_t *zeros = zero_sums(args, row);
+    const uint8_t *packed[2];
+    for (int i = 0; i < 2; i++) packed[i] = (const uint8_t *)args->weights + (2 * pair + i) * steps * PACKED_BYTES;
+    vec results[2][MAX_STRIP_ROWS] = {0};
+    for (int64_t s = 0; s < steps; s++, x += TILE_BYTES, zeros += TILE_ROWS) {
+        int32x4_t sums[2][MAX_STRIP_ROWS], more[2] = {0};
+        for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = vdupq_n_s32(zeros[r]);
+        for (int part = 0; part < TILE_INPUTS / 2; part += 16) {
+            int8x16_t low[MAX_STRIP_ROWS], high[MAX_STRIP_ROWS];
+            for (int r = 0; r < count; r++) {
+                low[r] = vld1q_s8(x + r * TILE_INPUTS + part);
+                high[r] = vld1q_s8(x + r * TILE_INPUTS + TILE_INPUTS / 2 + part);
+            }
+#define FOUR_INPUTS(lane) \
+            for (int i = 0; i < 2; i++, packed[i - 1] += 4 * LANES) { \
+                const uint8x16_t both = vld1q_u8(packed[i]); \
+                const int8x16_t w_low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))); \
+                const int8x16_t w_high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4)); \
+                for (int r = 0; r < count; r++) { \
+                    int32x4_t *sum = count == 1 ? &more[i] : &sums[i][r]; \
+                    sums[i][r] = ADD_PRODUCTS(sums[i][r], w_low, low[r], lane); \
+                    *sum = ADD_PRODUCTS(*sum, w_high, high[r], lane); \
+                } \
+            }
+            FOUR_INPUTS(0) FOUR_INPUTS(1) FOUR_INPUTS(2) FOUR_INPUTS(3)
+        }
+        for (int i = 0; i < 2; i++) {
+            const vec scales = load_group_scales(args, 2 * pair + i, s);
+            if (count == 1) sums[i][0] = vaddq_s32(sums[i][0], more[i]);
+            for (int r = 0; r < count; r++)
+                results[i][r] = fma_lanes(__builtin_convertvector((ivec)sums[i][r], vec), scales, results[i][r]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const int64_t first = pair * PAIR_OUTPUTS + i * LANES;
+        const struct output_params params = load_output_params(args, first);
+        for (int r = 0; r < count; r++) store_outputs(args, &params, row + r, first, results[i][r]);
+    }
+}
+#endif
+
+#ifdef MAX_STRIP_ROWS
 static void multiply_strips(const struct linear_args *args, int64_t pair) {
     for (int64_t row = 0; row < args->count;) {
         const int64_t tile_end = (row / TILE_ROWS + 1) * TILE_ROWS;
@@ -130,8 +181,11 @@ static void multiply_strips(const struct linear_args *args, int64_t pair) {
         switch (count) {
 #define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
             STRIP(1) STRIP(2)
-#if LANES == 16
-            STRIP(3) STRIP(4) STRIP(5) STRIP(6)
+#if MAX_STRIP_ROWS > 2
+            STRIP(3) STRIP(4)
+#endif
+#if MAX_STRIP_ROWS > 4
+            STRIP(5) STRIP(6)
 #endif
         }
         row += count;

@@ -9,10 +9,19 @@
 
 #include "gemm.h"
 
-#ifdef HAS_BYTE_PRODUCTS
 #define L2_BYTES (1 << 19) /* part of the L2 cache that the weights of a work item may fill */
 #define MAX_UNTILED_ROWS 1 /* rows up to which AMX tiles cost more than they save */
-#define MAX_STRIP_ROWS (LANES == 16 ? 12 : 4) /* rows whose sums with a pair of blocks fit into registers */
+#define ITEMS_PER_THREAD 4
+/* Rows whose sums with a pair of blocks fit into registers. */
+#if LANES == 16
+#define MAX_STRIP_ROWS 12
+#elif defined(HAS_NEON)
+#define MAX_STRIP_ROWS 8
+#else
+#define MAX_STRIP_ROWS 4
+#endif
+
+#ifdef HAS_BYTE_PRODUCTS
 
 /* Adds four products of unsigned levels and signed weights to each sum. */
 #if LANES == 16 && defined(__AVX512VNNI__)
@@ -28,6 +37,10 @@ INLINE bytes dot(bytes sums, bytes x, bytes w) {
 }
 #endif
 #define ACTIVATION_ZERO (ACTIVATION_LEVELS + 1)
+#else
+#define ACTIVATION_LEVELS 127
+#define ACTIVATION_ZERO 0
+#endif
 
 int64_t antiphon_activation_levels(void) { return ACTIVATION_LEVELS; }
 
@@ -39,9 +52,11 @@ static void quantize_tile(const void *context, int64_t tile) {
 
 INLINE void dequantize_store(const struct linear_args *args, const struct output_params *params, int64_t row,
                              int64_t first, ivec sums) {
-    const ivec zero = *(const ivec *)((const int32_t *)args->zeros + first);
-    store_outputs(args, params, row, first, __builtin_convertvector(sums - zero, vec));
+    if (ACTIVATION_ZERO) sums -= *(const ivec *)((const int32_t *)args->zeros + first);
+    store_outputs(args, params, row, first, __builtin_convertvector(sums, vec));
 }
+
+#ifdef HAS_BYTE_PRODUCTS
 
 /* `count` rows of one tile with a pair of blocks, summed in registers. */
 INLINE void multiply_strip(const int count, const struct linear_args *args, int64_t row, int64_t pair) {
@@ -67,6 +82,61 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
     }
 }
 
+#elif defined(HAS_NEON)
+
+/* As above. One row alone has two chains of additions. */
+INLINE void multiply_strip(const int count, const struct linear_args *args, int64_t row, int64_t pair) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const int8_t *x =
+        (const int8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * TILE_INPUTS;
+    const int8_t *blocks[2];
+    for (int i = 0; i < 2; i++)
+        blocks[i] = (const int8_t *)args->weights + (2 * pair + i) * steps * TILE_INPUTS * LANES;
+    int32x4_t sums[2][MAX_STRIP_ROWS] = {0}, more[2] = {0};
+    for (int64_t s = 0; s < steps; s++, x += TILE_BYTES)
+        for (int part = 0; part < TILE_INPUTS; part += 16) {
+            int8x16_t levels[MAX_STRIP_ROWS];
+            for (int r = 0; r < count; r++) levels[r] = vld1q_s8(x + r * TILE_INPUTS + part);
+#define FOUR_INPUTS(lane) \
+            for (int i = 0; i < 2; i++, blocks[i - 1] += 4 * LANES) { \
+                const int8x16_t w = vld1q_s8(blocks[i]); \
+                for (int r = 0; r < count; r++) { \
+                    int32x4_t *sum = count == 1 && lane % 2 ? &more[i] : &sums[i][r]; \
+                    *sum = ADD_PRODUCTS(*sum, w, levels[r], lane); \
+                } \
+            }
+            FOUR_INPUTS(0) FOUR_INPUTS(1) FOUR_INPUTS(2) FOUR_INPUTS(3)
+        }
+    for (int i = 0; i < 2; i++) {
+        const int64_t first = pair * PAIR_OUTPUTS + i * LANES;
+        const struct output_params params = load_output_params(args, first);
+        if (count == 1) sums[i][0] = vaddq_s32(sums[i][0], more[i]);
+        for (int r = 0; r < count; r++) dequantize_store(args, &params, row + r, first, (ivec)sums[i][r]);
+    }
+}
+
+#else
+
+/* As above, on any other CPU. */
+INLINE void multiply_strip(const int count, const struct linear_args *args, int64_t row, int64_t pair) {
+    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
+    const int8_t *x =
+        (const int8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES + row % TILE_ROWS * TILE_INPUTS;
+    for (int64_t block = 2 * pair; block < 2 * pair + 2; block++) {
+        const struct output_params params = load_output_params(args, block * LANES);
+        const int8_t *weights = (const int8_t *)args->weights + block * steps * TILE_INPUTS * LANES;
+        for (int r = 0; r < count; r++) {
+            int32_t sums[LANES] __attribute__((aligned(64))) = {0};
+            const int8_t *w = weights, *levels = x + r * TILE_INPUTS;
+            for (int64_t s = 0; s < steps; s++, levels += TILE_BYTES)
+                for (int k = 0; k < TILE_INPUTS; k += 4, w += 4 * LANES)
+                    for (int i = 0; i < 4 * LANES; i++) sums[i / 4] += w[i] * levels[k + i % 4];
+            dequantize_store(args, &params, row + r, block * LANES, *(const ivec *)sums);
+        }
+    }
+}
+#endif
+
 static void multiply_strips(const struct linear_args *args, int64_t row, int64_t end, int64_t pair) {
     while (row < end) {
         const int64_t tile_end = (row / TILE_ROWS + 1) * TILE_ROWS, left = (tile_end < end ? tile_end : end) - row;
@@ -76,8 +146,11 @@ static void multiply_strips(const struct linear_args *args, int64_t row, int64_t
         switch (count) {
 #define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
             STRIP(1) STRIP(2) STRIP(3) STRIP(4)
-#if LANES == 16
-            STRIP(5) STRIP(6) STRIP(7) STRIP(8) STRIP(9) STRIP(10) STRIP(11) STRIP(12)
+#if MAX_STRIP_ROWS > 4
+            STRIP(5) STRIP(6) STRIP(7) STRIP(8)
+#endif
+#if MAX_STRIP_ROWS > 8
+            STRIP(9) STRIP(10) STRIP(11) STRIP(12)
 #endif
         }
         row += count;
@@ -144,7 +217,7 @@ static void multiply_all_tiles(const struct linear_args *args, int64_t pair, int
 
 /* Pairs of blocks per work item: as many as fit into the L2 cache, few enough to keep all threads busy. */
 static int64_t pairs_per_item(const struct linear_args *args) {
-    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (4 * args->threads);
+    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
     const int64_t cached = L2_BYTES / (PAIR_OUTPUTS * ceil_div(args->inputs, TILE_INPUTS) * TILE_INPUTS);
     const int64_t pairs = share < cached ? share : cached;
     return pairs > 1 ? pairs : 1;
@@ -171,11 +244,3 @@ void antiphon_int8_linear(const struct linear_args *args) {
     parallel_for(quantize_tile, args, tiles, quantize_threads);
     parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args)), multiply_threads);
 }
-
-#else
-
-/* Other CPUs have no int8 kernel. */
-int64_t antiphon_activation_levels(void) { return 0; }
-void antiphon_int8_linear(const struct linear_args *args) { (void)args; }
-
-#endif

@@ -39,10 +39,10 @@ static void rms_norm_rows(const void *context, int64_t block) {
         vec squares[2] = {{0}, {0}};
         int64_t i = 0;
         for (; i + 2 * LANES <= args->size; i += 2 * LANES) {
-            squares[0] += load(x + i) * load(x + i);
-            squares[1] += load(x + i + LANES) * load(x + i + LANES);
+            squares[0] = multiply_add(load(x + i), load(x + i), squares[0]);
+            squares[1] = multiply_add(load(x + i + LANES), load(x + i + LANES), squares[1]);
         }
-        if (i < args->size) squares[0] += load(x + i) * load(x + i);
+        if (i < args->size) squares[0] = multiply_add(load(x + i), load(x + i), squares[0]);
         float inverse_rms = 1 / sqrtf(reduce_sum(squares[0] + squares[1]) / args->size + loop->eps);
         for (i = 0; i < args->size; i += LANES) store(out + i, load(x + i) * inverse_rms * load(weight + i));
     }
@@ -75,8 +75,8 @@ static void rope_rows(const void *context, int64_t block) {
         float *out = (float *)args->out + r * args->size;
         for (int64_t i = 0; i < half; i += LANES) {
             vec a = load(x + i), b = load(x + half + i);
-            store(out + i, a * load(cosines + i) - b * load(sines + i));
-            store(out + half + i, b * load(cosines + half + i) + a * load(sines + half + i));
+            store(out + i, multiply_add(a, load(cosines + i), -(b * load(sines + i))));
+            store(out + half + i, multiply_add(b, load(cosines + half + i), a * load(sines + half + i)));
         }
     }
 }

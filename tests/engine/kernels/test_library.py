@@ -165,13 +165,13 @@ def build_altered_kernels(
 
 WRONG_CODE = (
     ("= levels / row_max", "= levels / (row_max + 1)", "int8_linear"),
-    ("if (args->silu_mul)", "if (0)", "int8_linear"),
+    ("if (args->silu_mul) silu_mul_row(x, x, size)", "if (0) silu_mul_row(x, x, size)", "int8_linear"),
     ("[row] * params->scale", "[0] * params->scale", "int8_linear"),
     ("-WEIGHT_ZERO * sum", "-(WEIGHT_ZERO - 1) * sum", "int4_linear"),
     ("/ args->size + loop->eps", "/ args->size + 1", "rms_norm"),
     ("v * sigmoid * load", "v * load", "silu_mul"),
     ("out[b] = reduce_sum(total) + rest", "out[b] = reduce_sum(total)", "block_softmax"),
-    ("- b * load(sines", "+ b * load(sines", "rope"),
+    ("-(b * load(sines", "(b * load(sines", "rope"),
     ("load(rows[r].out + d) / total", "load(rows[r].out + d)", "attend"),
     ("if (item->span->count == 1) append_kv", "if (0) append_kv", "attend"),
     ("if (longest > 1) parallel_for", "if (0) parallel_for", "attend"),
