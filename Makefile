@@ -17,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check mutants snapshots prove bench bench-peers clean
+.PHONY: help serve test test-full check mutants snapshots models prove bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -45,6 +45,9 @@ snapshots: $(TEST)  ## rewrite the snapshots; then read the diff
 	$(BIN)/python -m pytest -q --snapshot-update tests/snapshots $(ARGS)
 	@git --no-pager diff --stat -- snapshots
 	@echo "Read every line of 'git diff snapshots/' before you commit: a snapshot is a claim about the wire."
+
+models: $(TEST)  ## compare every architecture with transformers, and write docs/models.md: about 15 minutes
+	$(BIN)/python -m tests.models.table > docs/models.md.new && mv docs/models.md.new docs/models.md
 
 bench: $(TEST)  ## run every benchmark against the installed peers: over an hour; results in .bench/results
 	$(BIN)/python -m tests.bench.protocol

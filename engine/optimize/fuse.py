@@ -127,11 +127,12 @@ class FusedRotary:
         self._original = original
         self._kernels = kernels
 
-    def __call__(
-        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Rotates queries and keys, with the signature of transformers' function."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Rotates queries and keys, with the signature of transformers' function. Some models pass queries only."""
         kernels = self._kernels
-        if args or kwargs or not (kernels.supports_rotary(q, cos, sin) and kernels.supports_rotary(k, cos, sin)):
-            return self._original(q, k, cos, sin, *args, **kwargs)
+        if kwargs or len(args) != 4:
+            return self._original(*args, **kwargs)
+        q, k, cos, sin = args
+        if not (kernels.supports_rotary(q, cos, sin) and kernels.supports_rotary(k, cos, sin)):
+            return self._original(q, k, cos, sin)
         return kernels.apply_rotary(q, cos, sin), kernels.apply_rotary(k, cos, sin)

@@ -134,6 +134,9 @@ def test_unsupported_rotary_inputs_use_the_original_function(compiled_kernels: K
     inputs = make_inputs()
     rotated = rotary(*inputs, unsqueeze_dim=1)
     assert all(map(torch.equal, rotated, modeling_llama.apply_rotary_pos_emb(*inputs)))
+    only_queries = FusedRotary(lambda q, k=None, cos=None, sin=None: (q * cos + sin, k), kernels)  # type: ignore[arg-type]
+    query, _, cos, sin = make_inputs()
+    assert torch.equal(only_queries(query, cos=cos, sin=sin)[0], query * cos + sin)
     mismatched = make_inputs()
     mismatched[1] = torch.randn((1, 2, 3, 64), generator=generator)
     with pytest.raises(RuntimeError, match="size of tensor"):

@@ -1,0 +1,49 @@
+"""Rows of the table of models: vision-language models, of which the text is served."""
+
+from typing import Any
+
+from tests.models.rows import ModelRow
+from tests.models.rows_dense import LATENT
+from tests.models.rows_hybrid import DELTA
+from tests.models.rows_mixture import EXPERTS, ROUTED
+
+TOWER = {
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "embed_dim": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+PIXTRAL = TOWER | {"model_type": "pixtral"}
+
+
+def _mrope(*sections: int, **parameters: Any) -> dict[str, Any]:
+    """Returns rotary parameters with sections for time, height and width."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
+    return {"rope_parameters": rope | parameters}
+
+
+VISION_ROWS = (
+    ModelRow("mistral3", config={"model_type": "mistral"}, vision=PIXTRAL),
+    ModelRow("mistral3", "Ministral 3", {"model_type": "ministral3"}, vision=PIXTRAL),
+    ModelRow("qwen2_vl", config=_mrope(2, 3, 3), vision=TOWER),
+    ModelRow("qwen2_5_vl", config=_mrope(2, 3, 3), vision=TOWER),
+    ModelRow("qwen3_vl", config=_mrope(2, 3, 3), vision=TOWER | {"deepstack_visual_indexes": [0]}),
+    ModelRow("qwen3_vl_moe", config=_mrope(2, 3, 3) | EXPERTS, vision=TOWER | {"deepstack_visual_indexes": [0]}),
+    ModelRow("qwen3_5", config=DELTA, vision=TOWER),
+    ModelRow("gemma3", config={"sliding_window": 24}, vision=TOWER),
+    ModelRow("kimi_k25", config={"model_type": "deepseek_v3"} | LATENT | ROUTED, vision=TOWER),
+    ModelRow("glm4v_moe", config=_mrope(1, 2, 1, partial_rotary_factor=0.5) | ROUTED | EXPERTS, vision=TOWER),
+    ModelRow("internvl", config={"model_type": "qwen2"}, vision=TOWER),
+    ModelRow(
+        "llava",
+        config={"model_type": "llama"},
+        vision=TOWER | {"model_type": "clip_vision_model", "projection_dim": 64},
+    ),
+    ModelRow("smolvlm", config={"model_type": "llama"}, vision=TOWER),
+)
