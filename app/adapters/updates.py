@@ -82,7 +82,11 @@ class AdapterUpdates:
         An adapter that takes the place of `current` stays with its base model.
         """
         if name is not None:
-            base = self._models.find_model(name)
+            try:
+                base = self._models.find_model(name)
+            except ApiError as error:
+                error.param = "base_model_name"
+                raise
             if base.adapter:
                 raise invalid_value("base_model_name", f"The model '{clip_text(name)}' is an adapter itself.")
         elif current is not None and current.adapter:

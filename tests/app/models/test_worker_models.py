@@ -1,0 +1,149 @@
+"""Models in worker processes: one that dies or is unloaded disturbs no other; and adapters of one of several models."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import structs
+
+from antiphon.app.adapters.updates import AdapterUpdates
+from antiphon.app.errors import ApiError
+from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.models.host import GIB, HostTimeouts, ModelHost
+from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.models.memory import measure_engine
+from antiphon.app.scripted.recording_engine import unwrap_engine
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.adapters import WorkerAdapters
+from antiphon.engine.process.client import ProcessEngine
+from antiphon.engine.process.messages import AdapterReport, Command, LoadAdapter, UnloadAdapter
+from tests.app.models.fake_engines import GatedEngine
+from tests.app.server_helpers import process_engine_registry, wait_until
+from tests.serving import RunningServer, scripted_registry, serve
+
+
+def two_worker_models() -> ModelRegistry:
+    host = ModelHost(8 * GIB, HostTimeouts(min_stay_s=0.0))
+    models = []
+    for name in ("first", "second"):
+        (model,) = process_engine_registry().served
+
+        def measure(engine: Any = model.engine) -> int | None:
+            return measure_engine(engine, cache_gib=1.0)
+
+        engine = HostedEngine(
+            model.engine, host, name, on_demand=True, idle_unload_s=0.3 if name == "second" else None, measure=measure
+        )
+        models.append(structs.replace(model, names=(name,), engine=engine))
+    return ModelRegistry(models)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with serve(two_worker_models()) as running:
+        yield running
+
+
+def respond(server: RunningServer, model: str, text: str = "hello", num_tokens: int = 3) -> dict[str, Any]:
+    body = {"model": model, "input": text, "max_output_tokens": num_tokens}
+    reply: dict[str, Any] = httpx.post(f"{server.url}/responses", json=body, timeout=60).json()
+    return reply
+
+
+def worker(server: RunningServer, number: int) -> ProcessEngine:
+    engine = unwrap_engine(server.context.models.served[number].engine)
+    assert isinstance(engine, ProcessEngine)
+    return engine
+
+
+def test_worker_that_dies_disturbs_no_other_model(server: RunningServer) -> None:
+    assert respond(server, "second")["status"] == "incomplete"
+    other = worker(server, 1).pid
+    assert respond(server, "first")["status"] == "incomplete"
+    pid = worker(server, 0).pid
+    assert pid is not None and pid != other
+    os.kill(pid, signal.SIGKILL)
+    assert respond(server, "second")["status"] == "incomplete"
+    assert respond(server, "first")["status"] == "incomplete"
+    assert worker(server, 0).pid not in (None, pid)
+
+
+def test_memory_of_an_idle_model_is_given_back(server: RunningServer) -> None:
+    assert respond(server, "second")["usage"]["output_tokens"] == 3
+    pid = worker(server, 1).pid
+    hosted = server.context.models.served[1].engine
+    assert isinstance(hosted, HostedEngine) and pid is not None
+    assert 1.005 * GIB < hosted.reserved_bytes < 2 * GIB, "the process and its whole cache"
+    assert wait_until(30, lambda: hosted.residence == "unloaded")
+    assert worker(server, 1).pid is None and hosted.reserved_bytes == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert respond(server, "second")["usage"]["output_tokens"] == 3
+    lines = httpx.get(f"{server.root}/metrics").text
+    assert 'antiphon:generation_tokens_total{model_name="second"}' in lines
+
+
+# Adapters
+
+
+class EngineWithAdapters(GatedEngine):
+    """Answers each command about an adapter at once. `loaded` holds the names of its adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: set[str] = set()
+        self.adapters = WorkerAdapters(EngineOptions(), self._receive)
+
+    def _receive(self, command: Command) -> None:
+        assert self.is_running, "an adapter was sent to an engine that is not loaded"
+        assert isinstance(command, LoadAdapter | UnloadAdapter)
+        (self.loaded.add if isinstance(command, LoadAdapter) else self.loaded.discard)(command.name)
+        self.adapters.on_report(AdapterReport(command.request))
+
+
+@pytest.fixture
+def adapters() -> tuple[AdapterUpdates, ModelRegistry, dict[str, EngineWithAdapters]]:
+    engines = {name: EngineWithAdapters() for name in ("a", "b")}
+    (model,) = scripted_registry([{"name": "any", "output": ["Yes."]}]).served
+    host = ModelHost()
+    registry = ModelRegistry(
+        [
+            structs.replace(model, names=(name,), engine=HostedEngine(engine, host, name, on_demand=True))
+            for name, engine in engines.items()
+        ]
+    )
+    return AdapterUpdates(registry, allowed=True), registry, engines
+
+
+async def test_an_adapter_names_its_base_model(adapters: Any) -> None:
+    updates, registry, engines = adapters
+    with pytest.raises(ApiError) as caught:
+        await updates.load("sql", "/x", replace=False)
+    assert (caught.value.status, caught.value.param) == (400, "base_model_name")
+    with pytest.raises(ApiError) as caught:
+        await updates.load("sql", "/x", replace=False, base="c")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert caught.value.param == "base_model_name" and "'a', 'b'" in caught.value.message
+    await updates.load("sql", "/x", replace=False, base="b")
+    assert (engines["a"].loaded, engines["b"].loaded, engines["a"].num_starts) == (set(), {"sql"}, 0)
+    assert registry.find_model("sql").parent == "b"
+    assert registry.find_model("sql").engine is registry.find_model("b").engine
+    with pytest.raises(ApiError) as caught:
+        await updates.load("late", "/x", replace=False, base="sql")
+    assert (caught.value.status, caught.value.param) == (400, "base_model_name")
+
+
+async def test_an_adapter_stays_with_its_base_model(adapters: Any) -> None:
+    updates, registry, engines = adapters
+    await updates.load("sql", "/x", replace=False, base="b")
+    await updates.load("sql", "/y", replace=True)
+    assert (registry.find_model("sql").root, engines["b"].loaded) == ("/y", {"sql"})
+    with pytest.raises(ApiError) as caught:
+        await updates.load("sql", "/z", replace=True, base="a")
+    assert (caught.value.status, caught.value.code) == (409, "adapter_already_loaded")
+    await registry.find_model("b").engine.unload("test")
+    await updates.unload("sql")
+    assert engines["b"].loaded == set() and registry.get_model("sql") is None
