@@ -15,6 +15,8 @@ from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.cache.paged import PAGE_TOKENS
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
+from antiphon.engine.experts.mxfp4_checkpoint import pack_mxfp4_experts
+from antiphon.engine.experts.pack import describe_experts
 from antiphon.engine.hardware import cpu_features, free_memory, physical_cores
 from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
@@ -75,6 +77,8 @@ def build_core_from_model(
     if optimize:
         remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model))
     kernels = _load_kernels(model, options) if optimize else None
+    if optimize:
+        pack_mxfp4_experts(model, kernels)
     forward = _select_forward(model, options, kernels)
     packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()
     _apply_determinism(forward, options, packing)
@@ -148,7 +152,7 @@ def _optimize(
             fuse_decoder_layers(model, kernels)
     if options.quantization is not None and not packing.description:
         raise LoadError("this model cannot be quantized here (see the log); leave --quantization out")
-    notes = [packing.description, *_use_fp16_cache(forward, options)]
+    notes = [packing.description, describe_experts(model), *_use_fp16_cache(forward, options)]
     if options.quantization is not None and packing.logits_before is not None:
         error = compare_logits(reference_logits(forward, model), packing.logits_before)
         check_similarity(options.quantization, error.similarity, force=options.force_quantization)

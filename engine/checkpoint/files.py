@@ -50,6 +50,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
             packed = MXFP4_WEIGHTS_PER_BYTE if method == "mxfp4" else 1
             weights = (count * (packed if dtype == "U8" else 1) for dtype, count in self.elements_by_dtype.items())
             return int(sum(weights) * itemsize)
+        if method == "mxfp4":  # only experts are quantized
+            return sum(count * (1 if dtype == "U8" else itemsize) for dtype, count in self.elements_by_dtype.items())
         return sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in self.elements_by_dtype.items())
 
 

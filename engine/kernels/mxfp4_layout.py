@@ -96,7 +96,7 @@ def quantize_to_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
     The scale is the specification's: the power of two of the group's largest weight, less that of the largest E2M1
     number. Inputs must be whole groups.
     """
-    values = weight.float().unflatten(-1, (-1, MXFP4_GROUP_INPUTS))
+    values = weight.float().reshape(*weight.shape[:-1], -1, MXFP4_GROUP_INPUTS)
     _, exponents = torch.frexp(values.abs().amax(-1))
     exponents = (exponents - 1 - E2M1_MAX_EXPONENT).clamp_(-E8M0_BIAS, E8M0_BIAS)
     values = torch.ldexp(values, -exponents[..., None])

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
 from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
+from antiphon.engine.experts.pack import hold_all_experts
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
@@ -83,9 +85,17 @@ def _load_pretrained(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model on its device, and the names of weights that are missing from the files."""
+    if keeps_mxfp4_experts(checkpoint, device):
+        return load_mxfp4_model(checkpoint, lambda config: _load_config(model_class, checkpoint, dtype, device, config))
+    return _load_config(model_class, checkpoint, dtype, device, load_config(checkpoint))
+
+
+def _load_config(
+    model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str, config: PreTrainedConfig | None
+) -> tuple[PreTrainedModel, list[str]]:
+    """Implements :func:`_load_pretrained` with a configuration; None for the one in the folder."""
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]  # a progress bar is noise in a log file
-    config = load_config(checkpoint)
     loaded: Any = model_class.from_pretrained(
         checkpoint.path,
         **({} if config is None else {"config": config}),
@@ -100,13 +110,10 @@ def _load_pretrained(
 
 
 def _mappable_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
-    """Returns the type of most weights in the files; None if they must be converted as a whole.
-
-    Fused experts are no linear layers, so they are converted as a whole in any case.
-    """
-    if checkpoint.quantization_method is not None or not checkpoint.elements_by_dtype:
+    """Returns the type of most weights in the files; None if they must be converted as a whole."""
+    elements = {name: count for name, count in checkpoint.elements_by_dtype.items() if name in STORED_DTYPES}
+    if checkpoint.quantization_method not in {None, "mxfp4"} or not elements:
         return None
-    elements = checkpoint.elements_by_dtype
     return STORED_DTYPES.get(max(elements, key=lambda name: elements[name]))
 
 
@@ -119,6 +126,7 @@ def _load_mapped(
         log.debug("%s computes some buffers in the type of its weights; it is loaded as a whole", checkpoint.path)
         del model
         return _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
+    hold_all_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
     for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
         config.dtype = torch.float32
@@ -139,7 +147,8 @@ def unpacks_weights(checkpoint: Checkpoint, device: str) -> bool:
     """Tells whether transformers unpacks the quantized weights of the checkpoint when it loads them on the device."""
     method = checkpoint.quantization_method
     if method == "mxfp4":
-        return find_spec("kernels") is None or find_spec("triton") is None
+        has_kernels = find_spec("kernels") is not None and find_spec("triton") is not None
+        return not keeps_mxfp4_experts(checkpoint, device) and not has_kernels
     if method in {"fp8", "mxfp8"}:
         return not device.startswith("cuda") or torch.cuda.get_device_capability(device) < NATIVE_FP8_CAPABILITY
     return False
@@ -182,8 +191,8 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
 
 def _count_parameters(model: PreTrainedModel, folder: Checkpoint | None) -> int:
     """Returns the number of weights. Layers that were repacked for this machine no longer count as parameters."""
-    if folder is not None and folder.quantization_method is None:
-        return sum(folder.elements_by_dtype.values())
+    if folder is not None and folder.quantization_method in {None, "mxfp4"}:
+        return folder.weight_bytes(1, unpacks=True)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -1,0 +1,61 @@
+"""What experts do between their two matrices: an activation, mostly of a gate that multiplies the other outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import _default_apply_gate
+
+from antiphon.engine.experts.layout import ExpertsLayout
+from antiphon.engine.kernels.bindings import Kernels
+
+Gate = Callable[[Tensor], Tensor]
+"""Maps the outputs of the first matrix (rows, gate and up) to the inputs of the second. May overwrite them."""
+
+MAX_BLOCK_ELEMENTS = 1 << 15
+"""Elements up to which torch computes an operation on one thread, from the first element to the last."""
+
+VECTOR_ELEMENTS = 32
+"""Elements that torch computes together; it computes the rest of a tensor in another way, with other last bits."""
+
+
+class ModuleGate:
+    """The module's own activation, on blocks of rows whose bits do not depend on each other."""
+
+    def __init__(self, module: nn.Module, layout: ExpertsLayout) -> None:
+        self._module: Any = module
+        self._layout = layout
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Implements :data:`Gate`."""
+        width = x.shape[1]
+        inner = width // 2 if self._layout.is_gated else width
+        block = max(MAX_BLOCK_ELEMENTS // width, 1) if inner % VECTOR_ELEMENTS == 0 else 1
+        return torch.cat([self._apply(rows) for rows in torch.split(x, block)])
+
+    def _apply(self, rows: Tensor) -> Tensor:
+        if not self._layout.is_gated:
+            result: Tensor = self._module.act_fn(rows)
+        elif self._layout.is_interleaved:
+            gate, up = rows.chunk(2, dim=-1)
+            result = self._module._apply_gate(torch.stack([gate, up], -1).flatten(-2))
+        else:
+            result = self._module._apply_gate(rows)
+        return result
+
+
+def choose_gate(module: nn.Module, layout: ExpertsLayout, inner: int, kernels: Kernels | None) -> Gate:
+    """Returns the activation of the module's experts, compiled if it is the usual one."""
+    is_silu = layout.is_gated and type(module)._apply_gate is _default_apply_gate and _is_silu(module)  # type: ignore[attr-defined]
+    if kernels is not None and is_silu and kernels.is_row_aligned(inner):
+        return kernels.silu_mul
+    return ModuleGate(module, layout)
+
+
+def _is_silu(module: nn.Module) -> bool:
+    activation: Any = getattr(module, "act_fn", None)
+    if not isinstance(activation, nn.Module):
+        return False
+    probe = torch.linspace(-4, 4, 33)
+    return torch.allclose(activation(probe), nn.functional.silu(probe), atol=1e-6)

@@ -1,0 +1,85 @@
+"""One matrix of all experts of a layer, packed: int8, int4 or MXFP4."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight
+from antiphon.engine.kernels.int8_layout import PackedInt8Weight
+from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight
+from antiphon.engine.kernels.quantized_linear import PackedWeight
+
+ExpertForm = Literal["int8", "int4", "mxfp4"]
+
+PACKED_TYPES: dict[ExpertForm, type[PackedWeight]] = {
+    "int8": PackedInt8Weight,
+    "int4": PackedInt4Weight,
+    "mxfp4": PackedMxfp4Weight,
+}
+
+NUM_SIZE_FIELDS = 2
+"""Fields before the tensors in every packed weight: inputs and outputs."""
+
+
+def form_of(packed: PackedWeight) -> ExpertForm:
+    """Returns the form of a packed weight."""
+    return next(form for form, kind in PACKED_TYPES.items() if isinstance(packed, kind))
+
+
+class ExpertMatrix(NamedTuple):
+    """Packed weights (outputs, inputs) of all experts, and their biases (experts, outputs) or None.
+
+    ``tensors`` holds those of a packed weight by name, with a first dimension for the experts.
+    """
+
+    form: ExpertForm
+    inputs: int
+    outputs: int
+    tensors: dict[str, Tensor]
+    bias: Tensor | None
+
+    @classmethod
+    def allocate(cls, count: int, first: PackedWeight, bias: Tensor | None) -> "ExpertMatrix":
+        """Returns a matrix for ``count`` experts with the sizes of the first one, which is stored."""
+        names = first._fields[NUM_SIZE_FIELDS:]
+        tensors = {name: getattr(first, name).new_empty((count, *getattr(first, name).shape)) for name in names}
+        matrix = cls(form_of(first), first.inputs, first.outputs, tensors, bias)
+        matrix.store(0, first)
+        return matrix
+
+    def store(self, index: int, packed: PackedWeight) -> None:
+        """Stores an expert's packed weight."""
+        for name, tensor in self.tensors.items():
+            tensor[index] = getattr(packed, name)
+
+    def take(self, index: int) -> PackedWeight:
+        """Returns an expert's packed weight, as views."""
+        kind = PACKED_TYPES[self.form]
+        return kind(self.inputs, self.outputs, **{name: tensor[index] for name, tensor in self.tensors.items()})
+
+    def take_bias(self, index: int) -> Tensor | None:
+        """Returns an expert's bias."""
+        return None if self.bias is None else self.bias[index]
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts."""
+        return len(self.tensors["weights"])
+
+    def flatten(self, prefix: str) -> dict[str, Tensor]:
+        """Returns all tensors by name, to store them; :meth:`restore` reads them."""
+        named = self.tensors if self.bias is None else self.tensors | {"bias": self.bias}
+        sizes = torch.tensor([self.inputs, self.outputs])
+        return {f"{prefix}.{name}": tensor for name, tensor in (named | {f"{self.form}_sizes": sizes}).items()}
+
+    @classmethod
+    def restore(cls, prefix: str, stored: dict[str, Tensor]) -> "ExpertMatrix":
+        """Returns the matrix of which ``stored`` holds the tensors. Copies none of them."""
+        named = {
+            name.removeprefix(f"{prefix}."): value for name, value in stored.items() if name.startswith(f"{prefix}.")
+        }
+        form = next(form for form in PACKED_TYPES if f"{form}_sizes" in named)
+        inputs, outputs = named.pop(f"{form}_sizes").tolist()
+        bias = named.pop("bias", None)
+        return cls(form, inputs, outputs, named, bias)

@@ -1,0 +1,108 @@
+"""Routers whose choice of experts has the same bits in any batch.
+
+transformers' routers hold their weight themselves and multiply by it with ``torch.nn.functional.linear``, whose last
+bits depend on the number of rows. That changes the weights of experts, and could choose others.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from antiphon.engine.optimize.linears import OneDnnLinear, UnusableKernelError
+
+log = logging.getLogger(__name__)
+
+PROBE_ROWS = 3
+
+
+class _ProductReplacement(TorchFunctionMode):
+    """Computes products with one weight by a kernel while the mode is active."""
+
+    def __init__(self, weight: Tensor, kernel: OneDnnLinear) -> None:
+        super().__init__()
+        self._weight, self._kernel = weight, kernel
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func is functional.linear and not kwargs and args[1].data_ptr() == self._weight.data_ptr():
+            self.calls += 1
+            product = self._kernel(args[0].contiguous())
+            return product if len(args) < 3 or args[2] is None else product + args[2]
+        return func(*args, **(kwargs or {}))
+
+
+class ExactRouter(nn.Module):
+    """Runs a router whose product is computed row by row, in fp32. The weight is no parameter any more."""
+
+    def __init__(self, router: nn.Module) -> None:
+        super().__init__()
+        weight = router._parameters.pop("weight")
+        assert weight is not None
+        vars(router)["weight"] = weight.detach()
+        self.router = router
+        self._kernel = OneDnnLinear(weight.detach(), None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the router returns."""
+        with _ProductReplacement(vars(self.router)["weight"], self._kernel):
+            return self.router(*args, **kwargs)
+
+    def uses_kernel(self) -> bool:
+        """Tells whether the router multiplies by its weight in the way that this class replaces."""
+        weight: Tensor = vars(self.router)["weight"]
+        with torch.inference_mode(), _ProductReplacement(weight, self._kernel) as mode:
+            self.router(torch.ones(PROBE_ROWS, weight.shape[1]))
+        return bool(mode.calls == 1)
+
+
+def make_routers_exact(model: nn.Module, experts_type: type[nn.Module]) -> int:
+    """Replaces the routers next to experts of this type, where this works. Returns the number replaced."""
+    count = 0
+    for parent, name, router in list(_find_routers(model, experts_type)):
+        try:
+            exact = ExactRouter(router)
+        except (UnusableKernelError, RuntimeError) as failure:
+            _restore_weight(router)
+            log.debug("a router keeps its own product: %s", failure)
+            continue
+        if _runs(exact):
+            setattr(parent, name, exact)
+            count += 1
+        else:
+            _restore_weight(router)
+    return count
+
+
+def _runs(router: ExactRouter) -> bool:
+    try:
+        return router.uses_kernel()
+    except Exception:  # noqa: BLE001  a router with other arguments keeps its own product
+        return False
+
+
+def _restore_weight(router: nn.Module) -> None:
+    """Makes the weight a parameter again."""
+    weight = vars(router).pop("weight", None)
+    if weight is not None:
+        router._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+
+
+def _find_routers(model: nn.Module, experts_type: type[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yields the parent, the name and the module of routers that hold an fp32 weight themselves."""
+    for parent in model.modules():
+        children = dict(parent.named_children())
+        if not any(isinstance(child, experts_type) for child in children.values()):
+            continue
+        for name, child in children.items():
+            weight = child._parameters.get("weight")
+            is_plain = isinstance(child, nn.Linear | nn.Embedding)
+            if weight is not None and weight.ndim == 2 and weight.dtype == torch.float32 and not is_plain:
+                yield parent, name, child

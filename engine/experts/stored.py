@@ -1,0 +1,101 @@
+"""Experts whose weights stay as they are stored, in 16 or 32 bits, until they are packed."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from antiphon.engine.experts.gates import ModuleGate
+from antiphon.engine.experts.layout import ExpertsLayout
+from antiphon.engine.experts.routing import run_experts
+from antiphon.engine.optimize.replace import relative_error
+
+PROBE_ROWS = 5
+STORED_EXPERTS_RTOL = 1e-4
+"""Largest relative error between a module's own results in fp32 and ours. Only the order of additions may differ."""
+
+
+class UnknownExpertsError(Exception):
+    """The module computes something else from its weights than its class says."""
+
+
+class StoredExperts(nn.Module):
+    """Replaces a module of fused experts and computes them in fp32, converting one expert at a time.
+
+    The weights are no parameters of this module, so that nothing converts them as a whole. ``module`` is the original
+    one without its weights; ``weights`` and ``biases`` hold the tensors of all experts by name. Without ``weights``,
+    they are those of the original.
+    """
+
+    def __init__(self, module: nn.Module, layout: ExpertsLayout, weights: dict[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.layout, self.module = layout, copy.copy(module)
+        self.module._parameters = dict(module._parameters)
+        self.weights = {name: self._take(name) for name in layout.names} if weights is None else weights
+        self.biases = {name: self._take(f"{name}_bias") for name in layout.names if layout.has_bias}
+        self._gate = ModuleGate(self.module, layout)
+
+    def _take(self, name: str) -> Tensor:
+        parameter = self.module._parameters.pop(name)
+        assert parameter is not None
+        return parameter.detach()
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts that the weights hold."""
+        return len(next(iter(self.weights.values())))
+
+    def read_weight(self, name: str, index: int) -> Tensor:
+        """Returns an expert's matrix as the module's own code reads it, in the type in which it is stored."""
+        return self.weights[name][index]
+
+    def expert_weight(self, name: str, index: int) -> Tensor:
+        """Returns an expert's matrix (outputs, inputs) in the type in which it is stored."""
+        return self.layout.orient(name, self.read_weight(name, index))
+
+    def expert_bias(self, name: str, index: int) -> Tensor | None:
+        """Returns an expert's bias (outputs) in fp32."""
+        return self.layout.order_outputs(name, self.biases[name][index].float()) if self.biases else None
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns the weighted sum of the chosen experts, (rows, hidden)."""
+        return run_experts(hidden_states, top_k_index, top_k_weights, self.num_experts, self._compute)
+
+    def _compute(self, index: int, rows: Tensor) -> Tensor:
+        up, down = (self.expert_weight(name, index).float() for name in self.layout.names)
+        up_bias, down_bias = (self.expert_bias(name, index) for name in self.layout.names)
+        inner = self._gate(functional.linear(rows, up, up_bias))
+        return apply_post_norm(self.module, functional.linear(inner, down, down_bias))
+
+
+def apply_post_norm(module: nn.Module, rows: Tensor) -> Tensor:
+    """Returns an expert's results after the norm that some modules apply to them."""
+    marked: Any = module
+    return marked.post_expert_norm(rows) if marked.has_post_expert_norm else rows
+
+
+@torch.inference_mode()
+def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
+    """Raises :class:`UnknownExpertsError` unless the results equal those of the original's own code.
+
+    The comparison takes the memory of one expert in fp32. ``original`` needs no weights: it gets those of ``stored``.
+    """
+    layout, single = stored.layout, copy.copy(original)
+    single._parameters = dict(original._parameters)
+    for name in layout.names:
+        single._parameters[name] = nn.Parameter(stored.read_weight(name, 0).float()[None], requires_grad=False)
+        if stored.biases:
+            single._parameters[f"{name}_bias"] = nn.Parameter(stored.biases[name][:1].float(), requires_grad=False)
+    vars(single)["num_experts"] = 1
+    inputs = stored.expert_weight(layout.up_name, 0).shape[1]
+    x = torch.randn(PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(1))
+    indices, weights = torch.zeros(PROBE_ROWS, 1, dtype=torch.long), torch.linspace(0.5, 1.5, PROBE_ROWS)[:, None]
+    try:
+        expected = type(original).forward.__wrapped__(single, x, indices, weights)  # type: ignore[attr-defined]
+    except Exception as failure:
+        raise UnknownExpertsError(f"its own code fails with one expert: {failure}") from failure
+    error = relative_error(stored(x, indices, weights), expected)
+    if not error <= STORED_EXPERTS_RTOL:
+        raise UnknownExpertsError(f"its own results differ by {error:.2g}")
