@@ -16,6 +16,9 @@ from tests.syntax import ROOT
 os.environ["PYTHONPATH"] = str(ROOT)
 """Worker processes that tests start import their engine core from `tests.engine.fake_core`."""
 
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+"""Several processes of tests share the cores: a thread of torch that waits for the others gives its core away."""
+
 pytest_plugins = ("tests.skip_report",)
 
 create_default_context = ssl.create_default_context

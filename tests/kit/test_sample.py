@@ -54,42 +54,40 @@ def test_sample_passes(python: Path, project: Path) -> None:
     assert status == 0 and "5 passed" in output and "2 snapshots passed" in output, output
 
 
-def test_a_changed_snapshot_line_is_shown(python: Path, project: Path) -> None:
+def test_changed_lines_and_missing_events_are_shown(python: Path, project: Path) -> None:
     (snapshot,) = project.glob("tests/__snapshots__/test_weather/*.txt")
     change_file(snapshot, 'arguments.done    [1] fc_1 "{\\"city', 'arguments.done    [1] fc_1 "{\\"town')
-    status, output = run_pytest(python, project, "tests/test_weather.py")
-    assert status == 1, output
-    assert list_failure_lines(output) == [
-        "AssertionError: the stream differs from its snapshot: test_agent_calls_its_tool_and_reports",
-        "line 9:",
-        'output_item.added               [1] function_call fc_1 in_progress name=get_temperature call=call_1 ""',
-        'function_call_arguments.delta   [1] fc_1 "{\\"city\\": \\"Oslo\\"}"',
-        '- function_call_arguments.done    [1] fc_1 "{\\"town\\": \\"Oslo\\"}"',
-        '+ function_call_arguments.done    [1] fc_1 "{\\"city\\": \\"Oslo\\"}"',
-        'output_item.done                [1] function_call fc_1 completed name=get_temperature call=call_1 "{\\"city\\": \\"Oslo\\"}"',
-        "completed                       completed",
-        "- is the snapshot, + is the stream. To accept the stream: pytest --snapshot-update",
-    ]
-
-
-def test_a_missing_event_is_shown(python: Path, project: Path) -> None:
     drop = 'fault = {kind = "drop_event", at = "response.output_text.done"}'
     change_file(project / "tests/cases.toml", 'name = "summary"', f'name = "summary"\n{drop}')
-    status, output = run_pytest(python, project, "tests/test_summary.py", "-k", "test_summary_streams")
+    changed_tests = ("-k", "test_agent_calls_its_tool_and_reports or test_summary_streams")
+
+    status, output = run_pytest(python, project, *changed_tests)
     assert status == 1, output
-    assert list_failure_lines(output) == [
-        "AssertionError: the stream differs from its snapshot: test_summary_streams",
-        "line 4:",
-        'content_part.added              [0.0] msg_1 output_text ""',
-        'output_text.delta               [0.0] msg_1 "Spring comes late."',
-        '- output_text.done                [0.0] msg_1 "Spring comes late."',
-        'content_part.done               [0.0] msg_1 output_text "Spring comes late."',
-        'output_item.done                [0] message msg_1 completed output_text "Spring comes late."',
-        "- is the snapshot, + is the stream. To accept the stream: pytest --snapshot-update",
-    ]
-    status, output = run_pytest(
-        python, project, "tests/test_summary.py", "-k", "test_summary_streams", "--snapshot-update"
-    )
+    first = "AssertionError: the stream differs from its snapshot: "
+    failures = [failure.splitlines() for failure in "\n".join(list_failure_lines(output)).split(first)[1:]]
+    assert {failure[0]: failure[1:] for failure in failures} == {
+        "test_agent_calls_its_tool_and_reports": [
+            "line 9:",
+            'output_item.added               [1] function_call fc_1 in_progress name=get_temperature call=call_1 ""',
+            'function_call_arguments.delta   [1] fc_1 "{\\"city\\": \\"Oslo\\"}"',
+            '- function_call_arguments.done    [1] fc_1 "{\\"town\\": \\"Oslo\\"}"',
+            '+ function_call_arguments.done    [1] fc_1 "{\\"city\\": \\"Oslo\\"}"',
+            'output_item.done                [1] function_call fc_1 completed name=get_temperature call=call_1 "{\\"city\\": \\"Oslo\\"}"',
+            "completed                       completed",
+            "- is the snapshot, + is the stream. To accept the stream: pytest --snapshot-update",
+        ],
+        "test_summary_streams": [
+            "line 4:",
+            'content_part.added              [0.0] msg_1 output_text ""',
+            'output_text.delta               [0.0] msg_1 "Spring comes late."',
+            '- output_text.done                [0.0] msg_1 "Spring comes late."',
+            'content_part.done               [0.0] msg_1 output_text "Spring comes late."',
+            'output_item.done                [0] message msg_1 completed output_text "Spring comes late."',
+            "- is the snapshot, + is the stream. To accept the stream: pytest --snapshot-update",
+        ],
+    }
+
+    status, output = run_pytest(python, project, *changed_tests, "--snapshot-update")
     failure = list_failure_lines(output)
     assert status == 1 and failure[0] == "AssertionError: the stream breaks 2 rules:", output
     codes = [line.split()[1] for line in failure if line.startswith("error ")]
