@@ -94,7 +94,7 @@ def build_core_from_model(
         info, max_model_len=context, description=_describe(info.description, packing, model, options, adapters)
     )
     # With one-token passes, verifying a draft takes as long as generating its tokens.
-    drafts = not (options.deterministic and not packing.is_complete)
+    drafts = forward.supports_drafts and not (options.deterministic and not packing.is_complete)
     return Core(
         forward,
         info,
@@ -198,6 +198,7 @@ def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: Pa
             log.warning("deterministic: one token per pass, because some linear layers are not packed")
     elif options.quantization and packing.is_complete:
         alignment = 1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
+        alignment = max(alignment, forward.prompt_alignment)
         forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
 
 
@@ -207,10 +208,16 @@ class _CacheBudget(msgspec.Struct, frozen=True):
     tokens: int
     bytes_per_token: int
     page_tokens: int
+    state_tokens: int = 0
 
-    def gib_for(self, tokens: int) -> str:
-        """Returns the GiB that hold this many tokens, as a value for `--kv-cache-gib`: three digits, rounded up."""
-        pages = -(-tokens // self.page_tokens)
+    @property
+    def context(self) -> int:
+        """Tokens of one sequence that fit, next to its states."""
+        return max(self.tokens - self.state_tokens, 0)
+
+    def gib_for(self, context: int) -> str:
+        """Returns the GiB that hold this context, as a value for `--kv-cache-gib`: three digits, rounded up."""
+        pages = -(-(context + self.state_tokens) // self.page_tokens)
         gib = pages * self.page_tokens * self.bytes_per_token / 2**30
         decimals = max(2, 2 - math.floor(math.log10(gib)))
         return f"{math.ceil(gib * 10**decimals) / 10**decimals:.{decimals}f}"
@@ -218,7 +225,7 @@ class _CacheBudget(msgspec.Struct, frozen=True):
 
 def _size_cache(forward: ForwardPass, device: str, options: EngineOptions) -> _CacheBudget | None:
     """Returns the capacity of the KV cache, in whole pages if it is paged; None if memory is unknown."""
-    if not isinstance(forward, VarlenForward) or not forward.bytes_per_token:
+    if not isinstance(forward, VarlenForward | SequentialForward) or not forward.bytes_per_token:
         return None
     free = free_memory(device)
     budget = None if free is None else free * KV_CACHE_MEMORY_FRACTION / options.kv_cache_share
@@ -228,7 +235,7 @@ def _size_cache(forward: ForwardPass, device: str, options: EngineOptions) -> _C
         return None
     page_tokens = PAGE_TOKENS if forward.is_paged else 1
     tokens = int(budget / forward.bytes_per_token)
-    return _CacheBudget(tokens - tokens % page_tokens, forward.bytes_per_token, page_tokens)
+    return _CacheBudget(tokens - tokens % page_tokens, forward.bytes_per_token, page_tokens, forward.state_tokens)
 
 
 def _choose_context(requested: int | None, supported: int) -> int:
@@ -243,30 +250,30 @@ def _limit_context(context: int, cache: _CacheBudget | None, options: EngineOpti
 
     Raises :class:`LoadError` if a context that was asked for does not fit, or not even a useful one.
     """
-    if cache is None or cache.tokens >= context:
+    if cache is None or cache.context >= context:
         return context
     required = context if options.max_model_len is not None else min(context, MIN_CONTEXT_TOKENS)
-    if cache.tokens < required:
+    if cache.context < required:
         raise LoadError(_describe_missing_cache(required, cache, options))
     remedy = f"; --kv-cache-gib {cache.gib_for(context)} fits all of it" if options.kv_cache_gib is not None else ""
     log.warning(
-        "KV cache memory limits the context to %d tokens (the model supports %d)%s", cache.tokens, context, remedy
+        "KV cache memory limits the context to %d tokens (the model supports %d)%s", cache.context, context, remedy
     )
-    return cache.tokens
+    return cache.context
 
 
 def _describe_missing_cache(required: int, cache: _CacheBudget, options: EngineOptions) -> str:
     """Returns the error for a cache that is smaller than the required context."""
     needed = cache.gib_for(required)
-    shorter = f", or lower --max-model-len to {cache.tokens} or less" if cache.tokens >= MIN_CONTEXT_TOKENS else ""
+    shorter = f", or lower --max-model-len to {cache.context} or less" if cache.context >= MIN_CONTEXT_TOKENS else ""
     if options.kv_cache_gib is not None:
         return (
             f"a context of {required} tokens needs a KV cache of {needed} GiB, and --kv-cache-gib "
-            f"{options.kv_cache_gib:g} holds {cache.tokens} tokens; raise --kv-cache-gib to {needed}{shorter}"
+            f"{options.kv_cache_gib:g} holds {cache.context} tokens; raise --kv-cache-gib to {needed}{shorter}"
         )
     return (
         f"a context of {required} tokens needs a KV cache of {needed} GiB, and the free memory holds "
-        f"{cache.tokens} tokens; free some memory{shorter}, or choose a smaller model"
+        f"{cache.context} tokens; free some memory{shorter}, or choose a smaller model"
     )
 
 

@@ -43,7 +43,7 @@ def install_adapter_hooks(
     finally:
         layers.rows.is_forced = False
     layers.refuse_partial_calls(
-        calls,
+        {name: counts for name, counts in calls.items() if not forward.runs_in_parts(name)},
         sum(PROBE_LENGTHS_TOKENS),
         len(PROBE_LENGTHS_TOKENS) if forward.selects_logits else sum(PROBE_LENGTHS_TOKENS),
     )

@@ -88,13 +88,30 @@ def group_rows(adapters: Sequence["LoadedAdapter | None"], device: torch.device)
     return tuple(groups)
 
 
-def run_apart(run: "Callable[[list[SequenceInput]], Tensor]", inputs: "list[SequenceInput]") -> Tensor:
-    """Runs the base model's sequences in one pass and those with adapters in another; returns logits in order."""
-    parts = [item for item in inputs if item.adapter is None], [item for item in inputs if item.adapter is not None]
-    if not all(parts):
+def _find_ranges(rows: list[int]) -> Iterator[tuple[int, int]]:
+    """Yields the first row and the number of rows of each range of consecutive rows: 1, 2, 5 → (1, 2), (5, 1)."""
+    first = 0
+    for index in range(1, len(rows) + 1):
+        if index == len(rows) or rows[index] != rows[index - 1] + 1:
+            yield rows[first], index - first
+            first = index
+
+
+def run_apart(
+    run: "Callable[[list[SequenceInput]], Tensor]", inputs: "list[SequenceInput]", *, by_adapter: bool = False
+) -> Tensor:
+    """Runs the base model's sequences in one pass and those with adapters in another; returns logits in order.
+
+    With ``by_adapter``, each adapter gets a pass of its own.
+    """
+    parts: dict[int, list[SequenceInput]] = {}
+    for item in inputs:
+        number = 0 if item.adapter is None else item.adapter.number
+        parts.setdefault(number if by_adapter else min(number, 1), []).append(item)
+    if len(parts) < 2:
         return run(inputs)
     logits: dict[int, Tensor] = {}
-    for part in parts:
+    for _, part in sorted(parts.items()):
         counts = [item.num_logits for item in part]
         logits.update(zip(map(id, part), torch.split(run(part), counts), strict=True))
     return torch.cat([logits[id(item)] for item in inputs])

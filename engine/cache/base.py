@@ -29,6 +29,24 @@ class KVCache(ABC):
         """Number of tokens that there is memory for, or will be when the next token is written."""
         return self._capacity
 
+    @property
+    def memory_tokens(self) -> int:
+        """Memory that the cache takes, in tokens: the capacity, and what does not depend on the number of tokens."""
+        return self.capacity
+
+    def reusable_length(self, limit: int) -> int:
+        """Returns the length of the longest prefix of at most ``limit`` tokens that :meth:`copy` can copy."""
+        return min(self.length, limit)
+
+    def plan_snapshots(self, lengths: list[int]) -> None:  # noqa: B027  most caches need no snapshots
+        """Makes prefixes of these lengths reusable, as far as they are still to be read."""
+
+    def park(self) -> None:  # noqa: B027
+        """Ends the use by a sequence; the cache may be copied, truncated and shrunk only."""
+
+    def unpark(self) -> None:  # noqa: B027
+        """Begins the use by another sequence, after :meth:`park`."""
+
     def reserve(self, tokens: int) -> None:
         """Raises the capacity to at least ``tokens``. The next pass that needs the memory allocates it."""
         self._capacity = max(self._capacity, tokens)

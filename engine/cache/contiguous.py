@@ -73,10 +73,14 @@ class ContiguousKVCache(KVCache):
     def copy(self, length: int, capacity: int) -> "ContiguousKVCache":
         """Copies the buffers; see :meth:`KVCache.copy`."""
         clone = ContiguousKVCache(max(length, capacity), fp16=self.fp16)
+        self.copy_buffers_to(clone, length)
+        return clone
+
+    def copy_buffers_to(self, clone: "ContiguousKVCache", length: int) -> None:
+        """Copies the first ``length`` tokens to an empty cache."""
         clone.length = min(self.length, length)
         for layer, buffers in self._layers.items():
             clone._layers[layer] = _copy_buffers(buffers, clone.length, clone._capacity)
-        return clone
 
     @torch.inference_mode()
     def shrink(self, length: int) -> None:

@@ -7,12 +7,14 @@ scaling that depends on the longest sequence. :mod:`antiphon.engine.model.select
 """
 
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 if TYPE_CHECKING:
     from antiphon.engine.adapters.adapter import LoadedAdapter
@@ -41,6 +43,13 @@ class ForwardPass(Protocol):
     """Number of tokens at multiples of which a prompt may be split."""
     max_num_seqs: int | None
     """Maximum number of sequences in progress at once; None without a limit."""
+    supports_drafts: bool
+    """True if the last tokens of a cache can be dropped."""
+
+    @property
+    def state_tokens(self) -> int:
+        """Memory that a sequence takes besides its tokens, in tokens."""
+        ...
 
     @property
     def is_paged(self) -> bool:
@@ -59,6 +68,46 @@ class ForwardPass(Protocol):
         ...
 
 
+CONSTANT_CACHE_TOKENS = 256
+"""Tokens that a cache counts as if it does not grow with its tokens."""
+
+
+class SequentialCache:
+    """A sequence in :class:`SequentialForward`: its ids, and the keywords that ``generate`` passes from step to step.
+
+    ``state_tokens`` is the memory that it takes besides its tokens, in tokens.
+    """
+
+    def __init__(self, kwargs: dict[str, Any], state_tokens: int) -> None:
+        self.ids: list[int] = []
+        self.kwargs = kwargs
+        self._state_tokens = state_tokens
+
+    @property
+    def memory_tokens(self) -> int:
+        """Memory in tokens."""
+        return len(self.ids) + self._state_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors in transformers' cache."""
+        storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in _find_tensors(self.kwargs)}
+        return sum(storages.values())
+
+
+def _find_tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in containers and in objects of transformers."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _find_tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _find_tensors(item)
+    elif isinstance(value, CacheLayerMixin | LinearAttentionCacheLayerMixin | Cache):
+        yield from _find_tensors(vars(value))
+
+
 class SequentialForward:
     """Runs each sequence alone, with the cache and the inputs that transformers' own ``generate`` would use.
 
@@ -66,9 +115,12 @@ class SequentialForward:
     sequence would read that state. The state lasts until the next sequence begins.
     """
 
-    supports_chunked_prefill = False
+    supports_chunked_prefill = supports_drafts = False
     prompt_alignment = 1
     is_paged = False
+    bytes_per_token = 0
+    """Bytes by which the cache of a sequence grows with each token; 0 before :meth:`measure_memory`."""
+    state_tokens = 0
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int | None = None) -> None:
         self.max_num_seqs = max_num_seqs
@@ -78,12 +130,25 @@ class SequentialForward:
             "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ("past_key_values")
         )
 
-    def new_cache(self, expected: int) -> dict[str, Any]:  # noqa: ARG002  transformers' caches take no hint
-        """Returns the state of a sequence: its ids, and the keywords that ``generate`` passes from step to step."""
+    @torch.inference_mode()
+    def measure_memory(self, ids: list[int]) -> None:
+        """Measures the memory of a sequence in passes over these tokens: ``bytes_per_token`` and ``state_tokens``."""
+        cache, single = self.new_cache(0), ids[len(ids) // 2 :]
+        self._run_sequence(SequenceInput(cache, ids[: len(ids) // 2], 0))
+        before = cache.num_bytes
+        for token in single:
+            self._run_sequence(SequenceInput(cache, [token], 0))
+        grown = max(cache.num_bytes - before, 0) // len(single)
+        fixed = cache.num_bytes - grown * len(ids)
+        self.bytes_per_token = grown or -(-fixed // CONSTANT_CACHE_TOKENS)
+        self.state_tokens = max(fixed, 0) // max(self.bytes_per_token, 1)
+
+    def new_cache(self, expected: int) -> "SequentialCache":  # noqa: ARG002  transformers' caches take no hint
+        """Returns the empty cache of a sequence."""
         cache = {}
         if self._model._supports_default_dynamic_cache():
             cache[self._cache_name] = DynamicCache(config=self._model.config)
-        return {"ids": [], "kwargs": {"use_cache": True, **cache}}
+        return SequentialCache({"use_cache": True, **cache}, self.state_tokens)
 
     def run(self, inputs: list[SequenceInput]) -> Tensor:
         """Runs one pass per sequence."""
@@ -91,12 +156,12 @@ class SequentialForward:
 
     def _run_sequence(self, item: SequenceInput) -> Tensor:
         state, device = item.cache, self._model.device
-        first = not state["ids"]
-        state["ids"] += item.ids
-        total = len(state["ids"])
-        kwargs = state["kwargs"] | {"attention_mask": torch.ones((1, total), dtype=torch.long, device=device)}
+        first = not state.ids
+        state.ids += item.ids
+        total = len(state.ids)
+        kwargs = state.kwargs | {"attention_mask": torch.ones((1, total), dtype=torch.long, device=device)}
         inputs = self._model.prepare_inputs_for_generation(
-            torch.tensor([state["ids"]], device=device),
+            torch.tensor([state.ids], device=device),
             next_sequence_length=None if first else len(item.ids),
             is_first_iteration=first,
             position_ids=torch.arange(total, device=device)[None],
@@ -109,6 +174,6 @@ class SequentialForward:
         finally:
             if self.adapter_rows is not None:
                 self.adapter_rows.clear()
-        state["kwargs"] = self._model._update_model_kwargs_for_generation(outputs, kwargs)
+        state.kwargs = self._model._update_model_kwargs_for_generation(outputs, kwargs)
         logits: Tensor = outputs.logits[0]
         return logits[logits.shape[0] - item.num_logits :].float()

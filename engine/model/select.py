@@ -18,6 +18,10 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import ATTENTION_NAME
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
 from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.recurrent.forward import RecurrentForward
+from antiphon.engine.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
+from antiphon.engine.recurrent.probe import PROBE_LENGTHS_TOKENS as STATE_PROBE_TOKENS
+from antiphon.engine.recurrent.probe import probe_packed, probe_sequential
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +30,9 @@ PROBE_LENGTHS_TOKENS = (23, 18)
 
 INTERLEAVING_TOLERANCE = 0.01
 """Largest relative error between the same passes in two orders. It holds in bf16, too: rounding does not differ."""
+
+MEMORY_PROBE_TOKENS = 32
+"""Tokens of the sequence whose cache is measured."""
 
 PROBE_PAGES = 64
 """Number of pages for the tests on probe sequences."""
@@ -42,19 +49,22 @@ def select_forward(model: PreTrainedModel, *, paged: bool = False, kernels: Kern
     if reason is None:
         original = model.config._attn_implementation
         try:
-            expected = _probe_logits(sequential, model, pieces=False)
-            model.set_attn_implementation(ATTENTION_NAME)
-            for pages in _page_pools_to_try(model, paged=paged):
-                varlen = VarlenForward(model, _sliding_windows(model), pages, kernels)
-                reason = _mismatch(varlen, model, expected)
-                if reason is None:
-                    return varlen
-                if pages is not None:
-                    log.warning("%s runs without a paged cache: %s", type(model).__name__, reason)
+            packed, reason = (
+                _try_recurrent(model, sequential, kernels)
+                if has_recurrent_layers(model)
+                else _try_varlen(model, sequential, kernels, paged=paged)
+            )
+            if reason is None:
+                return packed
         except Exception as failure:  # noqa: BLE001  after any failure, the sequential pass serves the model
             reason = one_line(failure)
         model.set_attn_implementation(original)
-    log.warning("%s runs one sequence at a time: %s", type(model).__name__, reason)
+    log.warning(
+        "%s runs one sequence at a time: %s; parallel requests take turns, and each prompt is read whole",
+        type(model).__name__,
+        reason,
+    )
+    _measure_memory(sequential, model)
     mismatch = _interleaving_mismatch(sequential, model)
     if mismatch is not None:
         sequential.max_num_seqs = 1
@@ -64,6 +74,47 @@ def select_forward(model: PreTrainedModel, *, paged: bool = False, kernels: Kern
             mismatch,
         )
     return sequential
+
+
+def _try_varlen(
+    model: PreTrainedModel, sequential: SequentialForward, kernels: Kernels | None, *, paged: bool
+) -> tuple[VarlenForward, str | None]:
+    """The packed pass of a model, and the reason why its logits are wrong; None if they match."""
+    expected = _probe_logits(sequential, model, pieces=False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    for pages in _page_pools_to_try(model, paged=paged):
+        varlen = VarlenForward(model, _sliding_windows(model), pages, kernels)
+        reason = _mismatch(varlen, model, expected)
+        if reason is None:
+            break
+        if pages is not None:
+            log.warning("%s runs without a paged cache: %s", type(model).__name__, reason)
+    return varlen, reason
+
+
+def _try_recurrent(
+    model: PreTrainedModel, sequential: SequentialForward, kernels: Kernels | None
+) -> tuple[RecurrentForward, str | None]:
+    """The packed pass of a model with recurrent layers, and the reason why its logits are wrong; None if they match."""
+    sequences = [_probe_ids(model, base, length) for base, length in zip((3, 11), STATE_PROBE_TOKENS, strict=True)]
+    expected = probe_sequential(sequential, sequences)
+    model.set_attn_implementation(ATTENTION_NAME)
+    recurrent = RecurrentForward(model, _sliding_windows(model), kernels)
+    try:
+        reason = _describe_error(probe_packed(recurrent, sequences), expected, model)
+    except Exception as failure:  # noqa: BLE001  the sequential pass is used instead
+        reason = one_line(failure)
+    if reason is not None:
+        recurrent.detach()
+    return recurrent, reason
+
+
+def _measure_memory(sequential: SequentialForward, model: PreTrainedModel) -> None:
+    """Measures the memory of a sequence, so that the number of tokens in progress is limited by it."""
+    try:
+        sequential.measure_memory(_probe_ids(model, 7, MEMORY_PROBE_TOKENS))
+    except Exception as failure:  # noqa: BLE001  the model may still serve
+        log.warning("the memory of a sequence could not be measured: %s", one_line(failure))
 
 
 def _page_pools_to_try(model: PreTrainedModel, *, paged: bool) -> Iterator[PagePool | None]:
@@ -76,9 +127,14 @@ def _page_pools_to_try(model: PreTrainedModel, *, paged: bool) -> Iterator[PageP
 def _mismatch(forward: VarlenForward, model: PreTrainedModel, expected: Tensor) -> str | None:
     """Reason why the logits of this pass are wrong; None if they match."""
     try:
-        error = _relative_error(_probe_logits(forward, model, pieces=True), expected)
+        return _describe_error(_probe_logits(forward, model, pieces=True), expected, model)
     except Exception as failure:  # noqa: BLE001  another pass is used instead
         return one_line(failure)
+
+
+def _describe_error(logits: Tensor, expected: Tensor, model: PreTrainedModel) -> str | None:
+    """Reason why the logits of a pass are wrong; None if they match."""
+    error = _relative_error(logits, expected)
     tolerance = 0.01 if model.dtype == torch.float32 else 0.1
     return None if error <= tolerance else f"its logits differ by {error:.2g} from the sequential pass"
 
@@ -98,7 +154,8 @@ def _unsupported_reason(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if not model._can_set_attn_implementation():
         return "the architecture does not use the attention interface"
-    unsupported = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention", "sliding_attention"}
+    recurrent = RECURRENT_LAYER_TYPES if has_recurrent_layers(model) else set()
+    unsupported = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention", "sliding_attention"} - recurrent
     if unsupported:
         return f"layers of type {', '.join(sorted(unsupported))}"
     scaled = _rope_types(getattr(config, "rope_parameters", None)) & {"dynamic", "longrope"}
@@ -118,7 +175,9 @@ def _rope_types(parameters: Any) -> set[str]:
 def _sliding_windows(model: PreTrainedModel) -> dict[int, int]:
     kinds, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
     return {
-        layer: int(options[layer]["sliding_window"]) for layer, kind in enumerate(kinds) if kind == "sliding_attention"
+        layer: int(options[layer]["sliding_window"])
+        for layer, kind in enumerate(kinds)
+        if kind in ("sliding_attention", "hybrid_sliding")
     }
 
 

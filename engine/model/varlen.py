@@ -34,7 +34,7 @@ class VarlenForward:
     ``kernels`` compute all attention if given; ``uses_kernels`` tells whether they have done so in every pass.
     """
 
-    supports_chunked_prefill = True
+    supports_chunked_prefill = supports_drafts = True
     prompt_alignment = 1
     max_num_seqs: int | None = None
 
@@ -62,6 +62,15 @@ class VarlenForward:
     def is_paged(self) -> bool:
         """True if caches are paged."""
         return self._pages is not None
+
+    @property
+    def state_tokens(self) -> int:
+        """Memory that a sequence takes besides its tokens, in tokens."""
+        return 0
+
+    def runs_in_parts(self, layer: str) -> bool:  # noqa: ARG002  for subclasses
+        """Tells whether a linear layer is called with some of the rows of a pass at a time."""
+        return False
 
     def new_cache(self, expected: int) -> KVCache:
         """Returns an empty cache for a sequence that is expected to hold ``expected`` tokens."""

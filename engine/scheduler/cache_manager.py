@@ -56,7 +56,9 @@ class KVCacheManager:
     def allocate(self, sequence: Sequence, running: SequenceABC[Sequence]) -> int:
         """Gives a running sequence its cache. Returns the number of tokens that the cache holds already."""
         free = self._max_tokens - sum(other.reserved_tokens for other in running if other is not sequence)
+        free -= self._forward.state_tokens
         capacity = self._choose_capacity(sequence, free)
+        snapshot_lengths = self._choose_snapshots(sequence)
         source = (
             None
             if sequence.needs_prompt_logprobs or not self._enable_prefix_caching
@@ -67,6 +69,8 @@ class KVCacheManager:
         else:
             sequence.cache = self._take_or_copy(source, capacity, free)
             sequence.num_computed_tokens = source.length
+        if self._forward.state_tokens and self._enable_prefix_caching:
+            sequence.cache.plan_snapshots(snapshot_lengths)
         self.evict_to_fit(running)
         return sequence.num_computed_tokens
 
@@ -117,23 +121,48 @@ class KVCacheManager:
             return None
         source = self._find_prefix(sequence, running)
         num_cached = source.length if source else 0
-        return (leader, length) if length > num_cached + MIN_SHARED_TOKENS_TO_WAIT else None
+        if self._forward.state_tokens:
+            length = self._align_length(length)
+        if length <= max(num_cached + MIN_SHARED_TOKENS_TO_WAIT, leader.num_computed_tokens):
+            return None
+        leader.cache.plan_snapshots([length])
+        return leader, length
 
     def _find_prefix(self, sequence: Sequence, running: SequenceABC[Sequence]) -> PrefixHit | None:
         """The longest computed prefix, idle or of a running sequence. At least one token is left to compute."""
         max_length = len(sequence.tokens) - 1
         entry, length = self.prefix_cache.longest_match(sequence.cache_key, sequence.tokens, max_length)
-        length = self._align_length(length)
+        length = self._align_hit(length)
         best = PrefixHit(entry.cache, length, entry) if entry and length else None
         for other in running:
             if other is sequence or other.cache_key != sequence.cache_key or not isinstance(other.cache, KVCache):
                 continue
-            common = self._align_length(
-                common_prefix_length(other.tokens, sequence.tokens, min(max_length, other.num_computed_tokens))
+            common = self._align_hit(
+                other.cache.reusable_length(
+                    common_prefix_length(other.tokens, sequence.tokens, min(max_length, other.num_computed_tokens))
+                )
             )
             if common >= MIN_PREFIX_TOKENS and (best is None or common > best.length):
                 best = PrefixHit(other.cache, common, None)
         return best
+
+    def _choose_snapshots(self, sequence: Sequence) -> list[int]:
+        """Lengths of the prefixes of a sequence that others may reuse, in a model that reuses only planned ones.
+
+        Example: a prompt of 1000 tokens begins like an earlier one of which 700 tokens are equal. With blocks of 64
+        tokens, snapshots are planned at 960, for the next turn of the conversation, at 640, since what two prompts
+        share is shared by others, and at 448, half of the prompt.
+        """
+        if not self._forward.state_tokens or not self._enable_prefix_caching:
+            return []
+        last = len(sequence.tokens) - 1
+        common = self.prefix_cache.common_length(sequence.cache_key, sequence.tokens, last)
+        lengths = {self._align_length(length) for length in (last, common, last // 2)}
+        return [length for length in lengths if length >= MIN_PREFIX_TOKENS]
+
+    def _align_hit(self, length: int) -> int:
+        """Rounds a reusable length down as :meth:`_align_length` does, unless the cache itself limits it."""
+        return length if self._forward.state_tokens else self._align_length(length)
 
     def _align_length(self, length: int) -> int:
         """Rounds a prefix length down to a position at which the model allows a prompt to be split."""

@@ -81,6 +81,7 @@ class Core:
             max_waiting=max_waiting,
             max_cache_tokens=cache_tokens,
             prefill_budget=self._prefill_budget,
+            state_tokens=forward.state_tokens,
         )
         self._cache_manager = KVCacheManager(
             forward,

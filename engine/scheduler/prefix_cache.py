@@ -23,7 +23,7 @@ CacheKey = tuple[str, str, int]
 
 
 class CachedPrefix:
-    """A cache without a sequence. ``cache`` holds the keys and values of exactly ``tokens``."""
+    """A cache without a sequence. ``cache`` has read exactly ``tokens``."""
 
     __slots__ = ("cache", "key", "tokens")
 
@@ -44,8 +44,8 @@ class PrefixCache:
 
     @property
     def capacity_tokens(self) -> int:
-        """Allocated capacity of all entries, in tokens."""
-        return sum(entry.cache.capacity for entry in self._entries)
+        """Memory of all entries, in tokens."""
+        return sum(entry.cache.memory_tokens for entry in self._entries)
 
     @property
     def num_tokens(self) -> int:
@@ -68,23 +68,31 @@ class PrefixCache:
                 return
         if kv.capacity > MAX_CAPACITY_RATIO * len(tokens) + MIN_PREFIX_TOKENS:
             kv.shrink(len(tokens))
+        kv.park()
         self._entries.append(CachedPrefix(key, tokens, kv))
         del self._entries[:-MAX_ENTRIES]
 
     def longest_match(self, key: CacheKey, tokens: "array[int]", max_length: int) -> tuple[CachedPrefix | None, int]:
-        """The entry with the longest common prefix with ``tokens``, and the length of that prefix; (None, 0) if none.
+        """The entry with the longest reusable common prefix with ``tokens``, and its length; (None, 0) if none.
 
-        ``most`` limits the length. Among entries with equal common prefixes the shortest wins.
+        ``max_length`` limits the length. Among entries with equal prefixes the shortest wins.
         """
         best: CachedPrefix | None = None
         length = MIN_PREFIX_TOKENS - 1
         for entry in self._entries:
             if entry.key != key:
                 continue
-            common = common_prefix_length(entry.tokens, tokens, max_length)
+            common = entry.cache.reusable_length(common_prefix_length(entry.tokens, tokens, max_length))
             if common > length or (best and common == length and len(entry.tokens) < len(best.tokens)):
                 best, length = entry, common
         return best, length if best else 0
+
+    def common_length(self, key: CacheKey, tokens: "array[int]", max_length: int) -> int:
+        """Length of the longest common prefix with an entry, reusable or not, at most ``max_length``."""
+        lengths = (
+            common_prefix_length(entry.tokens, tokens, max_length) for entry in self._entries if entry.key == key
+        )
+        return max(lengths, default=0)
 
     def mark_used(self, entry: CachedPrefix) -> None:
         """Makes the entry the most recently used one."""
@@ -94,6 +102,7 @@ class PrefixCache:
     def pop(self, entry: CachedPrefix) -> KVCache:
         """Removes the entry and returns its cache."""
         self._entries.remove(entry)
+        entry.cache.unpark()
         return entry.cache
 
     def evict_to(self, max_capacity_tokens: int, spared: CachedPrefix | None = None) -> None:
@@ -107,11 +116,12 @@ class PrefixCache:
             if excess <= 0:
                 return
             length = (min(len(entry.tokens), entry.cache.capacity - excess) - MIN_PREFIX_TOKENS) * 3 // 4
+            length = entry.cache.reusable_length(max(length, 0))
             if len(self._entries) == 1 and length >= 4 * MIN_PREFIX_TOKENS:
                 entry.cache.shrink(length)
                 del entry.tokens[length:]
                 return
-            excess -= entry.cache.capacity
+            excess -= entry.cache.memory_tokens
             self._entries.remove(entry)
 
     def remove_adapter(self, number: int) -> None:

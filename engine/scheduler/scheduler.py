@@ -31,18 +31,25 @@ class Scheduler:
     """Decides which sequences run and how many tokens of each are computed in a step.
 
     At most ``max_num_seqs`` sequences run and ``max_waiting`` wait. Running sequences hold at most ``max_cache_tokens``
-    tokens in the cache; a single one may exceed that. ``prefill_budget`` limits the prompt tokens of a step. With None,
-    for a model without chunked prefill, a step computes one whole prompt.
+    tokens in the cache, and each takes ``state_tokens`` more; a single one may exceed that. ``prefill_budget`` limits
+    the prompt tokens of a step. With None, for a model without chunked prefill, a step computes one whole prompt.
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_waiting: int, max_cache_tokens: int, prefill_budget: PrefillBudget | None
+        self,
+        *,
+        max_num_seqs: int,
+        max_waiting: int,
+        max_cache_tokens: int,
+        prefill_budget: PrefillBudget | None,
+        state_tokens: int = 0,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self._max_waiting = max_waiting
         self._max_cache_tokens = max_cache_tokens
+        self._state_tokens = state_tokens
         self._prefill_budget = prefill_budget
         self._arrivals = 0
         self._num_admitted = 0
@@ -91,7 +98,8 @@ class Scheduler:
             sequence.prefix_leader = find_leader(sequence, self.running)
             if sequence.prefix_leader is not None:
                 continue
-            planned = sum(other.reserved_tokens for other in self.running) + len(sequence.tokens) + 1
+            new_tokens = len(sequence.tokens) + 1 + self._state_tokens
+            planned = sum(other.reserved_tokens for other in self.running) + new_tokens
             if self.running and planned > self._max_cache_tokens:
                 return
             self.waiting.remove(sequence)

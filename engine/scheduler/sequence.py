@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from antiphon.engine.cache.base import KVCache
 from antiphon.engine.protocol import Fault, FinishReason, Job, Sampling, TokenLogprob
 from antiphon.engine.scheduler.ngram import Drafter
 
@@ -74,8 +73,8 @@ class Sequence:
 
     @property
     def reserved_tokens(self) -> int:
-        """Memory in tokens: the capacity of the cache, or the number of tokens if that is larger."""
-        return max(len(self.tokens), self.cache.capacity if isinstance(self.cache, KVCache) else 0)
+        """Memory in tokens: that of the cache, or the number of tokens if that is larger."""
+        return max(len(self.tokens), getattr(self.cache, "memory_tokens", 0))
 
     @property
     def needs_prompt_logprobs(self) -> bool:

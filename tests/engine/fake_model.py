@@ -39,6 +39,8 @@ class FakeModel:
     supports_chunked_prefill = True
     prompt_alignment = 1
     max_num_seqs: int | None = None
+    supports_drafts = True
+    state_tokens = 0
 
     def __init__(self, next_token: NextToken = next_token_by_hash, pages: PagePool | None = None) -> None:
         self.next_token = next_token

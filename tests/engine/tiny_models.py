@@ -29,8 +29,10 @@ BASE_CONFIG = {
     "pad_token_id": 0,
     "initializer_range": 0.3,
 }
-SEQUENTIAL_FAMILIES = {"bloom", "mamba", "lfm2", "recurrent_gemma"}
+SEQUENTIAL_FAMILIES = {"bloom", "recurrent_gemma"}
 """Families that run one sequence at a time, because their layers cannot be batched."""
+RECURRENT_FAMILIES = {"mamba", "lfm2"}
+"""Families whose layers have a state per sequence."""
 
 NUM_OUTPUT_TOKENS = 24
 """Length of a greedy output that is compared with transformers' own."""

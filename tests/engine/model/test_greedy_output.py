@@ -7,9 +7,11 @@ pytest.importorskip("torch")
 from antiphon.engine.model.forward import SequentialForward
 from antiphon.engine.model.select import select_forward
 from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.recurrent.forward import RecurrentForward
 from tests.engine.tiny_models import (
     FAMILY_CONFIGS,
     NUM_OUTPUT_TOKENS,
+    RECURRENT_FAMILIES,
     SEQUENTIAL_FAMILIES,
     build_tiny_core,
     copy_tiny_model,
@@ -57,9 +59,9 @@ def test_greedy_output_is_unchanged_when_jobs_join_and_leave(family: str) -> Non
 
 def test_varlen_forward_is_selected_for_the_families_it_supports(caplog: pytest.LogCaptureFixture) -> None:
     forwards = {family: type(select_forward(copy_tiny_model(family))) for family in FAMILY_CONFIGS}
-    assert forwards == {
-        family: SequentialForward if family in SEQUENTIAL_FAMILIES else VarlenForward for family in FAMILY_CONFIGS
-    }
+    recurrent = dict.fromkeys(RECURRENT_FAMILIES, RecurrentForward)
+    sequential = dict.fromkeys(SEQUENTIAL_FAMILIES, SequentialForward)
+    assert forwards == dict.fromkeys(FAMILY_CONFIGS, VarlenForward) | recurrent | sequential
     assert caplog.text.count("runs one sequence at a time") == len(SEQUENTIAL_FAMILIES)
 
 

@@ -1,0 +1,165 @@
+"""Recurrent layers of a model ("mixers"), called for each sequence of a packed row with the states of that sequence.
+
+A mixer of transformers takes hidden states (batch, tokens, width) and a cache. :func:`attach_mixers` replaces its
+``forward``: during a packed pass, the row (1, tokens, width) is split into its sequences. Those that read one token
+after others form a batch (n, 1, width) with stacked states; the others run alone, block by block.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from itertools import pairwise
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from antiphon.engine.recurrent.cache import RecurrentCache, join_states
+from antiphon.engine.recurrent.selective_scan import carry_scan_state, set_scan_state
+from antiphon.engine.recurrent.states import StateBatch, StateView
+
+STATE_METHODS = frozenset(StateView.__dict__) - {"has_previous_state", "is_recording_past"}
+"""Methods of caches that only recurrent layers call."""
+
+RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"}
+"""Types of layers, as transformers' caches name them, that models with mixers have besides attention."""
+
+CACHE_PARAMETERS = ("cache_params", "past_key_values")
+"""Names that mixers give to the parameter for the cache."""
+
+SHARED_LAYER_INDEX = -1
+"""Layer index of a module that several layers share."""
+
+MAX_CHUNK_TOKENS = 64
+"""Maximum number of tokens that a scan computes at once. Shorter prompts are padded to it; work grows with its square.
+"""
+
+
+class MixerSpan(NamedTuple):
+    """The tokens of one sequence in the row, ``num_tokens`` of them from index ``first``."""
+
+    cache: RecurrentCache
+    first: int
+    num_tokens: int
+
+
+class MixerPlan:
+    """What mixers do with the row of a pass: sequences of one token as a ``batch``, the others one by one (``spans``).
+
+    ``rows`` are the indices of the batch's tokens in the row. A sequence's first token is not batched, because it has
+    no states yet.
+    """
+
+    def __init__(self, spans: list[MixerSpan], *, batches_decoding: bool) -> None:
+        decoding = [span for span in spans if batches_decoding and span.num_tokens == 1 and span.cache.length > 0]
+        self.spans = [span for span in spans if span not in decoding]
+        self.rows = [span.first for span in decoding]
+        self.batch = join_states([span.cache for span in decoding]) if decoding else None
+
+
+CURRENT_PLAN: ContextVar[MixerPlan] = ContextVar("CURRENT_PLAN")
+"""Plan of the packed pass that runs now. Without one, mixers run as transformers calls them."""
+
+
+class PackedMixer:
+    """The ``forward`` of a mixer in packed passes."""
+
+    def __init__(self, mixer: Any) -> None:
+        self._forward: Callable[..., Any] = mixer.forward
+        self._layer = int(mixer.layer_idx)
+        self._parameters = list(inspect.signature(mixer.forward).parameters)
+        self._cache_name = next(name for name in CACHE_PARAMETERS if name in self._parameters)
+        self._needs_scan_state = carry_scan_state(mixer)
+        self._chunk_size = getattr(mixer, "chunk_size", None)
+        if isinstance(self._chunk_size, int):
+            mixer.chunk_size = min(self._chunk_size, MAX_CHUNK_TOKENS)
+
+        limits = getattr(mixer, "time_step_limit", None) or (0.0, inf)
+        self.treats_generated_apart = tuple(limits) != (0.0, inf)
+        """True if a prompt's time steps are limited and those of single tokens are not, as in Mamba's own kernels."""
+
+    def restore(self, mixer: Any) -> None:
+        """Gives the mixer its own ``forward`` back."""
+        del mixer.forward
+        if isinstance(self._chunk_size, int):
+            mixer.chunk_size = self._chunk_size
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Runs the mixer on the row (1, tokens, width). Returns what it returns, with None for its second results."""
+        plan = CURRENT_PLAN.get(None)
+        if plan is None:
+            return self._forward(hidden_states, *args, **kwargs)
+        kwargs |= dict(zip(self._parameters[1:], args, strict=False)) | {"attention_mask": None}
+        kwargs.pop("attn_metadata", None)  # not for the kernels to which mixers pass their keywords
+        pieces: list[tuple[int, Tensor]] = []
+        others: tuple[None, ...] = ()
+        if plan.batch is not None:
+            tokens = hidden_states[0].index_select(0, torch.tensor(plan.rows, device=hidden_states.device))
+            output, others = self._call(tokens[:, None], plan.batch, kwargs)
+            pieces += zip(plan.rows, output.unbind(0), strict=True)
+        for span in plan.spans:
+            states = span.cache.own_states()
+            for start, stop in pairwise(span.cache.block_bounds):
+                first = span.first + start
+                output, others = self._call(hidden_states[:, first : span.first + stop], states, kwargs)
+                span.cache.take_snapshot(self._layer, span.cache.length + stop)
+                pieces.append((first, output[0]))
+        row = torch.cat([output for _, output in sorted(pieces, key=lambda piece: piece[0])])[None]
+        return (row, *others) if others else row
+
+    def _call(self, tokens: Tensor, states: StateBatch, kwargs: dict[str, Any]) -> tuple[Tensor, tuple[None, ...]]:
+        """Output of the mixer for tokens (size, n, width), and None for each of its other results."""
+        view = StateView(states)
+        initial = view.get_recurrent_state(self._layer) if self._needs_scan_state and tokens.shape[1] > 1 else None
+        with set_scan_state(initial):
+            result = self._forward(tokens, **kwargs | {self._cache_name: view})
+        return (result[0], (None,) * (len(result) - 1)) if isinstance(result, tuple) else (result, ())
+
+
+def find_mixers(model: nn.Module) -> list[nn.Module]:
+    """Returns the innermost modules that read or write recurrent states of a cache."""
+    return [module for module in model.modules() if hasattr(module, "layer_idx") and _uses_states(module)]
+
+
+def has_recurrent_layers(model: nn.Module) -> bool:
+    """Tells whether the model has mixers."""
+    return bool(find_mixers(model))
+
+
+def attach_mixers(mixers: list[nn.Module]) -> None:
+    """Makes mixers read the packed row in packed passes; other passes do not change, except for their rounding."""
+    for mixer in mixers:
+        mixer.forward = PackedMixer(mixer)
+
+
+def detach_mixers(mixers: list[nn.Module]) -> None:
+    """Undoes :func:`attach_mixers`."""
+    for mixer in mixers:
+        if isinstance(mixer.forward, PackedMixer):
+            mixer.forward.restore(mixer)
+
+
+def follow_shared_attention(model: nn.Module) -> None:
+    """Makes attention modules that several layers share know the layer that calls them (Zamba2).
+
+    Each layer has keys and values of its own, while ``layer_idx`` of a shared module is that of no layer.
+    """
+    for module in model.modules():
+        if getattr(module, "layer_idx", None) == SHARED_LAYER_INDEX:
+            module.register_forward_pre_hook(_set_layer_index, with_kwargs=True)
+
+
+def _set_layer_index(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+    if "layer_idx" in kwargs:
+        module.layer_idx = kwargs["layer_idx"]
+
+
+def _uses_states(module: nn.Module) -> bool:
+    if isinstance(module.forward, PackedMixer):
+        return True
+    forward: Any = inspect.unwrap(type(module).forward)
+    names = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
+    return bool(names & STATE_METHODS) and any(
+        name in inspect.signature(module.forward).parameters for name in CACHE_PARAMETERS
+    )
