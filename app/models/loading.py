@@ -97,7 +97,7 @@ def _cache_options(plan: _ModelPlan, estimates: Sequence[MemoryEstimate], index:
         return options
     if memory_gib is None:
         return structs.replace(options, kv_cache_share=num_models)
-    return structs.replace(options, kv_cache_gib=divide_cache(estimates, index, memory_gib))
+    return structs.replace(options, kv_cache_gib=divide_cache(estimates, index, num_models, memory_gib))
 
 
 def _create_model(plan: _ModelPlan, host: ModelHost, engine_options: EngineOptions) -> ServedModel:

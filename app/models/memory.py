@@ -17,6 +17,8 @@ from antiphon.engine.protocol import Engine
 
 PROCESS_BYTES = GIB // 2
 """Memory of a worker process without a model: the interpreter, torch, and buffers of a step."""
+SMALLEST_SHARE_BYTES = GIB // 4
+"""KV cache with which it is still better that all models are loaded at once."""
 SHARED_CACHE_BYTES = GIB
 """KV cache of each model if not all of them fit into the memory at once."""
 MIN_CACHE_BYTES = GIB // 8
@@ -64,15 +66,15 @@ def check_fits(name: str, estimate: MemoryEstimate, memory_gib: float) -> None:
         )
 
 
-def divide_cache(estimates: Sequence[MemoryEstimate], index: int, memory_gib: float) -> float:
-    """Returns the KV cache in GiB of one of several models. `estimates` are those of all, encoders included.
+def divide_cache(estimates: Sequence[MemoryEstimate], index: int, num_models: int, memory_gib: float) -> float:
+    """Returns the KV cache in GiB of one of `num_models`. `estimates` are theirs, then those of encoders.
 
     If all models fit into the memory at once, the rest is divided equally among them. If not, each gets a fixed size.
     """
     memory = memory_gib * GIB
-    rest = memory - sum(each.expected + PROCESS_BYTES for each in estimates)
+    share = (memory - sum(each.expected + PROCESS_BYTES for each in estimates)) / num_models
     own_rest = memory - estimates[index].expected - PROCESS_BYTES
-    cache = max(rest / len(estimates), SHARED_CACHE_BYTES)
+    cache = share if share >= SMALLEST_SHARE_BYTES else SHARED_CACHE_BYTES
     return max(min(cache, own_rest), MIN_CACHE_BYTES) / GIB
 
 
