@@ -14,9 +14,6 @@ INT4_GROUP_INPUTS = GEMM_TILE_INPUTS
 WEIGHTS_PER_CHUNK = 1 << 19
 """Weights that are packed at a time. Packing needs several fp32 copies of them."""
 
-UNPACKED_OUTPUTS_PER_PART = 1024
-"""Outputs of a packed weight that are unpacked to fp32 at a time."""
-
 INT4_MIN, INT4_MAX = -8, 7
 
 SUMS_OF_A_GROUP = 16
@@ -81,23 +78,13 @@ def unpack_int4_weight(packed: PackedInt4Weight) -> Tensor:
     return weight[: packed.outputs, : packed.inputs]
 
 
-def multiply_unpacked(x: Tensor, packed: PackedInt4Weight, bias: Tensor | None) -> Tensor:
-    """Returns the product in fp32 with the weight that a packed one stands for, unpacking a part of it at a time."""
+def unpack_int4_outputs(packed: PackedInt4Weight, outputs: Tensor) -> Tensor:
+    """Returns the rows of some outputs (their number, inputs), in fp32. Unpacks only the blocks that hold them."""
     lanes = packed.weights.shape[3]
-    blocks_per_part = -(-UNPACKED_OUTPUTS_PER_PART // lanes)
-    parts = []
-    for first in range(0, -(-packed.outputs // lanes), blocks_per_part):
-        end = min(first + blocks_per_part, len(packed.weights))
-        part = PackedInt4Weight(
-            packed.inputs,
-            min(packed.outputs, end * lanes) - first * lanes,
-            packed.weights[first:end],
-            packed.scales[first * lanes : end * lanes],
-            packed.group_scales[first:end],
-        )
-        parts.append(functional.linear(x, unpack_int4_weight(part)))
-    product = torch.cat(parts, -1)
-    return product if bias is None else product.add_(bias)
+    blocks, places = torch.unique(outputs // lanes, return_inverse=True)
+    scales = packed.scales.view(-1, lanes)[blocks].flatten()
+    part = PackedInt4Weight(packed.inputs, len(scales), packed.weights[blocks], scales, packed.group_scales[blocks])
+    return unpack_int4_weight(part)[places * lanes + outputs % lanes]
 
 
 def unpack_int4_group(packed: PackedInt4Weight, group: int) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,15 @@ class WeightRows(NamedTuple):
         """Returns the rows in tensors of at most ``count`` rows, as they are stored."""
         return [rows for part in self.parts for rows in torch.split(part, count)]
 
+    def take(self, outputs: Tensor) -> Tensor:
+        """Returns the rows of some outputs, which are in ascending order, in fp32."""
+        rows, first = [], 0
+        for part in self.parts:
+            inside = (outputs >= first) & (outputs < first + len(part))
+            rows.append(part[outputs[inside] - first].float())
+            first += len(part)
+        return torch.cat(rows)
+
     def to_fp32(self) -> Tensor:
         """Returns the weight in fp32, as one tensor."""
         parts = [part.float() for part in self.parts]

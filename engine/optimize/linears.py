@@ -16,22 +16,24 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import (
     INT4_GROUP_INPUTS,
     PackedInt4Weight,
-    multiply_unpacked,
     pack_int4_weight,
     unpack_int4_group,
 )
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addresses
 from antiphon.engine.kernels.weight_rows import WeightRows
-from antiphon.engine.model.mapped_weights import multiply_in_parts
+from antiphon.engine.optimize.verification import (
+    PROBE_ROW_COUNTS,
+    UnusableKernelError,
+    probe_rows,
+    verify_kernel,
+    verify_linear,
+)
 
 log = logging.getLogger(__name__)
 
 LAYOUT_BATCH_ROWS = 64
 """Number of rows for which oneDNN chooses the weight's layout. A layout for one row selects a different kernel."""
-
-PROBE_ROW_COUNTS = (1, 2, 5, 16, 33)
-"""Numbers of rows on which a packed weight is verified."""
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
 INT8_MAX_RELATIVE_ERROR = 0.05
@@ -41,10 +43,6 @@ INT4_MAX_RELATIVE_ERROR = 0.5
 
 TORCH_INT4_LANES = 8
 """Outputs of a block of packed weights in :class:`TorchInt4Linear`."""
-
-
-class UnusableKernelError(Exception):
-    """The kernel is missing on this machine, or its results differ."""
 
 
 class LinearKernel(Protocol):
@@ -66,10 +64,10 @@ class OneDnnLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), LAYOUT_BATCH_ROWS)
         self._bias = bias
         self._doubles_single_row = False
-        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight.shape[1])
+        x = probe_rows(PROBE_ROW_COUNTS[-1], weight.shape[1])
         batched = self(x)
         self._doubles_single_row = not torch.equal(self(x[:1]), batched[:1])
-        _verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)
+        verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Implements :class:`LinearKernel`."""
@@ -98,7 +96,7 @@ class FbgemmInt8Linear:
         # The overload itself: torch.ops would check each argument first, which takes as long as a small layer.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
         self._bias = bias
-        _verify_linear(self, weight, bias, INT8_MAX_RELATIVE_ERROR)
+        verify_linear(self, weight, bias, INT8_MAX_RELATIVE_ERROR)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Implements :class:`LinearKernel`."""
@@ -184,7 +182,7 @@ def build_int4_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels:
         if compiled is not None:
             return compiled
     layer = TorchInt4Linear(weight if isinstance(weight, Tensor) else weight.to_fp32(), bias)
-    _verify_linear(layer, weight, bias, INT4_MAX_RELATIVE_ERROR)
+    verify_linear(layer, weight, bias, INT4_MAX_RELATIVE_ERROR)
     return layer
 
 
@@ -194,7 +192,7 @@ def _build_compiled_linear(
     """Returns a layer of compiled kernels, compared with ``weight``; None, with a warning, if its results differ."""
     compiled = CompiledLinear(packed, bias, kernels)
     try:
-        _verify_linear(compiled, weight, bias, INT8_MAX_RELATIVE_ERROR)
+        verify_linear(compiled, weight, bias, INT8_MAX_RELATIVE_ERROR)
     except UnusableKernelError as failure:
         form = "int8" if isinstance(packed, PackedInt8Weight) else "int4"
         log.warning("the compiled %s kernel is not used: %s", form, failure)
@@ -268,34 +266,3 @@ def _prepack_int8(weight: Tensor) -> Any:
             return torch.ops.quantized.linear_prepack(quantized, None)
     finally:
         torch.backends.quantized.engine = previous_engine
-
-
-def _probe_rows(count: int, inputs: int) -> Tensor:
-    """Returns fixed random rows to verify a weight (outputs, inputs) with."""
-    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
-
-
-def _verify_linear(
-    kernel: LinearKernel, weight: Tensor | WeightRows | PackedInt4Weight, bias: Tensor | None, max_error: float
-) -> None:
-    """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight."""
-    if isinstance(weight, PackedInt4Weight):
-        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight.inputs)
-        expected = multiply_unpacked(x, weight, bias)
-    else:
-        x = _probe_rows(PROBE_ROW_COUNTS[-1], weight.shape[1])
-        expected = multiply_in_parts(x, weight, bias)
-    _verify_kernel(kernel, x, expected, max_error)
-
-
-def _verify_kernel(kernel: LinearKernel, x: Tensor, expected: Tensor, max_error: float) -> None:
-    """Raises :class:`UnusableKernelError` unless the relative error is at most ``most`` and a row's bits never change.
-
-    A row must have the same bits in batches of all :data:`PROBE_ROW_COUNTS` sizes.
-    """
-    batched = kernel(x)
-    error = float((batched - expected).norm() / expected.norm().clamp_min(MIN_SCALE))
-    if not error <= max_error:
-        raise UnusableKernelError(f"its relative error is {error:.2g}")
-    if not all(torch.equal(kernel(x[:count]), batched[:count]) for count in PROBE_ROW_COUNTS):
-        raise UnusableKernelError("a row's result depends on the other rows")

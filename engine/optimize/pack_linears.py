@@ -24,11 +24,11 @@ from antiphon.engine.optimize.linears import (
     MergedLinearSlice,
     OneDnnLinear,
     PackedLinear,
-    UnusableKernelError,
     build_int4_linear,
     build_int8_linear,
 )
 from antiphon.engine.optimize.replace import relative_error
+from antiphon.engine.optimize.verification import UnusableKernelError
 from antiphon.engine.options import Quantization
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from antiphon.engine.optimize.linears import (
     OneDnnLinear,
     PackedLinear,
     TorchInt4Linear,
-    UnusableKernelError,
     build_int4_linear,
     build_int8_linear,
 )
+from antiphon.engine.optimize.verification import UnusableKernelError
 from tests.engine.kernel_builds import require_int8_kernels, require_kernels
 
 torch.set_num_threads(1)

@@ -1,0 +1,78 @@
+"""Compares a packed linear layer with its weight, before the layer replaces a model's own."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight, unpack_int4_outputs
+from antiphon.engine.kernels.weight_rows import WeightRows
+
+PROBE_ROW_COUNTS = (1, 2, 5, 16, 33)
+"""Numbers of rows on which a packed weight is verified."""
+
+SAMPLE_RUNS, SAMPLE_RUN_OUTPUTS = 8, 32
+"""Runs of consecutive outputs on which a large weight is verified: from the first output to the last."""
+
+MIN_NORM = torch.finfo(torch.float32).tiny
+
+
+class UnusableKernelError(Exception):
+    """The kernel is missing on this machine, or its results differ."""
+
+
+def verify_linear(
+    kernel: Callable[[Tensor], Tensor],
+    weight: Tensor | WeightRows | PackedInt4Weight,
+    bias: Tensor | None,
+    max_error: float,
+) -> None:
+    """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight.
+
+    The product of a large weight is compared in a sample of its outputs: computing all of them in fp32 would take most
+    of the time of packing.
+    """
+    if isinstance(weight, PackedInt4Weight):
+        sample = choose_outputs(weight.outputs)
+        expected_weight, inputs = unpack_int4_outputs(weight, sample), weight.inputs
+    else:
+        rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
+        sample = choose_outputs(rows.shape[0])
+        expected_weight, inputs = rows.take(sample), rows.shape[1]
+    x = probe_rows(PROBE_ROW_COUNTS[-1], inputs)
+    expected = functional.linear(x, expected_weight, None if bias is None else bias[sample])
+    verify_kernel(kernel, x, expected, max_error, sample)
+
+
+def choose_outputs(count: int) -> Tensor:
+    """Returns the outputs to verify of a weight with ``count`` outputs: all of a small one, a sample of a large one."""
+    if count <= SAMPLE_RUNS * SAMPLE_RUN_OUTPUTS:
+        return torch.arange(count)
+    firsts = torch.linspace(0, count - SAMPLE_RUN_OUTPUTS, SAMPLE_RUNS).long()
+    return (firsts[:, None] + torch.arange(SAMPLE_RUN_OUTPUTS)).flatten()
+
+
+def probe_rows(count: int, inputs: int) -> Tensor:
+    """Returns fixed random rows to verify a weight (outputs, inputs) with."""
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
+
+
+def verify_kernel(
+    kernel: Callable[[Tensor], Tensor],
+    x: Tensor,
+    expected: Tensor,
+    max_error: float,
+    sample: Tensor | slice = slice(None),
+) -> None:
+    """Raises :class:`UnusableKernelError` unless the error is at most ``max_error`` and a row's bits are fixed.
+
+    ``expected`` holds the outputs of the ``sample``. A row must have the same bits in batches of all
+    :data:`PROBE_ROW_COUNTS` sizes.
+    """
+    batched = kernel(x)
+    error = float((batched[:, sample] - expected).norm() / expected.norm().clamp_min(MIN_NORM))
+    if not error <= max_error:
+        raise UnusableKernelError(f"its relative error is {error:.2g}")
+    if not all(torch.equal(kernel(x[:count]), batched[:count]) for count in PROBE_ROW_COUNTS):
+        raise UnusableKernelError("a row's result depends on the other rows")
