@@ -41,7 +41,7 @@ class AdapterProducts:
 
     def _find_table(self, layer: str, groups: tuple[RowGroup, ...], num_rows: int) -> "array[int]":
         """Returns the kernel's table of groups. Steps of the same sequences share it."""
-        key = (layer, groups is self.rows.head_groups)
+        key = (layer, groups is self.rows.head_groups, num_rows)
         table = self.rows.tables.get(key)
         if table is None:
             table = array("q")

@@ -32,8 +32,8 @@ class AdapterRows:
     def __init__(self) -> None:
         self.groups: tuple[RowGroup, ...] = ()
         self.head_groups: tuple[RowGroup, ...] = ()
-        self.tables: dict[tuple[str, bool], array[int]] = {}
-        """Tables of the groups by layer, as the kernel reads them; valid until the groups change."""
+        self.tables: dict[tuple[str, bool, int], array[int]] = {}
+        """Tables of the groups by layer and number of rows, as the kernel reads them; valid until the groups change."""
         self._last: tuple[Sequence[LoadedAdapter | None], Sequence[int]] | None = None
         self._last_groups: tuple[tuple[RowGroup, ...], tuple[RowGroup, ...]] = ((), ())
         self.one_pass = True
@@ -80,6 +80,8 @@ def group_rows(adapters: Sequence["LoadedAdapter | None"], device: torch.device)
         if adapter is not None:
             indices.setdefault(adapter.number, []).append(row)
             by_number[adapter.number] = adapter
+    if len(indices) == 1 and None not in adapters:
+        return (RowGroup(*by_number.values(), slice(None)),)  # mixers run with some of the rows at a time
     groups = []
     for number, rows in indices.items():
         ranges = tuple(_find_ranges(rows))
