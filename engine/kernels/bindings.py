@@ -46,14 +46,14 @@ class AttentionArgs(ctypes.Structure):
 
 
 class DecoderLayerArgs(ctypes.Structure):
-    """``struct decoder_layer_args`` of ``decoder_layer.c``; each weight is a ``struct quantized_weight``."""
+    """``struct decoder_layer_args`` of ``decoder_layer.c``; each weight is a ``struct packed_weight``."""
 
     _fields_ = int64_fields("""
         hidden heads kv_heads dim inner input_norm post_norm q_norm k_norm
-        qkv_weights qkv_scales qkv_zeros qkv_group_scales qkv_bias
-        o_proj_weights o_proj_scales o_proj_zeros o_proj_group_scales o_proj_bias
-        gate_up_weights gate_up_scales gate_up_zeros gate_up_group_scales gate_up_bias
-        down_weights down_scales down_zeros down_group_scales down_bias
+        qkv_weights qkv_scales qkv_zeros qkv_group_scales qkv_bias qkv_is_fp16
+        o_proj_weights o_proj_scales o_proj_zeros o_proj_group_scales o_proj_bias o_proj_is_fp16
+        gate_up_weights gate_up_scales gate_up_zeros gate_up_group_scales gate_up_bias gate_up_is_fp16
+        down_weights down_scales down_zeros down_group_scales down_bias down_is_fp16
         constants count threads x out cosines sines num_spans spans fp16_cache window workspace
     """)
 

@@ -6,12 +6,13 @@
 
 #include "kernels.h"
 
-struct quantized_weight { int64_t weights, scales, zeros, group_scales, bias; };
+/* Fields as in struct linear_args. Weights of 16 bits have no scales. */
+struct packed_weight { int64_t weights, scales, zeros, group_scales, bias, is_fp16; };
 
 struct decoder_layer_args {
     int64_t hidden, heads, kv_heads, dim, inner;         /* inner: size of the MLP */
     int64_t input_norm, post_norm, q_norm, k_norm;       /* weights; q_norm and k_norm may be 0 */
-    struct quantized_weight qkv, o_proj, gate_up, down;
+    struct packed_weight qkv, o_proj, gate_up, down;
     int64_t constants;                                   /* fp32: eps of the four norms, scale of attention */
     int64_t count, threads;                              /* tokens */
     int64_t x, out, cosines, sines;                      /* (count, hidden) twice; (count, dim) twice */
@@ -30,14 +31,20 @@ INLINE int64_t scratch_size(const struct decoder_layer_args *args) {
     return max_of((3 * args->heads + 3 * args->kv_heads) * args->dim, 2 * args->inner);
 }
 
-/* fp32 elements that hold the longest quantized row, and the zero sum of each of its steps. */
-INLINE int64_t quantized_row_size(const struct decoder_layer_args *args) {
+/* fp32 elements that hold the longest row in the form in which it is multiplied.
+ *
+ * Quantized rows have a byte for each input, and a zero sum for each step. Rows that are multiplied by 16-bit weights
+ * take at most four tiles of STEP_BYTES for TILE_ROWS tokens and 32 inputs.
+ */
+INLINE int64_t levels_size(const struct decoder_layer_args *args) {
     const int64_t longest = max_of(args->hidden, max_of(args->heads * args->dim, args->inner));
-    return round_up(longest, TILE_INPUTS) / TILE_INPUTS * (TILE_INPUTS / 4 + 1);
+    const int64_t steps = round_up(longest, TILE_INPUTS) / TILE_INPUTS;
+    const int is_quantized = args->qkv.scales && args->o_proj.scales && args->gate_up.scales && args->down.scales;
+    return steps * (is_quantized ? TILE_INPUTS / 4 + 1 : 2 * TILE_INPUTS);
 }
 
 int64_t antiphon_decoder_layer_workspace(const struct decoder_layer_args *args) {
-    return 2 * args->hidden + scratch_size(args) + quantized_row_size(args) + 1;
+    return 2 * args->hidden + scratch_size(args) + levels_size(args) + 1;
 }
 
 struct workspace { float *normed, *residual, *scratch, *levels, *row_scales; };
@@ -51,17 +58,18 @@ static void apply_norm(const struct decoder_layer_args *args, int64_t x, int64_t
 }
 
 static void apply_linear(const struct decoder_layer_args *args, const struct workspace *space,
-                         const struct quantized_weight *weight, const float *x, int64_t inputs, int64_t outputs,
+                         const struct packed_weight *weight, const float *x, int64_t inputs, int64_t outputs,
                          int64_t silu_mul, int64_t residual, int64_t out) {
     const struct linear_args linear = {
         .x = (int64_t)x, .count = args->count, .inputs = inputs, .outputs = outputs,
         .weights = weight->weights, .scales = weight->scales, .zeros = weight->zeros,
         .group_scales = weight->group_scales, .bias = weight->bias, .residual = residual, .out = out,
         .levels = (int64_t)space->levels, .row_scales = (int64_t)space->row_scales,
-        .silu_mul = silu_mul, .threads = args->threads,
+        .silu_mul = silu_mul, .threads = args->threads, .is_fp16 = weight->is_fp16,
     };
     if (weight->group_scales) antiphon_int4_linear(&linear);
-    else antiphon_int8_linear(&linear);
+    else if (weight->scales) antiphon_int8_linear(&linear);
+    else antiphon_half_linear(&linear);
 }
 
 /* Applies the optional norm and the rotary embedding to the given heads of QKV. */
@@ -93,7 +101,7 @@ void antiphon_decoder_layer(const struct decoder_layer_args *args) {
     space.residual = space.normed + tokens * hidden;
     space.scratch = space.residual + tokens * hidden;
     space.levels = space.scratch + tokens * scratch_size(args);
-    space.row_scales = space.levels + tokens * quantized_row_size(args);
+    space.row_scales = space.levels + tokens * levels_size(args);
     float *qkv = space.scratch, *query = qkv + tokens * qkv_size, *key = query + tokens * q_size;
     float *attended = key + tokens * k_size, *gate_up = space.scratch;
 

@@ -33,6 +33,11 @@ class PackedHalfWeight(NamedTuple):
     outputs: int
     weights: Tensor
 
+    @property
+    def is_fp16(self) -> bool:
+        """False for bf16."""
+        return self.weights.dtype == torch.float16
+
 
 def pack_half_weight(weight: Tensor | WeightRows, lanes: int) -> PackedHalfWeight:
     """Packs a weight (outputs, inputs) of one of :data:`HALF_DTYPES`."""
@@ -100,7 +105,7 @@ class HalfLinearKernel:
             out=out.data_ptr(),
             silu_mul=gated,
             threads=count_threads(),
-            is_fp16=weight.weights.dtype == torch.float16,
+            is_fp16=weight.is_fp16,
         )
         workspace = torch.empty(self._workspace_bytes(args), dtype=torch.uint8)
         args.levels = workspace.data_ptr()

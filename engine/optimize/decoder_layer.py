@@ -88,7 +88,7 @@ class FusedDecoderLayer(nn.Module):
             weights.head_dim,
             weights.down.inputs,
             *(0 if norm is None else norm.weight.data_ptr() for norm in norms),
-            *(address for linear in linears for address in linear.addresses),
+            *(field for linear in linears for field in linear.fields),
             self._constants.buffer_info()[0],
         )
         self._workspace_per_token = kernels.decoder_layer_workspace(self._args)

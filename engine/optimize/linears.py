@@ -1,4 +1,4 @@
-"""Linear layers for a CPU: weights packed once for the machine's kernels, in fp32, int8 or int4.
+"""Linear layers for a CPU: weights packed once for the machine's kernels, in fp32, 16 bits, int8 or int4.
 
 In each form a row's bits do not depend on the other rows. This module handles no models:
 `engine/optimize/pack_linears.py` replaces a model's own layers by these.
@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.int4_layout import (
-    INT4_GROUP_INPUTS,
-    PackedInt4Weight,
-    pack_int4_weight,
-    unpack_int4_group,
-)
+from antiphon.engine.kernels.half_linear import PackedHalfWeight
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addresses
 from antiphon.engine.kernels.weight_rows import WeightRows
+from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.optimize.verification import (
     PROBE_ROW_COUNTS,
     UnusableKernelError,
@@ -36,13 +33,12 @@ LAYOUT_BATCH_ROWS = 64
 """Number of rows for which oneDNN chooses the weight's layout. A layout for one row selects a different kernel."""
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
+HALF_MAX_RELATIVE_ERROR = 1e-5
+"""Largest relative error of a layer with 16-bit weights, to a product in fp32."""
 INT8_MAX_RELATIVE_ERROR = 0.05
 """Largest relative error of an int8 layer. Random weights give 0.01, so a larger error means a defective kernel."""
 INT4_MAX_RELATIVE_ERROR = 0.5
 """Largest relative error of an int4 layer. Random weights give 0.09, a group with one large weight up to 0.45."""
-
-TORCH_INT4_LANES = 8
-"""Outputs of a block of packed weights in :class:`TorchInt4Linear`."""
 
 
 class LinearKernel(Protocol):
@@ -109,11 +105,13 @@ class FbgemmInt8Linear:
 
 
 class CompiledLinear:
-    """Quantized weights multiplied by the compiled kernels, in one call."""
+    """Packed weights multiplied by the compiled kernels, in one call."""
 
-    def __init__(self, packed: PackedWeight, bias: Tensor | None, kernels: Kernels) -> None:
+    def __init__(self, packed: PackedWeight | PackedHalfWeight, bias: Tensor | None, kernels: Kernels) -> None:
         self._matrix, self.inputs = packed, packed.inputs
         self._multiply: Any = kernels.int8_linear if isinstance(packed, PackedInt8Weight) else kernels.int4_linear
+        if isinstance(packed, PackedHalfWeight):
+            self._multiply = kernels.half.multiply
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -122,9 +120,12 @@ class CompiledLinear:
         return product
 
     @property
-    def addresses(self) -> tuple[int, int, int, int, int]:
-        """Addresses of the weights, scales, zeros, group scales and bias; 0 for what there is not."""
-        return weight_addresses(self._matrix, self._bias)
+    def fields(self) -> tuple[int, ...]:
+        """Fields of ``struct packed_weight`` in ``decoder_layer.c``."""
+        if not isinstance(self._matrix, PackedHalfWeight):
+            return (*weight_addresses(self._matrix, self._bias), 0)
+        bias_address = 0 if self._bias is None else self._bias.data_ptr()
+        return (self._matrix.weights.data_ptr(), 0, 0, 0, bias_address, int(self._matrix.is_fp16))
 
     def linear_after_silu_mul(self, x: Tensor) -> Tensor:
         """Applies the layer to ``silu(x[..., :n]) * x[..., n:]`` for x (…, 2n). Overwrites x."""
@@ -132,30 +133,16 @@ class CompiledLinear:
         return product
 
 
-class TorchInt4Linear:
-    """Int4 by torch, where there is no compiler: slow, and with the same memory.
+def build_exact_linear(weight: WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
+    """Returns a layer with the error of fp32. Its weights stay in 16 bits if they are and compiled kernels exist.
 
-    The products of a group are whole numbers below 2^24, so fp32 adds them exactly in any order.
+    Raises :class:`UnusableKernelError`.
     """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed, self._bias = pack_int4_weight(weight, TORCH_INT4_LANES), bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Implements :class:`LinearKernel`."""
-        packed = self._packed
-        rows = x.reshape(-1, packed.inputs)
-        row_max = rows.abs().amax(-1, keepdim=True)
-        levels = (rows * (127 / row_max)).round_().nan_to_num_(0.0, 127.0, -127.0)
-        levels = functional.pad(levels, (0, packed.padded_inputs - packed.inputs))
-        result = rows.new_zeros(len(rows), len(packed.scales))
-        for group in range(packed.weights.shape[1]):
-            weight, scales = unpack_int4_group(packed, group)
-            inputs = levels[:, group * INT4_GROUP_INPUTS : (group + 1) * INT4_GROUP_INPUTS]
-            result.add_(inputs.mm(weight.T).mul_(scales))
-        product = result.mul_(packed.scales).mul_(row_max / 127)[:, : packed.outputs]
-        product = product if self._bias is None else product + self._bias
-        return product.reshape(*x.shape[:-1], packed.outputs)
+    if kernels is not None and kernels.half.supports(weight):
+        compiled = _build_compiled_linear(kernels.half.pack(weight), weight, bias, kernels)
+        if compiled is not None:
+            return compiled
+    return OneDnnLinear(weight.to_fp32(), bias)
 
 
 def build_int8_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
@@ -187,14 +174,18 @@ def build_int4_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels:
 
 
 def _build_compiled_linear(
-    packed: PackedWeight, weight: Tensor | WeightRows | PackedInt4Weight, bias: Tensor | None, kernels: Kernels
+    packed: PackedWeight | PackedHalfWeight,
+    weight: Tensor | WeightRows | PackedInt4Weight,
+    bias: Tensor | None,
+    kernels: Kernels,
 ) -> CompiledLinear | None:
     """Returns a layer of compiled kernels, compared with ``weight``; None, with a warning, if its results differ."""
     compiled = CompiledLinear(packed, bias, kernels)
+    max_error = HALF_MAX_RELATIVE_ERROR if isinstance(packed, PackedHalfWeight) else INT8_MAX_RELATIVE_ERROR
     try:
-        verify_linear(compiled, weight, bias, INT8_MAX_RELATIVE_ERROR)
+        verify_linear(compiled, weight, bias, max_error)
     except UnusableKernelError as failure:
-        form = "int8" if isinstance(packed, PackedInt8Weight) else "int4"
+        form = {PackedHalfWeight: "16-bit", PackedInt8Weight: "int8"}.get(type(packed), "int4")
         log.warning("the compiled %s kernel is not used: %s", form, failure)
         return None
     return compiled

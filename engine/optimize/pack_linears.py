@@ -22,8 +22,8 @@ from antiphon.engine.optimize.linears import (
     LinearKernel,
     MergedLinear,
     MergedLinearSlice,
-    OneDnnLinear,
     PackedLinear,
+    build_exact_linear,
     build_int4_linear,
     build_int8_linear,
 )
@@ -292,7 +292,7 @@ def _build_kernel(layers: list[nn.Linear], kernels: Kernels | None, form: Quanti
     present = [bias.detach() for bias in biases if bias is not None]
     bias = torch.cat(present) if present else None
     if form is None:
-        return OneDnnLinear(weight.to_fp32(), bias)
+        return build_exact_linear(weight, bias, kernels)
     return (build_int4_linear if form == "int4" else build_int8_linear)(weight, bias, kernels)
 
 

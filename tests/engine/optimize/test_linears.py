@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.optimize.linears import (
     CompiledLinear,
     FbgemmInt8Linear,
@@ -18,10 +20,11 @@ from antiphon.engine.optimize.linears import (
     MergedLinearSlice,
     OneDnnLinear,
     PackedLinear,
-    TorchInt4Linear,
+    build_exact_linear,
     build_int4_linear,
     build_int8_linear,
 )
+from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.optimize.verification import UnusableKernelError
 from tests.engine.kernel_builds import require_int8_kernels, require_kernels
 
@@ -170,3 +173,26 @@ def test_int4_linear_uses_compiled_kernels_or_falls_back_to_torch(
     monkeypatch.setattr(CompiledLinear, "__call__", lambda self, x: torch.zeros(len(x), 37))
     assert isinstance(build_int4_linear(weight, bias, load_kernels()), TorchInt4Linear)
     assert "relative error is" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_weights_of_16_bits_are_computed_exactly_and_stay_so_with_compiled_kernels(dtype: torch.dtype) -> None:
+    weight, bias, x = make_tensors(100, 1024)
+    stored = WeightRows.join([weight[:30].to(dtype), weight[30:].to(dtype)])
+    expected = nn.functional.linear(x, stored.to_fp32(), bias)
+    layer, fp32_layer = (build_exact_linear(stored, bias, kernels) for kernels in (require_kernels(), None))
+    assert isinstance(layer, CompiledLinear) and layer._matrix.weights.dtype is dtype
+    assert isinstance(fp32_layer, OneDnnLinear)
+    for kernel in (layer, fp32_layer):
+        assert float((kernel(x) - expected).norm() / expected.norm()) < 1e-6
+    assert isinstance(build_exact_linear(WeightRows.join([weight]), bias, require_kernels()), OneDnnLinear)
+
+
+def test_linear_with_wrong_results_in_16_bits_is_computed_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = WeightRows.join([make_tensors(37, 50)[0].bfloat16()])
+    multiply = CompiledLinear.__call__
+    monkeypatch.setattr(CompiledLinear, "__call__", lambda self, x: multiply(self, x) * 1.0001)
+    assert isinstance(build_exact_linear(stored, None, require_kernels()), OneDnnLinear)
+    assert "the compiled 16-bit kernel is not used: its relative error is" in caplog.text
