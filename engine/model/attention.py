@@ -7,7 +7,7 @@ result does not depend on the rest of the batch; compiled kernels process all se
 sequences that decode one token each are batched and padded to the longest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.decode_batch import DecodeBatch
+from antiphon.engine.model.layer_variants import STANDARD, LayerVariant, split_at_chunks
 from antiphon.engine.model.masks import additive_mask, causal_mask
 
 ATTENTION_NAME = "antiphon"
@@ -42,7 +43,8 @@ class SequenceSpan(NamedTuple):
 class AttentionMetadata:
     """Maps the tokens of the row to sequences, in row order: first those of ``batches``, then those of ``spans``.
 
-    ``windows`` maps a layer to its sliding window in tokens; other layers attend without limit. ``kernels`` compute the
+    ``windows`` maps a layer to its sliding window in tokens; other layers attend without limit, unless ``variants``
+    says otherwise. ``kernels`` compute the
     attention of spans with contiguous caches, each token separately. Without kernels, or in a layer that they do not
     support, each block of a span is computed at once, so that the last bits depend on the blocks; then
     ``used_kernels`` becomes False.
@@ -62,6 +64,7 @@ class AttentionMetadata:
         self.spans = spans
         self.batches = batches
         self.windows = windows
+        self.variants: Mapping[int, LayerVariant] = {}
         self._masks: dict[tuple[int, int, int | None, int], Tensor] = {}
 
     def additive_mask(self, queries: int, keys: int, window: int | None, repeat: int, like: Tensor) -> Tensor:
@@ -72,25 +75,52 @@ class AttentionMetadata:
             self._masks[cache_key] = additive_mask(allowed, like.dtype).repeat(repeat, 1)
         return self._masks[cache_key]
 
+    def find_variant(self, layer: int) -> LayerVariant:
+        """Returns what is special about the attention of a layer."""
+        return self.variants.get(layer, STANDARD)
+
     def build_span_table(self, layer: int, key: Tensor, value: Tensor) -> tuple[list[int], bool]:
         """Span table for :meth:`Kernels.attend`, and whether the caches hold fp16.
 
         Reserves capacity for the new tokens; ``key`` and ``value`` only give the shapes and types of their entries.
+        In a layer with chunks, the tokens of each chunk are a span whose keys begin with the chunk.
         """
+        chunk, source = self.find_variant(layer)
+        layer = layer if source is None else source
         table: list[int] = []
         fp16_cache = False
         for cache, blocks in self.spans:
             assert isinstance(cache, ContiguousKVCache)
             first, end = blocks[0][0], blocks[-1][1]
-            table += (
-                first,
-                end - first,
-                *cache.reserve_addresses(layer, key, value, end - first),
-                cache.length + end - first,
-                0,
-            )
+            addresses = cache.reserve_addresses(layer, key, value, end - first)
+            past = cache.length - first
+            for start, stop in _split_block(first, end, past, chunk):
+                skipped = _first_key_of_chunk(start + past, chunk)
+                itemsize = 2 if cache.fp16 else key.element_size()
+                table += (
+                    start,
+                    stop - start,
+                    addresses.keys + skipped * key.shape[3] * itemsize,
+                    addresses.values + skipped * value.shape[3] * itemsize,
+                    addresses.key_step,
+                    addresses.value_step,
+                    stop + past - skipped,
+                    0,
+                )
             fp16_cache = cache.fp16
         return table, fp16_cache
+
+
+def _split_block(first: int, end: int, past: int, chunk: int | None) -> list[tuple[int, int]]:
+    """Splits a block of the row where chunks of its sequence begin. Index i of the row has position i + ``past``."""
+    if chunk is None:
+        return [(first, end)]
+    return [(start - past, stop - past) for start, stop in split_at_chunks(first + past, end + past, chunk)]
+
+
+def _first_key_of_chunk(position: int, chunk: int | None) -> int:
+    """Returns the position of the first key that a token at this position attends to."""
+    return 0 if chunk is None else position - position % chunk
 
 
 CURRENT_METADATA: ContextVar[AttentionMetadata] = ContextVar("CURRENT_METADATA")
@@ -104,6 +134,7 @@ class AttentionParams(NamedTuple):
     scale: float
     softcap: float | None
     sinks: Tensor | None
+    chunk: int | None = None
 
     @property
     def is_standard(self) -> bool:
@@ -127,13 +158,14 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     """Query (1, heads, n, head_dim), key and value (1, kv_heads, n, head_dim) → (1, n, heads, value_dim), None.
 
     Also writes ``key`` and ``value`` to the caches. ``softcap`` limits the scores (Gemma 2), ``s_aux`` holds one sink
-    score per head (gpt-oss).
+    score per head (gpt-oss). A layer that reads an earlier layer's keys gets their new ones as ``key`` and ``value``.
     """
     if attn_metadata is None:
         attn_metadata = CURRENT_METADATA.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux)
+    variant = attn_metadata.find_variant(layer)
+    params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux, variant.chunk)
     kernels = attn_metadata.kernels
     if kernels is not None and softcap is None and kernels.supports_attention(query, key, value, s_aux):
         table, fp16_cache = attn_metadata.build_span_table(layer, key, value)
@@ -141,22 +173,41 @@ def attend(  # noqa: PLR0913  the signature is transformers'
             query, key, value, table, scale, window=params.window, sinks=s_aux, fp16_cache=fp16_cache
         ), None
     attn_metadata.used_kernels = False
+    layer = layer if variant.source is None else variant.source
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[Tensor] = []
     for batch, first, end in attn_metadata.batches:
-        view = batch.view_for_window(params.window)
+        view = batch.view_for_window(params.window, params.chunk)
         keys_values = batch.write_and_read(layer, key[:, :, first:end], value[:, :, first:end], view)
         rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
         results.append(_attend_batch(rows, *keys_values, view.mask, params)[None])
-    for cache, blocks in attn_metadata.spans:
-        first, end = blocks[0][0], blocks[-1][1]
-        keys, values = cache.write_and_read(layer, key[:, :, first:end], value[:, :, first:end])
-        for start, stop in blocks:
-            num_keys = cache.length + stop - first
-            first_key = 0 if params.window is None else max(0, num_keys - (stop - start) + 1 - params.window)
-            past = (keys[:, :, first_key:num_keys], values[:, :, first_key:num_keys])
-            results.append(_attend_block(heads[:, :, :, start:stop], *past, params, attn_metadata))
+    for span in attn_metadata.spans:
+        results += _attend_span(span, layer, heads, (key, value), params, attn_metadata)
     return (results[0] if len(results) == 1 else torch.cat(results, 1)).flatten(2, 3), None
+
+
+def _attend_span(
+    span: SequenceSpan,
+    layer: int,
+    heads: Tensor,
+    new: tuple[Tensor, Tensor],
+    params: AttentionParams,
+    attn_metadata: AttentionMetadata,
+) -> list[Tensor]:
+    """Writes the new keys and values of a sequence to its cache and attends block by block."""
+    cache, blocks = span
+    first, end = blocks[0][0], blocks[-1][1]
+    keys, values = cache.write_and_read(layer, *(tensor[:, :, first:end] for tensor in new))
+    past = cache.length - first
+    results = []
+    for start, stop in (part for block in blocks for part in _split_block(*block, past, params.chunk)):
+        num_keys = stop + past
+        first_key = _first_key_of_chunk(start + past, params.chunk)
+        if params.window is not None:
+            first_key = max(0, start + past + 1 - params.window)
+        visible = (keys[:, :, first_key:num_keys], values[:, :, first_key:num_keys])
+        results.append(_attend_block(heads[:, :, :, start:stop], *visible, params, attn_metadata))
+    return results
 
 
 def _attend_batch(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, params: AttentionParams) -> Tensor:

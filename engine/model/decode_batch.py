@@ -41,30 +41,35 @@ class DecodeBatch:
         self._positions = positions
         self._dtype = dtype
         self._write_slots = (table.gather(1, (positions // PAGE_TOKENS)[:, None])[:, 0], positions % PAGE_TOKENS)
-        self._views: dict[int | None, BlockTableView] = {}
+        self._views: dict[tuple[int | None, int | None], BlockTableView] = {}
 
     def write_and_read(self, layer: int, keys: Tensor, values: Tensor, view: BlockTableView) -> tuple[Tensor, Tensor]:
         """Writes one token per row (1, kv_heads, rows, head_dim). Returns the view (rows, kv_heads, n, head_dim)."""
         self._pages.write_tokens(layer, self._write_slots, keys[0].transpose(0, 1), values[0].transpose(0, 1))
         return self._pages.gather_pages(layer, view.table)
 
-    def view_for_window(self, window: int | None) -> BlockTableView:
-        """The view of layers with a sliding window of that many tokens, or without limit. Built once for all layers."""
-        if window not in self._views:
-            self._views[window] = self._build_view(window)
-        return self._views[window]
+    def view_for_window(self, window: int | None, chunk: int | None = None) -> BlockTableView:
+        """The view of layers with a sliding window or chunks of that many tokens, or without limit.
 
-    def _build_view(self, window: int | None) -> BlockTableView:
+        Built once for all layers.
+        """
+        if (window, chunk) not in self._views:
+            self._views[window, chunk] = self._build_view(window, chunk)
+        return self._views[window, chunk]
+
+    def _build_view(self, window: int | None, chunk: int | None) -> BlockTableView:
         last = self._positions[:, None]
         columns = self._table.shape[1]
-        table, first, count = self._table, torch.zeros_like(last), columns
-        if window is not None and (needed := _max_pages_spanned(window)) < columns:
-            first, count = (last - window + 1).clamp_min(0) // PAGE_TOKENS, needed
-            table = table.gather(1, (first + torch.arange(count, device=last.device)).clamp_max(columns - 1))
-        key_positions = first * PAGE_TOKENS + torch.arange(count * PAGE_TOKENS, device=last.device)
-        allowed = key_positions <= last
-        if window is not None:
-            allowed &= key_positions > last - window
+        table, first_page, count = self._table, torch.zeros_like(last), columns
+        limit = window or chunk
+        first_key = torch.zeros_like(last)
+        if limit is not None:
+            first_key = (last - limit + 1).clamp_min(0) if window is not None else last - last % limit
+        if limit is not None and (needed := _max_pages_spanned(limit)) < columns:
+            first_page, count = first_key // PAGE_TOKENS, needed
+            table = table.gather(1, (first_page + torch.arange(count, device=last.device)).clamp_max(columns - 1))
+        key_positions = first_page * PAGE_TOKENS + torch.arange(count * PAGE_TOKENS, device=last.device)
+        allowed = (key_positions <= last) & (key_positions >= first_key)
         return BlockTableView(table, additive_mask(allowed, self._dtype)[:, None, None])
 
 

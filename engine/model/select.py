@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
 
 from antiphon.engine.cache.paged import PagePool
 from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import ATTENTION_NAME
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
+from antiphon.engine.model.layer_variants import ATTENTION_KINDS, find_layer_kinds, find_windows
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.recurrent.forward import RecurrentForward
 from antiphon.engine.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
@@ -154,8 +154,8 @@ def _unsupported_reason(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if not model._can_set_attn_implementation():
         return "the architecture does not use the attention interface"
-    recurrent = RECURRENT_LAYER_TYPES if has_recurrent_layers(model) else set()
-    unsupported = set(get_layer_types_and_kwargs(config)[0]) - {"full_attention", "sliding_attention"} - recurrent
+    supported = ATTENTION_KINDS | (RECURRENT_LAYER_TYPES if has_recurrent_layers(model) else set())
+    unsupported = set(find_layer_kinds(config)) - supported
     if unsupported:
         return f"layers of type {', '.join(sorted(unsupported))}"
     scaled = _rope_types(getattr(config, "rope_parameters", None)) & {"dynamic", "longrope"}
@@ -173,12 +173,7 @@ def _rope_types(parameters: Any) -> set[str]:
 
 
 def _sliding_windows(model: PreTrainedModel) -> dict[int, int]:
-    kinds, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    return {
-        layer: int(options[layer]["sliding_window"])
-        for layer, kind in enumerate(kinds)
-        if kind in ("sliding_attention", "hybrid_sliding")
-    }
+    return find_windows(model.config.get_text_config(decoder=True))
 
 
 @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 import inspect
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from antiphon.engine.model.attention import CURRENT_METADATA, AttentionMetadata,
 from antiphon.engine.model.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.model.decode_batch import DecodeBatch, bucket_by_length, build_tables
 from antiphon.engine.model.forward import SequenceInput
+from antiphon.engine.model.layer_variants import RowPositions, asks_cache_for_positions, find_variants
 
 if TYPE_CHECKING:
     from antiphon.engine.adapters.adapter import LoadedAdapter
@@ -47,6 +48,9 @@ class VarlenForward:
     ) -> None:
         self._model = model
         self._windows = windows
+        config = model.config.get_text_config(decoder=True)
+        self._variants = find_variants(config)
+        self._asks_cache = asks_cache_for_positions(config)
         self._pages = pages
         self._kernels = kernels if pages is None else None
         self._fp16_cache = False
@@ -217,11 +221,14 @@ class VarlenForward:
         self, ids: Tensor, positions: Tensor, attn_metadata: AttentionMetadata, logit_indices: Tensor | None = None
     ) -> Tensor:
         """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
-        selected = {"logits_to_keep": logit_indices} if self.selects_logits and logit_indices is not None else {}
+        options: dict[str, Any] = {"past_key_values": RowPositions(positions[0])} if self._asks_cache else {}
+        if self.selects_logits and logit_indices is not None:
+            options["logits_to_keep"] = logit_indices
+        attn_metadata.variants = self._variants
         token = CURRENT_METADATA.set(attn_metadata)
         try:
             logits: Tensor = self._model(
-                input_ids=ids, position_ids=positions, use_cache=False, attn_metadata=attn_metadata, **selected
+                input_ids=ids, position_ids=positions, use_cache=False, attn_metadata=attn_metadata, **options
             ).logits[0]
         finally:
             CURRENT_METADATA.reset(token)
