@@ -300,7 +300,8 @@ class HostedEngine:
         if error is None and not task.cancelled():
             self.residence, self._failure = "loaded", None
             self.num_loads += 1
-            _log.info("model loaded", model=self.name)
+            if not self._is_starting:  # the start reports all models together
+                _log.info("model loaded", model=self.name)
             self._uses.start_timers()
         else:
             self.residence, self.reserved_bytes = "unloaded", 0

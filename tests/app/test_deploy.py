@@ -71,7 +71,7 @@ def test_configuration_file_sets_every_key(config_file: Path, monkeypatch: pytes
     written = tomllib.loads(config_file.read_text(encoding="utf-8"))
     assert {key for key, _ in read_config_file(config_file, cli.serve).values()} == written.keys()
     values = parse_serve(["serve", "--config", str(config_file)], {}, monkeypatch)
-    assert (values["model"], values["allowed_hosts"]) == ("Qwen/Qwen3-0.6B", ("llm.example",))
+    assert (values["model"], values["allowed_hosts"]) == (("Qwen/Qwen3-0.6B",), ("llm.example",))
 
 
 def test_unit_starts_the_server(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
