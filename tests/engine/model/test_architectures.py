@@ -17,6 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.errors import LoadError
+from antiphon.engine.experts.mxfp4_checkpoint import Mxfp4StoredExperts
 from antiphon.engine.model.loader import check_memory, load_model, unpacks_weights
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.options import EngineOptions
@@ -136,7 +137,7 @@ def store_as_fp8(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     ],
     ids=["mxfp4", "fp8"],
 )
-def test_quantized_checkpoint_is_unpacked_and_its_memory_counted(
+def test_memory_of_a_quantized_checkpoint_is_counted_as_it_is_taken(
     tmp_path: Path, config: Any, store: Callable[..., Any], quantization: dict[str, Any]
 ) -> None:
     torch.manual_seed(7)
@@ -151,7 +152,9 @@ def test_quantized_checkpoint_is_unpacked_and_its_memory_counted(
     assert serve_prompts(tmp_path, prompts) == expected
 
     loaded, checkpoint = load_model(tmp_path, device="cpu")
-    taken = sum(parameter.nbytes for parameter in loaded.parameters())
+    experts = [module for module in loaded.modules() if isinstance(module, Mxfp4StoredExperts)]
+    kept = [tensor for held in experts for part in (held.weights, held.scales, held.biases) for tensor in part.values()]
+    taken = sum(tensor.nbytes for tensor in [*loaded.parameters(), *kept])
     needed = checkpoint.weight_bytes(4, unpacks=unpacks_weights(checkpoint, "cpu"))
     assert taken <= needed <= 1.05 * taken
     with pytest.raises(LoadError, match=f"once {quantization['quant_method']} is unpacked"):
