@@ -1,7 +1,7 @@
 """What experts do between their two matrices: an activation, mostly of a gate that multiplies the other outputs."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,16 @@ from transformers.integrations.moe import _default_apply_gate
 
 from antiphon.engine.experts.layout import ExpertsLayout
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.expert_layer import ClampedGate
 
 Gate = Callable[[Tensor], Tensor]
 """Maps the outputs of the first matrix (rows, gate and up) to the inputs of the second. May overwrite them."""
 
 MAX_BLOCK_ELEMENTS = 1 << 15
 """Elements up to which torch computes an operation on one thread, from the first element to the last."""
+
+PROBE_VALUES = 33
+"""Values on which an activation is compared with a known one."""
 
 VECTOR_ELEMENTS = 32
 """Elements that torch computes together; it computes the rest of a tensor in another way, with other last bits."""
@@ -47,15 +51,30 @@ class ModuleGate:
 
 def choose_gate(module: nn.Module, layout: ExpertsLayout, inner: int, kernels: Kernels | None) -> Gate:
     """Returns the activation of the module's experts, compiled if it is the usual one."""
-    is_silu = layout.is_gated and type(module)._apply_gate is _default_apply_gate and _is_silu(module)  # type: ignore[attr-defined]
-    if kernels is not None and is_silu and kernels.is_row_aligned(inner):
+    if kernels is not None and kernels.is_row_aligned(inner) and _is_silu(module, layout):
         return kernels.silu_mul
     return ModuleGate(module, layout)
 
 
-def _is_silu(module: nn.Module) -> bool:
+def find_compiled_gate(module: nn.Module, layout: ExpertsLayout) -> ClampedGate | Literal["silu"] | None:
+    """Returns the activation that the compiled expert layer has for this module; None if it has none."""
+    if _is_silu(module, layout):
+        return "silu"
+    alpha, limit = getattr(module, "alpha", None), getattr(module, "limit", None)
+    if not (layout.is_gated and isinstance(alpha, float) and isinstance(limit, float)):
+        return None
+    gate = torch.linspace(-2 * limit, 2 * limit, PROBE_VALUES)
+    up = gate.flip(0) / 2
+    cut = gate.clamp(max=limit)
+    expected = cut * torch.sigmoid(alpha * cut) * (up.clamp(-limit, limit) + 1)
+    result = ModuleGate(module, layout)(torch.cat([gate, up])[None])[0]
+    return ClampedGate(alpha, limit) if torch.allclose(result, expected, atol=1e-5) else None
+
+
+def _is_silu(module: nn.Module, layout: ExpertsLayout) -> bool:
     activation: Any = getattr(module, "act_fn", None)
-    if not isinstance(activation, nn.Module):
+    is_usual = layout.is_gated and type(module)._apply_gate is _default_apply_gate  # type: ignore[attr-defined]
+    if not is_usual or layout.is_interleaved or not isinstance(activation, nn.Module):
         return False
-    probe = torch.linspace(-4, 4, 33)
+    probe = torch.linspace(-4, 4, PROBE_VALUES)
     return torch.allclose(activation(probe), nn.functional.silu(probe), atol=1e-6)

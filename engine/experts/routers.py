@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from antiphon.engine.optimize.linears import OneDnnLinear, UnusableKernelError
+from antiphon.engine.optimize.linears import OneDnnLinear
+from antiphon.engine.optimize.verification import UnusableKernelError
 
 log = logging.getLogger(__name__)
 

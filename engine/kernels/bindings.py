@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from antiphon.engine.kernels.expert_layer import ExpertLayerKernel
 from antiphon.engine.kernels.half_linear import HalfLinearKernel
 from antiphon.engine.kernels.lora import LoraKernel
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
@@ -74,6 +75,7 @@ class Kernels(QuantizedLinearKernels):
         self._silu_mul = load_function(library, "silu_mul", RowArgs)
         self._rope = load_function(library, "rope", RowArgs)
         self._block_softmax = load_function(library, "block_softmax", RowArgs)
+        self.expert_layer = ExpertLayerKernel(library)
         self._attend = load_function(library, "attend", AttentionArgs, ctypes.c_float)
         self.decoder_layer = load_function(library, "decoder_layer", DecoderLayerArgs)
         self.decoder_layer_workspace = load_function(library, "decoder_layer_workspace", DecoderLayerArgs)

@@ -38,6 +38,7 @@ SOURCES = tuple(
         "int8_gemm",
         "int4_gemm",
         "mxfp4_gemm",
+        "expert_layer",
         "half_gemm",
         "pack",
         "decoder_layer",

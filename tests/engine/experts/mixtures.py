@@ -1,6 +1,5 @@
 """Tiny random mixtures of experts, one for each way in which transformers stores and applies experts."""
 
-import functools
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -61,7 +60,6 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """``gpt_oss``: transposed, interleaved gate and up, biases, clamped; ``deepseek_v3``: shared experts, groups."""
 
 
-@functools.cache
 def _make_config(family: str) -> Any:
     class_name, overrides = FAMILY_CONFIGS[family]
     return getattr(transformers, class_name)(**BASE_CONFIG | overrides)
