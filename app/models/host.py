@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ModelHost:
         self._turnstile = asyncio.Lock()
         """Held by the load that waits for memory. Loads get it in order of arrival, so that none starves."""
         self._changed = asyncio.Event()
+        self._relief: asyncio.Task[None] | None = None
 
     def add_engine(self, engine: "HostedEngine") -> None:
         """Adds an engine, which shares the memory from now on."""
@@ -52,8 +54,11 @@ class ModelHost:
         return next(self._uses)
 
     def notify_change(self) -> None:
-        """Tells the load that waits for memory that a model is not in use any more, or takes less."""
+        """Handles a model that is not in use any more, or takes more or less memory than before."""
         self._changed.set()
+        is_over = self.memory_bytes is not None and self.reserved_bytes > self.memory_bytes
+        if is_over and (self._relief is None or self._relief.done()):
+            self._relief = asyncio.create_task(self._unload_excess(), name="unload-excess")
 
     @property
     def reserved_bytes(self) -> int:
@@ -84,13 +89,37 @@ class ModelHost:
             message = f"the model {engine.name} does not fit into the memory beside models that are in use ({holders})"
             raise EngineError("engine_unavailable", f"{message}; try again later", retryable=True) from None
 
+    def settle_memory(self, engine: "HostedEngine", resident: int | None) -> None:
+        """Replaces the estimate of a model's memory by what it takes, if that is known, and what it may still take.
+
+        Raises `LoadError` if it takes more than the limit by itself.
+        """
+        if resident is None:
+            return
+        if self.memory_bytes is not None and resident > self.memory_bytes:
+            message = f"{engine.name} takes {resident / GIB:.2f} GiB, and --memory-gib is {self.memory_bytes / GIB:g}"
+            raise LoadError(f"{message}; raise it, or choose a smaller form with --quantization")
+        engine.needed_bytes = resident + engine.growth_bytes
+        engine.reserved_bytes = self._limit(engine.needed_bytes)
+
+    async def _unload_excess(self) -> None:
+        """Unloads models that are not in use, because the loaded ones take more than was expected, beyond the limit."""
+        async with self._turnstile:
+            while (victim := self._least_recent()) is not None and self.reserved_bytes > (self.memory_bytes or 0):
+                await victim.unload("because another model takes more memory than expected")
+
+    def _least_recent(self) -> "HostedEngine | None":
+        """Returns the least recently used of the models that are not in use; None if there is none."""
+        return min(
+            (engine for engine in self._engines if engine.can_leave), key=lambda each: each.last_use, default=None
+        )
+
     def _choose_victim(self, need: int) -> "HostedEngine | None":
         """Returns the least recently used model that is not in use; None if unloading all of these is not enough."""
-        idle = sorted((engine for engine in self._engines if engine.can_leave), key=lambda engine: engine.last_use)
-        reclaimable = sum(engine.reserved_bytes for engine in idle)
+        reclaimable = sum(engine.reserved_bytes for engine in self._engines if engine.can_leave)
         if self.memory_bytes is None or self.reserved_bytes - reclaimable + need > self.memory_bytes:
             return None
-        return idle[0] if idle else None
+        return self._least_recent()
 
     def _limit(self, need: int) -> int:
         """Returns the need of a model, at most the whole memory: an estimate that is too high must not bar it."""

@@ -13,7 +13,7 @@ from typing import Literal
 import structlog
 from msgspec import structs
 
-from antiphon.app.models.host import GIB, ModelHost
+from antiphon.app.models.host import ModelHost
 from antiphon.app.models.usage import UseCounter, add_totals
 from antiphon.engine.errors import LoadError
 from antiphon.engine.process.pending import unavailable_error
@@ -39,7 +39,8 @@ class HostedEngine:
     """Loads `inner` at the start or, with `on_demand`, at its first use. Its memory belongs to `host`.
 
     `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `needed_bytes` is the
-    memory that it is expected to take; `measure` returns what it takes once it is loaded, None if that is unknown.
+    memory that it is expected to take, of which `growth_bytes` only as it is used. `measure` returns what it takes once
+    it is loaded; None if that is unknown.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class HostedEngine:
         on_demand: bool = False,
         idle_unload_s: float | None = None,
         needed_bytes: int = 0,
+        growth_bytes: int = 0,
         measure: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self.inner, self.name, self.needed_bytes = inner, name, needed_bytes
+        self.inner, self.name = inner, name
+        self.needed_bytes, self.growth_bytes = needed_bytes, growth_bytes
         self._host, self._on_demand, self._idle_unload_s, self._measure = host, on_demand, idle_unload_s, measure
         self.residence: Residence = "unloaded"
         self.reserved_bytes = 0
@@ -276,21 +279,10 @@ class HostedEngine:
         await self.inner.start()
         try:
             self._info = self.inner.info
-            self._check_memory()
+            self._host.settle_memory(self, self._measure())
         except LoadError:
             await self.inner.close()
             raise
-
-    def _check_memory(self) -> None:
-        """Replaces the estimate by the memory that the model takes. Raises `LoadError` if that is too much."""
-        measured, limit = self._measure(), self._host.memory_bytes
-        if measured is None:
-            return
-        self.needed_bytes = measured
-        if limit is not None and measured > limit:
-            message = f"{self.name} takes {measured / GIB:.2f} GiB, and --memory-gib allows {limit / GIB:g}"
-            raise LoadError(f"{message}; raise it, or choose a smaller form with --quantization")
-        self.reserved_bytes = measured
 
     def _on_load_end(self, task: "asyncio.Task[None]") -> None:
         self._load_task = None

@@ -123,7 +123,8 @@ def _host_engine(
         on_demand=options.load_on_demand,
         idle_unload_s=options.idle_unload_s,
         needed_bytes=needed_bytes(estimate, cache_gib),
-        measure=partial(measure_engine, engine, cache_gib),
+        growth_bytes=int(cache_gib * GIB),
+        measure=partial(measure_engine, engine),
     )
 
 

@@ -23,6 +23,8 @@ SHARED_CACHE_BYTES = GIB
 """KV cache of each model if not all of them fit into the memory at once."""
 MIN_CACHE_BYTES = GIB // 8
 """KV cache of a model for which an estimate leaves no memory: the estimate may be too high."""
+HEADROOM = 0.95
+"""Part of the limit that is planned for: an estimate may be too low."""
 BYTES_PER_WEIGHT: dict[str | None, tuple[float, float]] = {None: (2.0, 4.0), "int8": (1.0, 1.3), "int4": (0.5, 0.9)}
 """Bytes per weight by quantization: the least that is possible, and the expected number."""
 PACKED_GROWTH = 1.3
@@ -71,7 +73,7 @@ def divide_cache(estimates: Sequence[MemoryEstimate], index: int, num_models: in
 
     If all models fit into the memory at once, the rest is divided equally among them. If not, each gets a fixed size.
     """
-    memory = memory_gib * GIB
+    memory = memory_gib * GIB * HEADROOM
     share = (memory - sum(each.expected + PROCESS_BYTES for each in estimates)) / num_models
     own_rest = memory - estimates[index].expected - PROCESS_BYTES
     cache = share if share >= SMALLEST_SHARE_BYTES else SHARED_CACHE_BYTES
@@ -83,16 +85,15 @@ def needed_bytes(estimate: MemoryEstimate, cache_gib: float) -> int:
     return estimate.expected + PROCESS_BYTES + int(cache_gib * GIB)
 
 
-def measure_engine(engine: Engine, cache_gib: float) -> int | None:
-    """Returns the memory of a model that has just been loaded, with a full KV cache; None if it is unknown.
+def measure_engine(engine: Engine) -> int | None:
+    """Returns the memory that a loaded model takes now; None if it is unknown.
 
     The memory of the engine's process is known on Linux only, and says nothing about a model on a GPU.
     """
     pid = getattr(unwrap_engine(engine), "pid", None)
     if not isinstance(pid, int) or not engine.info.device.startswith("cpu"):
         return None
-    resident = read_resident_bytes(pid)
-    return None if resident is None else resident + int(cache_gib * GIB)
+    return read_resident_bytes(pid)
 
 
 def read_resident_bytes(pid: int) -> int | None:

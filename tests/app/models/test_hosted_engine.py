@@ -310,12 +310,29 @@ async def test_models_beyond_the_memory_are_not_loaded_at_the_start() -> None:
 
 async def test_measured_memory_replaces_the_estimate() -> None:
     host = ModelHost(10, SOON)
-    a = hosted(host, "a", needed_bytes=20, measure=lambda: 3)
+    a = hosted(host, "a", needed_bytes=20, growth_bytes=1, measure=lambda: 2)
     b = hosted(host, "b", needed_bytes=4)
     await run_job(a)
     assert (a.reserved_bytes, a.needed_bytes) == (3, 3), "an estimate above the limit must not bar a model"
     await run_job(b)
     assert (a.residence, b.residence, host.reserved_bytes) == ("loaded", "loaded", 7)
+
+
+@pytest.mark.parametrize("min_stay_s", [0.0, 0.05])
+async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: float) -> None:
+    host = ModelHost(10, HostTimeouts(min_stay_s=min_stay_s))
+    a, b = (hosted(host, name, needed_bytes=2) for name in "ab")
+    c = hosted(host, "c", needed_bytes=2, growth_bytes=2, measure=lambda: 5)
+    for engine in (a, b, c):
+        await run_job(engine)
+    await wait_for(lambda: a.residence == "unloaded")
+    assert (b.residence, c.residence, host.reserved_bytes) == ("loaded", "loaded", 9)
+
+
+async def test_cache_that_may_grow_beyond_the_limit_bars_no_model() -> None:
+    engine = hosted(ModelHost(10, SOON), growth_bytes=9, measure=lambda: 2, on_demand=False)
+    await engine.start()
+    assert (engine.residence, engine.reserved_bytes) == ("loaded", 10)
 
 
 async def test_model_that_takes_more_than_the_limit_is_not_kept() -> None:

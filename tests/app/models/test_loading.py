@@ -13,6 +13,7 @@ from antiphon.app.models.host import GIB
 from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.loading import create_models
 from antiphon.app.models.memory import (
+    HEADROOM,
     MIN_CACHE_BYTES,
     PROCESS_BYTES,
     SHARED_CACHE_BYTES,
@@ -138,12 +139,12 @@ def weights(gib: float) -> MemoryEstimate:
 def test_models_that_fit_at_once_share_the_rest() -> None:
     estimates = [weights(2), weights(4), weights(1)]
     process_gib = PROCESS_BYTES / GIB
-    expected = (16 - 7 - 3 * process_gib) / 2  # the third is an encoder, which has no cache
+    expected = (16 * HEADROOM - 7 - 3 * process_gib) / 2  # the third is an encoder, which has no cache
     assert [divide_cache(estimates, index, 2, 16) for index in (0, 1)] == pytest.approx([expected] * 2)
 
 
 def test_models_that_do_not_fit_at_once_have_a_cache_of_fixed_size() -> None:
-    estimates = [weights(6), weights(7.4), weights(9)]
+    estimates = [weights(6), weights(7), weights(9)]
     sizes = [divide_cache(estimates, index, 3, 8) for index in range(3)]
     assert sizes[0] == SHARED_CACHE_BYTES / GIB
     assert sizes[1:] == [MIN_CACHE_BYTES / GIB] * 2

@@ -32,10 +32,16 @@ def two_worker_models() -> ModelRegistry:
         (model,) = process_engine_registry().served
 
         def measure(engine: Any = model.engine) -> int | None:
-            return measure_engine(engine, cache_gib=1.0)
+            return measure_engine(engine)
 
         engine = HostedEngine(
-            model.engine, host, name, on_demand=True, idle_unload_s=0.3 if name == "second" else None, measure=measure
+            model.engine,
+            host,
+            name,
+            on_demand=True,
+            idle_unload_s=0.3 if name == "second" else None,
+            growth_bytes=GIB,
+            measure=measure,
         )
         models.append(structs.replace(model, names=(name,), engine=engine))
     return ModelRegistry(models)
