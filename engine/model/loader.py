@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
 from antiphon.engine.errors import LoadError, one_line
@@ -24,10 +25,6 @@ from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
 from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)
-
-CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-DEFAULT_CONTEXT_TOKENS = 131_072
-"""Context length in tokens of a model whose configuration has none, such as a recurrent one."""
 
 IGNORED_GENERATION_SETTINGS = ("bad_words_ids", "no_repeat_ngram_size", "stop_strings", "begin_suppress_tokens")
 
@@ -171,13 +168,12 @@ def check_memory(folder: Checkpoint, itemsize: int, free: int | None, *, unpacks
 def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> EngineInfo:
     """Fixed properties of a loaded model; ``folder`` adds the defaults of its generation_config.json."""
     config = model.config.get_text_config(decoder=True)
-    context_lengths = [getattr(config, name, None) for name in CONTEXT_NAMES]
+    context = read_context_length(lambda name: getattr(config, name, None))
     generation = folder.generation_config if folder else {}
     suppressed = generation.get("suppress_tokens") or ()
     parameters = _count_parameters(model, folder)
-    context = next((int(value) for value in context_lengths if value), DEFAULT_CONTEXT_TOKENS)
     return EngineInfo(
-        max_model_len=max(context, _yarn_context(getattr(config, "rope_parameters", None))),
+        max_model_len=context or DEFAULT_CONTEXT_TOKENS,
         vocab_size=int(config.vocab_size),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -194,21 +190,6 @@ def _count_parameters(model: PreTrainedModel, folder: Checkpoint | None) -> int:
     if folder is not None and folder.quantization_method in {None, "mxfp4"}:
         return folder.weight_bytes(1, unpacks=True)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _yarn_context(rope_parameters: Any) -> int:
-    """Returns the context in tokens to which YaRN extends a model, 0 without YaRN. Layer types may have their own.
-
-    Models are published with YaRN switched off and ``max_position_embeddings`` without it; switching it on, as their
-    documentation says, changes only the rotary parameters.
-    """
-    if not isinstance(rope_parameters, dict):
-        return 0
-    nested = max((_yarn_context(value) for value in rope_parameters.values()), default=0)
-    factor, original = (rope_parameters.get(name) for name in ("factor", "original_max_position_embeddings"))
-    if rope_parameters.get("rope_type") != "yarn" or not factor or not original:
-        return nested
-    return max(nested, int(factor * original))
 
 
 def warn_about_ignored_settings(generation: dict[str, Any]) -> None:
