@@ -135,7 +135,7 @@ def _select_forward(model: PreTrainedModel, options: EngineOptions, kernels: Ker
         # cuDNN attention builds a new plan for each shape, which takes up to half a second.
         torch.backends.cuda.enable_cudnn_sdp(False)
     paged = cuda if options.paged_cache is None else options.paged_cache
-    return select_forward(model, paged=paged, kernels=kernels)
+    return select_forward(model, paged=paged, kernels=kernels, context=options.max_model_len)
 
 
 def _optimize(

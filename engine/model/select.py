@@ -5,7 +5,6 @@ The logits of :class:`antiphon.engine.model.forward.SequentialForward` are the r
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,9 @@ from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import ATTENTION_NAME
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
-from antiphon.engine.model.layer_variants import ATTENTION_KINDS, find_layer_kinds, find_windows
+from antiphon.engine.model.layer_variants import find_windows
+from antiphon.engine.model.long_rope import LongRopeForward
+from antiphon.engine.model.packing_limits import exceeds_rope_limit, explain_unpackable
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.recurrent.forward import RecurrentForward
 from antiphon.engine.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
@@ -38,21 +39,29 @@ PROBE_PAGES = 64
 """Number of pages for the tests on probe sequences."""
 
 
-def select_forward(model: PreTrainedModel, *, paged: bool = False, kernels: Kernels | None = None) -> ForwardPass:
+def select_forward(
+    model: PreTrainedModel,
+    *,
+    paged: bool = False,
+    kernels: Kernels | None = None,
+    context: int | None = None,
+) -> ForwardPass:
     """The varlen pass if it supports the model and its logits match the sequential pass, else the sequential pass.
 
     ``paged`` requests paged caches; they are used if the logits match with them too. The varlen pass may use
-    ``kernels``.
+    ``kernels``. ``context`` is the number of tokens to serve, None for the model's own.
     """
     sequential = SequentialForward(model)
-    reason = _unsupported_reason(model)
+    is_recurrent = has_recurrent_layers(model)
+    rope_limit = exceeds_rope_limit(model.config.get_text_config(decoder=True), context)
+    reason = explain_unpackable(model, RECURRENT_LAYER_TYPES if is_recurrent else set(), rope_limit)
     if reason is None:
         original = model.config._attn_implementation
         try:
             packed, reason = (
                 _try_recurrent(model, sequential, kernels)
-                if has_recurrent_layers(model)
-                else _try_varlen(model, sequential, kernels, paged=paged)
+                if is_recurrent
+                else _try_varlen(model, sequential, kernels, paged=paged, rope_limit=rope_limit)
             )
             if reason is None:
                 return packed
@@ -77,11 +86,22 @@ def select_forward(model: PreTrainedModel, *, paged: bool = False, kernels: Kern
 
 
 def _try_varlen(
-    model: PreTrainedModel, sequential: SequentialForward, kernels: Kernels | None, *, paged: bool
+    model: PreTrainedModel,
+    sequential: SequentialForward,
+    kernels: Kernels | None,
+    *,
+    paged: bool,
+    rope_limit: int | None,
 ) -> tuple[VarlenForward, str | None]:
     """The packed pass of a model, and the reason why its logits are wrong; None if they match."""
     expected = _probe_logits(sequential, model, pieces=False)
     model.set_attn_implementation(ATTENTION_NAME)
+    if rope_limit is not None:
+        long_rope = LongRopeForward(model, _sliding_windows(model), rope_limit, kernels)
+        reason = _mismatch(long_rope, model, expected)
+        if reason is not None:
+            long_rope.detach()
+        return long_rope, reason
     for pages in _page_pools_to_try(model, paged=paged):
         varlen = VarlenForward(model, _sliding_windows(model), pages, kernels)
         reason = _mismatch(varlen, model, expected)
@@ -147,29 +167,6 @@ def _interleaving_mismatch(forward: SequentialForward, model: PreTrainedModel) -
     except Exception as failure:  # noqa: BLE001  a model that fails here may still serve one request at a time
         return one_line(failure)
     return None if error <= INTERLEAVING_TOLERANCE else f"the logits differ by {error:.2g}"
-
-
-def _unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Reason why the varlen pass cannot support this architecture, judged from the configuration; None if none."""
-    config = model.config.get_text_config(decoder=True)
-    if not model._can_set_attn_implementation():
-        return "the architecture does not use the attention interface"
-    supported = ATTENTION_KINDS | (RECURRENT_LAYER_TYPES if has_recurrent_layers(model) else set())
-    unsupported = set(find_layer_kinds(config)) - supported
-    if unsupported:
-        return f"layers of type {', '.join(sorted(unsupported))}"
-    scaled = _rope_types(getattr(config, "rope_parameters", None)) & {"dynamic", "longrope"}
-    if scaled:
-        return f"rotary scaling of type {', '.join(sorted(scaled))} depends on the longest sequence"
-    return None
-
-
-def _rope_types(parameters: Any) -> set[str]:
-    if not isinstance(parameters, dict):
-        return set()
-    nested = [_rope_types(value) for value in parameters.values()]
-    rope_type = parameters.get("rope_type")
-    return set().union({rope_type} if isinstance(rope_type, str) else set(), *nested)
 
 
 def _sliding_windows(model: PreTrainedModel) -> dict[int, int]:

@@ -23,7 +23,7 @@ LONGROPE = {
     "rope_theta": 1e4,
     "short_factor": [1.0 + 0.05 * index for index in range(8)],
     "long_factor": [1.0 + 0.7 * index for index in range(8)],
-    "original_max_position_embeddings": 64,
+    "original_max_position_embeddings": 48,
     "factor": 8.0,
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -61,7 +61,7 @@ DENSE_ROWS = (
     ModelRow("vaultgemma", config={"sliding_window": 24}),
     ModelRow("phi", config={"rope_parameters": HALF_ROTARY}),
     ModelRow("phi3"),
-    ModelRow("phi3", "longrope", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
+    ModelRow("phi3", "longrope", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
     ModelRow("phi3", "partial rotary", {"rope_parameters": HALF_ROTARY}),
     ModelRow("glm"),
     ModelRow("glm4"),
