@@ -5,6 +5,7 @@ models that are not in use are unloaded, the least recently used first. If all a
 """
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,15 @@ class HostTimeouts(Struct, frozen=True, kw_only=True):
     either has served a request."""
     retry_delay_s: float = 10.0
     """Time after a failed load in which requests get its error, without another attempt."""
+
+
+class ModelMemory(Struct, frozen=True):
+    """The memory of a model: what it is expected to take, and how much of that only as it is used, in bytes."""
+
+    needed: int = 0
+    growth: int = 0
+    measure: Callable[[], int | None] = lambda: None
+    """Returns what the model takes once it is loaded; None if that is unknown."""
 
 
 class ModelHost:
@@ -89,17 +99,18 @@ class ModelHost:
             message = f"the model {engine.name} does not fit into the memory beside models that are in use ({holders})"
             raise EngineError("engine_unavailable", f"{message}; try again later", retryable=True) from None
 
-    def settle_memory(self, engine: "HostedEngine", resident: int | None) -> None:
+    def settle_memory(self, engine: "HostedEngine") -> None:
         """Replaces the estimate of a model's memory by what it takes, if that is known, and what it may still take.
 
         Raises `LoadError` if it takes more than the limit by itself.
         """
+        resident = engine.memory.measure()
         if resident is None:
             return
         if self.memory_bytes is not None and resident > self.memory_bytes:
             message = f"{engine.name} takes {resident / GIB:.2f} GiB, and --memory-gib is {self.memory_bytes / GIB:g}"
             raise LoadError(f"{message}; raise it, or choose a smaller form with --quantization")
-        engine.needed_bytes = resident + engine.growth_bytes
+        engine.needed_bytes = resident + engine.memory.growth
         engine.reserved_bytes = self._limit(engine.needed_bytes)
 
     async def _unload_excess(self) -> None:

@@ -7,13 +7,13 @@ of it. While it is unloaded, its properties stay known.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Literal
 
 import structlog
 from msgspec import structs
 
-from antiphon.app.models.host import ModelHost
+from antiphon.app.models.host import ModelHost, ModelMemory
 from antiphon.app.models.usage import UseCounter, add_totals
 from antiphon.engine.errors import LoadError
 from antiphon.engine.process.pending import unavailable_error
@@ -38,9 +38,8 @@ _log = structlog.get_logger(__name__)
 class HostedEngine:
     """Loads `inner` at the start or, with `on_demand`, at its first use. Its memory belongs to `host`.
 
-    `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `needed_bytes` is the
-    memory that it is expected to take, of which `growth_bytes` only as it is used. `measure` returns what it takes once
-    it is loaded; None if that is unknown.
+    `idle_unload_s` is the time after the last use after which it is unloaded; None: it stays. `expected_info` holds the
+    properties that are known before it is loaded.
     """
 
     def __init__(
@@ -51,13 +50,11 @@ class HostedEngine:
         *,
         on_demand: bool = False,
         idle_unload_s: float | None = None,
-        needed_bytes: int = 0,
-        growth_bytes: int = 0,
-        measure: Callable[[], int | None] = lambda: None,
+        memory: ModelMemory = ModelMemory(),  # noqa: B008  # it is frozen
+        expected_info: EngineInfo | None = None,
     ) -> None:
-        self.inner, self.name = inner, name
-        self.needed_bytes, self.growth_bytes = needed_bytes, growth_bytes
-        self._host, self._on_demand, self._idle_unload_s, self._measure = host, on_demand, idle_unload_s, measure
+        self.inner, self.name, self.memory, self.needed_bytes = inner, name, memory, memory.needed
+        self._host, self._on_demand, self._idle_unload_s = host, on_demand, idle_unload_s
         self.residence: Residence = "unloaded"
         self.reserved_bytes = 0
         self.last_use = 0
@@ -65,7 +62,7 @@ class HostedEngine:
         self.num_loads = self.num_unloads = 0
         self._is_starting = False
         self._uses = UseCounter(host.timeouts.min_stay_s, idle_unload_s, host.notify_change, self._on_idle)
-        self._info: EngineInfo | None = None
+        self._info = expected_info
         self._past = EngineStats()
         self._load_task: asyncio.Task[None] | None = None
         self._has_room: asyncio.Future[None] | None = None
@@ -76,7 +73,7 @@ class HostedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Properties of the model. Raises `EngineError` until it has been loaded once."""
+        """Properties of the model. Raises `EngineError` if they are not known before it has been loaded once."""
         if self.residence == "loaded":
             return self.inner.info
         if self._info is None:
@@ -279,7 +276,7 @@ class HostedEngine:
         await self.inner.start()
         try:
             self._info = self.inner.info
-            self._host.settle_memory(self, self._measure())
+            self._host.settle_memory(self)
         except LoadError:
             await self.inner.close()
             raise

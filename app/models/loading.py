@@ -12,7 +12,8 @@ from msgspec import Struct, structs
 from antiphon.app.adapters.served import check_adapter_options, describe_adapter
 from antiphon.app.encoders.loading import create_encoders
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
-from antiphon.app.models.host import GIB, HostTimeouts, ModelHost
+from antiphon.app.models.expected_info import expect_info
+from antiphon.app.models.host import GIB, HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.memory import (
     MemoryEstimate,
@@ -34,7 +35,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import SpawnWorker
-from antiphon.engine.protocol import Engine
+from antiphon.engine.protocol import Engine, EngineInfo
 from antiphon.harmony import detect
 from antiphon.harmony.detect import LoadedFormat, UnusableTemplateError
 
@@ -53,6 +54,7 @@ class _ModelPlan(Struct, frozen=True, kw_only=True):
     loaded: LoadedFormat
     build_engine: Callable[[EngineOptions], Engine]
     estimate: MemoryEstimate = MemoryEstimate(0, 0)
+    expected_info: EngineInfo | None = None
 
 
 async def create_models(
@@ -83,7 +85,7 @@ async def create_models(
         for index, plan in enumerate(plans)
     ]
     hosted_encoders = [
-        structs.replace(encoder, engine=_host_engine(encoder.engine, encoder.names[0], host, options, estimate, 0.0))
+        structs.replace(encoder, engine=_host_engine(encoder.engine, encoder.names[0], host, options, estimate))
         for encoder, estimate in zip(encoders, encoder_estimates, strict=True)
     ]
     registry = create_registry(models, hosted_encoders, [plan.options for plan in plans])
@@ -106,7 +108,7 @@ def _create_model(plan: _ModelPlan, host: ModelHost, engine_options: EngineOptio
     cache_gib = engine_options.kv_cache_gib or 0.0
     return ServedModel(
         names=tuple(dict.fromkeys((plan.name, *options.served_model_names))),
-        engine=_host_engine(engine, plan.name, host, options, plan.estimate, cache_gib),
+        engine=_host_engine(engine, plan.name, host, options, plan.estimate, cache_gib, plan.expected_info),
         format=plan.loaded.format,
         created=int(time.time()),
         folder=plan.loaded.folder,
@@ -114,7 +116,13 @@ def _create_model(plan: _ModelPlan, host: ModelHost, engine_options: EngineOptio
 
 
 def _host_engine(
-    engine: Engine, name: str, host: ModelHost, options: ServeOptions, estimate: MemoryEstimate, cache_gib: float
+    engine: Engine,
+    name: str,
+    host: ModelHost,
+    options: ServeOptions,
+    estimate: MemoryEstimate,
+    cache_gib: float = 0.0,
+    expected_info: EngineInfo | None = None,
 ) -> HostedEngine:
     return HostedEngine(
         engine,
@@ -122,9 +130,8 @@ def _host_engine(
         name,
         on_demand=options.load_on_demand,
         idle_unload_s=options.idle_unload_s,
-        needed_bytes=needed_bytes(estimate, cache_gib),
-        growth_bytes=int(cache_gib * GIB),
-        measure=partial(measure_engine, engine),
+        memory=ModelMemory(needed_bytes(estimate, cache_gib), int(cache_gib * GIB), partial(measure_engine, engine)),
+        expected_info=expected_info,
     )
 
 
@@ -206,6 +213,7 @@ async def _plan_torch_model(options: ServeOptions, on_status: OnStatus, spawn: S
             folder, engine_options, spawn=spawn, on_status=partial(on_status, name)
         ),
         estimate=estimate_weights(checkpoint, options.engine_options),
+        expected_info=expect_info(checkpoint, options.engine_options),
     )
 
 

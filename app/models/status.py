@@ -9,11 +9,17 @@ from antiphon.engine.protocol import Engine, EngineError, EngineInfo
 
 
 def known_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
-    """Returns the properties of a model; None if it has not been loaded yet."""
+    """Returns the properties of a model; None if they are not known before it is loaded."""
     try:
         return model.engine.info
     except EngineError:
         return None
+
+
+def loaded_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
+    """Returns what the engine of a model reports; None if the model is not loaded."""
+    is_unloaded = isinstance(model.engine, HostedEngine) and model.engine.residence != "loaded"
+    return None if is_unloaded else known_info(model)
 
 
 def blocked_reason(engine: Engine) -> str | None:

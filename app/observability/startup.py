@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.models.status import known_info
+from antiphon.app.models.status import loaded_info
 from antiphon.app.settings import WILDCARD_HOSTS, Settings, is_loopback
 
 CODEX_CONFIG = """model = "{model}"
@@ -88,7 +88,7 @@ class StartupLog:
     def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
         """Logs one line for the server and one for each model."""
         for served in models.all_models:
-            info = known_info(served)
+            info = loaded_info(served)
             if info is None:
                 _log.info("model", names=served.names, note="loaded at its first use")
                 continue
@@ -216,7 +216,7 @@ def show_banner(
     rows = [f"[bold]base URL[/]  {escape(url)}"]
     rows += [f"[bold]network[/]   {escape(network_url)}" for network_url in network_urls]
     for served in catalogue.all_models:
-        info, summary = known_info(served), "loaded at its first use"
+        info, summary = loaded_info(served), "loaded at its first use"
         if info is not None:
             parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
             summary = " · ".join(part for part in parts if part not in ("", "none"))

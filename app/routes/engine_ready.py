@@ -15,9 +15,9 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
     """Waits until the engine of the requested model can accept a turn. Raises `ApiError` 429 or 503.
 
     Runs before the request is parsed: an engine that is still loading cannot report what it supports, and an excess
-    request must cost nothing. A model that was loaded before and is unloaded now gets its memory here. Its turn waits
-    for the load, so that its client sees a stream meanwhile. Returns immediately for an unknown model, which the parser
-    reports. If the client disconnects, the wait is cancelled.
+    request must cost nothing. An unloaded model whose properties are known gets its memory here. Its turn waits for the
+    load, so that its client sees a stream meanwhile. Returns immediately for an unknown model, which the parser reports.
+    If the client disconnects, the wait is cancelled.
     """
     context = server_context(request)
     model = context.models.get_model(body.get("model"))

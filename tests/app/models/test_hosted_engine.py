@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 
-from antiphon.app.models.host import HostTimeouts, ModelHost
+from antiphon.app.models.host import HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.engine.errors import LoadError
-from antiphon.engine.protocol import Chunk, EngineError, Job
+from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
 from tests.app.models.fake_engines import GatedEngine
 
 SOON = HostTimeouts(min_stay_s=0.0, room_timeout_s=30.0, load_timeout_s=30.0)
 IDLE_S = 0.02
+MEMORY_DEFAULTS: dict[str, Any] = {"needed": 0, "growth": 0, "measure": lambda: None}
 
 
 def hosted(host: ModelHost | None = None, name: str = "a", **options: Any) -> HostedEngine:
-    return HostedEngine(GatedEngine(), host or ModelHost(timeouts=SOON), name, **{"on_demand": True, **options})
+    memory = ModelMemory(*(options.pop(key, default) for key, default in MEMORY_DEFAULTS.items()))
+    options = {"on_demand": True, "memory": memory, **options}
+    return HostedEngine(GatedEngine(), host or ModelHost(timeouts=SOON), name, **options)
 
 
 def inner(engine: HostedEngine) -> GatedEngine:
@@ -210,6 +213,18 @@ async def test_job_of_a_known_model_is_accepted_before_its_load_has_ended() -> N
     assert (await running)[-1].finish == "length"
 
 
+async def test_first_job_of_a_model_with_known_files_is_accepted_before_its_load() -> None:
+    engine = hosted(expected_info=EngineInfo(max_model_len=4000, vocab_size=256))
+    inner(engine).may_start.clear()
+    assert engine.info.max_model_len == 4000
+    async with asyncio.timeout(10):
+        await engine.wait_ready()
+    assert engine.residence == "loading"
+    inner(engine).may_start.set()
+    assert (await run_job(engine))[-1].finish == "length"
+    assert engine.info.max_model_len == 1000
+
+
 async def test_request_during_the_unloading_loads_the_model_again() -> None:
     engine = hosted()
     await run_job(engine)
@@ -229,7 +244,7 @@ async def test_request_during_the_unloading_loads_the_model_again() -> None:
 
 def three(limit: int, *needs: int, timeouts: HostTimeouts = SOON) -> list[HostedEngine]:
     host = ModelHost(limit, timeouts)
-    return [hosted(host, name, needed_bytes=need) for name, need in zip("abc", needs, strict=False)]
+    return [hosted(host, name, needed=need) for name, need in zip("abc", needs, strict=False)]
 
 
 async def test_least_recently_used_idle_model_makes_room() -> None:
@@ -300,7 +315,7 @@ async def test_load_of_clients_that_have_left_takes_no_memory() -> None:
 
 async def test_models_beyond_the_memory_are_not_loaded_at_the_start() -> None:
     host = ModelHost(10, SOON)
-    engines = [hosted(host, name, on_demand=False, needed_bytes=4) for name in "abc"]
+    engines = [hosted(host, name, on_demand=False, needed=4) for name in "abc"]
     await asyncio.gather(*(engine.start() for engine in engines))
     assert [engine.residence for engine in engines] == ["loaded", "loaded", "unloaded"]
     assert [engine.blocked_reason() for engine in engines] == [None, None, None]
@@ -310,8 +325,8 @@ async def test_models_beyond_the_memory_are_not_loaded_at_the_start() -> None:
 
 async def test_measured_memory_replaces_the_estimate() -> None:
     host = ModelHost(10, SOON)
-    a = hosted(host, "a", needed_bytes=20, growth_bytes=1, measure=lambda: 2)
-    b = hosted(host, "b", needed_bytes=4)
+    a = hosted(host, "a", needed=20, growth=1, measure=lambda: 2)
+    b = hosted(host, "b", needed=4)
     await run_job(a)
     assert (a.reserved_bytes, a.needed_bytes) == (3, 3), "an estimate above the limit must not bar a model"
     await run_job(b)
@@ -321,8 +336,8 @@ async def test_measured_memory_replaces_the_estimate() -> None:
 @pytest.mark.parametrize("min_stay_s", [0.0, 0.05])
 async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: float) -> None:
     host = ModelHost(10, HostTimeouts(min_stay_s=min_stay_s))
-    a, b = (hosted(host, name, needed_bytes=2) for name in "ab")
-    c = hosted(host, "c", needed_bytes=2, growth_bytes=2, measure=lambda: 5)
+    a, b = (hosted(host, name, needed=2) for name in "ab")
+    c = hosted(host, "c", needed=2, growth=2, measure=lambda: 5)
     for engine in (a, b, c):
         await run_job(engine)
     await wait_for(lambda: a.residence == "unloaded")
@@ -330,13 +345,13 @@ async def test_models_leave_if_another_takes_more_than_expected(min_stay_s: floa
 
 
 async def test_cache_that_may_grow_beyond_the_limit_bars_no_model() -> None:
-    engine = hosted(ModelHost(10, SOON), growth_bytes=9, measure=lambda: 2, on_demand=False)
+    engine = hosted(ModelHost(10, SOON), growth=9, measure=lambda: 2, on_demand=False)
     await engine.start()
     assert (engine.residence, engine.reserved_bytes) == ("loaded", 10)
 
 
 async def test_model_that_takes_more_than_the_limit_is_not_kept() -> None:
-    engine = hosted(ModelHost(10, SOON), needed_bytes=4, measure=lambda: 11, on_demand=False)
+    engine = hosted(ModelHost(10, SOON), needed=4, measure=lambda: 11, on_demand=False)
     with pytest.raises(LoadError, match="--memory-gib"):
         await engine.start()
     assert (inner(engine).is_running, engine.residence, engine.reserved_bytes) == (False, "unloaded", 0)

@@ -9,6 +9,7 @@ import pytest
 
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models import loading
+from antiphon.app.models.expected_info import expect_info
 from antiphon.app.models.host import GIB
 from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.loading import create_models
@@ -116,6 +117,32 @@ async def test_model_that_can_never_fit_is_refused_at_the_start(tmp_path: Path) 
 async def test_only_models_that_are_loaded_here_can_be_unloaded(options: Any, reason: str) -> None:
     with pytest.raises(ServeError, match=reason):
         await create_models(ServeOptions(**options), Settings(), lambda *_: None, WorkerProcess)
+
+
+async def test_files_tell_what_the_engine_will_report() -> None:
+    registry, _ = await create(str(MODEL_DIR), load_on_demand=True)
+    info = registry.served[0].engine.info
+    config = json.loads((MODEL_DIR / "config.json").read_text())
+    assert (info.max_model_len, info.vocab_size) == (config["max_position_embeddings"], config["vocab_size"])
+    assert info.eos_ids and info.architecture == config["model_type"]
+    registry, _ = await create(str(MODEL_DIR), load_on_demand=True, engine={"max_model_len": 99})
+    assert registry.served[0].engine.info.max_model_len == 99
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 1000}, 1000),
+        ({"text_config": {"n_ctx": 500, "vocab_size": 10}}, 500),
+        ({"max_position_embeddings": 1000, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}}, 4000),
+        ({"max_position_embeddings": 1000, "vocab_size": None}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_context_is_read_from_every_kind_of_configuration(config: dict[str, Any], context: int | None) -> None:
+    checkpoint = Checkpoint(Path(), {"model_type": "x", "vocab_size": 10, **config}, {}, {})
+    info = expect_info(checkpoint, EngineOptions())
+    assert (info and info.max_model_len) == context
 
 
 async def test_banner_names_models_that_are_not_loaded_yet() -> None:

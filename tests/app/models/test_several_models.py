@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.http import stream_writer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
-from antiphon.app.models.host import HostTimeouts, ModelHost
+from antiphon.app.models.host import HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import Chunk, EngineInfo, Job, OnChunk
@@ -84,7 +84,7 @@ class Models:
         self.registry = ModelRegistry(served, [encoder])
 
     def add_host(self, engine: Any, name: str, need: int, **options: Any) -> HostedEngine:
-        return HostedEngine(engine, self.host, name, needed_bytes=need, **{"on_demand": True, **options})
+        return HostedEngine(engine, self.host, name, memory=ModelMemory(need), **{"on_demand": True, **options})
 
 
 def as_fields(model: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from msgspec import structs
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
-from antiphon.app.models.host import GIB, HostTimeouts, ModelHost
+from antiphon.app.models.host import GIB, HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.app.models.memory import measure_engine
 from antiphon.app.scripted.recording_engine import unwrap_engine
@@ -40,8 +40,7 @@ def two_worker_models() -> ModelRegistry:
             name,
             on_demand=True,
             idle_unload_s=0.3 if name == "second" else None,
-            growth_bytes=GIB,
-            measure=measure,
+            memory=ModelMemory(growth=GIB, measure=measure),
         )
         models.append(structs.replace(model, names=(name,), engine=engine))
     return ModelRegistry(models)

@@ -1,0 +1,31 @@
+"""What the files of a model say about it before it is loaded, so that its first request can be read at once."""
+
+from typing import Any
+
+from antiphon.engine.checkpoint.context_length import read_context_length
+from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.protocol import EngineInfo
+
+
+def expect_info(checkpoint: Checkpoint, options: EngineOptions) -> EngineInfo | None:
+    """Returns the properties that the engine will report; None if the files do not have them all.
+
+    The engine may shorten the context if its KV cache is too small.
+    """
+    config, generation = checkpoint.config, checkpoint.generation_config
+    nested = config.get("text_config")
+    text_config: dict[str, Any] = nested if isinstance(nested, dict) else config
+    context, vocab_size = read_context_length(text_config.get), text_config.get("vocab_size")
+    if context is None or not isinstance(vocab_size, int):
+        return None
+    suppressed = generation.get("suppress_tokens") or ()
+    return EngineInfo(
+        max_model_len=min(options.max_model_len or context, context),
+        vocab_size=vocab_size,
+        default_sampling=sampling_defaults(generation),
+        eos_ids=read_eos_ids(generation, text_config.get("eos_token_id", config.get("eos_token_id"))),
+        suppressed_ids=tuple(int(token) for token in suppressed if 0 <= int(token) < vocab_size),
+        architecture=str(config["model_type"]),
+    )
