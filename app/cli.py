@@ -152,6 +152,17 @@ def main() -> None:
 )
 @serve_option("--force-quantization", is_flag=True, help="Serve a quantized model even if its logits differ too much.")
 @serve_option(
+    "--pack-cache/--no-pack-cache",
+    default=True,
+    show_default=True,
+    help="Keep quantized weights in ~/.cache/antiphon, so that the next start is fast.",
+)
+@serve_option(
+    "--pack-cache-gib",
+    type=click.FloatRange(0, min_open=True),
+    help="Disk space for quantized weights in GiB; those used longest ago are deleted. Default: 32.",
+)
+@serve_option(
     "--deterministic", is_flag=True, help="Generate the same tokens for the same seed under any load. Slower."
 )
 @serve_option(

@@ -1,7 +1,6 @@
 """Builds an engine core: loads the model, selects its forward pass, optimizes its layers, and sizes its KV cache."""
 
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +11,12 @@ from transformers import PreTrainedModel
 from antiphon.engine.adapters.install import install_adapter_hooks
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.registry import AdapterRegistry
-from antiphon.engine.cache.paged import PAGE_TOKENS
+from antiphon.engine.cache_budget import choose_context, limit_context, size_cache
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import LoadError
 from antiphon.engine.experts.mxfp4_checkpoint import pack_mxfp4_experts
 from antiphon.engine.experts.pack import describe_experts
-from antiphon.engine.hardware import cpu_features, free_memory, physical_cores
+from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
@@ -28,21 +27,20 @@ from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
 from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
 from antiphon.engine.optimize.pack_linears import PackingResult, pack_linears
-from antiphon.engine.optimize.quantization_error import check_similarity, compare_logits
+from antiphon.engine.optimize.quantization_error import QuantizationError, check_similarity, compare_logits
 from antiphon.engine.optimize.rms_norm import replace_norms
 from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.pack_cache.opening import open_pack_session
+from antiphon.engine.pack_cache.session import PackSession, StartChecks
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import compiler_factory
 from antiphon.engine.thread_governor import ThreadGovernor
 
 log = logging.getLogger(__name__)
 
-KV_CACHE_MEMORY_FRACTION = 0.7
-"""Fraction of the memory that is free after loading that the KV cache may take, unless ``kv_cache_gib`` is set."""
-
-MIN_CONTEXT_TOKENS = 256
-"""Context length below which a model is not served because its KV cache is too small: no agent's prompt would fit."""
+WARM_UP_TOKENS = 4
+"""Tokens of the pass that measures the memory of a token, if no other pass has run."""
 
 QUANTIZED_PROMPT_BLOCK_TOKENS = 16
 """Prompt tokens per attention block in torch if linear layers are quantized.
@@ -79,16 +77,17 @@ def build_core_from_model(
     kernels = _load_kernels(model, options) if optimize else None
     if optimize:
         pack_mxfp4_experts(model, kernels)
-    forward = _select_forward(model, options, kernels)
-    packing = _optimize(model, forward, options, kernels) if optimize else PackingResult()
+    kept = open_pack_session(checkpoint if optimize else None, options, kernels)
+    forward = _select_forward(model, options, kernels, kept.checks)
+    packing = _optimize(model, forward, options, kernels, kept) if optimize else PackingResult()
     _apply_determinism(forward, options, packing)
     adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options, kernels)
     return_freed_memory()  # before the cache is sized
     info = engine_info(model, checkpoint)
-    cache = _size_cache(forward, str(model.device), options)
+    cache = size_cache(forward, str(model.device), options)
     cache_tokens = None if cache is None else cache.tokens
     max_num_seqs = min(options.max_num_seqs, forward.max_num_seqs or options.max_num_seqs)
-    context = _limit_context(_choose_context(options.max_model_len, info.max_model_len), cache, options)
+    context = limit_context(choose_context(options.max_model_len, info.max_model_len), cache, options)
     _prepare_paged_cache(model, forward, options, cache_tokens or options.max_num_seqs * context)
     info = msgspec.structs.replace(
         info, max_model_len=context, description=_describe(info.description, packing, model, options, adapters)
@@ -128,36 +127,52 @@ def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | N
     return load_kernels()
 
 
-def _select_forward(model: PreTrainedModel, options: EngineOptions, kernels: Kernels | None) -> ForwardPass:
+def _select_forward(
+    model: PreTrainedModel, options: EngineOptions, kernels: Kernels | None, checks: StartChecks | None
+) -> ForwardPass:
     log.info("validating the forward pass")
     cuda = model.device.type == "cuda"
     if cuda:
         # cuDNN attention builds a new plan for each shape, which takes up to half a second.
         torch.backends.cuda.enable_cudnn_sdp(False)
     paged = cuda if options.paged_cache is None else options.paged_cache
-    return select_forward(model, paged=paged, kernels=kernels, context=options.max_model_len)
+    checked = None if checks is None else checks.forward
+    return select_forward(model, paged=paged, kernels=kernels, checked=checked, context=options.max_model_len)
 
 
 def _optimize(
-    model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, kernels: Kernels | None
+    model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, kernels: Kernels | None, kept: PackSession
 ) -> PackingResult:
     """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 if configured."""
+    checks = kept.checks
     replace_norms(model, kernels)
     packing = PackingResult()
     if options.pack_linears or options.quantization is not None:
-        log.info("packing weights")
-        packing = pack_linears(model, lambda: reference_logits(forward, model), options.quantization, kernels)
+        log.info("loading packed weights" if checks is not None else "packing weights")
+        packing = pack_linears(model, lambda: reference_logits(forward, model), options.quantization, kernels, kept)
         if kernels is not None:
             fuse_layers_and_rotary(model, kernels)
             fuse_decoder_layers(model, kernels)
     if options.quantization is not None and not packing.description:
         raise LoadError("this model cannot be quantized here (see the log); leave --quantization out")
     notes = [packing.description, describe_experts(model), *_use_fp16_cache(forward, options)]
-    if options.quantization is not None and packing.logits_before is not None:
-        error = compare_logits(reference_logits(forward, model), packing.logits_before)
+    if options.quantization is not None:
+        error = _measure_error(model, forward, packing, checks)
         check_similarity(options.quantization, error.similarity, force=options.force_quantization)
         notes.append(str(error))
+        kept.finish(StartChecks(type(forward).__name__, [list(names) for names in packing.groups], *error))
     return packing._replace(description=", ".join(note for note in notes if note))
+
+
+def _measure_error(
+    model: PreTrainedModel, forward: ForwardPass, packing: PackingResult, checks: StartChecks | None
+) -> QuantizationError:
+    """Returns the error of the quantized model, from an earlier start if that has measured it."""
+    if packing.logits_before is not None:
+        return compare_logits(reference_logits(forward, model), packing.logits_before)
+    assert checks is not None  # otherwise the model has run before it was packed
+    reference_logits(forward, model, WARM_UP_TOKENS)
+    return QuantizationError(checks.similarity, checks.agreement)
 
 
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
@@ -200,81 +215,6 @@ def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: Pa
         alignment = 1 if forward.uses_kernels else QUANTIZED_PROMPT_BLOCK_TOKENS
         alignment = max(alignment, forward.prompt_alignment)
         forward.make_deterministic(independent_rows=True, prompt_alignment=alignment)
-
-
-class _CacheBudget(msgspec.Struct, frozen=True):
-    """Capacity of the KV cache in tokens, and what determines it."""
-
-    tokens: int
-    bytes_per_token: int
-    page_tokens: int
-    state_tokens: int = 0
-
-    @property
-    def context(self) -> int:
-        """Tokens of one sequence that fit, next to its states."""
-        return max(self.tokens - self.state_tokens, 0)
-
-    def gib_for(self, context: int) -> str:
-        """Returns the GiB that hold this context, as a value for `--kv-cache-gib`: three digits, rounded up."""
-        pages = -(-(context + self.state_tokens) // self.page_tokens)
-        gib = pages * self.page_tokens * self.bytes_per_token / 2**30
-        decimals = max(2, 2 - math.floor(math.log10(gib)))
-        return f"{math.ceil(gib * 10**decimals) / 10**decimals:.{decimals}f}"
-
-
-def _size_cache(forward: ForwardPass, device: str, options: EngineOptions) -> _CacheBudget | None:
-    """Returns the capacity of the KV cache, in whole pages if it is paged; None if memory is unknown."""
-    if not isinstance(forward, VarlenForward | SequentialForward) or not forward.bytes_per_token:
-        return None
-    free = free_memory(device)
-    budget = None if free is None else free * KV_CACHE_MEMORY_FRACTION / options.kv_cache_share
-    if options.kv_cache_gib is not None:
-        budget = options.kv_cache_gib * 2**30
-    if budget is None:
-        return None
-    page_tokens = PAGE_TOKENS if forward.is_paged else 1
-    tokens = int(budget / forward.bytes_per_token)
-    return _CacheBudget(tokens - tokens % page_tokens, forward.bytes_per_token, page_tokens, forward.state_tokens)
-
-
-def _choose_context(requested: int | None, supported: int) -> int:
-    """Returns the requested context length in tokens, but at most what the model supports."""
-    if requested is not None and requested > supported:
-        log.warning("the context of %d tokens is cut to %d, the model's own", requested, supported)
-    return min(requested or supported, supported)
-
-
-def _limit_context(context: int, cache: _CacheBudget | None, options: EngineOptions) -> int:
-    """Returns the context length that fits into the cache.
-
-    Raises :class:`LoadError` if a context that was asked for does not fit, or not even a useful one.
-    """
-    if cache is None or cache.context >= context:
-        return context
-    required = context if options.max_model_len is not None else min(context, MIN_CONTEXT_TOKENS)
-    if cache.context < required:
-        raise LoadError(_describe_missing_cache(required, cache, options))
-    remedy = f"; --kv-cache-gib {cache.gib_for(context)} fits all of it" if options.kv_cache_gib is not None else ""
-    log.warning(
-        "KV cache memory limits the context to %d tokens (the model supports %d)%s", cache.context, context, remedy
-    )
-    return cache.context
-
-
-def _describe_missing_cache(required: int, cache: _CacheBudget, options: EngineOptions) -> str:
-    """Returns the error for a cache that is smaller than the required context."""
-    needed = cache.gib_for(required)
-    shorter = f", or lower --max-model-len to {cache.context} or less" if cache.context >= MIN_CONTEXT_TOKENS else ""
-    if options.kv_cache_gib is not None:
-        return (
-            f"a context of {required} tokens needs a KV cache of {needed} GiB, and --kv-cache-gib "
-            f"{options.kv_cache_gib:g} holds {cache.context} tokens; raise --kv-cache-gib to {needed}{shorter}"
-        )
-    return (
-        f"a context of {required} tokens needs a KV cache of {needed} GiB, and the free memory holds "
-        f"{cache.context} tokens; free some memory{shorter}, or choose a smaller model"
-    )
 
 
 def _prepare_paged_cache(model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, tokens: int) -> None:

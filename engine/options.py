@@ -30,6 +30,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     force_quantization: bool = False
     """Serves a quantized model even if its logits are far from those of fp32."""
     deterministic: bool = False
+    pack_cache: bool = True
+    """Keeps the weights that were quantized on disk, so that a second start maps them into memory."""
+    pack_cache_gib: float = 32.0
+    """Largest size of all packed weights on disk in GiB; those used longest ago are deleted."""
     """Makes a job with a given seed produce the same tokens, alone and in any batch."""
     max_model_len: int | None = None
     """Context length in tokens; it must fit into the KV cache. None: the model's own, which is also the maximum, or as

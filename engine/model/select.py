@@ -44,17 +44,22 @@ def select_forward(
     *,
     paged: bool = False,
     kernels: Kernels | None = None,
+    checked: str | None = None,
     context: int | None = None,
 ) -> ForwardPass:
     """The varlen pass if it supports the model and its logits match the sequential pass, else the sequential pass.
 
     ``paged`` requests paged caches; they are used if the logits match with them too. The varlen pass may use
-    ``kernels``. ``context`` is the number of tokens to serve, None for the model's own.
+    ``kernels``. ``checked`` is the class of the pass whose logits matched in an earlier start of the same model.
+    ``context`` is the number of tokens to serve, None for the model's own.
     """
     sequential = SequentialForward(model)
     is_recurrent = has_recurrent_layers(model)
     rope_limit = exceeds_rope_limit(model.config.get_text_config(decoder=True), context)
     reason = explain_unpackable(model, RECURRENT_LAYER_TYPES if is_recurrent else set(), rope_limit)
+    if reason is None and checked == VarlenForward.__name__ and not (paged or is_recurrent or rope_limit):
+        model.set_attn_implementation(ATTENTION_NAME)
+        return VarlenForward(model, _sliding_windows(model), None, kernels)
     if reason is None:
         original = model.config._attn_implementation
         try:

@@ -120,6 +120,11 @@ class CompiledLinear:
         return product
 
     @property
+    def packed(self) -> PackedWeight | PackedHalfWeight:
+        """The packed weight."""
+        return self._matrix
+
+    @property
     def fields(self) -> tuple[int, ...]:
         """Fields of ``struct packed_weight`` in ``decoder_layer.c``."""
         if not isinstance(self._matrix, PackedHalfWeight):
@@ -145,26 +150,30 @@ def build_exact_linear(weight: WeightRows, bias: Tensor | None, kernels: Kernels
     return OneDnnLinear(weight.to_fp32(), bias)
 
 
-def build_int8_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
-    """Returns a layer with compiled kernels if these support it, otherwise with fbgemm.
+def build_int8_linear(
+    weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None, packed: PackedInt8Weight | None = None
+) -> LinearKernel:
+    """Returns a layer with compiled kernels if these support it, otherwise with fbgemm. ``packed`` saves packing.
 
     Raises :class:`UnusableKernelError`, or torch's error where fbgemm is missing.
     """
     if kernels is not None and kernels.supports_int8_linear(weight):
-        compiled = _build_compiled_linear(kernels.pack_int8_weight(weight), weight, bias, kernels)
+        compiled = _build_compiled_linear(packed or kernels.pack_int8_weight(weight), weight, bias, kernels)
         if compiled is not None:
             return compiled
     return FbgemmInt8Linear(weight.float() if isinstance(weight, Tensor) else weight.to_fp32(), bias)
 
 
-def build_int4_linear(weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None) -> LinearKernel:
-    """Returns a layer with compiled kernels if these support it, otherwise with torch.
+def build_int4_linear(
+    weight: Tensor | WeightRows, bias: Tensor | None, kernels: Kernels | None, packed: PackedInt4Weight | None = None
+) -> LinearKernel:
+    """Returns a layer with compiled kernels if these support it, otherwise with torch. ``packed`` saves packing.
 
     Raises :class:`UnusableKernelError`. A kernel is compared with the rounded weight: how far that is from the
     original depends on the weight, and shows in the model's logits.
     """
     if kernels is not None and kernels.supports_int4_linear(weight):
-        packed = kernels.pack_int4_weight(weight)
+        packed = packed or kernels.pack_int4_weight(weight)
         compiled = _build_compiled_linear(packed, packed, bias, kernels)
         if compiled is not None:
             return compiled

@@ -108,6 +108,8 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "kv_cache_dtype": (["--kv-cache-dtype", "float16"], {"engine.kv_cache_dtype": "float16"}),
     "quantization": (["--quantization", "int4"], {"engine.quantization": "int4"}),
     "force_quantization": (["--force-quantization"], {"engine.force_quantization": True}),
+    "pack_cache": (["--no-pack-cache"], {"engine.pack_cache": False}),
+    "pack_cache_gib": (["--pack-cache-gib", "1.5"], {"engine.pack_cache_gib": 1.5}),
     "deterministic": (["--deterministic"], {"engine.deterministic": True}),
     "reasoning_output": (["--reasoning-output", "both"], {"settings.reasoning_output": "both"}),
     "store": (["--store", "a/b.db"], {"settings.store_file": Path("a/b.db")}),

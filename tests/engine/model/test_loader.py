@@ -147,7 +147,7 @@ def test_free_memory_that_is_too_small_for_the_context_is_refused(
     checkpoint_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update_json(checkpoint_copy / "config.json", max_position_embeddings=1024)
-    monkeypatch.setattr("antiphon.engine.builder.free_memory", lambda _: 100 * BYTES_PER_TOKEN)
+    monkeypatch.setattr("antiphon.engine.cache_budget.free_memory", lambda _: 100 * BYTES_PER_TOKEN)
     message = catch_load_error(lambda: build_core(checkpoint_copy, EngineOptions()))
     assert "a context of 256 tokens needs" in message and "free memory" in message
     assert "--kv-cache-gib" not in message

@@ -84,13 +84,13 @@ def test_at_most_one_weight_is_in_memory_in_fp32_while_packing(
     folder = save_checkpoint(tmp_path, "qwen3")
     smallest = 32 * 48  # of the weights of linear layers
     counts: list[int] = []
-    build = pack_linears._build_kernel
+    build = pack_linears.GroupPacker.build_kernel
 
     def count_and_build(*args: Any) -> Any:
         counts.append(count_large_tensors(smallest))
         return build(*args)
 
-    monkeypatch.setattr(pack_linears, "_build_kernel", count_and_build)
+    monkeypatch.setattr(pack_linears.GroupPacker, "build_kernel", count_and_build)
     gc.freeze()  # what exists already is not counted, nor looked at
     request.addfinalizer(gc.unfreeze)
     build_quantized_core(folder, form)

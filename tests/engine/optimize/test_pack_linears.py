@@ -165,7 +165,7 @@ def test_layers_are_merged_or_packed_only_where_equivalent(use: Any, layer_types
     assert result.is_complete == (nn.Linear not in layer_types)
 
 
-@pytest.mark.parametrize("function", ["plan_packing", "_build_kernel"])
+@pytest.mark.parametrize("function", ["plan_packing", "GroupPacker.build_kernel"])
 def test_failed_packing_leaves_the_model_unchanged(
     function: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,139 @@
+"""Finds the linear layers of a model that can be packed, and those that can be merged.
+
+A dry run tells: the model runs once with stand-ins. It shows which layers the model only calls, and which of them are
+always called with the same tensor. A layer whose weight the model reads itself, as some routers' are, stays unchanged.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from antiphon.engine.optimize.replace import relative_error, set_submodule
+from antiphon.engine.optimize.verification import UnusableKernelError
+
+log = logging.getLogger(__name__)
+
+MERGED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers of one parent that may share their input, and can then be merged."""
+
+DRY_RUN_RTOL = 1e-3
+"""Largest relative error of the logits in the dry run."""
+
+RunModel = Callable[[], Tensor]
+"""Runs the model on a fixed text and returns the logits (tokens, vocabulary)."""
+
+
+def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel, expected: Tensor) -> list[list[str]]:
+    """Returns the layers to pack, by dry runs: groups of layers that share their input, and groups of one.
+
+    A layer whose weight or bias the model reads itself is in no group. If the model does not run with merged layers,
+    none are merged. Raises :class:`UnusableKernelError` if the logits differ, or the model's own error.
+    """
+    candidates = _candidate_groups(linears)
+    try:
+        return _run_dry(model, linears, candidates, run, expected)
+    except Exception:
+        if not candidates:
+            raise
+        log.debug("the dry run with merged layers failed", exc_info=True)
+    return _run_dry(model, linears, [], run, expected)
+
+
+def _run_dry(
+    model: nn.Module, linears: dict[str, nn.Linear], candidates: list[list[str]], run: RunModel, expected: Tensor
+) -> list[list[str]]:
+    """Implements :func:`plan_packing` for these candidates of merged groups."""
+    stand_ins = {name: _LinearStandIn(layer) for name, layer in linears.items()}
+    watchers = [_CallWatcher([stand_ins[name] for name in names]) for names in candidates]
+    try:
+        for name, stand_in in stand_ins.items():
+            set_submodule(model, name, stand_in)
+        logits = run()
+    finally:
+        for name, layer in linears.items():
+            set_submodule(model, name, layer)
+            stand_ins[name].watcher = None  # the reference cycle would keep the original weights
+    error = relative_error(logits, expected)
+    if not error <= DRY_RUN_RTOL:
+        raise UnusableKernelError(f"the dry run's logits differ by {error:.2g}")
+    groups = [names for names, watcher in zip(candidates, watchers, strict=True) if watcher.is_shared]
+    merged = {name for names in groups for name in names}
+    callable_only = (name for name, stand_in in stand_ins.items() if not stand_in.was_read)
+    return [*groups, *([name] for name in callable_only if name not in merged)]
+
+
+class _CallWatcher:
+    """Records whether its layers are always called in turn, with the same tensor, which is not changed in between."""
+
+    def __init__(self, members: list["_LinearStandIn"]) -> None:
+        self._shared = True
+        self._members = members
+        for member in members:
+            member.watcher = self
+        self._waiting: list[_LinearStandIn] = []
+        self._input: Tensor | None = None
+        self._copy: Tensor | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all calls shared their input, the last round included every layer, and no weight was read."""
+        return self._shared and not self._waiting and not any(member.was_read for member in self._members)
+
+    def record_call(self, member: "_LinearStandIn", x: Tensor) -> None:
+        if not self._waiting:
+            self._waiting, self._input, self._copy = list(self._members), x, x.clone()
+        same = x is self._input and self._copy is not None and torch.equal(x, self._copy)
+        if not same or member not in self._waiting:
+            self._shared = False
+        self._waiting = [other for other in self._waiting if other is not member]
+        if not self._waiting:
+            self._input = self._copy = None
+
+
+class _LinearStandIn(nn.Module):
+    """A linear layer that records whether the model reads its parameters, which a packed layer does not have.
+
+    In a group, its results are views, as those of a merged layer are.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.watcher: _CallWatcher | None = None
+        self.was_read = False
+        self._layer = [layer]  # in a list, so that torch does not register it as a submodule
+
+    @property
+    def weight(self) -> Tensor:
+        """Returns the layer's weight and records the access."""
+        self.was_read = True
+        return self._layer[0].weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Returns the layer's bias and records the access."""
+        self.was_read = True
+        return self._layer[0].bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self._layer[0](x)
+        if self.watcher is None:
+            return result
+        self.watcher.record_call(self, x)
+        return torch.cat([result, result], -1)[..., : self.out_features]
+
+
+def _candidate_groups(linears: dict[str, nn.Linear]) -> list[list[str]]:
+    """Returns the groups of :data:`MERGED_NAMES` whose layers have the same inputs, and either all a bias or none."""
+    groups = []
+    for family in MERGED_NAMES:
+        for first in [name for name in linears if name.rpartition(".")[2] == family[0]]:
+            parent = first[: -len(family[0])]
+            names = [parent + name for name in family]
+            layers = [linears[name] for name in names if name in linears]
+            are_compatible = len({(layer.in_features, layer._parameters["bias"] is None) for layer in layers}) == 1
+            if len(layers) == len(names) and are_compatible:
+                groups.append(names)
+    return groups

@@ -1,0 +1,161 @@
+"""The packed weights of one start: loads them from a file, or collects and writes them.
+
+Two files belong to a model in a form. ``KEY.packed`` holds its packed weights, ``KEY-CHECKS.json`` what the checks of
+an earlier start have found: with the same code, libraries and options, they need not run again.
+"""
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from antiphon.engine.errors import one_line
+from antiphon.engine.kernels.int4_layout import PackedInt4Weight
+from antiphon.engine.kernels.int8_layout import PackedInt8Weight
+from antiphon.engine.pack_cache.folder import CHECKS_SUFFIX, PACK_SUFFIX, delete_pack, make_room, mark_used
+from antiphon.engine.pack_cache.pack_file import DamagedPackError, PackEntry, PackFile, PackFileWriter
+
+log = logging.getLogger(__name__)
+
+WEIGHT_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (PackedInt8Weight, PackedInt4Weight)}
+"""Classes of packed weights, named tuples of tensors and numbers, by the names that stand for them in files."""
+
+
+class StartChecks(msgspec.Struct, frozen=True):
+    """Results of the checks of a start."""
+
+    forward: str
+    """Class of the forward pass whose logits matched."""
+    groups: list[list[str]]
+    """Linear layers to pack, and to merge."""
+    similarity: float
+    """Cosine similarity of the logits to those in fp32."""
+    agreement: float
+    """Share of the tokens of which the most likely one is the same."""
+
+
+class PackSession:
+    """Packed weights and checks of one model in one form.
+
+    Without a folder nothing is loaded or written. A fault of a file ends the use of the cache with one line in the log:
+    it never ends the start.
+    """
+
+    def __init__(self, folder: Path | None, key: str = "", checks_key: str = "", limit_bytes: int = 0) -> None:
+        self._folder, self._limit_bytes = folder, limit_bytes
+        self._pack_path = Path(folder or "", f"{key}{PACK_SUFFIX}")
+        self._checks_path = Path(folder or "", f"{key}-{checks_key}{CHECKS_SUFFIX}")
+        self._file = None if folder is None else self._open_file()
+        self._writer: PackFileWriter | None = None
+        self._finishing: threading.Thread | None = None
+        self.checks = None if self._file is None else self._read_checks()
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if there is a file of packed weights to load."""
+        return self._file is not None
+
+    def _open_file(self) -> PackFile | None:
+        try:
+            file = PackFile(self._pack_path)
+        except FileNotFoundError:
+            return None
+        except (OSError, DamagedPackError) as error:
+            self._drop_file(error)
+            return None
+        mark_used(self._pack_path)
+        return file
+
+    def _drop_file(self, error: Exception) -> None:
+        log.warning("%s is packed again: %s", self._pack_path, one_line(error))
+        delete_pack(self._pack_path)
+
+    def _read_checks(self) -> StartChecks | None:
+        try:
+            return msgspec.json.decode(self._checks_path.read_bytes(), type=StartChecks)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def load(self, name: str) -> Any:
+        """Returns the packed weight of this name, mapped read-only; None if there is none."""
+        entry = self.load_entry(name)
+        cls = None if entry is None else WEIGHT_CLASSES.get(entry.details.get("class", ""))
+        if entry is None or cls is None:
+            return None
+        numbers = {field: value for field, value in entry.details.items() if field != "class"}
+        return cls(**numbers, **entry.tensors)
+
+    def load_entry(self, name: str) -> PackEntry | None:
+        """Returns the tensors of this name, mapped read-only; None if there are none."""
+        if self._file is None:
+            return None
+        try:
+            return self._file.load(name)
+        except (DamagedPackError, ValueError, TypeError, AttributeError) as error:
+            self._drop_file(error)
+            self._file = self.checks = None
+            return None
+
+    def begin(self, expected_bytes: int) -> None:
+        """Prepares to store the weights of a model that is packed now. They take about ``expected_bytes``."""
+        if self._folder is None or self._file is not None:
+            return
+        try:
+            reason = make_room(self._folder, expected_bytes, self._limit_bytes)
+            if reason is None:
+                self._writer = PackFileWriter(self._pack_path)
+                return
+        except OSError as error:
+            reason = one_line(error)
+        log.warning("the packed weights are not kept: %s", reason)
+
+    def store(self, name: str, packed: Any) -> None:
+        """Writes a packed weight, a named tuple whose class is in :data:`WEIGHT_CLASSES`."""
+        if type(packed).__name__ not in WEIGHT_CLASSES:
+            return
+        fields = packed._asdict()
+        tensors = {field: value for field, value in fields.items() if hasattr(value, "data_ptr")}
+        details = {field: value for field, value in fields.items() if field not in tensors}
+        self.store_entry(name, PackEntry(tensors, details | {"class": type(packed).__name__}))
+
+    def store_entry(self, name: str, entry: PackEntry) -> None:
+        """Writes tensors under a name."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.add(name, entry)
+        except OSError as error:
+            self._abandon(error)
+
+    def _abandon(self, error: OSError) -> None:
+        log.warning("the packed weights are not kept: %s", one_line(error))
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.discard()
+
+    def finish(self, checks: StartChecks | None) -> None:
+        """Completes the file and the results of checks in a thread: waiting for the disk would delay the start."""
+        if self._folder is None or (self._writer is None and (self._file is None or self.checks is not None)):
+            return
+        self._finishing = threading.Thread(target=self._write_files, args=(checks,), name="pack-cache", daemon=True)
+        self._finishing.start()
+
+    def wait(self) -> None:
+        """Waits until the files are written."""
+        if self._finishing is not None:
+            self._finishing.join()
+
+    def _write_files(self, checks: StartChecks | None) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.commit()
+            if checks is not None:
+                unfinished = self._checks_path.with_name(f"{self._checks_path.name}.{os.getpid()}.tmp")
+                unfinished.write_text(json.dumps(msgspec.to_builtins(checks)), encoding="utf-8")
+                unfinished.replace(self._checks_path)
+        except OSError as error:
+            self._abandon(error)

@@ -1,0 +1,170 @@
+"""The folder of packed files: its limit, faults of the disk, and the keys of its files."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import save_file
+
+from antiphon.engine.kernels.int4_layout import pack_int4_weight
+from antiphon.engine.kernels.int8_layout import pack_int8_weight
+from antiphon.engine.options import EngineOptions
+from antiphon.engine.pack_cache import folder as pack_folder
+from antiphon.engine.pack_cache.fingerprint import hash_checks, hash_layout, hash_model
+from antiphon.engine.pack_cache.folder import find_pack_folder
+from antiphon.engine.pack_cache.pack_file import PackFileWriter
+from antiphon.engine.pack_cache.session import PackSession, StartChecks
+
+CHECKS = StartChecks("VarlenForward", [["a", "b"], ["c"]], 0.99, 0.5)
+LIMIT_BYTES = 1 << 20
+
+
+def keep_weights(folder: Path, key: str, checks: StartChecks | None = CHECKS) -> dict[str, Any]:
+    """Runs a first start that packs two weights. Returns them by name."""
+    weight = torch.randn(40, 64)
+    packed = {"int8 a b": pack_int8_weight(weight, 8, 128), "int4 c": pack_int4_weight(weight, 8)}
+    session = PackSession(folder, key, "checks", LIMIT_BYTES)
+    session.begin(100)
+    for name, value in packed.items():
+        session.store(name, value)
+    session.finish(checks)
+    session.wait()
+    return packed
+
+
+def test_second_start_finds_weights_and_checks(tmp_path: Path) -> None:
+    packed = keep_weights(tmp_path, "key")
+    session = PackSession(tmp_path, "key", "checks", LIMIT_BYTES)
+    assert session.is_loaded and session.checks == CHECKS and session.load("int8 c") is None
+    for name, expected in packed.items():
+        loaded = session.load(name)
+        assert type(loaded) is type(expected)
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(loaded, expected, strict=True))
+
+
+def test_other_checks_keep_the_weights_and_are_added(tmp_path: Path) -> None:
+    keep_weights(tmp_path, "key")
+    session = PackSession(tmp_path, "key", "other", LIMIT_BYTES)
+    assert session.is_loaded and session.checks is None
+    session.begin(100)
+    session.finish(CHECKS)
+    session.wait()
+    assert PackSession(tmp_path, "key", "other", LIMIT_BYTES).checks == CHECKS
+    assert PackSession(tmp_path, "key", "checks", LIMIT_BYTES).checks == CHECKS
+
+
+def test_damaged_file_is_deleted_with_its_checks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep_weights(tmp_path, "key")
+    path = tmp_path / "key.packed"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not PackSession(tmp_path, "key", "checks", LIMIT_BYTES).is_loaded
+    assert not list(tmp_path.iterdir())
+    assert len(caplog.messages) == 1 and "is packed again" in caplog.text
+
+
+def test_weight_that_is_damaged_ends_the_use_of_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep_weights(tmp_path, "key")
+    path = tmp_path / "key.packed"
+    content = bytearray(path.read_bytes())
+    content[64] ^= 1
+    path.write_bytes(content)
+    session = PackSession(tmp_path, "key", "checks", LIMIT_BYTES)
+    assert session.load("int8 a b") is None and session.load("int4 c") is None
+    assert session.checks is None and not path.exists() and len(caplog.messages) == 1
+
+
+def test_files_used_longest_ago_make_room(tmp_path: Path) -> None:
+    for age, key in ((50, "c"), (300, "a"), (200, "b")):
+        keep_weights(tmp_path, key)
+        os.utime(tmp_path / f"{key}.packed", (1e9 - age, 1e9 - age))
+    size = (tmp_path / "a.packed").stat().st_size
+    assert PackSession(tmp_path, "a", "checks", LIMIT_BYTES).is_loaded, "it is now the one used last"
+    session = PackSession(tmp_path, "d", "checks", 3 * size)
+    session.begin(size)
+    session.finish(None)
+    session.wait()
+    assert {path.name for path in tmp_path.glob("*.packed")} == {"a.packed", "c.packed", "d.packed"}
+    assert not list(tmp_path.glob("b-*"))
+
+
+def test_weights_above_the_limit_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = PackSession(tmp_path, "key", "checks", 1000)
+    session.begin(1001)
+    session.store("int4 a", pack_int4_weight(torch.randn(8, 64), 8))
+    session.finish(CHECKS)
+    session.wait()
+    assert not list(tmp_path.iterdir()) and "--pack-cache-gib" in caplog.text and len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("method", ["add", "commit"])
+def test_full_disk_costs_one_line_in_the_log(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PackFileWriter, method, fail)
+    keep_weights(tmp_path, "key")
+    assert not list(tmp_path.iterdir())
+    assert len(caplog.messages) == 1 and "No space left on device" in caplog.text
+
+
+def test_disk_that_is_nearly_full_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pack_folder, "MIN_FREE_DISK_BYTES", 1 << 60)
+    keep_weights(tmp_path, "key")
+    assert not list(tmp_path.iterdir()) and "GiB left" in caplog.text
+
+
+def test_unfinished_files_of_ended_processes_are_deleted(tmp_path: Path) -> None:
+    old, new = tmp_path / "x.packed.1.tmp", tmp_path / "y.packed.2.tmp"
+    for path in (old, new):
+        path.write_bytes(b"unfinished")
+    os.utime(old, (1e9, 1e9))
+    keep_weights(tmp_path, "key")
+    assert new.exists() and not old.exists()
+
+
+def test_session_without_a_folder_keeps_nothing() -> None:
+    session = PackSession(None)
+    session.begin(1)
+    session.store("int4 a", pack_int4_weight(torch.randn(8, 64), 8))
+    session.finish(CHECKS)
+    assert session.load("int4 a") is None and session.checks is None and not session.is_loaded
+
+
+def test_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_pack_folder() == tmp_path / "antiphon" / "packed"
+    (tmp_path / "antiphon").chmod(0o777)
+    assert find_pack_folder() is None
+
+
+def write_model(folder: Path, value: float, time_ns: int = 10**18) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file({"weight": torch.full((1000, 1000), value)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    os.utime(folder / "model.safetensors", ns=(time_ns, time_ns))
+    return folder
+
+
+def test_hash_of_a_model_does_not_depend_on_its_place_and_sees_any_change(tmp_path: Path) -> None:
+    first = hash_model(write_model(tmp_path / "a", 1.0))
+    assert hash_model(write_model(tmp_path / "b", 1.0)) == first
+    assert hash_model(write_model(tmp_path / "b", 2.0)) != first, "other weights with the same size and time"
+    assert hash_model(write_model(tmp_path / "b", 1.0, 10**18 + 1)) != first
+    (tmp_path / "a" / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert hash_model(tmp_path / "a") != first
+
+
+def test_hashes_differ_by_form_cpu_and_options() -> None:
+    assert len({hash_layout(*kind) for kind in (("int8", 16, 127), ("int4", 16, 127), ("int8", 8, 127))}) == 3
+    assert hash_layout("int8", 16, 63) != hash_layout("int8", 16, 127) == hash_layout("int8", 16, 127)
+    assert hash_checks(EngineOptions(quantization="int8")) != hash_checks(EngineOptions(quantization="int4"))
+    assert hash_checks(EngineOptions()) == hash_checks(EngineOptions(max_num_seqs=3))
