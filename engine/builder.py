@@ -53,8 +53,13 @@ therefore be the same however a prompt is chunked. Larger blocks make longer ste
 def build_core(path: Path, options: EngineOptions) -> Core:
     """Loads the model in a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
     torch.set_num_threads(options.threads or physical_cores())
-    quantizes = options.quantization is not None
-    model, checkpoint = load_model(path, device=options.device, dtype=options.dtype, to_quantize=quantizes)
+    model, checkpoint = load_model(
+        path,
+        device=options.device,
+        dtype=options.dtype,
+        to_quantize=options.quantization is not None,
+        keeps_16_bits=options.pack_linears and options.compile_kernels,
+    )
     return build_core_from_model(model, checkpoint, options, optimize=True)
 
 

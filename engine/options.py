@@ -16,7 +16,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     """`cpu`, `cuda` or `cuda:1`. None: the first CUDA device, or the CPU if there is none."""
     dtype: str | None = None
-    """Type of the weights. None: float32 on a CPU, bfloat16 on a GPU."""
+    """Type of the weights. None: bfloat16 on a GPU; on a CPU float32, but weights that are stored in 16 bits and are
+    multiplied by compiled kernels stay as they are, with float32 activations."""
     threads: int | None = None
     """CPU threads of torch. None: one for each physical core that this process may use, and fewer while other processes
     compete for the cores."""
@@ -29,11 +30,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     output layer stays int8. fp32 on a CPU only."""
     force_quantization: bool = False
     """Serves a quantized model even if its logits are far from those of fp32."""
-    deterministic: bool = False
     pack_cache: bool = True
     """Keeps the weights that were quantized on disk, so that a second start maps them into memory."""
     pack_cache_gib: float = 32.0
     """Largest size of all packed weights on disk in GiB; those used longest ago are deleted."""
+    deterministic: bool = False
     """Makes a job with a given seed produce the same tokens, alone and in any batch."""
     max_model_len: int | None = None
     """Context length in tokens; it must fit into the KV cache. None: the model's own, which is also the maximum, or as

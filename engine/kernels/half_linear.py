@@ -51,10 +51,16 @@ def pack_half_weight(weight: Tensor | WeightRows, lanes: int) -> PackedHalfWeigh
         end = min(first + OUTPUTS_PER_CHUNK, padded_outputs)
         chunk = torch.zeros((end - first, padded_inputs), dtype=rows.dtype)
         _copy_rows(rows, first, end, chunk)
-        packed[first // lanes : end // lanes] = chunk.view(integer).unflatten(0, (-1, lanes)).transpose(1, 2)
+        packed[first // lanes : end // lanes] = chunk.view(integer).view(-1, lanes, packed.shape[1]).transpose(1, 2)
         rows.release_rows(first, end)
     weights = packed[..., None].view(rows.dtype)
     return PackedHalfWeight(inputs, outputs, weights if group == 2 else weights[..., 0])
+
+
+def unpack_half_weight(packed: PackedHalfWeight) -> Tensor:
+    """Returns the weight (outputs, inputs) in fp32."""
+    weights = packed.weights[..., None] if packed.is_fp16 else packed.weights
+    return weights.transpose(1, 2).flatten(2).flatten(0, 1)[: packed.outputs, : packed.inputs].float()
 
 
 def _copy_rows(rows: WeightRows, first: int, end: int, to: Tensor) -> None:

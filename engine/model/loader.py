@@ -20,8 +20,11 @@ from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
 from antiphon.engine.experts.pack import hold_all_experts
 from antiphon.engine.hardware import free_memory
+from antiphon.engine.kernels.half_linear import HALF_DTYPES
+from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
+from antiphon.engine.model.mixed_types import find_fp32_names, has_names, keep_in_fp32
 from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -34,18 +37,24 @@ NATIVE_FP8_CAPABILITY = (8, 9)
 STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Types of weights in safetensors files that can stay there until they are used."""
 
-MAPPED_ITEMSIZE = 1
+QUANTIZED_ITEMSIZE = 1
 """Bytes of a weight that a model to quantize needs at most, if its large weights stay in the files until packed."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
-    path: Path, *, device: str | None = None, dtype: str | None = None, to_quantize: bool = False
+    path: Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    to_quantize: bool = False,
+    keeps_16_bits: bool = False,
 ) -> tuple[PreTrainedModel, Checkpoint]:
     """Loads a local folder. ``device`` is cpu or cuda, ``dtype`` one of ``DTYPES``. Raises :class:`LoadError`.
 
-    A model ``to_quantize`` on a CPU keeps its large weights in the files until they are packed, where possible.
+    A model ``to_quantize`` on a CPU keeps its large weights in the files until they are packed, where possible. So does
+    a model in bf16 or fp16 that ``keeps_16_bits``, if no ``dtype`` is given and compiled kernels can multiply by them.
     """
     checkpoint = inspect_checkpoint(path)
     model_class = choose_model_class(checkpoint)
@@ -55,13 +64,15 @@ def load_model(
         raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
     torch_dtype = torch_dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     unpacks = unpacks_weights(checkpoint, device)
-    stored_dtype = _mappable_dtype(checkpoint) if to_quantize and device == "cpu" else None
-    maps_weights = stored_dtype is not None and torch_dtype == torch.float32
-    check_memory(
-        checkpoint, MAPPED_ITEMSIZE if maps_weights else torch_dtype.itemsize, free_memory(device), unpacks=unpacks
+    stored_dtype = _mappable_dtype(checkpoint) if device == "cpu" and torch_dtype == torch.float32 else None
+    if not to_quantize and not (keeps_16_bits and dtype is None and _has_kernels_for(stored_dtype)):
+        stored_dtype = None
+    itemsize = (
+        QUANTIZED_ITEMSIZE if stored_dtype is not None and to_quantize else (stored_dtype or torch_dtype).itemsize
     )
+    check_memory(checkpoint, itemsize, free_memory(device), unpacks=unpacks)
     try:
-        if stored_dtype is not None and maps_weights:
+        if stored_dtype is not None:
             model, missing = _load_mapped(model_class, checkpoint, stored_dtype)
         else:
             model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
@@ -111,16 +122,26 @@ def _mappable_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
     elements = {name: count for name, count in checkpoint.elements_by_dtype.items() if name in STORED_DTYPES}
     if checkpoint.quantization_method not in {None, "mxfp4"} or not elements:
         return None
+    if {"BF16", "F16"} <= elements.keys():  # one of them would be rounded
+        return None
     return STORED_DTYPES.get(max(elements, key=lambda name: elements[name]))
+
+
+def _has_kernels_for(stored_dtype: torch.dtype | None) -> bool:
+    """Tells whether compiled kernels multiply by weights of this type as they are."""
+    return stored_dtype in HALF_DTYPES and load_kernels() is not None
 
 
 def _load_mapped(
     model_class: Any, checkpoint: Checkpoint, stored_dtype: torch.dtype
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model in fp32, with the weights of linear layers and embeddings still in the files."""
-    model, missing = _load_pretrained(model_class, checkpoint, stored_dtype, "cpu")
-    if not has_exact_buffers(model):
-        log.debug("%s computes some buffers in the type of its weights; it is loaded as a whole", checkpoint.path)
+    is_mixed = stored_dtype != torch.float32 and "F32" in checkpoint.elements_by_dtype
+    fp32_names = find_fp32_names(checkpoint) if is_mixed else []
+    with keep_in_fp32(fp32_names):
+        model, missing = _load_pretrained(model_class, checkpoint, stored_dtype, "cpu")
+    if not has_exact_buffers(model) or not has_names(model, fp32_names):
+        log.debug("%s has weights or buffers that would be rounded; it is loaded as a whole", checkpoint.path)
         del model
         return _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
     hold_all_experts(model)

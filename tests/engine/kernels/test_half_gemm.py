@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.kernels.half_linear import HALF_DTYPES, pack_half_weight
+from antiphon.engine.kernels.half_linear import HALF_DTYPES, pack_half_weight, unpack_half_weight
 from antiphon.engine.kernels.weight_rows import WeightRows
 from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_kernels
 
@@ -112,10 +112,10 @@ def test_non_finite_rows_affect_only_themselves(compiled_kernels: Kernels, dtype
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_packed_weight_takes_two_bytes_for_each_weight_and_keeps_its_bits(dtype: torch.dtype, lanes: int) -> None:
     weight = make_random_matrix(1088, 96).to(dtype)
-    packed = pack_half_weight(weight, lanes).weights
-    assert packed.nbytes == 2 * weight.numel() and packed.dtype == dtype
-    pairs = packed.unflatten(1, (-1, 2)).transpose(2, 3) if dtype == torch.float16 else packed
-    assert torch.equal(pairs.permute(0, 2, 1, 3).reshape(weight.shape), weight)
+    packed = pack_half_weight(weight, lanes)
+    assert packed.weights.nbytes == 2 * weight.numel() and packed.weights.dtype == dtype
+    assert torch.equal(unpack_half_weight(packed), weight.float())
+    assert torch.equal(unpack_half_weight(pack_half_weight(weight[:37, :29], lanes)), weight[:37, :29].float())
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
