@@ -6,16 +6,13 @@ are packed, expert by expert.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.experts.layout import ExpertsLayout, read_layout
@@ -24,29 +21,32 @@ from antiphon.engine.experts.pack import PROGRESS_INTERVAL_S
 from antiphon.engine.experts.packed import PackedExperts
 from antiphon.engine.experts.products import TORCH_LANES, unpack_weight
 from antiphon.engine.experts.stored import StoredExperts, check_stored_experts
+from antiphon.engine.experts.tensor_files import (
+    ExpertTensors,
+    LoadedModel,
+    MissingExpertsError,
+    TensorFiles,
+    leave_out_experts,
+)
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, pack_mxfp4_blocks
 from antiphon.engine.model.architectures import load_config
-from antiphon.engine.model.mapped_weights import FileMappings, MappedWeight
 
 log = logging.getLogger(__name__)
 
 TENSOR_SUFFIXES = ("_blocks", "_scales")
 """Ends of the names of a matrix's two tensors: (experts, outputs, groups, 16) and (experts, outputs, groups), bytes."""
 
-IGNORED_NAMES = r"\.experts\.(gate_up|up|down)_proj(_blocks|_scales)?$"
-"""Pattern of the tensors that transformers need not know."""
-
-
-class MissingBlocksError(Exception):
-    """The files hold no blocks and scales for some experts, or experts are stored in another way."""
-
 
 class Mxfp4StoredExperts(StoredExperts):
     """Experts whose blocks and scales are in the model's files. ``weights`` holds the blocks, ``scales`` the scales."""
 
     def __init__(
-        self, module: nn.Module, layout: ExpertsLayout, blocks: dict[str, Tensor], scales: dict[str, Tensor]
+        self,
+        module: nn.Module,
+        layout: ExpertsLayout,
+        blocks: dict[str, ExpertTensors],
+        scales: dict[str, ExpertTensors],
     ) -> None:
         super().__init__(module, layout, blocks)
         self.scales = scales
@@ -62,11 +62,10 @@ class Mxfp4StoredExperts(StoredExperts):
         weight = unpack_weight(pack_mxfp4_blocks(self.weights[name][index], self.scales[name][index], TORCH_LANES))
         return weight.T if self.layout.is_transposed else weight
 
-    def release(self, name: str) -> None:
-        """Gives the pages of a matrix back to the system, and forgets its tensors."""
-        mappings = FileMappings()
-        for tensors in (self.weights, self.scales):
-            MappedWeight(tensors.pop(name), mappings).release()
+    def release_pages(self, name: str, index: int) -> None:
+        """Gives the pages of an expert's matrix back to the system."""
+        super().release_pages(name, index)
+        self.scales[name].release(index)
 
 
 def keeps_mxfp4_experts(checkpoint: Checkpoint, device: str) -> bool:
@@ -74,12 +73,10 @@ def keeps_mxfp4_experts(checkpoint: Checkpoint, device: str) -> bool:
     return checkpoint.quantization_method == "mxfp4" and device == "cpu"
 
 
-def load_mxfp4_model(
-    checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], tuple[PreTrainedModel, list[str]]]
-) -> tuple[PreTrainedModel, list[str]]:
+def load_mxfp4_model(checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], LoadedModel]) -> LoadedModel:
     """Loads a model whose experts stay in the files. ``load`` gets the configuration and calls transformers.
 
-    Raises :class:`MissingBlocksError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
+    Raises :class:`MissingExpertsError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
     """
     config: Any = load_config(checkpoint) or AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
     del config.quantization_config
@@ -90,48 +87,19 @@ def load_mxfp4_model(
     return model, missing
 
 
-@contextmanager
-def leave_out_experts(model_class: type) -> Iterator[None]:
-    """Within this context, transformers builds the fused experts of a model class without their matrices."""
-    module: Any = __import__(model_class.__module__, fromlist=["*"])
-    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and hasattr(kind, "_apply_gate")]
-    originals = [(kind, kind.__init__) for kind in classes]  # type: ignore[misc]
-    ignored = model_class._keys_to_ignore_on_load_unexpected  # type: ignore[attr-defined]
-    try:
-        model_class._keys_to_ignore_on_load_unexpected = [*(ignored or ()), IGNORED_NAMES]  # type: ignore[attr-defined]
-        for kind, original in originals:
-            kind.__init__ = _without_matrices(original)  # type: ignore[misc]
-        yield
-    finally:
-        model_class._keys_to_ignore_on_load_unexpected = ignored  # type: ignore[attr-defined]
-        for kind, original in originals:
-            kind.__init__ = original  # type: ignore[misc]
-
-
-def _without_matrices(original: Any) -> Any:
-    def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        layout = read_layout(self)
-        for name in layout.names if layout is not None else ():
-            del self._parameters[name]
-        self._is_hf_initialized = True  # transformers would fill the missing matrices with random numbers
-
-    return build
-
-
 def hold_mxfp4_experts(model: nn.Module, folder: Path) -> int:
     """Replaces experts that were left out by those in the files of a folder. Returns the number of layers.
 
-    Raises :class:`MissingBlocksError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
+    Raises :class:`MissingExpertsError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
     """
-    files = map_tensors_to_files(folder)
+    files = TensorFiles(folder)
     count = 0
     for name, module in list(model.named_modules()):
         layout = read_layout(module)
         if layout is None:
             continue
         tensors = {
-            suffix: {part: _read_mapped(files, f"{name}.{part}{suffix}") for part in layout.names}
+            suffix: {part: ExpertTensors([files.read(f"{name}.{part}{suffix}")]) for part in layout.names}
             for suffix in TENSOR_SUFFIXES
         }
         stored = Mxfp4StoredExperts(module, layout, tensors["_blocks"], tensors["_scales"])
@@ -140,7 +108,7 @@ def hold_mxfp4_experts(model: nn.Module, folder: Path) -> int:
         model.set_submodule(name, stored)
         count += 1
     if not count:
-        raise MissingBlocksError("the model has no fused experts")
+        raise MissingExpertsError("the model has no fused experts")
     return count
 
 
@@ -167,26 +135,7 @@ def _pack_matrix(stored: Mxfp4StoredExperts, name: str, lanes: int) -> ExpertMat
     biases = [stored.expert_bias(name, index) for index in range(count)]
     bias = torch.stack([row for row in biases if row is not None]) if stored.biases else None
     matrix = ExpertMatrix.allocate(count, stored.pack_weight(name, 0, lanes), bias)
-    for index in range(1, count):
+    for index in range(count):
         matrix.store(index, stored.pack_weight(name, index, lanes))
-    stored.release(name)
+        stored.release_pages(name, index)
     return matrix
-
-
-def map_tensors_to_files(folder: Path) -> dict[str, Path]:
-    """Returns the file of each tensor of a model folder."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names: dict[str, str] = msgspec.json.decode(index.read_bytes())["weight_map"]
-        return {name: folder / file for name, file in names.items()}
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return dict.fromkeys(file.keys(), folder / "model.safetensors")
-
-
-def _read_mapped(files: dict[str, Path], name: str) -> Tensor:
-    """Returns a tensor whose elements stay in the mapped file until they are used."""
-    if name not in files:
-        raise MissingBlocksError(f"{name} is missing")
-    with safe_open(files[name], "pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor

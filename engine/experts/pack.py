@@ -55,7 +55,7 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None) ->
             failures[name] = one_line(failure)
             continue
         model.set_submodule(name, packed)
-        stored.weights.clear()
+        stored.weights = {}
         packed_count += 1
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
@@ -93,6 +93,7 @@ def pack_stored_experts(stored: StoredExperts, form: ExpertForm, kernels: Kernel
                 matrix = ExpertMatrix.allocate(stored.num_experts, packed, bias)
             else:
                 matrix.store(index, packed)
+            stored.release_pages(name, index)
         assert matrix is not None
         matrices.append(matrix)
     return PackedExperts(stored.module, stored.layout, matrices[0], matrices[1], kernels)

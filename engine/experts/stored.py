@@ -1,6 +1,7 @@
 """Experts whose weights stay as they are stored, in 16 or 32 bits, until they are packed."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,11 @@ from torch.nn import functional
 from antiphon.engine.experts.gates import ModuleGate
 from antiphon.engine.experts.layout import ExpertsLayout
 from antiphon.engine.experts.routing import run_experts
+from antiphon.engine.experts.tensor_files import ExpertTensors
 from antiphon.engine.optimize.replace import relative_error
+
+HeldWeights = Mapping[str, Tensor | ExpertTensors]
+"""The matrices of all experts by name: in memory, or in mapped files."""
 
 PROBE_ROWS = 5
 STORED_EXPERTS_RTOL = 1e-4
@@ -29,11 +34,11 @@ class StoredExperts(nn.Module):
     they are those of the original.
     """
 
-    def __init__(self, module: nn.Module, layout: ExpertsLayout, weights: dict[str, Tensor] | None = None) -> None:
+    def __init__(self, module: nn.Module, layout: ExpertsLayout, weights: HeldWeights | None = None) -> None:
         super().__init__()
         self.layout, self.module = layout, copy.copy(module)
         self.module._parameters = dict(module._parameters)
-        self.weights = {name: self._take(name) for name in layout.names} if weights is None else weights
+        self.weights: HeldWeights = {name: self._take(name) for name in layout.names} if weights is None else weights
         self.biases = {name: self._take(f"{name}_bias") for name in layout.names if layout.has_bias}
         self._gate = ModuleGate(self.module, layout)
 
@@ -55,6 +60,12 @@ class StoredExperts(nn.Module):
         """Returns an expert's matrix (outputs, inputs) in the type in which it is stored."""
         return self.layout.orient(name, self.read_weight(name, index))
 
+    def release_pages(self, name: str, index: int) -> None:
+        """Gives the pages of an expert's matrix back to the system, if it is in a file."""
+        held = self.weights[name]
+        if isinstance(held, ExpertTensors):
+            held.release(index)
+
     def expert_bias(self, name: str, index: int) -> Tensor | None:
         """Returns an expert's bias (outputs) in fp32."""
         return self.layout.order_outputs(name, self.biases[name][index].float()) if self.biases else None
@@ -67,7 +78,10 @@ class StoredExperts(nn.Module):
         up, down = (self.expert_weight(name, index).float() for name in self.layout.names)
         up_bias, down_bias = (self.expert_bias(name, index) for name in self.layout.names)
         inner = self._gate(functional.linear(rows, up, up_bias))
-        return apply_post_norm(self.module, functional.linear(inner, down, down_bias))
+        result = apply_post_norm(self.module, functional.linear(inner, down, down_bias))
+        for name in self.layout.names:
+            self.release_pages(name, index)
+        return result
 
 
 def apply_post_norm(module: nn.Module, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from antiphon.engine.checkpoint.generation_settings import read_eos_ids, samplin
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
 from antiphon.engine.experts.pack import hold_all_experts
+from antiphon.engine.experts.stored_checkpoint import load_with_experts_in_files
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
@@ -139,7 +140,9 @@ def _load_mapped(
     is_mixed = stored_dtype != torch.float32 and "F32" in checkpoint.elements_by_dtype
     fp32_names = find_fp32_names(checkpoint) if is_mixed else []
     with keep_in_fp32(fp32_names):
-        model, missing = _load_pretrained(model_class, checkpoint, stored_dtype, "cpu")
+        model, missing = load_with_experts_in_files(
+            model_class, checkpoint, lambda: _load_pretrained(model_class, checkpoint, stored_dtype, "cpu")
+        )
     if not has_exact_buffers(model) or not has_names(model, fp32_names):
         log.debug("%s has weights or buffers that would be rounded; it is loaded as a whole", checkpoint.path)
         del model

@@ -15,8 +15,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssFo
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import inspect_checkpoint
 from antiphon.engine.errors import LoadError
-from antiphon.engine.experts.mxfp4_checkpoint import Mxfp4StoredExperts, leave_out_experts, pack_mxfp4_experts
+from antiphon.engine.experts.mxfp4_checkpoint import Mxfp4StoredExperts, pack_mxfp4_experts
 from antiphon.engine.experts.packed import PackedExperts
+from antiphon.engine.experts.tensor_files import leave_out_experts
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.model.loader import check_memory, engine_info, load_model, unpacks_weights
