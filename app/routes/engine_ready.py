@@ -16,7 +16,7 @@ async def wait_until_ready(request: AnyRequest, body: Mapping[str, Any]) -> None
 
     Runs before the request is parsed: an engine that is still loading cannot report what it supports, and an excess
     request must cost nothing. An unloaded model whose properties are known gets its memory here. Its turn waits for the
-    load, so that its client sees a stream meanwhile. Returns immediately for an unknown model, which the parser reports.
+    load, so that its client sees a stream meanwhile. Returns immediately for an unknown model: the parser reports it.
     If the client disconnects, the wait is cancelled.
     """
     context = server_context(request)
