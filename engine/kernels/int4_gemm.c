@@ -37,15 +37,27 @@ INLINE int32_t *zero_sums(const struct linear_args *args, int64_t row) {
     return (int32_t *)table + row / TILE_ROWS * steps * TILE_ROWS + row % TILE_ROWS;
 }
 
+#define MAX_UNTILED_ROWS 6 /* rows up to which unpacking to AMX tiles costs more than the tiles save */
+
+/* AMX multiplies signed weights and needs no zero sums. */
+INLINE int uses_tiles(const struct linear_args *args) {
+#ifdef HAS_AMX
+    return args->count > MAX_UNTILED_ROWS && amx_permitted();
+#else
+    return (void)args, 0;
+#endif
+}
+
 static void quantize_tile(const void *context, int64_t tile) {
     const struct linear_args *args = context;
+    const int needs_sums = !uses_tiles(args);
     const int64_t steps = ceil_div(args->inputs, TILE_INPUTS), last = args->inputs - (steps - 1) * TILE_INPUTS;
     for (int64_t r = tile * TILE_ROWS, end = r + TILE_ROWS; r < end && r < args->count; r++) {
         int8_t *levels = (int8_t *)args->levels + tile * steps * TILE_BYTES + r % TILE_ROWS * TILE_INPUTS;
         int32_t *sums = zero_sums(args, r);
         memset(levels + (steps - 1) * TILE_BYTES + last, 0, TILE_INPUTS - last);
         quantize_row(args, r, ACTIVATION_LEVELS, 0);
-        for (int64_t s = 0; s < steps; s++, levels += TILE_BYTES) {
+        for (int64_t s = 0; needs_sums && s < steps; s++, levels += TILE_BYTES) {
             int32_t sum = 0;
             for (int i = 0; i < TILE_INPUTS; i++) sum += levels[i];
             sums[s * TILE_ROWS] = -WEIGHT_ZERO * sum;
@@ -193,55 +205,72 @@ static void multiply_strips(const struct linear_args *args, int64_t pair) {
 }
 
 #ifdef HAS_AMX
-#define MAX_UNTILED_ROWS 6 /* rows up to which unpacking to AMX tiles costs more than the tiles save */
+/* Groups by which AMX is ahead of the addition of its sums, and unpacking is ahead of AMX: stores must reach the cache. */
+#define TILES_AHEAD 2
+#define UNPACKED_AHEAD 2
+#define RING_TILES 8 /* more than either; a power of two */
 
-/* Unpacks all weights of a block to tiles of signed levels. */
-static void unpack_block(const struct linear_args *args, int64_t block, bytes *tiles) {
-    const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
-    const bytes *packed = (const bytes *)args->weights + block * steps * PACKED_VECTORS;
+/* Unpacks the weights of a block for one group to a tile of signed levels. */
+INLINE void unpack_tile(const bytes *packed, bytes *tile) {
     const bytes zero = _mm512_set1_epi8(WEIGHT_ZERO);
-    for (int64_t s = 0; s < steps; s++, tiles += 2 * PACKED_VECTORS)
-        for (int n = 0; n < PACKED_VECTORS; n++) {
-            const struct level_pair w = unpack(*packed++);
-            tiles[n] = _mm512_sub_epi8(w.low, zero);
-            tiles[PACKED_VECTORS + n] = _mm512_sub_epi8(w.high, zero);
-        }
+    for (int n = 0; n < PACKED_VECTORS; n++) {
+        const struct level_pair w = unpack(packed[n]);
+        tile[n] = _mm512_sub_epi8(w.low, zero);
+        tile[PACKED_VECTORS + n] = _mm512_sub_epi8(w.high, zero);
+    }
 }
 
-/* The first `count` rows of a tile with an unpacked block. */
-INLINE void multiply_tile(const int count, const struct linear_args *args, int64_t row, int64_t block,
-                          const bytes *tiles) {
+/* The products of a tile of rows with one group of a block. */
+INLINE void sum_group(const uint8_t *x, const bytes *tile, int32_t (*sums)[LANES]) {
+    _tile_zero(0);
+    _tile_loadd(1, x, TILE_INPUTS);
+    _tile_loadd(2, tile, TILE_INPUTS);
+    _tile_dpbssd(0, 1, 2);
+    _tile_stored(0, sums, TILE_INPUTS);
+}
+
+/* Variables instead of an array: the compiler keeps no array in registers while AMX stores to memory. */
+#define EACH_TILE_ROW(DO) \
+    DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15)
+#define DECLARE_RESULT(r) vec result##r = {0};
+#define ADD_GROUP(r) \
+    if (r < count) result##r = fma_lanes(__builtin_convertvector(*(const ivec *)sum[r], vec), scales, result##r);
+#define STORE_RESULT(r) \
+    if (r < count && row + r < args->count) store_outputs(args, &params, row + r, block * LANES, result##r);
+
+/* The first `count` rows of a tile with a block. The first tile of rows unpacks the weights for the others. */
+INLINE void multiply_tile(const int count, const struct linear_args *args, int64_t row, int64_t block, bytes *tiles) {
     const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
     const uint8_t *x = (const uint8_t *)args->levels + row / TILE_ROWS * steps * TILE_BYTES;
-    int32_t sums[2][TILE_ROWS][LANES] __attribute__((aligned(64)));
-    vec results[TILE_ROWS] = {0};
-    for (int64_t s = 0; s < steps; s++, x += TILE_BYTES, tiles += 2 * PACKED_VECTORS) {
-        _tile_zero(0);
-        _tile_loadd(1, x, TILE_INPUTS);
-        _tile_loadd(2, tiles, TILE_INPUTS);
-        _tile_dpbssd(0, 1, 2);
-        _tile_stored(0, sums[s % 2], TILE_INPUTS);
+    const bytes *packed = (const bytes *)args->weights + block * steps * PACKED_VECTORS;
+    const int64_t kept_tiles = args->count > TILE_ROWS ? ~(int64_t)0 : RING_TILES - 1; /* a mask of their index */
+    int32_t sums[RING_TILES][TILE_ROWS][LANES] __attribute__((aligned(64)));
+    EACH_TILE_ROW(DECLARE_RESULT)
+    for (int64_t s = -TILES_AHEAD - UNPACKED_AHEAD; s < steps; s++) {
+        const int64_t next = s + TILES_AHEAD, unpacked = next + UNPACKED_AHEAD;
+        if (row == 0 && unpacked < steps)
+            unpack_tile(packed + unpacked * PACKED_VECTORS, tiles + (unpacked & kept_tiles) * 2 * PACKED_VECTORS);
+        if (next >= 0 && next < steps)
+            sum_group(x + next * TILE_BYTES, tiles + (next & kept_tiles) * 2 * PACKED_VECTORS, sums[next % RING_TILES]);
+        if (s < 0) continue;
+        const int32_t (*sum)[LANES] = sums[s % RING_TILES];
         const vec scales = load_group_scales(args, block, s);
-        for (int r = 0; r < count; r++)
-            results[r] = fma_lanes(__builtin_convertvector(*(const ivec *)sums[s % 2][r], vec), scales, results[r]);
+        EACH_TILE_ROW(ADD_GROUP)
     }
     const struct output_params params = load_output_params(args, block * LANES);
-    for (int r = 0; r < count && row + r < args->count; r++)
-        store_outputs(args, &params, row + r, block * LANES, results[r]);
+    EACH_TILE_ROW(STORE_RESULT)
 }
 
 static void multiply_all_tiles(const struct linear_args *args, int64_t pair, int64_t end) {
-    bytes tiles[ceil_div(args->inputs, TILE_INPUTS) * 2 * PACKED_VECTORS]; /* at most 1 MiB; see MAX_GEMM_INPUTS */
+    bytes tiles[(ceil_div(args->inputs, TILE_INPUTS) + RING_TILES) * 2 * PACKED_VECTORS]; /* 1 MiB; see MAX_GEMM_INPUTS */
     _tile_loadconfig(&TILE_CONFIG);
-    for (int64_t block = 2 * pair; block < 2 * end; block++) {
-        unpack_block(args, block, tiles);
+    for (int64_t block = 2 * pair; block < 2 * end; block++)
         for (int64_t row = 0; row < args->count; row += TILE_ROWS)
             switch (ceil_div(args->count - row, 4)) {
                 case 1: multiply_tile(4, args, row, block, tiles); break;
                 case 2: multiply_tile(8, args, row, block, tiles); break;
                 default: multiply_tile(TILE_ROWS, args, row, block, tiles);
             }
-    }
     _tile_release();
 }
 #endif
@@ -283,7 +312,7 @@ static void multiply_pairs(const void *context, int64_t item) {
     const int64_t pairs = pairs_per_item(args), pair = item * pairs, total = ceil_div(args->outputs, PAIR_OUTPUTS);
     const int64_t end = pair + pairs < total ? pair + pairs : total;
 #ifdef HAS_AMX
-    if (args->count > MAX_UNTILED_ROWS && amx_permitted()) {
+    if (uses_tiles(args)) {
         multiply_all_tiles(args, pair, end);
         return;
     }
