@@ -1,18 +1,22 @@
-"""One matrix of all experts of a layer, packed: int8, int4 or MXFP4."""
+"""One matrix of all experts of a layer, packed: 16 bits, int8, int4 or MXFP4."""
 
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from antiphon.engine.kernels.half_linear import PackedHalfWeight
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight
 from antiphon.engine.kernels.quantized_linear import PackedWeight
 
-ExpertForm = Literal["int8", "int4", "mxfp4"]
+ExpertForm = Literal["bfloat16", "float16", "int8", "int4", "mxfp4"]
+PackedExpertWeight = PackedWeight | PackedHalfWeight
 
-PACKED_TYPES: dict[ExpertForm, type[PackedWeight]] = {
+PACKED_TYPES: dict[ExpertForm, type[PackedExpertWeight]] = {
+    "bfloat16": PackedHalfWeight,
+    "float16": PackedHalfWeight,
     "int8": PackedInt8Weight,
     "int4": PackedInt4Weight,
     "mxfp4": PackedMxfp4Weight,
@@ -22,8 +26,10 @@ NUM_SIZE_FIELDS = 2
 """Fields before the tensors in every packed weight: inputs and outputs."""
 
 
-def form_of(packed: PackedWeight) -> ExpertForm:
+def form_of(packed: PackedExpertWeight) -> ExpertForm:
     """Returns the form of a packed weight."""
+    if isinstance(packed, PackedHalfWeight):
+        return "float16" if packed.is_fp16 else "bfloat16"
     return next(form for form, kind in PACKED_TYPES.items() if isinstance(packed, kind))
 
 
@@ -40,7 +46,7 @@ class ExpertMatrix(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def allocate(cls, count: int, first: PackedWeight, bias: Tensor | None) -> "ExpertMatrix":
+    def allocate(cls, count: int, first: PackedExpertWeight, bias: Tensor | None) -> "ExpertMatrix":
         """Returns a matrix for ``count`` experts with the sizes of the first one, which is stored."""
         names = first._fields[NUM_SIZE_FIELDS:]
         tensors = {name: getattr(first, name).new_empty((count, *getattr(first, name).shape)) for name in names}
@@ -48,12 +54,12 @@ class ExpertMatrix(NamedTuple):
         matrix.store(0, first)
         return matrix
 
-    def store(self, index: int, packed: PackedWeight) -> None:
+    def store(self, index: int, packed: PackedExpertWeight) -> None:
         """Stores an expert's packed weight."""
         for name, tensor in self.tensors.items():
             tensor[index] = getattr(packed, name)
 
-    def take(self, index: int) -> PackedWeight:
+    def take(self, index: int) -> PackedExpertWeight:
         """Returns an expert's packed weight, as views."""
         kind = PACKED_TYPES[self.form]
         return kind(self.inputs, self.outputs, **{name: tensor[index] for name, tensor in self.tensors.items()})

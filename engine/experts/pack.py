@@ -8,7 +8,7 @@ from torch import nn
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.experts.layout import find_fused_experts
-from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix
+from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix, PackedExpertWeight
 from antiphon.engine.experts.packed import PackedExperts, UnusableExpertsError
 from antiphon.engine.experts.products import TORCH_LANES
 from antiphon.engine.experts.routers import make_routers_exact
@@ -16,16 +16,24 @@ from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError, c
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
-from antiphon.engine.kernels.quantized_linear import PackedWeight
 
 log = logging.getLogger(__name__)
+
+STORED_FORMS: dict[torch.dtype, ExpertForm] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Types of stored weights that compiled kernels multiply by as they are."""
 
 PROGRESS_INTERVAL_S = 2.0
 """Seconds between two reports of progress."""
 
 
 def pack_mixture(model: nn.Module, form: ExpertForm | None, kernels: Kernels | None) -> None:
-    """Packs the experts of a model, unless there is no ``form``, and makes the routers of packed experts exact."""
+    """Packs the experts of a model, and makes the routers of packed experts exact.
+
+    Without a ``form``, experts that are still as they are stored, in 16 bits, stay in 16 bits.
+    """
+    stored = [module for module in model.modules() if type(module) is StoredExperts]
+    if form is None and stored and kernels is not None:
+        form = STORED_FORMS.get(stored[0].expert_weight(stored[0].layout.up_name, 0).dtype)
     if form is not None:
         pack_experts(model, form, kernels)
     make_routers_exact(model, PackedExperts)
@@ -99,9 +107,11 @@ def pack_stored_experts(stored: StoredExperts, form: ExpertForm, kernels: Kernel
     return PackedExperts(stored.module, stored.layout, matrices[0], matrices[1], kernels)
 
 
-def _pack_weight(weight: torch.Tensor, form: ExpertForm, kernels: Kernels | None) -> PackedWeight:
+def _pack_weight(weight: torch.Tensor, form: ExpertForm, kernels: Kernels | None) -> PackedExpertWeight:
+    if form in STORED_FORMS.values() and kernels is not None and kernels.half.supports(weight):
+        return kernels.half.pack(weight)
     if form == "int8":
         return pack_int8_weight(weight, TORCH_LANES, 0) if kernels is None else kernels.pack_int8_weight(weight)
     if form == "int4":
         return pack_int4_weight(weight, TORCH_LANES) if kernels is None else kernels.pack_int4_weight(weight)
-    raise UnusableExpertsError("weights are not rounded to MXFP4 here; choose int8 or int4")
+    raise UnusableExpertsError(f"weights are not converted to {form} here; choose int8 or int4")

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from antiphon.engine.experts.matrix import ExpertForm
+from antiphon.engine.experts.matrix import ExpertForm, PackedExpertWeight
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.half_linear import PackedHalfWeight, unpack_half_weight
 from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, PackedInt4Weight, unpack_int4_group
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.mxfp4_layout import LEVEL_SCALE, PackedMxfp4Weight, unpack_mxfp4_levels
@@ -28,6 +29,8 @@ def choose_multiply(form: ExpertForm, kernels: Kernels | None) -> Multiply:
     if kernels is None:
         return multiply_by_torch
     by_form: dict[ExpertForm, Multiply] = {
+        "bfloat16": kernels.half.multiply,
+        "float16": kernels.half.multiply,
         "int8": kernels.int8_linear,
         "int4": kernels.int4_linear,
         "mxfp4": kernels.mxfp4_linear,
@@ -73,8 +76,10 @@ def unpack_levels(packed: PackedWeight) -> tuple[Tensor, Tensor]:
     return levels, scales * LEVEL_SCALE
 
 
-def unpack_weight(packed: PackedWeight) -> Tensor:
+def unpack_weight(packed: PackedExpertWeight) -> Tensor:
     """Returns the weight (outputs, inputs) that the packed one stands for, in fp32."""
+    if isinstance(packed, PackedHalfWeight):
+        return unpack_half_weight(packed)
     levels, scales = unpack_levels(packed)
     weight = levels.view(len(levels), scales.shape[1], -1) * scales[..., None]
     return weight.view(len(levels), -1)[: packed.outputs, : packed.inputs]

@@ -14,7 +14,7 @@ struct expert_matrix {
 
 #define CACHE_LINE_BYTES 64
 
-enum { FORM_INT8, FORM_INT4, FORM_MXFP4 };
+enum { FORM_INT8, FORM_INT4, FORM_MXFP4, FORM_BF16, FORM_FP16 };
 enum { GATE_SILU, GATE_CLAMPED };
 
 struct expert_layer_args {
@@ -28,6 +28,8 @@ struct expert_layer_args {
 /* fp32 elements of workspace: rows, outputs of the first matrix, inputs of the second, scales of rows; then levels. */
 static int64_t level_bytes(const struct expert_layer_args *args) {
     const int64_t inputs = args->hidden > args->inner ? args->hidden : args->inner;
+    const struct linear_args half = {.count = args->count, .inputs = inputs, .is_fp16 = args->form == FORM_FP16};
+    if (args->form >= FORM_BF16) return antiphon_half_workspace(&half);
     return ceil_div(args->count, TILE_ROWS) * ceil_div(inputs, TILE_INPUTS) * TILE_ROWS * (TILE_INPUTS + 16);
 }
 
@@ -92,7 +94,11 @@ static void multiply_expert(const struct expert_layer_args *args, const struct e
     linear->bias = matrix->bias ? matrix->bias + expert * linear->outputs * (int64_t)sizeof(float) : 0;
     if (args->form == FORM_INT8) antiphon_int8_linear(linear);
     else if (args->form == FORM_INT4) antiphon_int4_linear(linear);
-    else antiphon_mxfp4_linear(linear);
+    else if (args->form == FORM_MXFP4) antiphon_mxfp4_linear(linear);
+    else {
+        linear->is_fp16 = args->form == FORM_FP16;
+        antiphon_half_linear(linear);
+    }
 }
 
 /* Sorts the positions in the table of indices by expert, keeping their order. Returns the first one of each expert. */

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function
 
-EXPERT_FORMS = ("int8", "int4", "mxfp4")
+EXPERT_FORMS = ("int8", "int4", "mxfp4", "bfloat16", "float16")
 """Forms of the weights, in the order of their numbers in ``expert_layer.c``."""
 
 MATRIX_TENSORS = ("weights", "scales", "zeros", "group_scales")
