@@ -20,6 +20,7 @@ from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
+from antiphon.engine.model.decoded_checkpoint import decodes_weights
 from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.loader import engine_info, load_model
 from antiphon.engine.model.select import reference_logits, select_forward
@@ -27,8 +28,9 @@ from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
 from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
 from antiphon.engine.optimize.pack_linears import PackingResult, pack_linears
-from antiphon.engine.optimize.quantization_error import QuantizationError, check_similarity, compare_logits
+from antiphon.engine.optimize.quantization_error import REMEDIES, QuantizationError, check_similarity, compare_logits
 from antiphon.engine.optimize.rms_norm import replace_norms
+from antiphon.engine.optimize.stored_linears import describe_forms
 from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
@@ -60,6 +62,8 @@ def build_core(path: Path, options: EngineOptions) -> Core:
         to_quantize=options.quantization is not None,
         keeps_16_bits=options.pack_linears and options.compile_kernels,
     )
+    if options.quantization is None and options.dtype is None and decodes_weights(checkpoint, model.device.type):
+        options = msgspec.structs.replace(options, quantization="stored")
     return build_core_from_model(model, checkpoint, options, optimize=True)
 
 
@@ -155,11 +159,13 @@ def _optimize(
     if options.pack_linears or options.quantization is not None:
         log.info("loading packed weights" if checks is not None else "packing weights")
         packing = pack_linears(model, lambda: reference_logits(forward, model), options.quantization, kernels, kept)
+        if options.quantization == "stored" and packing.description:
+            packing = packing._replace(description=describe_forms(model))
         if kernels is not None:
             fuse_layers_and_rotary(model, kernels)
             fuse_decoder_layers(model, kernels)
     if options.quantization is not None and not packing.description:
-        raise LoadError("this model cannot be quantized here (see the log); leave --quantization out")
+        raise LoadError(f"this model cannot be quantized here (see the log); {REMEDIES[options.quantization]}")
     notes = [packing.description, describe_experts(model), *_use_fp16_cache(forward, options)]
     if options.quantization is not None:
         error = _measure_error(model, forward, packing, checks)

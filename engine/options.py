@@ -6,7 +6,7 @@ import msgspec
 
 from antiphon.engine.adapters.modules import LoraModule
 
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "stored"]
 KVCacheDtype = Literal["float32", "float16"]
 
 
@@ -27,7 +27,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Compiles kernels with the machine's C compiler, if there is one. fp32 on a CPU only."""
     quantization: Quantization | None = None
     """`int8`: linear layers with 8 bits per weight and activation. `int4`: 4 bits per weight, 8 per activation; the
-    output layer stays int8. fp32 on a CPU only."""
+    output layer stays int8. `stored`: the levels of a quantized checkpoint where a kernel can hold them, else int8.
+    fp32 on a CPU only."""
     force_quantization: bool = False
     """Serves a quantized model even if its logits are far from those of fp32."""
     pack_cache: bool = True

@@ -5,6 +5,7 @@ This module reads JSON and the headers of safetensors files, never weights, and 
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from antiphon.engine.checkpoint.formats import (
     explain_missing_config,
     explain_missing_weights,
 )
+from antiphon.engine.checkpoint.quantized.support import read_settings, stored_bits
 from antiphon.engine.errors import LoadError
 
 DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
@@ -35,23 +37,39 @@ class Checkpoint(msgspec.Struct, frozen=True):
     elements_by_dtype: dict[str, int]
 
     @property
+    def quantization_settings(self) -> Mapping[str, Any]:
+        """How the weights are quantized, as the configuration says; empty if they are not."""
+        return read_settings(self.config) or {}
+
+    @property
     def quantization_method(self) -> str | None:
         """The method by which the weights are quantized; None if they are not."""
-        quantization = self.config.get("quantization_config")
-        return str(quantization.get("quant_method", "")) if isinstance(quantization, dict) else None
+        settings = read_settings(self.config)
+        return None if settings is None else str(settings.get("quant_method", ""))
 
-    def weight_bytes(self, itemsize: int, *, unpacks: bool = False) -> int:
+    @property
+    def num_weights(self) -> int:
+        """Number of weights, also where several of them are packed into an element."""
+        method, factors = self.quantization_method, {}
+        if method == "mxfp4":
+            factors = {"U8": MXFP4_WEIGHTS_PER_BYTE}
+        elif method is not None:
+            bits = stored_bits(self.quantization_settings)
+            factors = {"I32": 32 / bits, "U8": max(8 / bits, 1)}
+        return int(sum(count * factors.get(dtype, 1) for dtype, count in self.elements_by_dtype.items()))
+
+    def weight_bytes(self, itemsize: float, *, unpacks: bool = False) -> int:
         """Returns the memory of the weights at ``itemsize`` bytes each.
 
         Quantized weights keep their stored size, unless loading ``unpacks`` them.
         """
         method = self.quantization_method
         if method is None or unpacks:
-            packed = MXFP4_WEIGHTS_PER_BYTE if method == "mxfp4" else 1
-            weights = (count * (packed if dtype == "U8" else 1) for dtype, count in self.elements_by_dtype.items())
-            return int(sum(weights) * itemsize)
+            return int(self.num_weights * itemsize)
         if method == "mxfp4":  # only experts are quantized
-            return sum(count * (1 if dtype == "U8" else itemsize) for dtype, count in self.elements_by_dtype.items())
+            return int(
+                sum(count * (1 if dtype == "U8" else itemsize) for dtype, count in self.elements_by_dtype.items())
+            )
         return sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in self.elements_by_dtype.items())
 
 
@@ -70,7 +88,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     check_quantization(path, config)
     generation = path / "generation_config.json"
     tensors: dict[str, int] = {}
-    for weights in _find_weight_files(path):
+    for weights in find_weight_files(path):
         for dtype, count in _read_header(weights).items():
             tensors[dtype] = tensors.get(dtype, 0) + count
     return Checkpoint(path, config, _read_json_object(generation) if generation.exists() else {}, tensors)
@@ -86,7 +104,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     return table
 
 
-def _find_weight_files(path: Path) -> list[Path]:
+def find_weight_files(path: Path) -> list[Path]:
     """Returns the weight files. Raises :class:`LoadError` if one is missing or there are none."""
     index = path / "model.safetensors.index.json"
     if index.exists():

@@ -4,11 +4,12 @@ Needs neither torch nor transformers, so that the error comes at once.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from antiphon.engine.checkpoint.quantized.support import explain_unread_format, read_settings
 from antiphon.engine.errors import LoadError
 
 FORMATS_BY_SUFFIX = {
@@ -121,19 +122,26 @@ def check_kind(path: Path, config: dict[str, Any]) -> None:
 
 
 def check_quantization(path: Path, config: dict[str, Any]) -> None:
-    """Raises :class:`LoadError` if the weights are quantized by MLX, or by a method whose packages are missing."""
-    quantization = config.get("quantization_config") or config.get("quantization")
-    if not isinstance(quantization, dict):
+    """Raises :class:`LoadError` if the weights are quantized by MLX, or in a way that needs missing packages."""
+    settings = read_settings(config) or config.get("quantization")
+    if not isinstance(settings, Mapping):
         return
-    method = quantization.get("quant_method")
-    if method is None:
+    if settings.get("quant_method") is None:
         raise LoadError(
             f"{path}: the weights are quantized without a quant_method, as MLX does; "
             "choose the weights from which they were converted"
         )
-    missing = [name for name in PACKAGES_BY_QUANTIZATION.get(str(method), ()) if find_spec(name) is None]
+    if explain_unread_format(settings) is not None:
+        check_packages(path, settings)
+
+
+def check_packages(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raises :class:`LoadError` if transformers lacks packages to read weights that are quantized in this way."""
+    method = str(settings.get("quant_method"))
+    missing = [name for name in PACKAGES_BY_QUANTIZATION.get(method, ()) if find_spec(name) is None]
     if missing:
         raise LoadError(
-            f"{path}: the weights are quantized with {method}, which needs packages that are not installed; "
-            f"pip install {' '.join(name.replace('_', '-') for name in missing)}, or choose unquantized weights"
+            f"{path}: the weights are quantized with {explain_unread_format(settings) or method}, which needs packages "
+            f"that are not installed; pip install {' '.join(name.replace('_', '-') for name in missing)}, "
+            "or choose unquantized weights"
         )

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
 from antiphon.engine.experts.pack import hold_all_experts
@@ -24,6 +25,7 @@ from antiphon.engine.hardware import free_memory
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
+from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded
 from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
 from antiphon.engine.model.mixed_types import find_fp32_names, has_names, keep_in_fp32
 from antiphon.engine.protocol import EngineInfo
@@ -64,7 +66,8 @@ def load_model(
     if dtype is not None and torch_dtype is None:
         raise LoadError(f"dtype {dtype} is unknown; choose one of {', '.join(DTYPES)}")
     torch_dtype = torch_dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
-    unpacks = unpacks_weights(checkpoint, device)
+    decodes = decodes_weights(checkpoint, device)
+    unpacks = unpacks_weights(checkpoint, device) or (decodes and dtype is not None)
     stored_dtype = _mappable_dtype(checkpoint) if device == "cpu" and torch_dtype == torch.float32 else None
     if not to_quantize and not (keeps_16_bits and dtype is None and _has_kernels_for(stored_dtype)):
         stored_dtype = None
@@ -73,7 +76,9 @@ def load_model(
     )
     check_memory(checkpoint, itemsize, free_memory(device), unpacks=unpacks)
     try:
-        if stored_dtype is not None:
+        if decodes:
+            model, missing = load_decoded(model_class, checkpoint, torch_dtype)
+        elif stored_dtype is not None:
             model, missing = _load_mapped(model_class, checkpoint, stored_dtype)
         else:
             model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
@@ -167,6 +172,8 @@ def choose_device(requested: str | None) -> str:
 def unpacks_weights(checkpoint: Checkpoint, device: str) -> bool:
     """Tells whether transformers unpacks the quantized weights of the checkpoint when it loads them on the device."""
     method = checkpoint.quantization_method
+    if decodes_weights(checkpoint, device):
+        return False
     if method == "mxfp4":
         has_kernels = find_spec("kernels") is not None and find_spec("triton") is not None
         return not keeps_mxfp4_experts(checkpoint, device) and not has_kernels
@@ -204,15 +211,20 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
         default_sampling=sampling_defaults(generation),
         eos_ids=read_eos_ids(generation, getattr(config, "eos_token_id", None)),
         suppressed_ids=tuple(int(token) for token in suppressed if 0 <= int(token) < config.vocab_size),
-        description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters",
+        description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters{_describe_method(folder)}",
         architecture=str(model.config.model_type),
     )
 
 
+def _describe_method(folder: Checkpoint | None) -> str:
+    method = None if folder is None else folder.quantization_method
+    return "" if method is None else f" stored in {method}"
+
+
 def _count_parameters(model: PreTrainedModel, folder: Checkpoint | None) -> int:
     """Returns the number of weights. Layers that were repacked for this machine no longer count as parameters."""
-    if folder is not None and folder.quantization_method in {None, "mxfp4"}:
-        return folder.weight_bytes(1, unpacks=True)
+    if folder is not None and folder.quantization_method in {None, "mxfp4", *DECODED_METHODS}:
+        return folder.num_weights
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
+from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels
 from antiphon.engine.kernels.weight_rows import WeightRows
 
 OUTPUTS_PER_PART = 1024
@@ -71,6 +73,38 @@ class MappedWeight:
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
+class DecodedWeight(MappedWeight):
+    """A weight of a quantized checkpoint, decoded whenever it is read. Its stored tensors are in a mapped file.
+
+    ``deferred`` has its shape, and the type to which it is decoded.
+    """
+
+    def __init__(self, weight: DeferredWeight) -> None:
+        self.deferred = DeferredWeight(weight.source, torch.float32, torch.float32)
+
+    @property
+    def stored(self) -> Tensor:  # type: ignore[override]
+        """The whole weight in fp32."""
+        return self.deferred.decode()
+
+    def read(self) -> Tensor:
+        """Returns the whole weight in fp32."""
+        return self.deferred.decode()
+
+    def read_levels(self) -> GroupedLevels | None:
+        """Returns the weight as whole numbers; None if the checkpoint stores something else."""
+        return self.deferred.source.read_levels()
+
+    def release(self, first_row: int = 0, end_row: int | None = None) -> None:  # noqa: ARG002  rows are not stored as such
+        """Gives the pages of the stored tensors back to the system."""
+        self.deferred.source.release()
+
+
+def map_weight(weight: Tensor, mappings: FileMappings) -> MappedWeight:
+    """Returns a weight that stays in its file until it is used."""
+    return DecodedWeight(weight) if isinstance(weight, DeferredWeight) else MappedWeight(weight, mappings)
+
+
 def join_rows(weights: Sequence[MappedWeight | Tensor]) -> WeightRows:
     """Returns the rows of several weights as one weight that gives back the pages it was read from."""
 
@@ -108,7 +142,7 @@ class MappedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.register_parameter("bias", layer.bias)
-        self.mapped = MappedWeight(layer.weight.detach(), mappings)
+        self.mapped = map_weight(layer.weight.detach(), mappings)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -165,12 +199,26 @@ def map_weights(model: nn.Module) -> int:
             kind: Any = {nn.Linear: MappedLinear, nn.Embedding: MappedEmbedding}.get(type(child))
             if kind is None or getattr(child, "max_norm", None) is not None:
                 continue
+            if kind is MappedEmbedding and isinstance(child.weight, DeferredWeight):
+                continue  # its rows cannot be read one by one
             if id(child) not in replacements:
                 replacements[id(child)] = kind(child, mappings)
                 count += 1
             setattr(parent, name, replacements[id(child)])
+    decode_parameters(model)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             stored = MappedWeight(parameter.data, mappings)
             parameter.data = stored.read()
     return count
+
+
+def decode_parameters(model: nn.Module) -> None:
+    """Decodes all parameters of a model that are still deferred."""
+    decoded: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if isinstance(parameter, DeferredWeight):
+                if id(parameter) not in decoded:
+                    decoded[id(parameter)] = nn.Parameter(parameter.decode(), requires_grad=False)
+                setattr(module, name, decoded[id(parameter)])

@@ -17,7 +17,7 @@ from antiphon.engine.errors import one_line
 from antiphon.engine.experts.pack import pack_mixture
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
-from antiphon.engine.model.mapped_weights import MappedLinear, join_rows
+from antiphon.engine.model.mapped_weights import DecodedWeight, MappedLinear, join_rows
 from antiphon.engine.optimize.linears import (
     CompiledLinear,
     LinearKernel,
@@ -30,6 +30,7 @@ from antiphon.engine.optimize.linears import (
 )
 from antiphon.engine.optimize.packing_plan import RunModel, plan_packing
 from antiphon.engine.optimize.replace import set_submodule
+from antiphon.engine.optimize.stored_linears import build_stored_linear
 from antiphon.engine.optimize.verification import UnusableKernelError
 from antiphon.engine.options import Quantization
 from antiphon.engine.pack_cache.session import PackSession
@@ -87,7 +88,7 @@ def pack_linears(
         _read_mapped_layers(model)
         return PackingResult()
     stored_types = {str(_stored_weight(layer).dtype).removeprefix("torch.") for layer in linears.values()}
-    pack_mixture(model, quantize, kernels)
+    pack_mixture(model, "int8" if quantize == "stored" else quantize, kernels)
     kept.begin(sum(_stored_weight(layer).numel() for layer in linears.values()))
     is_complete = _pack_groups(model, linears, groups, quantize, GroupPacker(kernels, kept))
     return PackingResult(
@@ -110,7 +111,10 @@ def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 def _stored_weight(layer: nn.Linear) -> Tensor:
     """Returns the weight in the type in which it is in memory or in its file."""
-    return layer.mapped.stored if isinstance(layer, MappedLinear) else layer.weight.detach()
+    mapped = layer.mapped if isinstance(layer, MappedLinear) else None
+    if isinstance(mapped, DecodedWeight):
+        return mapped.deferred
+    return layer.weight.detach() if mapped is None else mapped.stored
 
 
 def _computes_in_fp32(layer: nn.Linear) -> bool:
@@ -183,7 +187,7 @@ def _choose_form(name: str, quantize: Quantization | None, output_layer: str | N
     """
     if name.rpartition(".")[2] in ROUTER_NAMES:
         return None
-    return "int8" if quantize is not None and name == output_layer else quantize
+    return "int8" if quantize == "int4" and name == output_layer else quantize
 
 
 class GroupPacker:
@@ -194,6 +198,9 @@ class GroupPacker:
 
     def build_kernel(self, names: list[str], layers: list[nn.Linear], form: Quantization | None) -> LinearKernel:
         """Returns the kernel of the layers with these names, merged."""
+        stored = build_stored_linear(layers, self._kernels, form)
+        if stored is not None:
+            return stored
         parts = [layer.mapped if isinstance(layer, MappedLinear) else layer.weight.detach() for layer in layers]
         weight = join_rows(parts)
         biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]

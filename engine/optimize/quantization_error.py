@@ -13,6 +13,13 @@ log = logging.getLogger(__name__)
 MIN_SIMILARITY = 0.8
 """Mean cosine similarity to the fp32 logits below which a quantized model is refused."""
 
+REMEDIES = {
+    "int8": "leave --quantization out",
+    "int4": "use --quantization int8",
+    "stored": "add --dtype float32, which takes 4 bytes for each weight",
+}
+"""What to do if a form changes a model too much."""
+
 WARN_SIMILARITY = 0.95
 """Mean cosine similarity to the fp32 logits below which a quantized model is served with a warning."""
 
@@ -43,7 +50,7 @@ def check_similarity(form: str, similarity: float, *, force: bool) -> None:
     """Warns, or raises :class:`LoadError`, if a form changes the logits too much. ``force`` only warns."""
     figures = f"the cosine similarity of its {form} logits to fp32 logits is {similarity:.2f}"
     if not similarity >= MIN_SIMILARITY and not force:
-        remedies = "leave --quantization out" if form == "int8" else "use --quantization int8"
+        remedies = REMEDIES[form]
         raise LoadError(
             f"{form} changes this model too much: {figures}, and must be at least {MIN_SIMILARITY:.2f}; "
             f"{remedies}, or add --force-quantization"

@@ -3,7 +3,12 @@
 from torch import Tensor
 from torch.nn import functional
 
-from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, pack_int4_weight, unpack_int4_group
+from antiphon.engine.kernels.int4_layout import (
+    INT4_GROUP_INPUTS,
+    PackedInt4Weight,
+    pack_int4_weight,
+    unpack_int4_group,
+)
 
 TORCH_INT4_LANES = 8
 """Outputs of a block of packed weights."""
@@ -15,8 +20,10 @@ class TorchInt4Linear:
     The products of a group are whole numbers below 2^24, so fp32 adds them exactly in any order.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed, self._bias = pack_int4_weight(weight, TORCH_INT4_LANES), bias
+    def __init__(self, weight: Tensor | PackedInt4Weight, bias: Tensor | None) -> None:
+        if not isinstance(weight, PackedInt4Weight):
+            weight = pack_int4_weight(weight, TORCH_INT4_LANES)
+        self._packed, self._bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """Implements :class:`engine.optimize.linears.LinearKernel`."""

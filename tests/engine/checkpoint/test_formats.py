@@ -92,14 +92,25 @@ def test_model_of_another_kind_is_named(tmp_path: Path, config_class: str, archi
 @pytest.mark.parametrize(
     ("quantization", "words"),
     [
-        ({"quant_method": "gptq", "bits": 4}, ["with gptq", "pip install optimum gptqmodel"]),
-        ({"quant_method": "awq"}, ["with awq", "pip install accelerate gptqmodel"]),
-        ({"quant_method": "compressed-tensors"}, ["pip install compressed-tensors"]),
-        ({"quant_method": "bitsandbytes"}, ["pip install accelerate bitsandbytes"]),
+        (
+            {"quant_method": "gptq", "bits": 4, "is_marlin_format": True},
+            ["with gptq in 4 bits and the format marlin", "pip install optimum gptqmodel"],
+        ),
+        ({"quant_method": "gptq", "bits": 5}, ["with gptq in 5 bits"]),
+        ({"quant_method": "awq", "version": "gemv"}, ["the format gemv", "pip install accelerate gptqmodel"]),
+        (
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+            ["compressed-tensors in the format nvfp4-pack-quantized", "pip install compressed-tensors"],
+        ),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            ["the format sparse-24-bitmask"],
+        ),
+        ({"quant_method": "hqq"}, ["with hqq", "pip install hqq"]),
         ({"group_size": 64, "bits": 4}, ["as MLX does"]),
     ],
 )
-def test_quantized_weights_name_the_missing_packages(
+def test_quantized_weights_that_are_not_read_here_name_the_missing_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: dict[str, Any], words: list[str]
 ) -> None:
     write_folder(tmp_path, config=QWEN3 | {"quantization_config": quantization}, model__safetensors=WEIGHTS)
@@ -109,3 +120,15 @@ def test_quantized_weights_name_the_missing_packages(
     monkeypatch.setattr(formats, "find_spec", lambda name: sys.__spec__)
     if "quant_method" in quantization:
         inspect_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq"])
+@pytest.mark.parametrize("place", ["quantization_config", "text_config"])
+def test_weights_that_are_decoded_here_need_no_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str
+) -> None:
+    settings: dict[str, Any] = {"quant_method": method}
+    part = settings if place == "quantization_config" else {"quantization_config": settings}
+    write_folder(tmp_path, config=QWEN3 | {place: part}, model__safetensors=WEIGHTS)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    assert inspect_checkpoint(tmp_path).quantization_method == method

@@ -1,0 +1,110 @@
+"""Loads a quantized checkpoint whose weights are decoded here, instead of by packages that transformers would need."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.checkpoint.formats import check_packages
+from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
+from antiphon.engine.checkpoint.quantized.stored_weight import StoredWeight
+from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS, explain_unread_format
+from antiphon.engine.checkpoint.quantized.tensor_files import read_checkpoint
+from antiphon.engine.experts.pack import hold_all_experts
+from antiphon.engine.model.architectures import load_config
+from antiphon.engine.model.mapped_weights import (
+    FileMappings,
+    MappedWeight,
+    decode_parameters,
+    has_exact_buffers,
+    map_weights,
+)
+
+log = logging.getLogger(__name__)
+
+
+def decodes_weights(checkpoint: Checkpoint, device: str) -> bool:
+    """Tells whether the weights are decoded here: on a CPU, if their format is known.
+
+    A GPU has kernels for quantized weights, which transformers loads. Raises :class:`LoadError` if these are missing.
+    """
+    settings = checkpoint.quantization_settings
+    if checkpoint.quantization_method not in DECODED_METHODS or explain_unread_format(settings) is not None:
+        return False
+    if device == "cpu":
+        return True
+    check_packages(checkpoint.path, settings)
+    return False
+
+
+def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]:
+    """Returns the model on the CPU, and the names of weights that are missing from the files.
+
+    In fp32, the weights of linear layers, embeddings and fused experts stay in the files until they are used.
+    """
+    if dtype != torch.float32:
+        model, missing = _load_deferred(model_class, checkpoint, dtype, dtype)
+        decode_parameters(model)
+        return model, missing
+    model, missing = _load_deferred(model_class, checkpoint, None, dtype)
+    if not has_exact_buffers(model):
+        model, missing = _load_deferred(model_class, checkpoint, dtype, dtype)
+    hold_all_experts(model)
+    log.debug("%d layers keep their weights in the files", map_weights(model))
+    for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
+        config.dtype = dtype
+    return model, missing
+
+
+def _load_deferred(
+    model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype | None, decoded_dtype: torch.dtype
+) -> tuple[PreTrainedModel, list[str]]:
+    """Implements :func:`load_decoded`, leaving quantized weights deferred.
+
+    The other weights have type ``dtype``, by default the one in which all of them are stored, or fp32.
+    """
+    config = load_config(checkpoint)
+    if config is None:
+        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name in ("quantization_config", "compression_config"):
+            if hasattr(part, name):
+                delattr(part, name)
+    concrete, config = _choose_concrete_class(model_class, config)
+    plain, stored = read_checkpoint(checkpoint)
+    types = {tensor.dtype for tensor in plain.values() if tensor.is_floating_point()}
+    dtype = dtype or (types.pop() if len(types) == 1 else torch.float32)
+    _release_pages_after_reading(stored.values())
+    deferred = {name: DeferredWeight(weight, dtype, decoded_dtype) for name, weight in stored.items()}
+    model, report = concrete.from_pretrained(
+        None, config=config, state_dict=plain | deferred, dtype=dtype, output_loading_info=True
+    )
+    return model.eval(), sorted(report["missing_keys"])
+
+
+def _choose_concrete_class(model_class: Any, config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
+    """Returns the class that an automatic one chooses, and its configuration: only the former take a state dict."""
+    candidates = model_class._model_mapping[type(config)]
+    if not isinstance(candidates, list | tuple):
+        candidates = [candidates]
+    names = config.architectures or []
+    concrete = next((each for each in candidates if each.__name__ in names), candidates[0])
+    text_config = config.sub_configs.get("text_config")
+    is_text_part = text_config is not None and concrete.config_class == text_config
+    return concrete, config.get_text_config() if is_text_part else config
+
+
+def _release_pages_after_reading(weights: Iterable[StoredWeight]) -> None:
+    """Makes weights give back the pages of the mapped files that they were decoded from."""
+    mappings = FileMappings()
+    for weight in weights:
+        weight.release = partial(_release_all, [MappedWeight(tensor, mappings) for tensor in weight.tensors])
+
+
+def _release_all(stored: Sequence[MappedWeight]) -> None:
+    for tensor in stored:
+        tensor.release()
