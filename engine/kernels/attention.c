@@ -184,6 +184,15 @@ INLINE void online_softmax(struct query_row *row, float *scores, int64_t dim) {
     }
 }
 
+/* Limits scores to [-limit, limit]: limit * tanh(score / limit). */
+INLINE void limit_scores(float *scores, float limit) {
+    for (int i = 0; i < TILE_KEYS; i += LANES) {
+        const vec score = load(scores + i), e = exp_lanes(-abs_lanes(score * (2 / limit)));
+        const vec limited = limit * (1 - e) / (1 + e); /* of the absolute value, whose exponential cannot overflow */
+        store(scores + i, select_lanes(score < 0, -limited, limited));
+    }
+}
+
 /* Masks the scores of keys outside [first, end). */
 INLINE void apply_mask(float *scores, int64_t first, int64_t end) {
     for (int i = 0; i < TILE_KEYS; i += LANES) {
@@ -201,6 +210,7 @@ INLINE void attend_tile(const int count, const int fp16, const struct attention_
     compute_scores(count, fp16, rows, scores, tile, args->dim, scale);
     for (int r = 0; r < count; r++) {
         const int64_t first = rows[r].first - tile->first, end = rows[r].end - tile->first;
+        if (args->softcap) limit_scores(scores[r], *(const float *)args->softcap);
         if (first > 0 || end < TILE_KEYS) apply_mask(scores[r], first, end);
         if (first >= tile->count || end <= 0) memset(scores[r], 0, sizeof scores[r]);
         else online_softmax(rows + r, scores[r], dim);

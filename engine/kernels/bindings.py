@@ -42,7 +42,7 @@ class AttentionArgs(ctypes.Structure):
     _fields_ = int64_fields("""
         num_spans kv_heads groups dim value_dim threads fp16_cache window
         query query_token_stride query_head_stride key key_token_stride key_head_stride
-        value value_token_stride value_head_stride sinks out spans
+        value value_token_stride value_head_stride sinks out spans softcap
     """)
 
 
@@ -95,7 +95,7 @@ class Kernels(QuantizedLinearKernels):
         contiguous_rows = query.stride(3) == key.stride(3) == value.stride(3) == 1
         return fp32 and sizes_fit and groups <= MAX_QUERY_GROUPS and contiguous_rows
 
-    def attend(
+    def attend(  # noqa: PLR0913  each is a property of the layer
         self,
         query: Tensor,
         key: Tensor,
@@ -105,6 +105,7 @@ class Kernels(QuantizedLinearKernels):
         *,
         window: int | None = None,
         sinks: Tensor | None = None,
+        softcap: float | None = None,
         fp16_cache: bool = False,
     ) -> Tensor:
         """Attention of queries (1, heads, n, dim), each over the KV cache of its sequence → (1, n, heads, value_dim).
@@ -112,9 +113,10 @@ class Kernels(QuantizedLinearKernels):
         The kernel first stores ``key`` and ``value`` (1, kv_heads, n, …) in the caches. ``span_table`` holds
         :data:`SPAN_FIELDS` integers per sequence: its first token in the batch, its number of tokens, the addresses of
         its keys and its values (kv_heads, capacity, …), their strides from head to head, the number of keys including
-        the new ones, and an output field. ``sinks`` holds one score per head; ``window`` limits the visible keys.
+        the new ones, and an output field. ``sinks`` holds one score per head; ``window`` limits the visible keys,
+        ``softcap`` the scores.
         """
-        table = array("q", span_table)
+        table, limit = array("q", span_table), ctypes.c_float(softcap or 0)
         kv_heads = key.shape[1]
         out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
         args = AttentionArgs(
@@ -132,6 +134,7 @@ class Kernels(QuantizedLinearKernels):
             0 if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
             table.buffer_info()[0],
+            ctypes.addressof(limit) if softcap else 0,
         )
         self._attend(args, scale)
         return out

@@ -52,6 +52,7 @@ struct attention_args {
     int64_t key, key_token_stride, key_head_stride;
     int64_t value, value_token_stride, value_head_stride;
     int64_t sinks, out, spans; /* sinks: (heads) or 0; spans: array of struct span */
+    int64_t softcap;           /* address of the float that limits the scores, or 0 */
 };
 
 void antiphon_rms_norm(const struct row_args *args, float eps);

@@ -90,6 +90,7 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     yield "block_softmax", kernels.block_softmax_sums(scores, torch.ones(3))[0], _block_sums(scores)
     for fp16 in (False, True)[: 1 + kernels.supports_fp16_cache]:
         yield "attend", *_attention_results(kernels, generator, halves=fp16)
+        yield "attend", *_attention_results(kernels, generator, halves=fp16, softcap=2.0)
     if kernels.activation_levels:
         yield "int8_linear", *_int8_linear_results(kernels, generator)
         yield "int8_linear", *_silu_mul_results(kernels, x)
@@ -172,7 +173,9 @@ def _silu_mul_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
     return kernels.int8_linear(x.clone(), packed, gated=True), kernels.int8_linear(inner, packed)
 
 
-def _attention_results(kernels: Kernels, generator: torch.Generator, *, halves: bool) -> tuple[Tensor, Tensor]:
+def _attention_results(
+    kernels: Kernels, generator: torch.Generator, *, halves: bool, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Results of both for :data:`ATTENTION_CASES`. The kernel itself must store the new keys and values."""
     dtype = torch.float16 if halves else torch.float32
     total = sum(new for _, new in ATTENTION_CASES)
@@ -189,11 +192,20 @@ def _attention_results(kernels: Kernels, generator: torch.Generator, *, halves: 
             for cache, fresh in ((keys, key), (values, value))
         )
         visible = torch.ones((new, length), dtype=torch.bool).tril_(length - new)
-        rows = functional.scaled_dot_product_attention(query[:, :, span], k, v, visible, enable_gqa=True)
-        expected.append(rows.transpose(1, 2))
+        expected.append(_attend_by_torch(query[:, :, span], k, v, visible, softcap).transpose(1, 2))
         caches += [keys, values]  # the table holds only addresses, so these must outlive the call
         first += new
-    return kernels.attend(query, key, value, table, 32**-0.5, fp16_cache=halves), torch.cat(expected, 1)
+    attended = kernels.attend(query, key, value, table, 32**-0.5, softcap=softcap, fp16_cache=halves)
+    return attended, torch.cat(expected, 1)
+
+
+def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, softcap: float | None) -> Tensor:
+    """Attention of queries (1, 6, n, 32) over two key heads."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(query, key, value, visible, enable_gqa=True)
+    scores = query.unflatten(1, (2, 3)) @ key[:, :, None].transpose(-1, -2) * 32**-0.5
+    weights = (softcap * torch.tanh(scores / softcap)).masked_fill(~visible, float("-inf")).softmax(-1)
+    return (weights @ value[:, :, None]).flatten(1, 2)
 
 
 def _lora_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -167,10 +167,18 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     variant = attn_metadata.find_variant(layer)
     params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux, variant.chunk)
     kernels = attn_metadata.kernels
-    if kernels is not None and softcap is None and kernels.supports_attention(query, key, value, s_aux):
+    if kernels is not None and kernels.supports_attention(query, key, value, s_aux):
         table, fp16_cache = attn_metadata.build_span_table(layer, key, value)
         return kernels.attend(
-            query, key, value, table, scale, window=params.window, sinks=s_aux, fp16_cache=fp16_cache
+            query,
+            key,
+            value,
+            table,
+            scale,
+            window=params.window,
+            sinks=s_aux,
+            softcap=softcap,
+            fp16_cache=fp16_cache,
         ), None
     attn_metadata.used_kernels = False
     layer = layer if variant.source is None else variant.source

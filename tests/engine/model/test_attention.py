@@ -124,6 +124,18 @@ def test_compiled_attention_equals_torch_and_is_batch_invariant(
     assert torch.equal(batch.attend(order, compiled_kernels, window, **options), expected[positions])
 
 
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_compiled_attention_limits_scores(compiled_kernels: Kernels, fp16: bool, softcap: float) -> None:
+    batch, indices = AttentionBatch(CACHED_AND_NEW_COUNTS, 6, 2, 80, fp16=fp16), [*range(len(CACHED_AND_NEW_COUNTS))]
+    batch.query.mul_(20)
+    expected = batch.attend(indices, None, 40, softcap=softcap)
+    limited = batch.attend(indices, compiled_kernels, 40, softcap=softcap)
+    assert torch.allclose(limited, expected, atol=1e-4)
+    assert not torch.allclose(limited, batch.attend(indices, compiled_kernels, 40), atol=1e-2)
+    for n in indices:
+        assert torch.equal(batch.attend([n], compiled_kernels, 40, softcap=softcap), limited[batch.positions(n)])
+
+
 def test_attention_does_not_depend_on_the_number_of_threads(compiled_kernels: Kernels, fp16: bool) -> None:
     batch, indices = (
         AttentionBatch(CACHED_AND_NEW_COUNTS, 16, 8, 128, fp16=fp16),
