@@ -130,7 +130,9 @@ def _host_engine(
         name,
         on_demand=options.load_on_demand,
         idle_unload_s=options.idle_unload_s,
-        memory=ModelMemory(needed_bytes(estimate, cache_gib), int(cache_gib * GIB), partial(measure_engine, engine)),
+        memory=ModelMemory(
+            needed_bytes(estimate, cache_gib), int(cache_gib * GIB), partial(measure_engine, engine, estimate)
+        ),
         expected_info=expected_info,
     )
 

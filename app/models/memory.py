@@ -60,12 +60,16 @@ def estimate_encoder(folder: Path | None) -> MemoryEstimate:
 
 def check_fits(name: str, estimate: MemoryEstimate, memory_gib: float) -> None:
     """Raises `ServeError` for a model that can never fit into the memory."""
-    least = estimate.least + PROCESS_BYTES // 2
+    least = _least_bytes(estimate)
     if least > memory_gib * GIB:
         raise ServeError(
             f"--memory-gib {memory_gib:g}: {name} needs at least {least / GIB:.2f} GiB; "
             "raise it, choose a smaller form with --quantization, or leave the model out"
         )
+
+
+def _least_bytes(estimate: MemoryEstimate) -> int:
+    return estimate.least + PROCESS_BYTES // 2
 
 
 def divide_cache(estimates: Sequence[MemoryEstimate], index: int, num_models: int, memory_gib: float) -> float:
@@ -85,15 +89,17 @@ def needed_bytes(estimate: MemoryEstimate, cache_gib: float) -> int:
     return estimate.expected + PROCESS_BYTES + int(cache_gib * GIB)
 
 
-def measure_engine(engine: Engine) -> int | None:
-    """Returns the memory that a loaded model takes now; None if it is unknown.
+def measure_engine(engine: Engine, estimate: MemoryEstimate) -> int | None:
+    """Returns the memory that a loaded model takes; None if it is unknown.
 
-    The memory of the engine's process is known on Linux only, and says nothing about a model on a GPU.
+    The memory of the engine's process is known on Linux only, and says nothing about a model on a GPU. Weights that are
+    mapped from a file count before they have been read, too.
     """
     pid = getattr(unwrap_engine(engine), "pid", None)
     if not isinstance(pid, int) or not engine.info.device.startswith("cpu"):
         return None
-    return read_resident_bytes(pid)
+    resident = read_resident_bytes(pid)
+    return None if resident is None else max(resident, _least_bytes(estimate))
 
 
 def read_resident_bytes(pid: int) -> int | None:

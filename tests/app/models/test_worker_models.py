@@ -14,7 +14,7 @@ from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.host import GIB, HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
-from antiphon.app.models.memory import measure_engine
+from antiphon.app.models.memory import MemoryEstimate, measure_engine, read_resident_bytes
 from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
@@ -32,7 +32,7 @@ def two_worker_models() -> ModelRegistry:
         (model,) = process_engine_registry().served
 
         def measure(engine: Any = model.engine) -> int | None:
-            return measure_engine(engine)
+            return measure_engine(engine, MemoryEstimate(GIB // 2, GIB))
 
         engine = HostedEngine(
             model.engine,
@@ -81,7 +81,8 @@ def test_memory_of_an_idle_model_is_given_back(server: RunningServer) -> None:
     pid = worker(server, 1).pid
     hosted = server.context.models.served[1].engine
     assert isinstance(hosted, HostedEngine) and pid is not None
-    assert 1.005 * GIB < hosted.reserved_bytes < 2 * GIB, "the process and its whole cache"
+    assert hosted.reserved_bytes == 1.75 * GIB, "a process, weights that are mapped, and the whole cache"
+    assert 5 * 2**20 < (read_resident_bytes(pid) or 0) < GIB
     assert wait_until(30, lambda: hosted.residence == "unloaded")
     assert worker(server, 1).pid is None and hosted.reserved_bytes == 0
     with pytest.raises(ProcessLookupError):
