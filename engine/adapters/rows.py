@@ -81,7 +81,8 @@ def group_rows(adapters: Sequence["LoadedAdapter | None"], device: torch.device)
             indices.setdefault(adapter.number, []).append(row)
             by_number[adapter.number] = adapter
     if len(indices) == 1 and None not in adapters:
-        return (RowGroup(*by_number.values(), slice(None)),)  # mixers run with some of the rows at a time
+        (adapter,) = by_number.values()
+        return (RowGroup(adapter, slice(None)),)  # mixers run with some of the rows at a time
     groups = []
     for number, rows in indices.items():
         ranges = tuple(_find_ranges(rows))

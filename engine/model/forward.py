@@ -91,7 +91,8 @@ class SequentialCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensors in transformers' cache."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in _find_tensors(self.kwargs)}
+        states = [value for value in self.kwargs.values() if not isinstance(value, Tensor)]  # without the mask
+        storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in _find_tensors(states)}
         return sum(storages.values())
 
 

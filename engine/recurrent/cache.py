@@ -124,16 +124,17 @@ def find_least_useful(lengths: list[int]) -> int:
     return min(costs, key=lambda length: costs[length])
 
 
-def join_states(caches: list[RecurrentCache]) -> StateBatch:
+def join_states(caches: list[RecurrentCache], multiple: int = 1) -> StateBatch:
     """Returns one batch with the states of these sequences in this order, which then share it.
 
-    Sequences that already share a batch in this order keep it, so that steps of the same sequences copy nothing.
+    The batch is padded to a multiple of ``multiple`` rows. Sequences that already share a batch in this order keep it,
+    so that steps of the same sequences copy nothing.
     """
-    batch = caches[0].states
-    if batch.size != len(caches) or any(
+    batch, padding = caches[0].states, -len(caches) % multiple
+    if batch.size != len(caches) + padding or any(
         cache.states is not batch or cache.row != row for row, cache in enumerate(caches)
     ):
-        batch = stack_rows([(cache.states, cache.row) for cache in caches])
+        batch = stack_rows([(cache.states, cache.row) for cache in [*caches, *caches[:1] * padding]])
         for row, cache in enumerate(caches):
             cache.states, cache.row = batch, row
     return batch

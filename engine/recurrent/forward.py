@@ -18,6 +18,7 @@ from antiphon.engine.recurrent.mixers import (
     attach_mixers,
     detach_mixers,
     find_mixers,
+    find_row_multiple,
     follow_shared_attention,
 )
 
@@ -46,6 +47,7 @@ class RecurrentForward(VarlenForward):
         attach_mixers(mixers)
         follow_shared_attention(model)
         self._mixer_prefixes = tuple(f"{name}." for name, module in model.named_modules() if module in mixers)
+        self._row_multiple = find_row_multiple(mixers) if model.device.type == "cpu" else 1
         self._one_sequence_state_tokens = 0
         self._treats_generated_apart = any(mixer.forward.treats_generated_apart for mixer in self._mixers)
 
@@ -94,7 +96,8 @@ class RecurrentForward(VarlenForward):
         for cache, blocks in attn_metadata.spans:
             assert isinstance(cache, RecurrentCache)
             spans.append(MixerSpan(cache, blocks[0][0], blocks[-1][1] - blocks[0][0]))
-        token = CURRENT_PLAN.set(MixerPlan(spans, batches_decoding=self.prompt_alignment > 1))
+        plan = MixerPlan(spans, batches_decoding=self.prompt_alignment > 1, multiple=self._row_multiple)
+        token = CURRENT_PLAN.set(plan)
         try:
             return super()._call_model(ids, positions, attn_metadata, logit_indices)
         finally:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import pairwise
-from math import inf
+from math import gcd, inf
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,9 @@ RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding",
 
 CACHE_PARAMETERS = ("cache_params", "past_key_values")
 """Names that mixers give to the parameter for the cache."""
+
+VECTORIZED_ELEMENTS = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16
+"""Number of fp32 elements that torch computes at once on this CPU. It computes a rest one by one, with other bits."""
 
 SHARED_LAYER_INDEX = -1
 """Layer index of a module that several layers share."""
@@ -48,14 +51,14 @@ class MixerPlan:
     """What mixers do with the row of a pass: sequences of one token as a ``batch``, the others one by one (``spans``).
 
     ``rows`` are the indices of the batch's tokens in the row. A sequence's first token is not batched, because it has
-    no states yet.
+    no states yet. The batch is padded to ``multiple`` sequences.
     """
 
-    def __init__(self, spans: list[MixerSpan], *, batches_decoding: bool) -> None:
+    def __init__(self, spans: list[MixerSpan], *, batches_decoding: bool, multiple: int = 1) -> None:
         decoding = [span for span in spans if batches_decoding and span.num_tokens == 1 and span.cache.length > 0]
         self.spans = [span for span in spans if span not in decoding]
         self.rows = [span.first for span in decoding]
-        self.batch = join_states([span.cache for span in decoding]) if decoding else None
+        self.batch = join_states([span.cache for span in decoding], multiple) if decoding else None
 
 
 CURRENT_PLAN: ContextVar[MixerPlan] = ContextVar("CURRENT_PLAN")
@@ -75,6 +78,8 @@ class PackedMixer:
         if isinstance(self._chunk_size, int):
             mixer.chunk_size = min(self._chunk_size, MAX_CHUNK_TOKENS)
 
+        self.num_heads = getattr(mixer, "num_v_heads", VECTORIZED_ELEMENTS)
+        """Number of values per token in the smallest activations, those of the gates of each head."""
         limits = getattr(mixer, "time_step_limit", None) or (0.0, inf)
         self.treats_generated_apart = tuple(limits) != (0.0, inf)
         """True if a prompt's time steps are limited and those of single tokens are not, as in Mamba's own kernels."""
@@ -95,9 +100,10 @@ class PackedMixer:
         pieces: list[tuple[int, Tensor]] = []
         others: tuple[None, ...] = ()
         if plan.batch is not None:
-            tokens = hidden_states[0].index_select(0, torch.tensor(plan.rows, device=hidden_states.device))
+            rows = plan.rows + plan.rows[:1] * (plan.batch.size - len(plan.rows))
+            tokens = hidden_states[0].index_select(0, torch.tensor(rows, device=hidden_states.device))
             output, others = self._call(tokens[:, None], plan.batch, kwargs)
-            pieces += zip(plan.rows, output.unbind(0), strict=True)
+            pieces += zip(plan.rows, output.unbind(0), strict=False)
         for span in plan.spans:
             states = span.cache.own_states()
             for start, stop in pairwise(span.cache.block_bounds):
@@ -120,6 +126,16 @@ class PackedMixer:
 def find_mixers(model: nn.Module) -> list[nn.Module]:
     """Returns the innermost modules that read or write recurrent states of a cache."""
     return [module for module in model.modules() if hasattr(module, "layer_idx") and _uses_states(module)]
+
+
+def find_row_multiple(mixers: list[Any]) -> int:
+    """Returns the smallest multiple of sequences whose activations torch computes with vectors only.
+
+    Example: 16 gates per token are half of what torch computes at once with AVX-512, so that batches have an even size.
+    """
+    return max(
+        (VECTORIZED_ELEMENTS // gcd(mixer.forward.num_heads, VECTORIZED_ELEMENTS) for mixer in mixers), default=1
+    )
 
 
 def has_recurrent_layers(model: nn.Module) -> bool:

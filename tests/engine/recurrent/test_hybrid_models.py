@@ -17,6 +17,7 @@ from antiphon.engine.recurrent.cache import RecurrentCache
 from antiphon.engine.recurrent.forward import BLOCK_TOKENS, RecurrentForward
 from antiphon.engine.recurrent.states import stack_rows
 from antiphon.engine.scheduler.core import Core
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.recurrent.tiny_hybrids import (
     HYBRID_CONFIGS,
     generate_with_hybrid,
@@ -121,12 +122,23 @@ def test_deterministic_rows_do_not_depend_on_the_batch_or_on_how_a_prompt_is_spl
 
 
 def test_decoding_sequences_share_one_call_of_each_mixer() -> None:
-    forward = select_hybrid_forward("qwen3_5_text")
+    forward = select_hybrid_forward("falcon_h1")
     shapes = []
     mixer: Any = forward._mixers[0]
-    mixer.in_proj_qkv.register_forward_hook(lambda _, inputs, __: shapes.append(tuple(inputs[0].shape[:2])))
+    mixer.in_proj.register_forward_hook(lambda _, inputs, __: shapes.append(tuple(inputs[0].shape[:2])))
     decode(forward, make_hybrid_prompts(5, 6, 7), together=True)
     assert shapes == [(1, 5), (1, 6), (1, 7), (3, 1), (3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1", "lfm2"])
+def test_int8_rows_do_not_depend_on_the_batch(family: str) -> None:
+    require_kernels()
+    options = EngineOptions(quantization="int8", force_quantization=True, kv_cache_gib=0.01)
+    forward = build_core_from_model(copy.deepcopy(hybrid_model(family)), options=options, optimize=True)._forward
+    assert isinstance(forward, RecurrentForward)
+    prompts = make_hybrid_prompts(12, 70, 5)
+    alone, together = (decode(forward, prompts, together=together) for together in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
 def test_a_finished_sequence_keeps_no_memory_of_those_that_ran_with_it() -> None:
