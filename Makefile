@@ -66,6 +66,7 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m tests.bench.embeddings
 
 prove: $(TEST)  ## install vLLM's CPU build and llama.cpp, and test against them: about 20 minutes
+	$(BIN)/python -m tests.bench.memory
 	$(BIN)/python -m tests.bench.install vllm
 	ANTIPHON_PROVE=1 $(BIN)/python -m pytest -q --timeout 1800 tests/prove $(ARGS)
 

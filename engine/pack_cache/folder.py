@@ -16,8 +16,8 @@ PACK_SUFFIX, CHECKS_SUFFIX, UNFINISHED_SUFFIX = ".packed", ".json", ".tmp"
 MIN_FREE_DISK_BYTES = 1 << 30
 """Free space of the disk below which no file is written."""
 
-MAX_UNFINISHED_AGE_S = 3600.0
-"""Age at which an unfinished file is deleted: the process that wrote it has ended."""
+MAX_UNFINISHED_AGE_S = 600.0
+"""Seconds since the last write after which an unfinished file is deleted: the process that wrote it has ended."""
 
 
 def find_pack_folder() -> Path | None:

@@ -48,6 +48,12 @@ class ServerProcess:
         """Returns the sum of the resident memory of each process now, in bytes."""
         return sum(_status_bytes(pid, "VmRSS") for pid, _ in self._process_stats())
 
+    def largest_process_memory(self) -> tuple[int, int]:
+        """Returns the peak and the present resident memory, in bytes, of the process that holds most now."""
+        sizes = {pid: _status_bytes(pid, "VmRSS") for pid, _ in self._process_stats()}
+        largest = max(sizes, key=lambda pid: sizes[pid])
+        return _status_bytes(largest, "VmHWM"), sizes[largest]
+
     def pause(self) -> None:
         """Stops every process with SIGSTOP, until :meth:`resume`."""
         self._send_signal(signal.SIGSTOP)
