@@ -55,6 +55,8 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m tests.bench.remote_overhead
 	$(BIN)/python -m tests.bench.compare $(TINY) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SMALL) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(INT4) $(ARGS)
+	$(BIN)/python -m tests.bench.compare $(OSS20B) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(EXACT) $(ARGS)
 	$(BIN)/python -m tests.bench.compare $(SLOW) $(ARGS)
 	KV_GIB=8 $(BIN)/python -m tests.bench.compare $(AGENT) $(ARGS)
@@ -64,9 +66,9 @@ bench: $(TEST)  ## run every benchmark against the installed peers: over an hour
 	$(BIN)/python -m tests.bench.compare $(GPU) $(ARGS)
 	$(BIN)/python -m tests.bench.busy_cores
 	$(BIN)/python -m tests.bench.embeddings
+	$(BIN)/python -m tests.bench.memory
 
 prove: $(TEST)  ## install vLLM's CPU build and llama.cpp, and test against them: about 20 minutes
-	$(BIN)/python -m tests.bench.memory
 	$(BIN)/python -m tests.bench.install vllm
 	ANTIPHON_PROVE=1 $(BIN)/python -m pytest -q --timeout 1800 tests/prove $(ARGS)
 
@@ -81,6 +83,8 @@ RESULTS = --json .bench/results/$(1).json --out .bench/results/$(1).md
 TINY = --model tiny --streams 1,4,16,64 --rounds 3 --scenarios growth,long,next --limit-minutes 25 $(call RESULTS,tiny)
 # Two lines, since all servers together need more than 24 GiB of memory.
 SMALL = --model small --servers antiphon-int8,vllm-bf16,llama.cpp --streams 1,4,16 --rounds 3 $(call RESULTS,small)
+INT4 = --model small --servers antiphon-int4,llama.cpp-q4_0,antiphon-int8,llama.cpp --streams 1,4,16 --rounds 3 $(call RESULTS,int4)
+OSS20B = --model oss20b-8 --servers antiphon-int8,llama.cpp --streams 1,4,16 --rounds 3 $(call RESULTS,oss20b)
 EXACT = --model small --servers antiphon,vllm-fp32 --streams 1,4,16 --rounds 3 $(call RESULTS,exact)
 SLOW = --model small --servers antiphon,transformers,transformers-cb --streams 1,4 --rounds 1 $(call RESULTS,slow)
 AGENT = --model small --servers antiphon,antiphon-int8 --rounds 0 --scenarios next,long --repeat 1 $(call RESULTS,agent)

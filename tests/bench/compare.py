@@ -21,12 +21,12 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphon.engine.embedded import MODEL_DIR
 from tests.bench.install import BENCH_DIR
 from tests.bench.peers import PEERS
-from tests.bench.random_models import SHAPES, create_model
+from tests.bench.random_models import create_model, parse_model_name
 from tests.bench.report import render_report
 from tests.bench.scenarios import SCENARIO_TITLES, BenchError, run_scenario
 from tests.bench.servers import NotStartedError, PeerServer, ServerPool, make_prompt
@@ -34,6 +34,7 @@ from tests.bench.stats import format_number
 
 PROMPT_TOKENS = 128
 DEFAULT_OUTPUT_TOKENS = 128
+MXFP4_BYTES_PER_WEIGHT = 0.53125
 MIN_SAMPLE_TIMEOUT_S = 30.0
 MAX_SAMPLE_TIMEOUT_S = 600.0
 
@@ -48,7 +49,7 @@ class BenchmarkRun:
         self.record: dict[str, Any] = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "machine": describe_machine(),
-            "model": {"name": args.model, "parameters": count_parameters(self.model_dir)},
+            "model": {"name": args.model, "parameters": count_weights(self.model_dir).total},
             "prompt_tokens": PROMPT_TOKENS,
             "output_tokens": args.tokens,
             "servers": {},
@@ -88,7 +89,10 @@ class BenchmarkRun:
         }
         if peer.needs_gpu:
             entry["bandwidth_gb_s"] = measure_bandwidth("cuda")
-        entry["bytes_per_step"] = self.record["model"]["parameters"] * peer.bytes_per_weight
+        counts = count_weights(self.model_dir)
+        entry["bytes_per_step"] = counts.dense * peer.bytes_per_weight
+        entry["expert_bytes"] = counts.experts * min(peer.bytes_per_weight, MXFP4_BYTES_PER_WEIGHT)
+        entry["expert_share"] = expert_share(self.model_dir)
         startup = f"first token after {server.startup_s:.1f} s; {server.idle_cores:.2f} cores idle"
         log(f"{name}: {startup}; {' '.join(server.command)}")
         return server
@@ -169,11 +173,30 @@ def measure_bandwidth(device: str) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def count_parameters(model_dir: Path) -> int:
-    """Returns the number of weights, by the header of model.safetensors."""
+class WeightCounts(NamedTuple):
+    """Numbers of weights: of the model, of those that every step reads, and of the experts in MXFP4."""
+
+    total: int
+    dense: int
+    experts: int
+
+
+def count_weights(model_dir: Path) -> WeightCounts:
+    """Counts weights by the header of model.safetensors."""
     with (model_dir / "model.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    sizes = {name: math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    experts = sum(2 * size for name, size in sizes.items() if name.endswith("_blocks"))
+    dense = sum(size for name, size in sizes.items() if not name.endswith(("_blocks", "_scales")))
+    # A step reads only some rows of the embedding, unless it is the output layer, too.
+    lookup = sizes["model.embed_tokens.weight"] if "lm_head.weight" in sizes else 0
+    return WeightCounts(dense + experts, dense - lookup, experts)
+
+
+def expert_share(model_dir: Path) -> float:
+    """Returns the share of a layer's experts that compute a token; 1 for a model without experts."""
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    return float(config.get("num_experts_per_tok", 1) / config.get("num_local_experts", 1))
 
 
 def _split_list(text: str) -> list[str]:
@@ -184,7 +207,10 @@ def parse_args() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--model", choices=[*SHAPES, "oss", "embedded"], default="tiny", help="model to serve, default tiny"
+        "--model",
+        type=lambda name: name if name == "embedded" else parse_model_name(name),
+        default="tiny",
+        help="model to serve: small, tiny, oss, oss20b, oss20b-LAYERS, osstiny, embedded; default tiny",
     )
     parser.add_argument(
         "--servers",

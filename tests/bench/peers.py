@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from antiphon.app.remote.launch import VLLM_FLAGS
+from tests.bench.gpt_oss_model import find_oss_shape
 from tests.bench.install import BENCH_DIR, BUILD_INFO, DONE_MARKER, ENVS_DIR, ROOT
 from tests.bench.load_client import Api
 from tests.bench.random_models import MODELS_DIR, create_model
@@ -26,8 +27,13 @@ CONTEXT_PER_SLOT = 512
 
 
 def slot_count(model: str) -> int:
-    """Returns the number of streams to reserve at start. Memory does not suffice for more slots of the large model."""
-    return 16 if model == "small" else 64
+    """Returns the number of streams to reserve at start. Memory does not suffice for more slots of the large models."""
+    return 16 if base_name(model) in ("small", "oss20b") else 64
+
+
+def base_name(model: str) -> str:
+    """Returns a model's name without its number of layers."""
+    return model.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Peer:
 
     def unavailable_reason(self, model: str) -> str | None:
         """Returns the reason why it cannot serve this model here, or None if it can."""
-        if model not in self.models:
+        if base_name(model) not in self.models:
             return f"does not run the model {model}"
         if self.env_name is not None and not (ENVS_DIR / self.env_name / DONE_MARKER).exists():
             return f"{ENVS_DIR / self.env_name} is missing; install it with `make bench-peers`"
@@ -87,9 +93,11 @@ class Peer:
 
 
 def _antiphon_command(*options: str) -> BuildCommand:
+    """A gpt-oss with the made-up vocabulary has no tokens for its own dialect."""
     return lambda model, port: [
         *(sys.executable, "-m", "antiphon.app.cli", "serve", str(model)),
         *("--served-model-name", model.name, "--port", str(port), *options),
+        *(("--dialect", "hermes") if find_oss_shape(model.name) else ()),
     ]
 
 
@@ -127,12 +135,21 @@ def _continuous_batching_command(model: Path, port: int) -> list[str]:
 
 
 def _llama_command(model: Path, port: int) -> list[str]:
-    """Converts the model first if there is no GGUF file of it.
+    """Starts llama.cpp with the weights that it is fastest with while they have 8 bits or more, experts in MXFP4.
 
-    The format is f16 for `tiny`, whose layers are small, and q8_0 for others, since reading weights limits their speed.
-    As with every server, sampling is from the whole vocabulary.
+    That is f16 for `tiny`, whose layers are small, and q8_0 for others, since reading weights limits their speed.
     """
-    format_name = "f16" if model.name == "tiny" else "q8_0"
+    if find_oss_shape(model.name):
+        return _llama_command_for_format(model, port, "mxfp4")
+    return _llama_command_for_format(model, port, "f16" if model.name == "tiny" else "q8_0")
+
+
+def _llama_4_bit_command(model: Path, port: int) -> list[str]:
+    return _llama_command_for_format(model, port, "q4_0")
+
+
+def _llama_command_for_format(model: Path, port: int, format_name: str) -> list[str]:
+    """Converts the model first if there is no GGUF file of it. As with every server, sampling is from all tokens."""
     file = MODELS_DIR / f"{model.name}-{format_name}.gguf"
     bin_dir = ENVS_DIR / "llama" / "bin"
     slots = slot_count(model.name)
@@ -160,7 +177,8 @@ VLLM_ENV = HF_ENV | {
     "VLLM_CACHE_ROOT": str(BENCH_DIR / "vllm"),
     "PATH": f"{ENVS_DIR / 'vllm' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
 }
-ALL_MODELS = ("small", "tiny", "oss", "embedded")
+ALL_MODELS = ("small", "tiny", "oss", "oss20b", "osstiny", "embedded")
+GGUF_MODELS = ("small", "tiny", "oss20b", "osstiny")
 ANTIPHON_PACKAGES = ("antiphon", "torch", "transformers")
 
 PEERS: dict[str, Peer] = {
@@ -172,6 +190,13 @@ PEERS: dict[str, Peer] = {
             _antiphon_command("--quantization", "int8", *KV_CACHE_OPTIONS),
             ANTIPHON_PACKAGES,
             bytes_per_weight=1.0,
+            models=ALL_MODELS,
+        ),
+        Peer(
+            "antiphon-int4",
+            _antiphon_command("--quantization", "int4", *KV_CACHE_OPTIONS),
+            ANTIPHON_PACKAGES,
+            bytes_per_weight=0.53125,
             models=ALL_MODELS,
         ),
         Peer("vllm-fp32", _vllm_command("float32"), ("vllm", "torch"), "vllm", env_vars=VLLM_ENV),
@@ -198,7 +223,8 @@ PEERS: dict[str, Peer] = {
             bytes_per_weight=2.0,
             in_front_of="vllm-guided",
         ),
-        Peer("llama.cpp", _llama_command, ("xllamacpp",), "llama", bytes_per_weight=1.0625),
+        Peer("llama.cpp", _llama_command, ("xllamacpp",), "llama", bytes_per_weight=1.0625, models=GGUF_MODELS),
+        Peer("llama.cpp-q4_0", _llama_4_bit_command, ("xllamacpp",), "llama", bytes_per_weight=0.5625),
         Peer(
             "transformers",
             _transformers_command(),

@@ -1,7 +1,8 @@
 """Models with random weights for the benchmark: `python -m tests.bench.random_models small tiny`.
 
 `small` has the shape of Qwen3-0.6B, `tiny` four layers of width 256. Both are created from a fixed seed, with a made-up
-vocabulary of 151 936 entries. `oss` is a tiny gpt-oss for scenarios on Antiphon, which has that vocabulary built in.
+vocabulary of 151 936 entries. `oss` is a tiny gpt-oss for scenarios on Antiphon, which has that vocabulary built in;
+`oss20b` has the shapes of gpt-oss-20b, in MXFP4, and `oss20b-N` only N of its layers.
 Random weights suffice, since speed does not depend on their values. The vocabulary is byte-level BPE over syllables:
 each word of :func:`single_token_words` is one token, other text falls back to syllables and bytes, and nearly every id
 is a readable word.
@@ -15,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.bench.gpt_oss_model import OSS_SHAPES, build_gpt_oss_config, find_oss_shape, write_checkpoint
 from tests.bench.install import BENCH_DIR, ROOT
 
 MODELS_DIR = BENCH_DIR / "models"
@@ -70,10 +72,10 @@ def byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
-def build_merges() -> list[tuple[str, str]]:
-    """Returns all merges in order. Each makes one token; with bytes and added tokens they are `VOCAB_SIZE` tokens."""
+def build_merges(vocab_size: int = VOCAB_SIZE) -> list[tuple[str, str]]:
+    """Returns all merges in order. Each makes one token; with bytes and added tokens they are `vocab_size` tokens."""
     pairs = [(first, second) for first, second in product(SYLLABLES, SYLLABLES)]
-    free_ids = VOCAB_SIZE - 256 - len(SPECIAL_TOKENS) - len(ADDED_TOKENS) - len(SYLLABLES) - 2 * len(pairs)
+    free_ids = vocab_size - 256 - len(SPECIAL_TOKENS) - len(ADDED_TOKENS) - len(SYLLABLES) - 2 * len(pairs)
     rank = {first + second: index for index, (first, second) in enumerate(pairs)}
     # In a word of three syllables, the first two must merge before the last two would.
     candidates = (
@@ -96,9 +98,9 @@ def single_token_words() -> list[str]:
     return ["".join(pair) for pair in product(SYLLABLES, SYLLABLES)]
 
 
-def build_tokenizer() -> dict[str, Any]:
+def build_tokenizer(vocab_size: int = VOCAB_SIZE) -> dict[str, Any]:
     """Returns the content of tokenizer.json."""
-    merges = build_merges()
+    merges = build_merges(vocab_size)
     tokens = [*byte_characters(), *(left + right for left, right in merges)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
     added_tokens = [
@@ -187,9 +189,26 @@ def create_model(name: str) -> Path:
     unfinished.mkdir(parents=True)
     if name == "oss":
         _write_gpt_oss(unfinished)
+    elif oss_shape := find_oss_shape(name):
+        write_mxfp4_model(unfinished, oss_shape)
     else:
         _write_qwen(SHAPES[name], unfinished)
     return unfinished.rename(folder)
+
+
+def parse_model_name(name: str) -> str:
+    """Returns the name of a model. Raises :class:`argparse.ArgumentTypeError` for any other."""
+    if name in SHAPES or name == "oss" or find_oss_shape(name):
+        return name
+    raise argparse.ArgumentTypeError(f"use one of {', '.join([*SHAPES, *OSS_SHAPES])}, oss, or oss20b-LAYERS")
+
+
+def write_mxfp4_model(folder: Path, shape: dict[str, Any]) -> None:
+    """Writes a gpt-oss whose experts are in MXFP4, with a made-up vocabulary."""
+    eos_token_id = shape["vocab_size"] - len(ADDED_TOKENS) - 1
+    config = build_gpt_oss_config(shape, eos_token_id)
+    _write_texts(folder, build_tokenizer(shape["vocab_size"]), config, eos_token_id)
+    write_checkpoint(folder / "model.safetensors", config, SEED)
 
 
 def _write_gpt_oss(folder: Path) -> None:
@@ -205,9 +224,15 @@ def _write_gpt_oss(folder: Path) -> None:
 
 def _write_qwen(shape: dict[str, int], folder: Path) -> None:
     eos_token_id = VOCAB_SIZE - len(ADDED_TOKENS) - 1
+    _write_texts(folder, build_tokenizer(), build_config(shape, eos_token_id), eos_token_id)
+    _write_weights(shape, folder / "model.safetensors")
+
+
+def _write_texts(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any], eos_token_id: int) -> None:
+    """Writes all files but the weights."""
     contents = {
-        "tokenizer.json": build_tokenizer(),
-        "config.json": build_config(shape, eos_token_id),
+        "tokenizer.json": tokenizer,
+        "config.json": config,
         # Without top-k and top-p every server samples from the whole vocabulary.
         "generation_config.json": {
             "do_sample": True,
@@ -227,13 +252,12 @@ def _write_qwen(shape: dict[str, int], folder: Path) -> None:
     for file, content in contents.items():
         (folder / file).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     shutil.copyfile(ROOT / "harmony" / "prompt" / "chatml.jinja", folder / "chat_template.jinja")
-    _write_weights(shape, folder / "model.safetensors")
 
 
 def main() -> None:
     """Creates the models named on the command line and prints their folders."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+", choices=[*SHAPES, "oss"], help="models to create")
+    parser.add_argument("names", nargs="+", type=parse_model_name, help="models to create")
     for name in parser.parse_args().names:
         print(create_model(name), flush=True)
 

@@ -103,7 +103,7 @@ def render_cost_table(record: Record) -> str:
     for name in servers:
         entry = record["servers"][name]
         bandwidth = entry.get("bandwidth_gb_s", record["machine"]["bandwidth_gb_s"])
-        read_s = entry["bytes_per_step"] / (bandwidth * 1e9)
+        read_s = {load: bytes_read_per_step(entry, load) / (bandwidth * 1e9) for load in (lowest, highest)}
         rows.append(
             [
                 name,
@@ -113,7 +113,10 @@ def render_cost_table(record: Record) -> str:
                 format_number(median_value(record, name, lowest, "cpu_s_per_token") * 1e3),
                 format_number(median_value(record, name, highest, "cpu_s_per_token") * 1e3),
                 format_number(median_value(record, name, highest, "itl_p99_s") * 1e3),
-                *(_format_roofline(read_s, median_value(record, name, load, "itl_s")) for load in (lowest, highest)),
+                *(
+                    _format_roofline(read_s[load], median_value(record, name, load, "itl_s"))
+                    for load in (lowest, highest)
+                ),
                 f"{entry['idle_cores']:.2f}",
             ]
         )
@@ -121,6 +124,12 @@ def render_cost_table(record: Record) -> str:
     header += [f"CPU ms per token at {lowest}", f"at {highest}"]
     header += [f"p99 ITL at {highest}, ms", f"roofline at {lowest}", f"at {highest}", "idle CPU cores"]
     return markdown_table(header, rows)
+
+
+def bytes_read_per_step(entry: Record, streams: int) -> float:
+    """Returns the bytes of weights that a step reads: of a mixture, those of the experts that some stream chooses."""
+    unread_share = (1 - entry.get("expert_share", 1.0)) ** streams
+    return float(entry["bytes_per_step"] + entry.get("expert_bytes", 0.0) * (1 - unread_share))
 
 
 def _format_roofline(read_s: float, itl_s: float) -> str:

@@ -23,7 +23,7 @@ TEMPLATE_TOKENS = 16
 MAX_IDLE_CORES = 0.02
 """A server that uses more of a core than this without requests is paused while others are measured."""
 MIN_FREE_MEMORY = {"small": 6 * 2**30}
-"""Bytes of memory that must be free to start another server, by model."""
+"""Bytes of memory that must be free to start another server, by model. Others need 1 GiB, or a fifth more than the file."""
 IDLE_PERIOD_S = 2
 
 
@@ -141,7 +141,7 @@ class ServerPool:
         if reason := peer.unavailable_reason(self.model_name):
             raise NotStartedError(reason)
         free = available_memory()
-        if free < MIN_FREE_MEMORY.get(self.model_name, 2**30):
+        if free < MIN_FREE_MEMORY.get(self.model_name, max(2**30, self._file_bytes() * 6 // 5)):
             raise NotStartedError(f"only {free / 2**30:.1f} GiB of memory are free")
         upstream = self._find_upstream(peer)
         if upstream is not None:
@@ -156,6 +156,9 @@ class ServerPool:
             raise NotStartedError(str(error)) from error
         server.pause_if_busy()
         return server
+
+    def _file_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
 
     def _find_upstream(self, peer: Peer) -> PeerServer | None:
         if peer.in_front_of is None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.report import render_cost_table, render_ratio_table, render_report
+from tests.bench.report import bytes_read_per_step, render_cost_table, render_ratio_table, render_report
 from tests.bench.stats import TIMES, format_number
 
 
@@ -83,6 +83,12 @@ def test_roofline_of_gpu_server_uses_gpu_bandwidth(record: dict[str, Any]) -> No
     report = render_report(record)
     assert "3% | 3% |" in report and "30% | 30% |" not in report.split("| slow |")[0]
     assert "GPU memory bandwidth 100 GB/s." in report
+
+
+def test_roofline_of_a_mixture_counts_the_experts_that_some_stream_chooses() -> None:
+    entry = {"bytes_per_step": 100.0, "expert_bytes": 1000.0, "expert_share": 0.25}
+    assert [bytes_read_per_step(entry, streams) for streams in (1, 2)] == [350.0, 537.5]
+    assert bytes_read_per_step({"bytes_per_step": 100.0}, 4) == 100.0
 
 
 def test_report_of_record_without_samples_describes_machine(record: dict[str, Any]) -> None:

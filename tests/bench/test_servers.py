@@ -72,6 +72,13 @@ async def test_peer_that_is_not_installed_is_not_started(tmp_path: Path) -> None
         await pool.start(missing, 1)
 
 
+def test_peer_runs_a_model_with_any_number_of_layers() -> None:
+    assert PEERS["antiphon-int8"].unavailable_reason("oss20b-2") is None
+    assert "does not run" in (PEERS["llama.cpp-q4_0"].unavailable_reason("oss20b-2") or "")
+    assert PEERS["antiphon-int4"].build_command(Path("oss20b-2"), 1)[-2:] == ["--dialect", "hermes"]
+    assert "--dialect" not in PEERS["antiphon-int4"].build_command(Path("small"), 1)
+
+
 async def test_peer_in_front_of_another_uses_its_running_server(scripted_peer: Peer, tmp_path: Path) -> None:
     """The upstream server keeps running while the peer in front of it is measured."""
     code = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
