@@ -1,5 +1,6 @@
 """Options of `antiphon serve` for the models: their names, and when each is loaded and unloaded."""
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,16 +18,20 @@ _UNIT_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class DurationType(click.ParamType[float]):
-    """A duration above 0, such as 90s, 15m or 2h. A number without a unit is in seconds."""
+    """A duration above 0, such as 90s, 15m or 2h, or `never`. A number without a unit is in seconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the duration in seconds."""
+        """Returns the duration in seconds; infinity for `never`."""
+        if value == "never":
+            return math.inf
         match = _DURATION.fullmatch(str(value).strip())
         seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
         if seconds <= 0:
-            self.fail(f"{value!r} is not a duration: write a number and s, m, h or d, such as 15m", param, ctx)
+            self.fail(
+                f"{value!r} is not a duration: write a number and s, m, h or d, such as 15m, or never", param, ctx
+            )
         return seconds
 
 

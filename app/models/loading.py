@@ -1,6 +1,7 @@
 """Creates the served models from the options: their files, formats and engines. Nothing is loaded here."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -129,7 +130,7 @@ def _host_engine(
         host,
         name,
         on_demand=options.load_on_demand,
-        idle_unload_s=options.idle_unload_s,
+        idle_unload_s=None if options.idle_unload_s == math.inf else options.idle_unload_s,
         memory=ModelMemory(
             needed_bytes(estimate, cache_gib), int(cache_gib * GIB), partial(measure_engine, engine, estimate)
         ),

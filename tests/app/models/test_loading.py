@@ -1,7 +1,9 @@
 """Models that are created from the options: their formats, and the memory that they share."""
 
+import asyncio
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import WorkerProcess
+from tests.app.models.fake_engines import GatedEngine
 
 TWO = (f"one={MODEL_DIR}", f"two={MODEL_DIR}")
 
@@ -154,6 +157,25 @@ async def test_banner_names_models_that_are_not_loaded_yet() -> None:
     show_banner(create_console(screen), Settings(), registry, 8000, notes)
     assert screen.getvalue().count("loaded at its first use") == 2
     assert '"model": "one"' in screen.getvalue()
+
+
+async def test_model_may_stay_while_others_are_unloaded_when_idle() -> None:
+    registry, _ = await create(
+        *TWO,
+        idle_unload_s=0.01,
+        model_options=(ModelOption("two", "idle_unload_s", math.inf), ModelOption("one", "load_on_demand", value=True)),
+    )
+    one, two = (model.engine for model in registry.served)
+    assert isinstance(one, HostedEngine) and isinstance(two, HostedEngine)
+    for engine in (one, two):
+        engine.inner = GatedEngine()
+        await engine.start()
+    assert (one.residence, two.residence) == ("unloaded", "loaded")
+    await one.wait_ready()
+    async with asyncio.timeout(10):
+        while one.num_unloads == 0:
+            await asyncio.sleep(0.001)
+    assert (one.residence, two.residence) == ("unloaded", "loaded")
 
 
 # Estimates

@@ -1,5 +1,6 @@
 """The options of several models: their names, what belongs to which, and what is refused because it is unclear."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from antiphon.app.cli import main
+from antiphon.app.models.cli_options import DurationType
 from antiphon.app.models.options import split_models
 from antiphon.app.serve_options import ModelOption, ServeError, ServeOptions
 from antiphon.engine.adapters.modules import LoraModule
@@ -106,8 +108,8 @@ def test_unreadable_values_are_refused(arguments: list[str], reason: str) -> Non
     assert result.exit_code == 2 and reason in result.output
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5s", 1.5), ("2m", 120), ("1 h", 3600), ("1d", 86_400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5s", 1.5), ("2m", 120), ("1 h", 3600), ("1d", 86_400), ("never", math.inf)]
+)
 def test_durations_have_units(text: str, seconds: float) -> None:
-    from antiphon.app.models.cli_options import DurationType
-
     assert DurationType().convert(text, None, None) == seconds
