@@ -4,6 +4,7 @@ transformers' routers hold their weight themselves and multiply by it with ``tor
 bits depend on the number of rows. That changes the weights of experts, and could choose others.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,7 +61,7 @@ class ExactRouter(nn.Module):
         """Tells whether the router multiplies by its weight in the way that this class replaces."""
         weight: Tensor = vars(self.router)["weight"]
         with torch.inference_mode(), _ProductReplacement(weight, self._kernel) as mode:
-            self.router(torch.ones(PROBE_ROWS, weight.shape[1]))
+            self.router(torch.ones(PROBE_ROWS, weight.shape[1]), *_make_other_arguments(self.router, len(weight)))
         return bool(mode.calls == 1)
 
 
@@ -89,6 +90,15 @@ def _runs(router: ExactRouter) -> bool:
         return False
 
 
+def _make_other_arguments(router: nn.Module, experts: int) -> list[Tensor]:
+    """Returns what a router takes besides rows: token ids, or a correction of the experts' scores."""
+    parameters = list(inspect.signature(router.forward).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    return [
+        torch.zeros(PROBE_ROWS, dtype=torch.long) if name == "input_ids" else torch.zeros(experts) for name in names
+    ]
+
+
 def _restore_weight(router: nn.Module) -> None:
     """Makes the weight a parameter again."""
     weight = vars(router).pop("weight", None)
@@ -104,6 +114,6 @@ def _find_routers(model: nn.Module, experts_type: type[nn.Module]) -> Iterator[t
             continue
         for name, child in children.items():
             weight = child._parameters.get("weight")
-            is_plain = isinstance(child, nn.Linear | nn.Embedding)
+            is_plain = type(child) in {nn.Linear, nn.Embedding}
             if weight is not None and weight.ndim == 2 and weight.dtype == torch.float32 and not is_plain:
                 yield parent, name, child

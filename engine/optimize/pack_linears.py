@@ -185,7 +185,7 @@ def _choose_form(name: str, quantize: Quantization | None, output_layer: str | N
 
     The output layer stays int8: its error is that of the logits themselves, and no later layer evens it out.
     """
-    if name.rpartition(".")[2] in ROUTER_NAMES:
+    if ROUTER_NAMES & set(name.split(".")):
         return None
     return "int8" if quantize == "int4" and name == output_layer else quantize
 
