@@ -16,6 +16,8 @@ from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError, c
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
+from antiphon.engine.pack_cache.pack_file import PackEntry
+from antiphon.engine.pack_cache.session import PackSession
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,9 @@ PROGRESS_INTERVAL_S = 2.0
 """Seconds between two reports of progress."""
 
 
-def pack_mixture(model: nn.Module, form: ExpertForm | None, kernels: Kernels | None) -> None:
+def pack_mixture(
+    model: nn.Module, form: ExpertForm | None, kernels: Kernels | None, kept: PackSession | None = None
+) -> None:
     """Packs the experts of a model, and makes the routers of packed experts exact.
 
     Without a ``form``, experts that are still as they are stored, in 16 bits, stay in 16 bits.
@@ -35,7 +39,7 @@ def pack_mixture(model: nn.Module, form: ExpertForm | None, kernels: Kernels | N
     if form is None and stored and kernels is not None:
         form = STORED_FORMS.get(stored[0].expert_weight(stored[0].layout.up_name, 0).dtype)
     if form is not None:
-        pack_experts(model, form, kernels)
+        pack_experts(model, form, kernels, kept)
     make_routers_exact(model, PackedExperts)
 
 
@@ -46,19 +50,18 @@ def describe_experts(model: nn.Module) -> str:
 
 
 @torch.inference_mode()
-def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None) -> int:
+def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, kept: PackSession | None = None) -> int:
     """Replaces fused experts by packed ones. Returns the number of layers packed.
 
     Experts that cannot be packed stay as they are, with a warning in the log. Weights are packed and freed one layer
-    after the other.
+    after the other, unless an earlier start has ``kept`` them.
     """
     failures = hold_all_experts(model)
     layers = [(name, module) for name, module in model.named_modules() if type(module) is StoredExperts]
     reported_at, packed_count = time.monotonic(), 0
     for index, (name, stored) in enumerate(layers):
         try:
-            packed = pack_stored_experts(stored, form, kernels)
-            packed.verify()
+            packed = _load_or_pack(f"experts {form} {name}", stored, form, kernels, kept or PackSession(None))
         except (UnusableExpertsError, RuntimeError) as failure:
             failures[name] = one_line(failure)
             continue
@@ -86,6 +89,22 @@ def hold_all_experts(model: nn.Module) -> dict[str, str]:
             continue
         model.set_submodule(name, stored)
     return failures
+
+
+def _load_or_pack(
+    key: str, stored: StoredExperts, form: ExpertForm, kernels: Kernels | None, kept: PackSession
+) -> PackedExperts:
+    """Returns the packed experts that an earlier start has kept, or packs, verifies and keeps them."""
+    entry = None if kernels is None else kept.load_entry(key)
+    if entry is not None:
+        packed = PackedExperts.restore(stored.module, stored.layout, entry.tensors, kernels)
+        if kept.checks is None:
+            packed.verify()
+        return packed
+    packed = pack_stored_experts(stored, form, kernels)
+    packed.verify()
+    kept.store_entry(key, PackEntry(packed.flatten(), {}))
+    return packed
 
 
 def pack_stored_experts(stored: StoredExperts, form: ExpertForm, kernels: Kernels | None) -> PackedExperts:

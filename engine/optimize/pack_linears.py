@@ -88,8 +88,8 @@ def pack_linears(
         _read_mapped_layers(model)
         return PackingResult()
     stored_types = {str(_stored_weight(layer).dtype).removeprefix("torch.") for layer in linears.values()}
-    pack_mixture(model, "int8" if quantize == "stored" else quantize, kernels)
-    kept.begin(sum(_stored_weight(layer).numel() for layer in linears.values()))
+    kept.begin()
+    pack_mixture(model, "int8" if quantize == "stored" else quantize, kernels, kept)
     is_complete = _pack_groups(model, linears, groups, quantize, GroupPacker(kernels, kept))
     return PackingResult(
         quantize or " in ".join(["packed", *stored_types - {"float32"}]),

@@ -23,7 +23,8 @@ def open_pack_session(checkpoint: Checkpoint | None, options: EngineOptions, ker
     """
     if checkpoint is None or kernels is None or options.quantization is None or not options.pack_cache:
         return PackSession(None)
-    if sum(checkpoint.elements_by_dtype.values()) < MIN_KEPT_WEIGHTS:
+    weights = sum(checkpoint.elements_by_dtype.values())
+    if weights < MIN_KEPT_WEIGHTS:
         return PackSession(None)
     folder = find_pack_folder()
     if folder is None:
@@ -35,4 +36,4 @@ def open_pack_session(checkpoint: Checkpoint | None, options: EngineOptions, ker
     except OSError as error:
         log.warning("packed weights are not kept: %s", one_line(error))
         return PackSession(None)
-    return PackSession(folder, key, checks_key, int(options.pack_cache_gib * 2**30))
+    return PackSession(folder, key, checks_key, int(options.pack_cache_gib * 2**30), weights)

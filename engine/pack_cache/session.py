@@ -45,8 +45,10 @@ class PackSession:
     it never ends the start.
     """
 
-    def __init__(self, folder: Path | None, key: str = "", checks_key: str = "", limit_bytes: int = 0) -> None:
-        self._folder, self._limit_bytes = folder, limit_bytes
+    def __init__(
+        self, folder: Path | None, key: str = "", checks_key: str = "", limit_bytes: int = 0, expected_bytes: int = 0
+    ) -> None:
+        self._folder, self._limit_bytes, self._expected_bytes = folder, limit_bytes, expected_bytes
         self._pack_path = Path(folder or "", f"{key}{PACK_SUFFIX}")
         self._checks_path = Path(folder or "", f"{key}-{checks_key}{CHECKS_SUFFIX}")
         self._file = None if folder is None else self._open_file()
@@ -100,12 +102,12 @@ class PackSession:
             self._file = self.checks = None
             return None
 
-    def begin(self, expected_bytes: int) -> None:
-        """Prepares to store the weights of a model that is packed now. They take about ``expected_bytes``."""
+    def begin(self) -> None:
+        """Prepares to store the weights of a model that is packed now, if ``expected_bytes`` fit."""
         if self._folder is None or self._file is not None:
             return
         try:
-            reason = make_room(self._folder, expected_bytes, self._limit_bytes)
+            reason = make_room(self._folder, self._expected_bytes, self._limit_bytes)
             if reason is None:
                 self._writer = PackFileWriter(self._pack_path)
                 return

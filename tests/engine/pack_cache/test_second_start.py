@@ -109,3 +109,32 @@ def test_other_code_checks_the_kept_weights_again(model_folder: Path, monkeypatc
         monkeypatch.setattr(f"antiphon.engine.kernels.pack.WeightPacker.{name}", lambda *_: pytest.fail("packed again"))
     assert generate_tokens(start(model_folder), JOB) == expected
     assert calls
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mixtral", {}),
+        ("gpt_oss", {}),
+        ("gemma2", {}),
+        ("bloom", {}),
+        ("lfm2", {}),
+        ("llama", {"allow_lora_updates": True}),
+    ],
+)
+def test_second_start_of_other_models_gives_the_same_tokens(
+    family: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused experts, a model that is loaded as a whole, one that runs sequentially, recurrent layers, and adapters."""
+    folder = tmp_path / "model"
+    copy_tiny_model(family).bfloat16().save_pretrained(folder)
+    first = start(folder, **options)
+    expected = generate_tokens(first, JOB)
+    packed = list(tmp_path.glob("*.packed"))
+    assert len(packed) == 1
+    for name in ("optimize.pack_linears.plan_packing", "experts.pack.pack_stored_experts"):
+        monkeypatch.setattr(f"antiphon.engine.{name}", lambda *_: pytest.fail("planned or packed again", pytrace=False))
+    second = start(folder, **options)
+    assert generate_tokens(second, JOB) == expected
+    assert second.info.description == first.info.description
+    assert list(tmp_path.glob("*.packed")) == packed

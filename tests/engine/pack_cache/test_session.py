@@ -28,8 +28,8 @@ def keep_weights(folder: Path, key: str, checks: StartChecks | None = CHECKS) ->
     """Runs a first start that packs two weights. Returns them by name."""
     weight = torch.randn(40, 64)
     packed = {"int8 a b": pack_int8_weight(weight, 8, 128), "int4 c": pack_int4_weight(weight, 8)}
-    session = PackSession(folder, key, "checks", LIMIT_BYTES)
-    session.begin(100)
+    session = PackSession(folder, key, "checks", LIMIT_BYTES, 100)
+    session.begin()
     for name, value in packed.items():
         session.store(name, value)
     session.finish(checks)
@@ -51,7 +51,7 @@ def test_other_checks_keep_the_weights_and_are_added(tmp_path: Path) -> None:
     keep_weights(tmp_path, "key")
     session = PackSession(tmp_path, "key", "other", LIMIT_BYTES)
     assert session.is_loaded and session.checks is None
-    session.begin(100)
+    session.begin()
     session.finish(CHECKS)
     session.wait()
     assert PackSession(tmp_path, "key", "other", LIMIT_BYTES).checks == CHECKS
@@ -84,8 +84,8 @@ def test_files_used_longest_ago_make_room(tmp_path: Path) -> None:
         os.utime(tmp_path / f"{key}.packed", (1e9 - age, 1e9 - age))
     size = (tmp_path / "a.packed").stat().st_size
     assert PackSession(tmp_path, "a", "checks", LIMIT_BYTES).is_loaded, "it is now the one used last"
-    session = PackSession(tmp_path, "d", "checks", 3 * size)
-    session.begin(size)
+    session = PackSession(tmp_path, "d", "checks", 3 * size, size)
+    session.begin()
     session.finish(None)
     session.wait()
     assert {path.name for path in tmp_path.glob("*.packed")} == {"a.packed", "c.packed", "d.packed"}
@@ -93,8 +93,8 @@ def test_files_used_longest_ago_make_room(tmp_path: Path) -> None:
 
 
 def test_weights_above_the_limit_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    session = PackSession(tmp_path, "key", "checks", 1000)
-    session.begin(1001)
+    session = PackSession(tmp_path, "key", "checks", 1000, 1001)
+    session.begin()
     session.store("int4 a", pack_int4_weight(torch.randn(8, 64), 8))
     session.finish(CHECKS)
     session.wait()
@@ -133,7 +133,7 @@ def test_unfinished_files_of_ended_processes_are_deleted(tmp_path: Path) -> None
 
 def test_session_without_a_folder_keeps_nothing() -> None:
     session = PackSession(None)
-    session.begin(1)
+    session.begin()
     session.store("int4 a", pack_int4_weight(torch.randn(8, 64), 8))
     session.finish(CHECKS)
     assert session.load("int4 a") is None and session.checks is None and not session.is_loaded
