@@ -145,6 +145,8 @@ class HostedEngine:
             raise overloaded_error()
         with self._use():
             if self._info is None:
+                if self._is_starting:
+                    await self.inner.wait_ready()  # which has a limit of its own for the start
                 await self._ensure_loaded()
             elif self.residence != "loaded":
                 await self._ensure_loaded(until_room=True)

@@ -51,7 +51,8 @@ class GatedEngine:
     async def cancel(self, job_id: str) -> None: ...
 
     async def wait_ready(self) -> None:
-        assert self.is_running
+        if not self.is_running:
+            raise EngineError("engine_unavailable", "the limit of the engine itself is over", retryable=True)
 
     def unready_reason(self) -> str | None:
         return None if self.is_running else "loading"

@@ -55,6 +55,18 @@ async def test_model_is_loaded_at_the_start() -> None:
     assert engine.info.max_model_len == 1000
 
 
+async def test_limit_of_the_engine_itself_holds_during_the_start() -> None:
+    engine = hosted(on_demand=False)
+    inner(engine).may_start.clear()
+    starting = asyncio.create_task(engine.start())
+    await wait_for(lambda: inner(engine).num_starts)
+    with pytest.raises(EngineError, match="the limit of the engine itself is over"):
+        await engine.wait_ready()
+    inner(engine).may_start.set()
+    await starting
+    await engine.wait_ready()
+
+
 async def test_model_that_cannot_be_loaded_ends_the_start_with_its_reason() -> None:
     engine = hosted(on_demand=False)
     inner(engine).failure = LoadError("/secret/path is broken")
