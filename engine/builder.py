@@ -81,6 +81,7 @@ def build_core_from_model(
     """
     options = options or EngineOptions()
     layers = AdaptableLayers(model) if options.lora_modules or options.allow_lora_updates else None
+    restore_threads = _adapt_threads_while_loading(model, options)
     if optimize:
         remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model))
     kernels = _load_kernels(model, options) if optimize else None
@@ -91,6 +92,7 @@ def build_core_from_model(
     packing = _optimize(model, forward, options, kernels, kept) if optimize else PackingResult()
     _apply_determinism(forward, options, packing)
     adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options, kernels)
+    restore_threads()
     return_freed_memory()  # before the cache is sized
     info = engine_info(model, checkpoint)
     cache = size_cache(forward, str(model.device), options)
@@ -127,6 +129,22 @@ def _adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[
     if options.threads is not None or options.deterministic or model.device.type != "cpu":
         return lambda: None
     return ThreadGovernor(torch.get_num_threads(), torch.set_num_threads).update
+
+
+def _adapt_threads_while_loading(model: PreTrainedModel, options: EngineOptions) -> Callable[[], None]:
+    """Adapts the number of threads before each pass of the checks. Returns a function that restores it.
+
+    The weights of a large model are read a dozen times. If other processes compete for the cores, threads that wait for
+    each other multiply the time of that.
+    """
+    threads, adapt = torch.get_num_threads(), _adapt_threads(model, options)
+    hook = model.register_forward_pre_hook(lambda *_: adapt())
+
+    def restore() -> None:
+        hook.remove()
+        torch.set_num_threads(threads)
+
+    return restore
 
 
 def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:

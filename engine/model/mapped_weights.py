@@ -21,8 +21,8 @@ from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
 from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels
 from antiphon.engine.kernels.weight_rows import WeightRows
 
-OUTPUTS_PER_PART = 1024
-"""Outputs of a mapped weight that are converted to fp32 at a time."""
+OUTPUTS_PER_PART = 256
+"""Outputs of a mapped weight that are converted to fp32 at a time: few enough to stay in the cache of a core."""
 
 
 class FileMappings:
@@ -169,6 +169,8 @@ class MappedEmbedding(nn.Embedding):
         nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.padding_idx = layer.padding_idx
+        # transformers reads the model's type and device from its first parameter, and there may be no other one.
+        self.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
         self.mapped = MappedWeight(layer.weight.detach(), mappings)
 
     @property

@@ -380,5 +380,7 @@ def test_threads_adapt_to_the_load_unless_their_number_is_given(
 
     monkeypatch.setattr("antiphon.engine.thread_governor.ThreadGovernor.update", record_update)
     core = build_core(checkpoint_copy, EngineOptions(kv_cache_gib=0.01, **options))
+    assert (len(updates) >= 3) == adapts, "while loading"
+    updates.clear()
     generate_tokens(core, make_job(make_prompts(9)[0], max_tokens=3, ignore_eos=True))
     assert (len(updates) >= 3) == adapts
