@@ -52,6 +52,7 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralConfig", {"head_dim": 32, "sliding_window": 8}),
     "gemma2": ("Gemma2Config", {"head_dim": 32, "sliding_window": 8, "final_logit_softcapping": 30.0}),
+    "olmo": ("OlmoConfig", {}),
     "stablelm": ("StableLmConfig", {"partial_rotary_factor": 0.5}),
     "nemotron": ("NemotronConfig", {"partial_rotary_factor": 0.5}),
     "bloom": ("BloomConfig", {}),
