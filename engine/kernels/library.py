@@ -203,7 +203,7 @@ def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, visible: Tensor,
     """Attention of queries (1, 6, n, 32) over two key heads."""
     if softcap is None:
         return functional.scaled_dot_product_attention(query, key, value, visible, enable_gqa=True)
-    scores = query.unflatten(1, (2, 3)) @ key[:, :, None].transpose(-1, -2) * 32**-0.5
+    scores = query.reshape(1, 2, 3, *query.shape[2:]) @ key[:, :, None].transpose(-1, -2) * 32**-0.5
     weights = (softcap * torch.tanh(scores / softcap)).masked_fill(~visible, float("-inf")).softmax(-1)
     return (weights @ value[:, :, None]).flatten(1, 2)
 

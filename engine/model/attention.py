@@ -7,7 +7,7 @@ result does not depend on the rest of the batch; compiled kernels process all se
 sequences that decode one token each are batched and padded to the longest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from antiphon.engine.cache.base import KVCache
 from antiphon.engine.cache.contiguous import ContiguousKVCache
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.decode_batch import DecodeBatch
-from antiphon.engine.model.layer_variants import STANDARD, LayerVariant, split_at_chunks
 from antiphon.engine.model.masks import additive_mask, causal_mask
+from antiphon.engine.variants.layer_variants import STANDARD, LayerVariant, split_at_chunks
 
 ATTENTION_NAME = "antiphon"
 """Name of this attention in transformers. No mask function has this name, so transformers builds no mask."""
@@ -153,12 +153,15 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: list[Tensor | None] | None = None,
+    block_indices: list[Tensor | None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Query (1, heads, n, head_dim), key and value (1, kv_heads, n, head_dim) → (1, n, heads, value_dim), None.
 
     Also writes ``key`` and ``value`` to the caches. ``softcap`` limits the scores (Gemma 2), ``s_aux`` holds one sink
     score per head (gpt-oss). A layer that reads an earlier layer's keys gets their new ones as ``key`` and ``value``.
+    ``indices`` or ``block_indices`` hold the masks of :class:`antiphon.engine.variants.indexers.PackedIndexer`.
     """
     if attn_metadata is None:
         attn_metadata = CURRENT_METADATA.get()
@@ -168,18 +171,11 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux, variant.chunk)
     kernels = attn_metadata.kernels
     if kernels is not None and kernels.supports_attention(query, key, value, s_aux):
-        table, fp16_cache = attn_metadata.build_span_table(layer, key, value)
-        return kernels.attend(
-            query,
-            key,
-            value,
-            table,
-            scale,
-            window=params.window,
-            sinks=s_aux,
-            softcap=softcap,
-            fp16_cache=fp16_cache,
-        ), None
+        table, fp16 = attn_metadata.build_span_table(layer, key, value)
+        attended = kernels.attend(
+            query, key, value, table, scale, window=params.window, sinks=s_aux, softcap=softcap, fp16_cache=fp16
+        )
+        return attended, None
     attn_metadata.used_kernels = False
     layer = layer if variant.source is None else variant.source
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
@@ -189,8 +185,9 @@ def attend(  # noqa: PLR0913  the signature is transformers'
         keys_values = batch.write_and_read(layer, key[:, :, first:end], value[:, :, first:end], view)
         rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
         results.append(_attend_batch(rows, *keys_values, view.mask, params)[None])
+    masks = iter(indices or block_indices or ())
     for span in attn_metadata.spans:
-        results += _attend_span(span, layer, heads, (key, value), params, attn_metadata)
+        results += _attend_span(span, layer, heads, (key, value), params, attn_metadata, masks)
     return (results[0] if len(results) == 1 else torch.cat(results, 1)).flatten(2, 3), None
 
 
@@ -201,8 +198,9 @@ def _attend_span(
     new: tuple[Tensor, Tensor],
     params: AttentionParams,
     attn_metadata: AttentionMetadata,
+    masks: Iterator[Tensor | None],
 ) -> list[Tensor]:
-    """Writes the new keys and values of a sequence to its cache and attends block by block."""
+    """Writes the new keys and values of a sequence to its cache and attends block by block, with the next masks."""
     cache, blocks = span
     first, end = blocks[0][0], blocks[-1][1]
     keys, values = cache.write_and_read(layer, *(tensor[:, :, first:end] for tensor in new))
@@ -214,7 +212,12 @@ def _attend_span(
         if params.window is not None:
             first_key = max(0, start + past + 1 - params.window)
         visible = (keys[:, :, first_key:num_keys], values[:, :, first_key:num_keys])
-        results.append(_attend_block(heads[:, :, :, start:stop], *visible, params, attn_metadata))
+        mask = next(masks, None)
+        results.append(
+            _attend_block(heads[:, :, :, start:stop], *visible, params, attn_metadata)
+            if mask is None
+            else _attend_selected(heads[:, :, :, start:stop], *visible, params.scale, mask)
+        )
     return results
 
 
@@ -234,6 +237,17 @@ def _attend_block(
     groups, length = query.shape[2], query.shape[3]
     mask = attn_metadata.additive_mask(length, keys.shape[2], params.window, groups, query) if length > 1 else None
     return _to_token_major(_attend_eager(query.flatten(2, 3), keys, values, mask, params, length), groups, length)
+
+
+def _attend_selected(query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """:func:`_attend_block` to the keys of a mask (heads or 1, n, m); an indexer's heads are those of the keys."""
+    groups, length = query.shape[2], query.shape[3]
+    by_head = mask.repeat_interleave(groups, 0) if len(mask) > 1 else mask
+    attention = functional.scaled_dot_product_attention
+    rows = query.flatten(1, 2)
+    return _to_token_major(
+        attention(rows, keys, values, attn_mask=by_head[None], scale=scale, enable_gqa=groups > 1), groups, length
+    )
 
 
 def _attend_fused(

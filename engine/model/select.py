@@ -15,14 +15,14 @@ from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import ATTENTION_NAME
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
-from antiphon.engine.model.layer_variants import find_windows
-from antiphon.engine.model.long_rope import LongRopeForward
-from antiphon.engine.model.packing_limits import exceeds_rope_limit, explain_unpackable
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.recurrent.forward import RecurrentForward
 from antiphon.engine.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
 from antiphon.engine.recurrent.probe import PROBE_LENGTHS_TOKENS as STATE_PROBE_TOKENS
 from antiphon.engine.recurrent.probe import probe_packed, probe_sequential
+from antiphon.engine.variants.layer_variants import find_windows
+from antiphon.engine.variants.long_rope import LongRopeForward
+from antiphon.engine.variants.packing_limits import exceeds_rope_limit, explain_unpackable
 
 log = logging.getLogger(__name__)
 

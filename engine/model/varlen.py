@@ -17,7 +17,8 @@ from antiphon.engine.model.attention import CURRENT_METADATA, AttentionMetadata,
 from antiphon.engine.model.cuda_graphs import CudaGraphCapture, CudaGraphs, GraphCapture
 from antiphon.engine.model.decode_batch import DecodeBatch, bucket_by_length, build_tables
 from antiphon.engine.model.forward import SequenceInput
-from antiphon.engine.model.layer_variants import RowPositions, asks_cache_for_positions, find_variants
+from antiphon.engine.variants.indexers import attach_indexers, find_indexers
+from antiphon.engine.variants.layer_variants import RowPositions, asks_cache_for_positions, find_variants
 
 if TYPE_CHECKING:
     from antiphon.engine.adapters.adapter import LoadedAdapter
@@ -51,8 +52,11 @@ class VarlenForward:
         config = model.config.get_text_config(decoder=True)
         self._variants = find_variants(config)
         self._asks_cache = asks_cache_for_positions(config)
+        self._indexers = find_indexers(model)
+        attach_indexers(self._indexers)
         self._pages = pages
-        self._kernels = kernels if pages is None else None
+        # Kernels know no selected keys; a layer must compute all tokens in the same way.
+        self._kernels = kernels if pages is None and not self._indexers else None
         self._fp16_cache = False
         self._graphs: CudaGraphs | None = None
         self.uses_kernels = self._kernels is not None
@@ -222,6 +226,8 @@ class VarlenForward:
     ) -> Tensor:
         """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
         options: dict[str, Any] = {"past_key_values": RowPositions(positions[0])} if self._asks_cache else {}
+        if self._indexers:  # a mask that layers hand over to the indexer, which makes its own
+            options["attention_mask"] = torch.ones((1, 1, ids.shape[1], 1), dtype=torch.bool, device=ids.device)
         if self.selects_logits and logit_indices is not None:
             options["logits_to_keep"] = logit_indices
         attn_metadata.variants = self._variants

@@ -14,7 +14,7 @@ ROUTED = {
     "first_k_dense_replace": 1,
 }
 LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
-INDEXER = {"index_topk": 16, "index_n_heads": 2, "index_head_dim": 16}
+INDEXER = {"index_topk": 16, "index_n_heads": 16, "index_head_dim": 16}  # with few heads, many scores would be 0
 E2B = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 2}
 
 MIXTURE_ROWS = (

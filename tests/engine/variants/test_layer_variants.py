@@ -17,7 +17,7 @@ from antiphon.engine.cache.paged import PagedKVCache, PagePool
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import AttentionMetadata, SequenceSpan, attend
 from antiphon.engine.model.decode_batch import DecodeBatch, build_tables
-from antiphon.engine.model.layer_variants import (
+from antiphon.engine.variants.layer_variants import (
     LayerVariant,
     RowPositions,
     find_layer_kinds,

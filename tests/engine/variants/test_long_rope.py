@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrain
 
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.model.forward import SequenceInput, SequentialForward
-from antiphon.engine.model.long_rope import LongRopeCache, LongRopeForward
 from antiphon.engine.model.select import select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
+from antiphon.engine.variants.long_rope import LongRopeCache, LongRopeForward
 from tests.engine.tiny_models import (
     BASE_CONFIG,
     generate_tokens,

@@ -4,13 +4,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from antiphon.engine.model.packing_limits import OWN_ATTENTION, REASONS_BY_KIND, explain_unpackable
+from antiphon.engine.variants.packing_limits import OWN_ATTENTION, REASONS_BY_KIND, explain_unpackable
 from tests.engine.tiny_models import tiny_model
 from tests.models.checkpoints import build_model
 from tests.models.table import ROWS
 
 
-@pytest.mark.parametrize("name", ["llama (dynamic rope)", "llama4_text", "gemma3n_text"])
+@pytest.mark.parametrize("name", ["llama (dynamic rope)", "llama4_text", "gemma3n_text", "deepseek_v32"])
 def test_attention_of_these_models_can_be_packed(name: str) -> None:
     (row,) = (row for row in ROWS if row.name == name)
     assert explain_unpackable(build_model(row), set(), None) is None
@@ -19,7 +19,7 @@ def test_attention_of_these_models_can_be_packed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("deepseek_v32", ["indexed_attention"]),
+        ("qwen4_exp_text", ["indexed_attention", "linear_attention"]),
         ("deepseek_v4", ["compressed_sparse_attention", "heavily_compressed_attention"]),
         ("lfm2", ["conv"]),
     ],

@@ -4,14 +4,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from antiphon.engine.model.layer_variants import ATTENTION_KINDS, find_layer_kinds
-from antiphon.engine.model.long_rope import RECOMPUTING_TYPES, find_rope_limit
+from antiphon.engine.variants.indexers import INDEXED_KINDS, find_indexers
+from antiphon.engine.variants.layer_variants import ATTENTION_KINDS, find_layer_kinds
+from antiphon.engine.variants.long_rope import RECOMPUTING_TYPES, find_rope_limit
 
 OWN_ATTENTION = "its code in transformers computes attention by itself instead of through the attention interface"
 
 REASONS_BY_KIND = {
-    "indexed_attention": "each token attends to the tokens that an index of its layer selects",
-    "minimax_m3_sparse": "each token attends to the blocks that an index of its layer selects",
+    "indexed_attention": "its layers select keys by an index that is not known here",
+    "minimax_m3_sparse": "its layers select keys by an index that is not known here",
     "compressed_sparse_attention": "its layers attend to compressed keys",
     "heavily_compressed_attention": "its layers attend to compressed keys",
     "linear_attention": "its linear attention keeps a state that cannot be packed",
@@ -32,7 +33,8 @@ def explain_unpackable(model: PreTrainedModel, more_kinds: set[str], rope_limit:
     config = model.config.get_text_config(decoder=True)
     if not model._can_set_attn_implementation():
         return OWN_ATTENTION
-    unsupported = sorted(set(find_layer_kinds(config)) - ATTENTION_KINDS - more_kinds)
+    indexed_kinds = INDEXED_KINDS if find_indexers(model) else set()
+    unsupported = sorted(set(find_layer_kinds(config)) - ATTENTION_KINDS - indexed_kinds - more_kinds)
     if unsupported:
         reasons = dict.fromkeys(
             REASONS_BY_KIND.get(kind, f"layers of type {kind} are not known") for kind in unsupported

@@ -1,0 +1,1 @@
+"""Variants of attention: chunks, shared keys, LongRoPE, selected keys; and the models that cannot be packed."""
