@@ -28,6 +28,7 @@ from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
 from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
 from antiphon.engine.optimize.pack_linears import PackingResult, pack_linears
+from antiphon.engine.optimize.packing_plan import DRY_RUN_TOKENS
 from antiphon.engine.optimize.quantization_error import REMEDIES, QuantizationError, check_similarity, compare_logits
 from antiphon.engine.optimize.rms_norm import replace_norms
 from antiphon.engine.optimize.stored_linears import describe_forms
@@ -176,7 +177,14 @@ def _optimize(
     packing = PackingResult()
     if options.pack_linears or options.quantization is not None:
         log.info("loading packed weights" if checks is not None else "packing weights")
-        packing = pack_linears(model, lambda: reference_logits(forward, model), options.quantization, kernels, kept)
+        packing = pack_linears(
+            model,
+            lambda: reference_logits(forward, model),
+            options.quantization,
+            kernels,
+            kept,
+            lambda: reference_logits(forward, model, DRY_RUN_TOKENS),
+        )
         if options.quantization == "stored" and packing.description:
             packing = packing._replace(description=describe_forms(model))
         if kernels is not None:

@@ -65,8 +65,11 @@ def pack_linears(
     quantize: Quantization | None = None,
     kernels: Kernels | None = None,
     kept: PackSession | None = None,
+    run_start: RunModel | None = None,
 ) -> PackingResult:
     """Replaces the model's linear layers. ``run`` runs the model; ``kept`` are packed weights of an earlier start.
+
+    ``run_start`` runs the model on the start of the text, in less time.
 
     A model that cannot be packed is left unchanged, with a warning in the log. The model does not run if an earlier
     start has checked it.
@@ -79,7 +82,7 @@ def pack_linears(
     logits_before = run() if reason is None and not groups else None
     if logits_before is not None:
         try:
-            groups = plan_packing(model, linears, run, logits_before)
+            groups = plan_packing(model, linears, run_start or run, logits_before)
             reason = None if groups else "the model reads the weights of all of them itself"
         except Exception as failure:  # noqa: BLE001  the model's own layers can still serve it
             reason = one_line(failure)
