@@ -18,8 +18,7 @@ from antiphon.engine.model.forward import ForwardPass, SequenceInput, Sequential
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.recurrent.forward import RecurrentForward
 from antiphon.engine.recurrent.mixers import RECURRENT_LAYER_TYPES, has_recurrent_layers
-from antiphon.engine.recurrent.probe import PROBE_LENGTHS_TOKENS as STATE_PROBE_TOKENS
-from antiphon.engine.recurrent.probe import probe_packed, probe_sequential
+from antiphon.engine.recurrent.probe import REMAINDER_TOKENS, SHORT_TOKENS, probe_packed, probe_sequential
 from antiphon.engine.variants.layer_variants import find_windows
 from antiphon.engine.variants.long_rope import LongRopeForward
 from antiphon.engine.variants.packing_limits import exceeds_rope_limit, explain_unpackable
@@ -121,11 +120,12 @@ def _try_recurrent(
     model: PreTrainedModel, sequential: SequentialForward, kernels: Kernels | None
 ) -> tuple[RecurrentForward, str | None]:
     """The packed pass of a model with recurrent layers, and the reason why its logits are wrong; None if they match."""
-    sequences = [_probe_ids(model, base, length) for base, length in zip((3, 11), STATE_PROBE_TOKENS, strict=True)]
-    expected = probe_sequential(sequential, sequences)
-    model.set_attn_implementation(ATTENTION_NAME)
     recurrent = RecurrentForward(model, _sliding_windows(model), kernels)
+    lengths = (recurrent.prompt_alignment + REMAINDER_TOKENS, SHORT_TOKENS)
+    sequences = [_probe_ids(model, base, length) for base, length in zip((3, 11), lengths, strict=True)]
     try:
+        expected = probe_sequential(sequential, sequences)
+        model.set_attn_implementation(ATTENTION_NAME)
         reason = _describe_error(probe_packed(recurrent, sequences), expected, model)
     except Exception as failure:  # noqa: BLE001  the sequential pass is used instead
         reason = one_line(failure)

@@ -1,5 +1,6 @@
 """The packed forward pass of models with recurrent layers."""
 
+from math import lcm
 from typing import Any
 
 from torch import Tensor
@@ -37,7 +38,6 @@ class RecurrentForward(VarlenForward):
     asks for blocks of one token: then each token has a call of its own. Caches are contiguous on every device.
     """
 
-    prompt_alignment = BLOCK_TOKENS
     supports_drafts = False
 
     def __init__(self, model: PreTrainedModel, windows: dict[int, int], kernels: Kernels | None = None) -> None:
@@ -47,6 +47,7 @@ class RecurrentForward(VarlenForward):
         attach_mixers(mixers)
         follow_shared_attention(model)
         self._mixer_prefixes = tuple(f"{name}." for name, module in model.named_modules() if module in mixers)
+        self.prompt_alignment = lcm(BLOCK_TOKENS, *(mixer.forward.block_tokens or 1 for mixer in mixers))
         self._row_multiple = find_row_multiple(mixers) if model.device.type == "cpu" else 1
         self._one_sequence_state_tokens = 0
         self._treats_generated_apart = any(mixer.forward.treats_generated_apart for mixer in self._mixers)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.engine.recurrent.cache import RecurrentCache, join_states
+from antiphon.engine.recurrent.lightning import begin_with_state
 from antiphon.engine.recurrent.selective_scan import carry_scan_state, set_scan_state
 from antiphon.engine.recurrent.states import StateBatch, StateView
 
-STATE_METHODS = frozenset(StateView.__dict__) - {"has_previous_state", "is_recording_past"}
+STATE_METHODS = frozenset(name for name in vars(StateView) if name.startswith(("get_", "set_", "update_")))
 """Methods of caches that only recurrent layers call."""
 
 RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "dummy"}
@@ -31,8 +32,8 @@ CACHE_PARAMETERS = ("cache_params", "past_key_values")
 VECTORIZED_ELEMENTS = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16
 """Number of fp32 elements that torch computes at once on this CPU. It computes a rest one by one, with other bits."""
 
-SHARED_LAYER_INDEX = -1
-"""Layer index of a module that several layers share."""
+SHARED_LAYER_INDICES = (-1, None)
+"""Layer indices of modules that several layers share."""
 
 MAX_CHUNK_TOKENS = 64
 """Maximum number of tokens that a scan computes at once. Shorter prompts are padded to it; work grows with its square.
@@ -73,6 +74,7 @@ class PackedMixer:
         self._layer = int(mixer.layer_idx)
         self._parameters = list(inspect.signature(mixer.forward).parameters)
         self._cache_name = next(name for name in CACHE_PARAMETERS if name in self._parameters)
+        self._no_masks = {name: None for name in self._parameters if name.endswith("mask")}
         self._needs_scan_state = carry_scan_state(mixer)
         self._chunk_size = getattr(mixer, "chunk_size", None)
         if isinstance(self._chunk_size, int):
@@ -80,9 +82,14 @@ class PackedMixer:
 
         self.num_heads = getattr(mixer, "num_v_heads", VECTORIZED_ELEMENTS)
         """Number of values per token in the smallest activations, those of the gates of each head."""
+        self.block_tokens = int(getattr(mixer, "block_size", 0))
+        """Tokens of the blocks in which lightning attention computes prompts; 0 for other mixers."""
         limits = getattr(mixer, "time_step_limit", None) or (0.0, inf)
-        self.treats_generated_apart = tuple(limits) != (0.0, inf)
-        """True if a prompt's time steps are limited and those of single tokens are not, as in Mamba's own kernels."""
+        self.treats_generated_apart = tuple(limits) != (0.0, inf) or self.block_tokens > 0
+        """True if the states of generated tokens are not those of the same tokens in a prompt.
+
+        Mamba's own kernels limit the time steps of prompts only. For lightning attention see ``begin_with_state``.
+        """
 
     def restore(self, mixer: Any) -> None:
         """Gives the mixer its own ``forward`` back."""
@@ -91,36 +98,52 @@ class PackedMixer:
             mixer.chunk_size = self._chunk_size
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Runs the mixer on the row (1, tokens, width). Returns what it returns, with None for its second results."""
+        """Runs the mixer on the row (1, tokens, width). Returns what it returns, without what is not per token."""
         plan = CURRENT_PLAN.get(None)
         if plan is None:
             return self._forward(hidden_states, *args, **kwargs)
-        kwargs |= dict(zip(self._parameters[1:], args, strict=False)) | {"attention_mask": None}
+        kwargs |= dict(zip(self._parameters[1:], args, strict=False)) | self._no_masks
         kwargs.pop("attn_metadata", None)  # not for the kernels to which mixers pass their keywords
-        pieces: list[tuple[int, Tensor]] = []
-        others: tuple[None, ...] = ()
+        pieces: list[tuple[int, Any]] = []
         if plan.batch is not None:
             rows = plan.rows + plan.rows[:1] * (plan.batch.size - len(plan.rows))
             tokens = hidden_states[0].index_select(0, torch.tensor(rows, device=hidden_states.device))
-            output, others = self._call(tokens[:, None], plan.batch, kwargs)
-            pieces += zip(plan.rows, output.unbind(0), strict=False)
+            result = self._call(tokens[:, None], plan.batch, kwargs)
+            pieces += ((row, _take_sequence(result, number)) for number, row in enumerate(plan.rows))
         for span in plan.spans:
             states = span.cache.own_states()
             for start, stop in pairwise(span.cache.block_bounds):
                 first = span.first + start
-                output, others = self._call(hidden_states[:, first : span.first + stop], states, kwargs)
+                result = self._call(hidden_states[:, first : span.first + stop], states, kwargs)
                 span.cache.take_snapshot(self._layer, span.cache.length + stop)
-                pieces.append((first, output[0]))
-        row = torch.cat([output for _, output in sorted(pieces, key=lambda piece: piece[0])])[None]
-        return (row, *others) if others else row
+                pieces.append((first, result))
+        return _join_pieces([piece for _, piece in sorted(pieces, key=lambda piece: piece[0])])
 
-    def _call(self, tokens: Tensor, states: StateBatch, kwargs: dict[str, Any]) -> tuple[Tensor, tuple[None, ...]]:
-        """Output of the mixer for tokens (size, n, width), and None for each of its other results."""
-        view = StateView(states)
-        initial = view.get_recurrent_state(self._layer) if self._needs_scan_state and tokens.shape[1] > 1 else None
-        with set_scan_state(initial):
+    def _call(self, tokens: Tensor, states: StateBatch, kwargs: dict[str, Any]) -> Any:
+        """Result of the mixer for tokens (size, n, width); tensors that are not (size, n, …) become None."""
+        view, scan_state, linear_state = StateView(states), None, None
+        if tokens.shape[1] > 1:
+            scan_state = view.get_recurrent_state(self._layer) if self._needs_scan_state else None
+            linear_state = view.hide_linear_cache(self._layer)
+        with set_scan_state(scan_state), begin_with_state(linear_state):
             result = self._forward(tokens, **kwargs | {self._cache_name: view})
-        return (result[0], (None,) * (len(result) - 1)) if isinstance(result, tuple) else (result, ())
+        if not isinstance(result, tuple):
+            return result
+        return tuple(part if part is not None and part.shape[:2] == tokens.shape[:2] else None for part in result)
+
+
+def _take_sequence(result: Any, number: int) -> Any:
+    """The part of a sequence of a batch, (1, n, …)."""
+    if isinstance(result, tuple):
+        return tuple(_take_sequence(part, number) for part in result)
+    return None if result is None else result[number : number + 1]
+
+
+def _join_pieces(pieces: list[Any]) -> Any:
+    """Joins the results of parts of the row, in order."""
+    if isinstance(pieces[0], tuple):
+        return tuple(_join_pieces(list(parts)) for parts in zip(*pieces, strict=True))
+    return None if pieces[0] is None else torch.cat(pieces, dim=1)
 
 
 def find_mixers(model: nn.Module) -> list[nn.Module]:
@@ -157,12 +180,12 @@ def detach_mixers(mixers: list[nn.Module]) -> None:
 
 
 def follow_shared_attention(model: nn.Module) -> None:
-    """Makes attention modules that several layers share know the layer that calls them (Zamba2).
+    """Makes attention modules that several layers share know the layer that calls them (Zamba).
 
     Each layer has keys and values of its own, while ``layer_idx`` of a shared module is that of no layer.
     """
     for module in model.modules():
-        if getattr(module, "layer_idx", None) == SHARED_LAYER_INDEX:
+        if getattr(module, "layer_idx", 0) in SHARED_LAYER_INDICES:
             module.register_forward_pre_hook(_set_layer_index, with_kwargs=True)
 
 

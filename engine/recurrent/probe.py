@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.model.forward import SequenceInput, SequentialForward
-from antiphon.engine.recurrent.forward import BLOCK_TOKENS, RecurrentForward
+from antiphon.engine.recurrent.forward import RecurrentForward
 
-PROBE_LENGTHS_TOKENS = (BLOCK_TOKENS + 14, 18)
-"""Lengths of the two sequences: a block with a remainder, and less than a block."""
+REMAINDER_TOKENS = 14
+"""Tokens of the first sequence after its first block."""
+
+SHORT_TOKENS = 18
+"""Tokens of the second sequence, less than a block."""
 
 NUM_SINGLE_TOKENS = 4
 """Number of last tokens that run one by one, as generated tokens do."""
@@ -37,7 +40,8 @@ def probe_packed(forward: RecurrentForward, sequences: Sequence[list[int]]) -> T
     logits: dict[tuple[int, int], Tensor] = {}
     caches = [forward.new_cache(0), forward.new_cache(0)]
     ids = [*sequences, sequences[0]]
-    caches[0].plan_snapshots([BLOCK_TOKENS])
+    block = forward.prompt_alignment
+    caches[0].plan_snapshots([block])
     splits = [len(tokens) - NUM_SINGLE_TOKENS for tokens in ids]
 
     def run(*parts: tuple[int, int]) -> None:
@@ -54,11 +58,11 @@ def probe_packed(forward: RecurrentForward, sequences: Sequence[list[int]]) -> T
         logits.update({part: next(rows) for part in parts if part[1] > splits[part[0]]})
 
     a, b = splits[:2]
-    run((0, BLOCK_TOKENS))
+    run((0, block))
     run((0, a), (1, b))
     run((0, a + 1), (1, b + 1))
     run((1, b + 2), (0, a + 2))
-    caches.append(caches[0].copy(BLOCK_TOKENS, 0))
+    caches.append(caches[0].copy(block, 0))
     run((0, a + 3), (2, a), (1, b + 3))
     run((2, a + 1), (0, a + 4), (1, b + 4))
     for end in range(a + 2, a + NUM_SINGLE_TOKENS + 1):

@@ -50,6 +50,7 @@ class StateView:
 
     def __init__(self, batch: StateBatch) -> None:
         self._batch = batch
+        self._hidden: set[int] = set()
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Tells whether the layer, or any layer, has read a token; see transformers' ``Cache``."""
@@ -91,8 +92,14 @@ class StateView:
         return recurrent_states
 
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:
-        """Returns the state of MiniMax's lightning attention (size, …); None before the first token."""
-        return self._batch.tensors.get(("linear", layer_idx, 0))
+        """Returns the state of MiniMax's lightning attention (size, …); None before the first token, or if hidden."""
+        return None if layer_idx in self._hidden else self._batch.tensors.get(("linear", layer_idx, 0))
+
+    def hide_linear_cache(self, layer_idx: int) -> Tensor | None:
+        """Returns what :meth:`get_linear_cache` returns, and makes it return None from now on."""
+        state = self.get_linear_cache(layer_idx)
+        self._hidden.add(layer_idx)
+        return state
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
         """Replaces the state of MiniMax's lightning attention."""

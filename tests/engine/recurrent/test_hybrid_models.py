@@ -29,8 +29,8 @@ from tests.engine.tiny_models import generate_tokens, join_tokens, make_job, run
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 NUM_TOKENS = 7
-TREATS_GENERATED_APART = {"nemotron_h", "zamba2"}
-"""Families whose prompts are computed with limited time steps: what was generated is computed again for a next turn."""
+TREATS_GENERATED_APART = {"nemotron_h", "minimax"}
+"""Families whose states of generated tokens differ: what was generated is computed again for a next turn."""
 
 
 def build_hybrid_core(family: str, **options: Any) -> Core:
@@ -109,16 +109,16 @@ def decode(forward: RecurrentForward, prompts: list[list[int]], *, together: boo
     return [torch.stack(row) for row in rows]
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba"])
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
 def test_deterministic_rows_do_not_depend_on_the_batch_or_on_how_a_prompt_is_split(family: str) -> None:
     forward = select_hybrid_forward(family)
     forward.make_deterministic(independent_rows=False)
-    prompts = make_hybrid_prompts(12, 70, 5)
+    prompts = make_hybrid_prompts(12, 20, 5)
     alone, together = (decode(forward, prompts, together=together) for together in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
     cache = forward.new_cache(0)
-    forward.run([SequenceInput(cache, prompts[1][:21], 0)])
-    assert torch.equal(forward.run([SequenceInput(cache, prompts[1][21:], 1)])[0], alone[1][0])
+    forward.run([SequenceInput(cache, prompts[1][:7], 0)])
+    assert torch.equal(forward.run([SequenceInput(cache, prompts[1][7:], 1)])[0], alone[1][0])
 
 
 def test_decoding_sequences_share_one_call_of_each_mixer() -> None:

@@ -75,22 +75,16 @@ HYBRID_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax": (
         "MiniMaxConfig",
-        {"layer_types": LINEAR_TYPES, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
-    ),
-    "zamba2": (
-        "Zamba2Config",
         {
-            "num_hidden_layers": 4,
-            "mamba_expand": 2,
-            "n_mamba_heads": 8,
-            "mamba_ngroups": 2,
-            "mamba_d_state": 16,
-            "mamba_headdim": 16,
-            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-            "num_mem_blocks": 1,
+            "layer_types": LINEAR_TYPES,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "block_size": 16,
         },
     ),
-    "mamba2": ("Mamba2Config", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
+    "zamba": ("ZambaConfig", {"layers_block_type": ["hybrid", "mamba", "hybrid"], "n_mamba_heads": 2}),
+    "zaya": ("ZayaConfig", {"num_experts": 4, "moe_intermediate_size": 32, "router_hidden_size": 32}),
 }
 
 
