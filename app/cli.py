@@ -252,9 +252,9 @@ def main() -> None:
 def serve(**flags: Any) -> None:
     """Serve models. MODEL is a folder or a hub id, or NAME=MODEL; without it, the embedded model is served.
 
-    A folder holds safetensors, config.json and tokenizer.json. A hub id (owner/name) is downloaded once.
-    Every option can also be set by its environment variable (MODEL by ANTIPHON_MODEL) and in the file of --config.
-    Values of repeatable options are separated by spaces in a variable.
+    A folder holds safetensors, config.json and tokenizer.json; MODEL may also be a GGUF file. A hub id (owner/name) is
+    downloaded once. Every option can also be set by its environment variable (MODEL by ANTIPHON_MODEL) and in the file
+    of --config. Values of repeatable options are separated by spaces in a variable.
     """
     for name in ("ANTIPHON_SSL_KEYFILE_PASSWORD", "ANTIPHON_STORE"):
         os.environ.pop(name, None)  # it has been read; child processes do not need the password

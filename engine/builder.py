@@ -20,7 +20,7 @@ from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
-from antiphon.engine.model.decoded_checkpoint import decodes_weights
+from antiphon.engine.model.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.loader import engine_info, load_model
 from antiphon.engine.model.select import reference_logits, select_forward
@@ -63,7 +63,7 @@ def build_core(path: Path, options: EngineOptions) -> Core:
         to_quantize=options.quantization is not None,
         keeps_16_bits=options.pack_linears and options.compile_kernels,
     )
-    if options.quantization is None and options.dtype is None and decodes_weights(checkpoint, model.device.type):
+    if options.quantization is None and options.dtype is None and keeps_stored_form(checkpoint, model.device.type):
         options = msgspec.structs.replace(options, quantization="stored")
     return build_core_from_model(model, checkpoint, options, optimize=True)
 

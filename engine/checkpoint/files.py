@@ -18,6 +18,8 @@ from antiphon.engine.checkpoint.formats import (
     explain_missing_config,
     explain_missing_weights,
 )
+from antiphon.engine.checkpoint.gguf.folder import find_gguf_file
+from antiphon.engine.checkpoint.gguf.header import count_gguf_weights
 from antiphon.engine.checkpoint.quantized.support import read_settings, stored_bits
 from antiphon.engine.errors import LoadError
 
@@ -29,12 +31,16 @@ CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Contents of a model folder. ``elements_by_dtype`` counts elements by safetensors dtype (BF16, F32, …)."""
+    """Contents of a model folder. ``elements_by_dtype`` counts elements by safetensors dtype (BF16, F32, …).
+
+    ``gguf_file`` names the file with the weights if they are in llama.cpp's format; their dtype is GGUF then.
+    """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     elements_by_dtype: dict[str, int]
+    gguf_file: str | None = None
 
     @property
     def quantization_settings(self) -> Mapping[str, Any]:
@@ -88,10 +94,19 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     check_quantization(path, config)
     generation = path / "generation_config.json"
     tensors: dict[str, int] = {}
-    for weights in find_weight_files(path):
+    gguf_file = find_gguf_file(path)
+    if gguf_file is not None:
+        tensors["GGUF"] = count_gguf_weights(gguf_file)
+    for weights in find_weight_files(path) if gguf_file is None else ():
         for dtype, count in _read_header(weights).items():
             tensors[dtype] = tensors.get(dtype, 0) + count
-    return Checkpoint(path, config, _read_json_object(generation) if generation.exists() else {}, tensors)
+    return Checkpoint(
+        path,
+        config,
+        _read_json_object(generation) if generation.exists() else {},
+        tensors,
+        None if gguf_file is None else gguf_file.name,
+    )
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:

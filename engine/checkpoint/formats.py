@@ -102,6 +102,10 @@ def _files_in_other_formats(path: Path) -> Iterator[Path]:
 
 
 def _describe_format(file: Path) -> str:
+    if file.suffix == ".gguf":
+        return (
+            f"{file.name} is {FORMATS_BY_SUFFIX[file.suffix]}; give the path of one such file, or safetensors weights"
+        )
     return (
         f"{file.name} is {FORMATS_BY_SUFFIX[file.suffix]}, which is not supported; "
         "give a folder with the model's safetensors weights and config.json"

@@ -8,6 +8,7 @@ import errno
 import re
 from pathlib import Path
 
+from antiphon.engine.checkpoint.gguf.folder import prepare_gguf_folder
 from antiphon.engine.errors import LoadError
 
 WEIGHTS_PATTERN = "*.safetensors"
@@ -41,8 +42,9 @@ def fetch_checkpoint(
 ) -> Path:
     """Returns the local folder of a model. Raises :class:`LoadError`.
 
-    An existing folder is returned unchanged. Otherwise ``source`` must be a hub id (``owner/name``), which is
-    downloaded, or with ``offline`` looked up in the local cache only. ``revision``: branch, tag or commit.
+    An existing folder is returned unchanged, a GGUF file as the folder that is made of it. Otherwise ``source`` must be
+    a hub id (``owner/name``), which is downloaded, or with ``offline`` looked up in the local cache only.
+    ``revision``: branch, tag or commit.
     ``with_modules``: downloads the parts of an embedding model, too, which are in sub-folders. ``with_weights``: false
     for a model that another server runs.
     """
@@ -50,7 +52,7 @@ def fetch_checkpoint(
     if path.exists():
         if revision is not None:
             raise LoadError(f"{source}: --revision requires a model of the hub, and this is a folder")
-        return path
+        return prepare_gguf_folder(path)
     if not _HUB_ID.fullmatch(source):
         raise LoadError(f"{source}: no such folder, and not a hub id; write a path, or owner/name")
     try:

@@ -41,6 +41,11 @@ def decodes_weights(checkpoint: Checkpoint, device: str) -> bool:
     return False
 
 
+def keeps_stored_form(checkpoint: Checkpoint, device: str) -> bool:
+    """Tells whether weights are packed in few bits by default, because the checkpoint has no more than these."""
+    return device == "cpu" and (checkpoint.gguf_file is not None or decodes_weights(checkpoint, device))
+
+
 def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]:
     """Returns the model on the CPU, and the names of weights that are missing from the files.
 
@@ -108,3 +113,24 @@ def _release_pages_after_reading(weights: Iterable[StoredWeight]) -> None:
 def _release_all(stored: Sequence[MappedWeight]) -> None:
     for tensor in stored:
         tensor.release()
+
+
+def load_gguf(
+    model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str
+) -> tuple[PreTrainedModel, list[str]]:
+    """Returns the model on its device, and the names of weights that are missing from its GGUF file.
+
+    transformers' own reader dequantizes the model as a whole.
+    """
+    model, report = model_class.from_pretrained(
+        checkpoint.path,
+        config=AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True),
+        gguf_file=checkpoint.gguf_file,
+        dtype=dtype,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    return model.eval().to(device), sorted(report["missing_keys"])

@@ -25,7 +25,7 @@ from antiphon.engine.hardware import free_memory
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
-from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded
+from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded, load_gguf
 from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
 from antiphon.engine.model.mixed_types import find_fp32_names, has_names, keep_in_fp32
 from antiphon.engine.protocol import EngineInfo
@@ -78,6 +78,8 @@ def load_model(
     try:
         if decodes:
             model, missing = load_decoded(model_class, checkpoint, torch_dtype)
+        elif checkpoint.gguf_file is not None:
+            model, missing = load_gguf(model_class, checkpoint, torch_dtype, device)
         elif stored_dtype is not None:
             model, missing = _load_mapped(model_class, checkpoint, stored_dtype)
         else:
@@ -217,7 +219,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
 
 
 def _describe_method(folder: Checkpoint | None) -> str:
-    method = None if folder is None else folder.quantization_method
+    method = None if folder is None else "gguf" if folder.gguf_file else folder.quantization_method
     return "" if method is None else f" stored in {method}"
 
 

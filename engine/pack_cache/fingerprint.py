@@ -19,10 +19,13 @@ LAYOUT_VERSION = 1
 """Raised when packed weights change in a way that the sources of the layouts do not show."""
 
 ENGINE_DIR = Path(__file__).parents[1]
-LAYOUT_SOURCES = ("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "experts/pack*.py", "experts/matrix.py")
+LAYOUT_SOURCES = (
+    *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "experts/pack*.py", "experts/matrix.py"),
+    "checkpoint/quantized/*.py",
+)
 """Sources that decide about the bytes of packed weights."""
 
-CHECKED_FOLDERS = ("cache", "experts", "kernels", "model", "optimize", "pack_cache", "recurrent")
+CHECKED_FOLDERS = ("cache", "checkpoint", "experts", "kernels", "model", "optimize", "pack_cache", "recurrent")
 """Folders whose code the checks of a start run."""
 
 SAMPLES, SAMPLE_BYTES = 64, 4096

@@ -1,0 +1,62 @@
+"""Counts the weights of a GGUF file from its header. Needs no torch."""
+
+import mmap
+import struct
+from pathlib import Path
+
+from antiphon.engine.errors import LoadError
+
+MAGIC, VERSIONS = b"GGUF", {2, 3}
+
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value of the metadata by its type; strings and arrays are not listed."""
+
+STRING, ARRAY = 8, 9
+
+
+def count_gguf_weights(path: Path) -> int:
+    """Returns the number of weights in a GGUF file. Raises :class:`LoadError` if it is damaged."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _count_weights(data)
+    except (OSError, ValueError, struct.error, IndexError, KeyError) as error:
+        raise LoadError(f"{path} is not a GGUF file of version 2 or 3, or is cut short; fetch it again") from error
+
+
+def _count_weights(data: mmap.mmap) -> int:
+    magic, version, num_tensors, num_values = struct.unpack_from("<4sIQQ", data)
+    if magic != MAGIC or version not in VERSIONS:
+        raise ValueError(magic)
+    place = struct.calcsize("<4sIQQ")
+    for _ in range(num_values):
+        place = _skip_string(data, place)
+        place = _skip_value(data, place + 4, struct.unpack_from("<I", data, place)[0])
+    total = 0
+    for _ in range(num_tensors):
+        place = _skip_string(data, place)
+        (num_dimensions,) = struct.unpack_from("<I", data, place)
+        count = 1
+        for extent in struct.unpack_from(f"<{num_dimensions}Q", data, place + 4):
+            count *= extent
+        total += count
+        place += 4 + 8 * num_dimensions + 12
+    return total
+
+
+def _skip_string(data: mmap.mmap, place: int) -> int:
+    return place + 8 + int(struct.unpack_from("<Q", data, place)[0])
+
+
+def _skip_value(data: mmap.mmap, place: int, kind: int) -> int:
+    """Returns the place behind a value of this type."""
+    if kind == STRING:
+        return _skip_string(data, place)
+    if kind != ARRAY:
+        return place + SIZES[kind]
+    element, count = struct.unpack_from("<IQ", data, place)
+    place += 12
+    if element in SIZES:
+        return place + int(count) * SIZES[element]
+    for _ in range(count):
+        place = _skip_value(data, place, element)
+    return place
