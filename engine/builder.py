@@ -86,8 +86,6 @@ def build_core_from_model(
     if optimize:
         remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model))
     kernels = _load_kernels(model, options) if optimize else None
-    if optimize:
-        pack_mxfp4_experts(model, kernels)
     kept = open_pack_session(checkpoint if optimize else None, options, kernels)
     forward = _select_forward(model, options, kernels, kept.checks)
     packing = _optimize(model, forward, options, kernels, kept) if optimize else PackingResult()
@@ -149,10 +147,13 @@ def _adapt_threads_while_loading(model: PreTrainedModel, options: EngineOptions)
 
 
 def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:
-    if not options.compile_kernels or model.device.type != "cpu":
-        return None
-    log.info("loading kernels")  # the first start compiles them
-    return load_kernels()
+    """Returns the kernels for the model. Packs experts in MXFP4, which only compute fast once they are packed."""
+    kernels = None
+    if options.compile_kernels and model.device.type == "cpu":
+        log.info("loading kernels")  # the first start compiles them
+        kernels = load_kernels()
+    pack_mxfp4_experts(model, kernels)
+    return kernels
 
 
 def _select_forward(

@@ -11,7 +11,7 @@ from antiphon.engine.experts.layout import find_fused_experts
 from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix, PackedExpertWeight
 from antiphon.engine.experts.packed import PackedExperts, UnusableExpertsError
 from antiphon.engine.experts.products import TORCH_LANES
-from antiphon.engine.experts.routers import make_routers_exact
+from antiphon.engine.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError, check_stored_experts
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
@@ -41,6 +41,7 @@ def pack_mixture(
     if form is not None:
         pack_experts(model, form, kernels, kept)
     make_routers_exact(model, PackedExperts)
+    make_shared_gates_exact(model, PackedExperts)
 
 
 def describe_experts(model: nn.Module) -> str:

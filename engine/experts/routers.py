@@ -4,6 +4,7 @@ transformers' routers hold their weight themselves and multiply by it with ``tor
 bits depend on the number of rows. That changes the weights of experts, and could choose others.
 """
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from antiphon.engine.experts.gates import MAX_BLOCK_ELEMENTS, VECTOR_ELEMENTS
 from antiphon.engine.optimize.linears import OneDnnLinear
 from antiphon.engine.optimize.verification import UnusableKernelError
 
@@ -21,9 +23,27 @@ log = logging.getLogger(__name__)
 
 PROBE_ROWS = 3
 
+SHARED_GATE_NAME = "shared_expert_gate"
+"""Layer with one output; its sigmoid weights the expert that all rows have."""
 
-class _ProductReplacement(TorchFunctionMode):
-    """Computes products with one weight by a kernel while the mode is active."""
+ELEMENTWISE_FUNCTIONS = {torch.sigmoid, Tensor.sigmoid, functional.sigmoid, functional.softplus}
+"""Functions of routers whose last bits depend on an element's place in the tensor."""
+
+
+class _WholeVectors(TorchFunctionMode):
+    """Computes :data:`ELEMENTWISE_FUNCTIONS` with the same bits in any batch while the mode is active."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func in ELEMENTWISE_FUNCTIONS and not kwargs and len(args) == 1:
+            return apply_to_whole_vectors(func, args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _ProductReplacement(_WholeVectors):
+    """Also computes products with one weight by a kernel."""
 
     def __init__(self, weight: Tensor, kernel: OneDnnLinear) -> None:
         super().__init__()
@@ -33,12 +53,22 @@ class _ProductReplacement(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         if func is functional.linear and not kwargs and args[1].data_ptr() == self._weight.data_ptr():
             self.calls += 1
             product = self._kernel(args[0].contiguous())
             return product if len(args) < 3 or args[2] is None else product + args[2]
-        return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def apply_to_whole_vectors(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Returns ``func(x)`` for an elementwise function, with the same bits for an element wherever it is.
+
+    torch computes the last elements of a tensor, which fill no vector, in another way.
+    """
+    flat = x.reshape(-1)
+    padded = functional.pad(flat, (0, -len(flat) % VECTOR_ELEMENTS))
+    parts = [func(part) for part in torch.split(padded, MAX_BLOCK_ELEMENTS)]
+    return torch.cat(parts)[: len(flat)].view(x.shape)
 
 
 class ExactRouter(nn.Module):
@@ -81,6 +111,19 @@ def make_routers_exact(model: nn.Module, experts_type: type[nn.Module]) -> int:
         else:
             _restore_weight(router)
     return count
+
+
+def make_shared_gates_exact(model: nn.Module, experts_type: type[nn.Module]) -> None:
+    """Makes the gates exact by which blocks with experts of this type weight their shared expert."""
+    for block in model.modules():
+        has_experts = any(isinstance(child, experts_type) for child in block.children())
+        if has_experts and SHARED_GATE_NAME in block._modules and "forward" not in vars(block):
+            vars(block)["forward"] = functools.partial(_run_in_whole_vectors, type(block).forward, block)
+
+
+def _run_in_whole_vectors(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _WholeVectors():
+        return forward(*args, **kwargs)
 
 
 def _runs(router: ExactRouter) -> bool:

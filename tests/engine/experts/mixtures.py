@@ -40,6 +40,10 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4}),
     "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 6, "mlp_only_layers": [0]}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {"num_experts": 6, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 1, "sliding_window": None},
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         {
@@ -57,7 +61,8 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""``gpt_oss``: transposed, interleaved gate and up, biases, clamped; ``deepseek_v3``: shared experts, groups."""
+"""``gpt_oss``: transposed, interleaved gate and up, biases, clamped; ``qwen2_moe``: a shared expert
+with a gate; ``deepseek_v3``: shared experts, groups."""
 
 
 def _make_config(family: str) -> Any:

@@ -125,9 +125,8 @@ def test_memory_is_counted_as_it_is_taken(folder: Path) -> None:
     with pytest.raises(LoadError, match="for its weights, "):
         check_memory(checkpoint, 4, checkpoint.weight_bytes(4) - 1)
     model, _ = load_model(folder, device="cpu")
-    assert (
-        engine_info(model, checkpoint).description == f"GptOssForCausalLM, {(experts + others) / 1e6:.1f} M parameters"
-    )
+    description = engine_info(model, checkpoint).description
+    assert description.startswith(f"GptOssForCausalLM, {(experts + others) / 1e6:.1f} M parameters")
 
 
 def test_packed_experts_take_the_memory_of_their_blocks(folder: Path, kernels: Kernels) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from antiphon.engine.experts.routers import ExactRouter, make_routers_exact
+from antiphon.engine.experts.routers import ExactRouter, make_routers_exact, make_shared_gates_exact
 from antiphon.engine.optimize.pack_linears import _choose_form
 
 HIDDEN, NUM_EXPERTS = 96, 5
@@ -40,6 +40,13 @@ class HashRouter(OwnWeightRouter):
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor) -> Tensor:  # type: ignore[override]
         return functional.linear(hidden_states, self.weight) + input_ids[:, None]
+
+
+class SigmoidRouter(OwnWeightRouter):
+    """Applies a function whose last bits depend on an element's place in the tensor."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return functional.linear(hidden_states, self.weight).sigmoid()
 
 
 class LinearRouter(nn.Linear):
@@ -80,6 +87,7 @@ def make_rows(count: int) -> Tensor:
         (CorrectedRouter, lambda _: (torch.arange(NUM_EXPERTS),)),
         (HashRouter, lambda rows: (torch.arange(rows),)),
         (LinearRouter, lambda _: ()),
+        (SigmoidRouter, lambda _: ()),
     ],
 )
 @torch.inference_mode()
@@ -93,8 +101,26 @@ def test_a_router_gives_the_same_bits_in_any_batch(
     assert not any(parameter.ndim > 1 for parameter in mixture.parameters())
     result = mixture.gate(x, *other(40))
     assert torch.allclose(result, expected, atol=1e-4)
-    for count in (1, 2, 3, 17):
+    for count in (1, 2, 3, 17, 33):
         assert torch.equal(mixture.gate(x[:count], *other(count)), result[:count])
+
+
+@torch.inference_mode()
+def test_the_gate_of_a_shared_expert_gives_the_same_bits_in_any_batch() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts, self.shared_expert_gate = Experts(), nn.Linear(HIDDEN, 1)
+
+        def forward(self, scores: Tensor) -> Tensor:
+            return torch.sigmoid(scores)
+
+    block, x = Block(), make_rows(70)[:, :1].contiguous()
+    make_shared_gates_exact(block, Experts)
+    expected = block(x)
+    assert torch.allclose(expected, x.sigmoid())
+    for row in range(70):
+        assert torch.equal(block(x[row : row + 1]), expected[row : row + 1])
 
 
 @pytest.mark.parametrize("build", [OtherRouter, lambda: nn.Linear(HIDDEN, NUM_EXPERTS)])
