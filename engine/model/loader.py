@@ -26,8 +26,8 @@ from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded, load_gguf
-from antiphon.engine.model.mapped_weights import has_exact_buffers, map_weights
-from antiphon.engine.model.mixed_types import find_fp32_names, has_names, keep_in_fp32
+from antiphon.engine.model.mapped_weights import map_weights
+from antiphon.engine.model.mixed_types import convert_buffers, find_fp32_names, has_names, load_as_stored
 from antiphon.engine.protocol import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -146,18 +146,17 @@ def _load_mapped(
     """The model in fp32, with the weights of linear layers and embeddings still in the files."""
     is_mixed = stored_dtype != torch.float32 and "F32" in checkpoint.elements_by_dtype
     fp32_names = find_fp32_names(checkpoint) if is_mixed else []
-    with keep_in_fp32(fp32_names):
+    with load_as_stored(stored_dtype, fp32_names):
         model, missing = load_with_experts_in_files(
-            model_class, checkpoint, lambda: _load_pretrained(model_class, checkpoint, stored_dtype, "cpu")
+            model_class, checkpoint, lambda: _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
         )
-    if not has_exact_buffers(model) or not has_names(model, fp32_names):
-        log.debug("%s has weights or buffers that would be rounded; it is loaded as a whole", checkpoint.path)
+    if not has_names(model, fp32_names):
+        log.debug("%s has weights that would be rounded; it is loaded as a whole", checkpoint.path)
         del model
         return _load_pretrained(model_class, checkpoint, torch.float32, "cpu")
+    convert_buffers(model)
     hold_all_experts(model)
     log.debug("%d layers keep their weights in the files", map_weights(model))
-    for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
-        config.dtype = torch.float32
     return model, missing
 
 

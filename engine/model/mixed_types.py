@@ -1,4 +1,4 @@
-"""Loads the weights of a checkpoint that stores some in 16 bits and some in fp32 without rounding the latter."""
+"""Loads a model that computes in fp32 with weights in the types in which a checkpoint stores them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,9 @@ from antiphon.engine.checkpoint.files import Checkpoint
 COMMON_NAMES = {"weight", "bias"}
 """Last parts of names that do not tell which weight it is."""
 
+ANY_NAME = "."
+"""Pattern that transformers finds in every name."""
+
 
 def find_fp32_names(checkpoint: Checkpoint) -> list[str]:
     """Returns the ends of the names of all weights in fp32, without the parts that transformers may rename."""
@@ -29,14 +32,20 @@ def find_fp32_names(checkpoint: Checkpoint) -> list[str]:
 
 
 @contextmanager
-def keep_in_fp32(names: Sequence[str]) -> Iterator[None]:
-    """Within this context, transformers loads weights whose names end in one of ``names`` in fp32."""
+def load_as_stored(stored_dtype: torch.dtype, fp32_names: Sequence[str]) -> Iterator[None]:
+    """Within this context, transformers leaves weights in ``stored_dtype`` while it builds a model in fp32.
+
+    Weights stay in fp32 whose names end in one of ``fp32_names``, or which transformers keeps so in any case. What a
+    model computes when it is built, such as the buffer of a factor, is not rounded.
+    """
     model_class: Any = PreTrainedModel
     original = model_class._get_dtype_plan
-    patterns = [f"(?:^|\\.){re.escape(name)}$" for name in names]
 
-    def plan_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype]:
-        return {**original(model, dtype), **dict.fromkeys(patterns, torch.float32)}
+    def plan_dtypes(model: PreTrainedModel, _: torch.dtype) -> dict[str, torch.dtype]:
+        # All patterns match at the beginning of a name, where the first one counts. transformers turns * into .*
+        own = [f"^*{pattern}" for pattern in original(model, stored_dtype)]
+        named = [f"^(?:*\\.)?{re.escape(name)}$" for name in fp32_names]
+        return {**dict.fromkeys([*own, *named], torch.float32), ANY_NAME: stored_dtype}
 
     model_class._get_dtype_plan = plan_dtypes
     try:
@@ -49,3 +58,11 @@ def has_names(model: nn.Module, names: Sequence[str]) -> bool:
     """Tells whether every one of ``names`` ends the name of a weight of the model: none was renamed or fused."""
     known = [f".{name}" for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     return all(any(full_name.endswith(f".{name}") for full_name in known) for name in names)
+
+
+def convert_buffers(model: nn.Module) -> None:
+    """Converts all floating-point buffers to fp32. After :func:`load_as_stored`, only stored ones have other types."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.float()

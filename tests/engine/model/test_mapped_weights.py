@@ -129,7 +129,11 @@ def test_weight_that_the_model_reads_itself_is_in_memory_after_packing(tmp_path:
     assert type(reader.linear) is nn.Linear and reader.linear.weight.dtype == torch.float32
 
 
-def test_model_whose_buffers_would_be_rounded_is_loaded_as_a_whole(tmp_path: Path) -> None:
-    """Gemma computes the factor of its embeddings in the type of its weights."""
-    model = load_model(save_checkpoint(tmp_path, "gemma2"), device="cpu", to_quantize=True)[0]
-    assert not find_mapped(model) and model.dtype == torch.float32
+def test_buffers_that_a_mapped_model_computes_are_not_rounded(tmp_path: Path) -> None:
+    """Gemma computes the factor of its embeddings in the type in which it is built."""
+    folder = save_checkpoint(tmp_path, "gemma2")
+    whole, mapped = (load_model(folder, device="cpu", to_quantize=to_quantize)[0] for to_quantize in (False, True))
+    assert find_mapped(mapped) and mapped.dtype == torch.float32
+    expected, buffers = (dict(model.named_buffers()) for model in (whole, mapped))
+    assert expected.keys() == buffers.keys() and any("embed_scale" in name for name in buffers)
+    assert all(torch.equal(buffer, expected[name]) for name, buffer in buffers.items())

@@ -25,7 +25,7 @@ from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
-FAMILIES = ["qwen3", "llama", "mistral", "mixtral", "gpt_oss", "olmo"]
+FAMILIES = ["qwen3", "llama", "mistral", "mixtral", "gpt_oss", "olmo", "gemma2"]
 NUM_TOKENS = 16
 
 pytestmark = pytest.mark.filterwarnings("ignore")
