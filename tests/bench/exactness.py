@@ -128,7 +128,7 @@ def compare_logits(
 
 def build_core(model: str, quantization: Quantization | None, *, deterministic: bool) -> Core:
     """Returns a new engine core with the model."""
-    loaded, folder = load_model(create_model(model), device="cpu")
+    loaded, folder = load_model(create_model(model), device="cpu", to_quantize=quantization is not None)
     options = EngineOptions(
         quantization=quantization,
         deterministic=deterministic,
@@ -192,7 +192,12 @@ def _common_prefix_length(a: list[int], b: list[int]) -> int:
 def main() -> None:
     """Measures and prints two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["tiny", "small"], default="tiny", help="model to run, default tiny")
+    parser.add_argument(
+        "--model",
+        choices=["tiny", "small", "oss", "osstiny"],
+        default="tiny",
+        help="model to run, default tiny; oss and osstiny are mixtures of experts",
+    )
     parser.add_argument("--positions", type=int, default=10_000, help="positions to compare, default 10000")
     parser.add_argument("--jobs", type=int, default=32, help="jobs with a seed, default 32")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens per job, default 64")
