@@ -25,6 +25,12 @@ FUNCTION_PATTERN = re.compile(r"^(?:void|int64_t) antiphon_(\w+)\(", re.MULTILIN
 ADDRESS_TABLES = {"spans": ("num_spans", 8), "rows": ("outputs", 1), "groups": ("num_groups", 6)}
 """Fields with the address of a table of 64-bit fields: the field with its number of rows, and the length of a row."""
 
+VALUE_BYTES = {"softcap": 4}
+"""Fields with the address of a value that is no tensor's, and its size."""
+
+LOWEST_ADDRESS = 1 << 32
+"""No size is as large, and no address of a tensor as small."""
+
 
 class TensorRecorder(TorchDispatchMode):
     """Keeps the memory of every tensor that is created while it is active, so that an address can be looked up."""
@@ -92,30 +98,46 @@ class EmulatedLibrary:
         return int.from_bytes(result, "little", signed=True)
 
     def _relocate(self, args: ctypes.Structure, regions: list[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-        """Yields the relocations of a structure and its tables. Adds the memory that they point to."""
-        for index, (name, *_) in enumerate(type(args)._fields_):
-            value = getattr(args, name)
-            count_field, width = ADDRESS_TABLES.get(name, ("", 0))
-            if value and hasattr(args, count_field):
-                size = 8 * width * getattr(args, count_field)
-                regions.append((value, size))
-                table = len(regions) - 1
-                yield 0, 8 * index, table, 0
-                for position in range(0, size, 8):
-                    yield from self._relocate_value(
-                        ctypes.c_int64.from_address(value + position).value, table, position, regions
-                    )
-            else:
-                yield from self._relocate_value(value, 0, 8 * index, regions)
+        """Yields the relocations of a structure and its tables. Adds the memory that they point to.
+
+        Structures may contain others: all fields are 64 bits wide.
+        """
+        tables = {
+            getattr(type(args), name).offset: 8 * width * getattr(args, count_field)
+            for name, (count_field, width) in ADDRESS_TABLES.items()
+            if hasattr(args, name) and hasattr(args, count_field) and getattr(args, name)
+        }
+        values = {getattr(type(args), name).offset: size for name, size in VALUE_BYTES.items() if hasattr(args, name)}
+        for position, value in _read_words(ctypes.addressof(args), ctypes.sizeof(args)):
+            if value and position in values:
+                regions.append((value, values[position]))
+                yield 0, position, len(regions) - 1, 0
+                continue
+            if position not in tables:
+                yield from self._relocate_value(value, 0, position, regions)
+                continue
+            regions.append((value, tables[position]))
+            table = len(regions) - 1
+            yield 0, position, table, 0
+            for entry_position, entry in _read_words(value, tables[position]):
+                yield from self._relocate_value(entry, table, entry_position, regions)
 
     def _relocate_value(
         self, value: int, buffer: int, position: int, regions: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, int, int]]:
         region = self._memory.find(value)
+        if region is None and value >= LOWEST_ADDRESS:
+            raise ValueError(f"byte {position} of the arguments points to memory that is no recorded tensor's")
         if region is not None:
             if region not in regions:
                 regions.append(region)
             yield buffer, position, regions.index(region), value - region[0]
+
+
+def _read_words(start: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yields the position and the value of each 64-bit integer."""
+    for position in range(0, size, 8):
+        yield position, ctypes.c_int64.from_address(start + position).value
 
 
 class EmulatedFunction:
