@@ -176,6 +176,7 @@ WRONG_CODE = (
     ("if (item->span->count == 1) append_kv", "if (0) append_kv", "attend"),
     ("if (longest > 1) parallel_for", "if (0) parallel_for", "attend"),
     ("end < TILE_KEYS) apply_mask", "end < 0) apply_mask", "attend"),
+    ("fma_lanes(odd[b], second", "fma_lanes(even[b], second", "half_linear"),
 )
 """Code of a kernel, wrong code in its place, and the kernel whose check must find it."""
 # Each compiles the library, so the short run takes one of each kernel's file.
