@@ -258,6 +258,43 @@ static void multiply_pairs(const void *context, int64_t item) {
     for (int64_t i = pair; i < end; i++) multiply_strips(args, i);
 }
 
+/* Blocks (outputs, groups, GROUP_INPUTS / 2) and scales (outputs, groups) of a checkpoint, and the packed weight. */
+struct mxfp4_pack_args { int64_t blocks, scales, outputs, groups, weights, group_scales, threads; };
+
+/* The codes of four inputs, which follow each other in two bytes, in the low halves of four bytes. */
+INLINE uint32_t spread_codes(const uint8_t *from) {
+    uint32_t codes = from[0] | (uint32_t)from[1] << 8;
+    codes = (codes | codes << 8) & 0x00ff00ff;
+    return (codes | codes << 4) & 0x0f0f0f0f;
+}
+
+static void pack_block(const void *context, int64_t block) {
+    static const uint8_t no_codes[GROUP_INPUTS / 2];
+    const struct mxfp4_pack_args *args = context;
+    const int64_t steps = ceil_div(args->groups, STEP_GROUPS);
+    uint8_t *weights = (uint8_t *)args->weights + block * steps * PACKED_BYTES;
+    uint8_t *group_scales = (uint8_t *)args->group_scales + block * steps * STEP_GROUPS * LANES;
+    for (int64_t s = 0; s < steps; s++, weights += PACKED_BYTES, group_scales += STEP_GROUPS * LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            const uint8_t *from[STEP_GROUPS];
+            for (int g = 0; g < STEP_GROUPS; g++) {
+                const int64_t row = block * LANES + lane, group = s * STEP_GROUPS + g, i = row * args->groups + group;
+                const int is_stored = row < args->outputs && group < args->groups;
+                from[g] = is_stored ? (const uint8_t *)args->blocks + i * (GROUP_INPUTS / 2) : no_codes;
+                group_scales[g * LANES + lane] = is_stored ? ((const uint8_t *)args->scales)[i] : 0;
+            }
+            for (int n = 0; n < PACKED_VECTORS; n++) {
+                const uint32_t codes = spread_codes(from[0] + 2 * n) | spread_codes(from[1] + 2 * n) << 4;
+                for (int k = 0; k < 4; k++) weights[(n * LANES + lane) * 4 + k] = codes >> 8 * k;
+            }
+        }
+}
+
+void antiphon_pack_mxfp4(const struct mxfp4_pack_args *args) {
+    const int64_t blocks = ceil_div(args->outputs, PAIR_OUTPUTS) * 2;
+    parallel_for(pack_block, args, blocks, args->outputs * args->groups > PARALLEL_THRESHOLD / 32 ? args->threads : 1);
+}
+
 void antiphon_mxfp4_linear(const struct linear_args *args) {
     if (!args->count) return;
     const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);

@@ -50,6 +50,18 @@ class PackedMxfp4Weight(NamedTuple):
         return self.weights.shape[1] * GEMM_TILE_INPUTS
 
 
+def allocate_mxfp4_weight(outputs: int, groups: int, lanes: int) -> PackedMxfp4Weight:
+    """Returns a packed weight for this many outputs and groups of inputs, with arbitrary weights."""
+    padded_outputs, padded_groups = round_up(outputs, 2 * lanes), round_up(groups, 2)
+    return PackedMxfp4Weight(
+        groups * MXFP4_GROUP_INPUTS,
+        outputs,
+        torch.empty((padded_outputs // lanes, padded_groups // 2, 8, lanes, 4), dtype=torch.uint8),
+        torch.full((padded_outputs,), LEVEL_SCALE),
+        torch.empty((padded_outputs // lanes, padded_groups, lanes), dtype=torch.uint8),
+    )
+
+
 def pack_mxfp4_blocks(blocks: Tensor, scales: Tensor, lanes: int) -> PackedMxfp4Weight:
     """Packs a weight from a checkpoint's blocks (outputs, groups, 16) and scales (outputs, groups), both bytes.
 

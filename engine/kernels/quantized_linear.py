@@ -8,7 +8,7 @@ from torch import Tensor
 
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, MAX_GEMM_INPUTS, PackedInt8Weight
-from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, pack_mxfp4_blocks
+from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, allocate_mxfp4_weight
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
 from antiphon.engine.kernels.pack import WeightPacker
 from antiphon.engine.kernels.weight_rows import WeightRows
@@ -28,6 +28,12 @@ class LinearArgs(ctypes.Structure):
     """)
 
 
+class Mxfp4PackArgs(ctypes.Structure):
+    """``struct mxfp4_pack_args`` of ``mxfp4_gemm.c``."""
+
+    _fields_ = int64_fields("blocks scales outputs groups weights group_scales threads")
+
+
 class QuantizedLinearKernels:
     """Matrix products of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
 
@@ -42,6 +48,7 @@ class QuantizedLinearKernels:
         self._int8_linear = load_function(library, "int8_linear", LinearArgs)
         self._int4_linear = load_function(library, "int4_linear", LinearArgs)
         self._mxfp4_linear = load_function(library, "mxfp4_linear", LinearArgs)
+        self._pack_mxfp4 = load_function(library, "pack_mxfp4", Mxfp4PackArgs)
 
     @property
     def lanes(self) -> int:
@@ -66,7 +73,11 @@ class QuantizedLinearKernels:
 
     def pack_mxfp4_blocks(self, blocks: Tensor, scales: Tensor) -> PackedMxfp4Weight:
         """Packs a weight in MXFP4, as it is in a checkpoint, for :meth:`mxfp4_linear`."""
-        return pack_mxfp4_blocks(blocks, scales, self._lanes)
+        packed = allocate_mxfp4_weight(*scales.shape, self._lanes)
+        blocks, scales = blocks.contiguous(), scales.contiguous()
+        args = (blocks.data_ptr(), scales.data_ptr(), *scales.shape, packed.weights.data_ptr())
+        self._pack_mxfp4(Mxfp4PackArgs(*args, packed.group_scales.data_ptr(), count_threads()))
+        return packed
 
     def int8_linear(
         self, x: Tensor, weight: PackedInt8Weight, bias: Tensor | None = None, *, gated: bool = False

@@ -138,6 +138,15 @@ def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPa
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize(("outputs", "groups"), [(1, 1), (37, 3), (64, 4), (1000, 20)])
+def test_compiled_code_packs_blocks_as_torch_does(compiled_kernels: Kernels, outputs: int, groups: int) -> None:
+    blocks, scales = make_random_blocks(outputs, groups)
+    packed = compiled_kernels.pack_mxfp4_blocks(blocks, scales)
+    expected = pack_mxfp4_blocks(blocks, scales, compiled_kernels.lanes)
+    assert packed[:2] == expected[:2]
+    assert all(torch.equal(part, other) for part, other in zip(packed[2:], expected[2:], strict=True))
+
+
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize(("outputs", "groups"), [(32, 2), (37, 3)])
 def test_unpacked_blocks_equal_those_of_transformers(lanes: int, outputs: int, groups: int) -> None:
