@@ -18,12 +18,13 @@ LLAMA31_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Beyond the tokens of the text on which quantized weights are judged, and within the output of the prompts.
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
     "short_factor": [1.0 + 0.05 * index for index in range(8)],
     "long_factor": [1.0 + 0.7 * index for index in range(8)],
-    "original_max_position_embeddings": 48,
+    "original_max_position_embeddings": 72,
     "factor": 8.0,
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -61,7 +62,7 @@ DENSE_ROWS = (
     ModelRow("vaultgemma", config={"sliding_window": 24}),
     ModelRow("phi", config={"rope_parameters": HALF_ROTARY}),
     ModelRow("phi3"),
-    ModelRow("phi3", "longrope", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
+    ModelRow("phi3", "longrope", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 72}),
     ModelRow("phi3", "partial rotary", {"rope_parameters": HALF_ROTARY}),
     ModelRow("glm"),
     ModelRow("glm4"),
