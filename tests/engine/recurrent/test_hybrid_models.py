@@ -28,7 +28,7 @@ from tests.engine.tiny_models import generate_tokens, join_tokens, make_job, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-NUM_TOKENS = 7
+NUM_TOKENS = 5
 TREATS_GENERATED_APART = {"nemotron_h", "minimax"}
 """Families whose states of generated tokens differ: what was generated is computed again for a next turn."""
 
@@ -54,7 +54,7 @@ def check_outputs(core: Core, family: str, prompts: list[list[int]]) -> list[int
 
 @pytest.mark.parametrize("family", HYBRID_CONFIGS)
 def test_output_equals_generate_alone_in_a_batch_and_after_reuse(family: str) -> None:
-    prompts = make_hybrid_prompts(3, 140, 1, 18, 70, 20, 9, 64)
+    prompts = make_hybrid_prompts(3, 140, 1, 18, 66, 20, 9, 12)
     core = build_hybrid_core(family, max_num_seqs=8, max_batched_tokens=BLOCK_TOKENS + 8)
     assert isinstance(core._forward, RecurrentForward)
     alone = generate_tokens(core, make_job(prompts[1], max_tokens=NUM_TOKENS, cache_salt="other"))

@@ -59,6 +59,16 @@ def test_copies_and_sources_do_not_change_each_other() -> None:
     assert read_state(cache.copy(12, 30)) == read_state(clone.copy(12, 30)) - 100 == 12
 
 
+@torch.inference_mode()
+def test_snapshot_is_unchanged_when_a_layer_changes_the_state_in_place() -> None:
+    cache = make_cache(12, 12)
+    state = StateView(cache.own_states()).get_recurrent_state(LAYER)
+    assert state is not None
+    state.add_(100)
+    cache.commit(1)
+    assert cache.reusable_length(12) == 12 and read_state(cache.copy(12, 12)) == 12
+
+
 def test_snapshots_are_not_planned_for_tokens_already_read() -> None:
     cache = make_cache(20)
     cache.plan_snapshots([10, 20, 25])
@@ -88,6 +98,8 @@ def test_sequences_keep_their_batch_while_they_run_together() -> None:
     a, b, c = (make_cache(length) for length in (4, 5, 6))
     batch = join_states([a, b, c])
     assert join_states([a, b, c]) is batch and [read_state(cache) for cache in (a, b, c)] == [4, 5, 6]
+    turned = join_states([b, a, c])
+    assert turned is not batch and [read_state(cache) for cache in (a, b, c)] == [4, 5, 6]
     other = join_states([c, a])
     assert other is not batch and [read_state(cache) for cache in (a, b, c)] == [4, 5, 6]
     b.park()

@@ -97,9 +97,14 @@ def hybrid_model(family: str) -> PreTrainedModel:
     return cast("PreTrainedModel", model.eval())
 
 
-@torch.inference_mode()
 def generate_with_hybrid(family: str, prompt: list[int], count: int) -> list[int]:
     """Returns the output of transformers' own greedy ``generate``."""
+    return _generate_once(family, tuple(prompt), count)
+
+
+@functools.cache
+@torch.inference_mode()
+def _generate_once(family: str, prompt: tuple[int, ...], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     model: Any = hybrid_model(family)
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
