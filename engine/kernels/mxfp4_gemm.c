@@ -161,6 +161,34 @@ INLINE void multiply_group(const int count, const int group, const bytes *const 
     }
 }
 
+#elif defined(HAS_NEON)
+
+#define MAX_STRIP_ROWS 4
+
+/* `count` rows of one tile with one group of a pair of blocks. */
+INLINE void multiply_group(const int count, const int group, const bytes *const *packed, const int8_t *x,
+                           const struct group_tables *tables, bytes (*sums)[MAX_STRIP_ROWS]) {
+    static const uint8_t levels[16] = {E2M1_LEVELS};
+    const uint8x16_t level_table = vld1q_u8(levels);
+    for (int r = 0; r < count; r++) sums[0][r] = sums[1][r] = (bytes)vdupq_n_s32(tables->zero_sums[r]);
+    for (int part = 0; part < GROUP_INPUTS; part += 16) {
+        int8x16_t inputs[MAX_STRIP_ROWS];
+        for (int r = 0; r < count; r++) inputs[r] = vld1q_s8(x + r * TILE_INPUTS + group * GROUP_INPUTS + part);
+#define FOUR_INPUTS(lane) \
+        for (int i = 0; i < 2; i++) { \
+            const uint8x16_t both = vld1q_u8((const uint8_t *)(packed[i] + part / 4 + lane)); \
+            const uint8x16_t codes = group ? vshrq_n_u8(both, 4) : vandq_u8(both, vdupq_n_u8(15)); \
+            const int8x16_t w = vreinterpretq_s8_u8(vqtbl1q_u8(level_table, codes)); \
+            for (int r = 0; r < count; r++) \
+                sums[i][r] = (bytes)ADD_PRODUCTS((int32x4_t)sums[i][r], w, inputs[r], lane); \
+        }
+        FOUR_INPUTS(0) FOUR_INPUTS(1) FOUR_INPUTS(2) FOUR_INPUTS(3)
+    }
+}
+#endif
+
+#ifdef MAX_STRIP_ROWS
+
 /* `count` rows of one tile with a pair of blocks, summed in registers. */
 INLINE void multiply_strip(const int count, const struct linear_args *args, int64_t row, int64_t pair) {
     const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
@@ -203,8 +231,11 @@ static void multiply_strips(const struct linear_args *args, int64_t pair) {
         switch (count) {
 #define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
             STRIP(1) STRIP(2)
-#if LANES == 16
-            STRIP(3) STRIP(4) STRIP(5) STRIP(6)
+#if MAX_STRIP_ROWS > 2
+            STRIP(3) STRIP(4)
+#endif
+#if MAX_STRIP_ROWS > 4
+            STRIP(5) STRIP(6)
 #endif
         }
         row += count;
