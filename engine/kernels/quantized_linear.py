@@ -73,9 +73,9 @@ class QuantizedLinearKernels:
 
     def pack_mxfp4_blocks(self, blocks: Tensor, scales: Tensor) -> PackedMxfp4Weight:
         """Packs a weight in MXFP4, as it is in a checkpoint, for :meth:`mxfp4_linear`."""
-        packed = allocate_mxfp4_weight(*scales.shape, self._lanes)
-        blocks, scales = blocks.contiguous(), scales.contiguous()
-        args = (blocks.data_ptr(), scales.data_ptr(), *scales.shape, packed.weights.data_ptr())
+        (outputs, groups), blocks, scales = scales.shape, blocks.contiguous(), scales.contiguous()
+        packed = allocate_mxfp4_weight(outputs, groups, self._lanes)
+        args = (blocks.data_ptr(), scales.data_ptr(), outputs, groups, packed.weights.data_ptr())
         self._pack_mxfp4(Mxfp4PackArgs(*args, packed.group_scales.data_ptr(), count_threads()))
         return packed
 
