@@ -1,6 +1,7 @@
 """Measures how far a quantized model is from the same model in fp32, and refuses one that is too far."""
 
 import logging
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,12 +39,13 @@ class QuantizationError(NamedTuple):
         return f"cosine similarity to fp32 logits {self.similarity:.5f}, same most likely token {self.agreement:.0%}"
 
 
-def compare_logits(logits: Tensor, expected: Tensor) -> QuantizationError:
+def compare_logits(logits: Iterable[Tensor], expected: Tensor) -> QuantizationError:
     """Compares the logits (tokens, vocabulary) of a quantized model with those in fp32, row by row to save memory."""
-    rows = list(zip(logits, expected, strict=True))
-    similarity = sum(float(functional.cosine_similarity(row, exact, dim=0)) for row, exact in rows)
-    agreement = sum(bool(row.argmax() == exact.argmax()) for row, exact in rows)
-    return QuantizationError(similarity / len(rows), agreement / len(rows))
+    similarity, agreement = 0.0, 0
+    for row, exact in zip(logits, expected, strict=True):
+        similarity += float(functional.cosine_similarity(row, exact, dim=0))
+        agreement += bool(row.argmax() == exact.argmax())
+    return QuantizationError(similarity / len(expected), agreement / len(expected))
 
 
 def check_similarity(form: str, similarity: float, *, force: bool) -> None:
