@@ -84,3 +84,17 @@ def test_truncated_cached_library_is_recompiled(source: Path, empty_cache_folder
     library_file.write_bytes(b"half of a file")
     assert load_library(source).answer() == 41
     assert library_file.read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "flags"),
+    [
+        ("aarch64", "Features : fp asimd asimddp", [("-mcpu=native",), ("-march=armv8.2-a+dotprod",), ()]),
+        ("aarch64", "Features : fp asimd", [("-mcpu=native",), ()]),
+        ("arm64", "hw.optional.arm.FEAT_DotProd: 1", [("-mcpu=native",), ("-march=armv8.2-a+dotprod",), ()]),
+        ("arm64", "hw.optional.arm.FEAT_DotProd: 0", [("-mcpu=native",), ()]),
+        ("x86_64", "flags : avx2", [("-march=native",), ("-mcpu=native",), ()]),
+    ],
+)
+def test_flags_of_a_cpu_follow_its_features(machine: str, features: str, flags: list[tuple[str, ...]]) -> None:
+    assert list(compiler.select_native_flags(machine, features)) == flags
