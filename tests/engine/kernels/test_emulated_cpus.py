@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
 from antiphon.engine.kernels.library import verify_kernels
@@ -105,6 +106,14 @@ def compute_products(kernels: Kernels) -> Iterator[Tensor]:
     yield kernels.int4_linear(gated.clone(), int4, gated=True)
 
 
+def compute_half_products(kernels: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yields products of rows, in any number, with weights of 16 bits."""
+    weight, bias, x = make_random_tensor(90, 299), make_random_tensor(90, seed=2), make_random_tensor(40, 299, seed=3)
+    packed = kernels.half.pack(weight.to(dtype))
+    for count in (1, 2, 3, 4, 5, 6, 7, 11, 13, 40):
+        yield kernels.half.multiply(x[:count], packed, bias)
+
+
 def assert_same_bits(results: Iterator[Tensor], expected: Iterator[Tensor]) -> None:
     for result, other in zip(results, expected, strict=True):
         assert torch.equal(result, other)
@@ -125,3 +134,12 @@ def test_products_on_an_arm_cpu_have_the_bits_of_portable_code(arm_kernels: Kern
     assert_same_bits(compute_products(arm_kernels), compute_products(portable_kernels))
     *_, few_rows, _, many_rows, _, _, _, _ = compute_products(arm_kernels)
     assert torch.equal(few_rows, many_rows[: len(few_rows)])
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_products_of_16_bits_on_an_arm_cpu_have_the_bits_of_portable_code(
+    arm_kernels: Kernels, portable_kernels: Kernels, dtype: torch.dtype
+) -> None:
+    results = list(compute_half_products(arm_kernels, dtype))
+    assert_same_bits(iter(results), compute_half_products(portable_kernels, dtype))
+    assert all(torch.equal(rows, results[-1][: len(rows)]) for rows in results)
