@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
 from antiphon.engine.experts.pack import pack_mixture
+from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.model.mapped_weights import DecodedWeight, MappedLinear, join_rows
@@ -91,6 +92,7 @@ def pack_linears(
         _read_mapped_layers(model)
         return PackingResult()
     stored_types = {str(_stored_weight(layer).dtype).removeprefix("torch.") for layer in linears.values()}
+    return_freed_memory()  # of the runs, before packing takes more
     kept.begin()
     pack_mixture(model, "int8" if quantize == "stored" else quantize, kernels, kept)
     is_complete = _pack_groups(model, linears, groups, quantize, GroupPacker(kernels, kept))
