@@ -23,7 +23,7 @@ from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.loader import engine_info, load_model
-from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.select import reference_logits, reference_rows, select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
 from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
@@ -207,7 +207,7 @@ def _measure_error(
 ) -> QuantizationError:
     """Returns the error of the quantized model, from an earlier start if that has measured it."""
     if packing.logits_before is not None:
-        return compare_logits(reference_logits(forward, model), packing.logits_before)
+        return compare_logits(reference_rows(forward, model), packing.logits_before)
     assert checks is not None  # otherwise the model has run before it was packed
     reference_logits(forward, model, WARM_UP_TOKENS)
     return QuantizationError(checks.similarity, checks.agreement)

@@ -5,6 +5,7 @@ The logits of :class:`antiphon.engine.model.forward.SequentialForward` are the r
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -38,8 +39,8 @@ PROBE_PAGES = 64
 """Number of pages for the tests on probe sequences."""
 
 
-REFERENCE_TOKENS = 64
-"""Tokens of the text whose logits are compared."""
+REFERENCE_TOKENS, REFERENCE_PART_TOKENS = 64, 8
+"""Tokens of the text whose logits are compared, and those of a pass if memory matters."""
 
 
 def select_forward(
@@ -191,6 +192,15 @@ def reference_logits(forward: ForwardPass, model: PreTrainedModel, length: int =
     ids, cache = _probe_ids(model, 5, length), forward.new_cache(length)
     parts = (ids[:-2], ids[-2:-1], ids[-1:])
     return torch.cat([forward.run([SequenceInput(cache, part, len(part))]) for part in parts])
+
+
+@torch.inference_mode()
+def reference_rows(forward: ForwardPass, model: PreTrainedModel) -> Iterator[Tensor]:
+    """Yields the rows of :func:`reference_logits`, of which it holds few at a time. Takes more passes."""
+    ids, cache = _probe_ids(model, 5, REFERENCE_TOKENS), forward.new_cache(REFERENCE_TOKENS)
+    starts = [*range(0, REFERENCE_TOKENS - 2, REFERENCE_PART_TOKENS), REFERENCE_TOKENS - 2, REFERENCE_TOKENS - 1]
+    for first, end in pairwise((*starts, REFERENCE_TOKENS)):
+        yield from forward.run([SequenceInput(cache, ids[first:end], end - first)])
 
 
 def _probe_ids(model: PreTrainedModel, base: int, length: int) -> list[int]:
