@@ -36,6 +36,7 @@ from tests.engine.fake_model import build_core_with_fake_model, generate_without
 from tests.engine.tiny_models import (
     FAMILY_CONFIGS,
     NUM_OUTPUT_TOKENS,
+    RECURRENT_FAMILIES,
     SEQUENTIAL_FAMILIES,
     build_tiny_core,
     copy_tiny_model,
@@ -47,7 +48,7 @@ from tests.engine.tiny_models import (
     run_jobs,
 )
 
-PAGED_FAMILIES = [family for family in FAMILY_CONFIGS if family not in SEQUENTIAL_FAMILIES]
+PAGED_FAMILIES = [family for family in FAMILY_CONFIGS if family not in SEQUENTIAL_FAMILIES | RECURRENT_FAMILIES]
 CACHE_GIB = 0.002
 
 pytestmark = pytest.mark.filterwarnings("ignore")
