@@ -31,6 +31,9 @@ KINDS: dict[str, EngineKind | None] = {
     "remote": None,
 }
 """Kind of server by the value of `--engine`; None: found out."""
+MAX_SOCKET_FOLDER_BYTES = 64
+"""Length of a path up to which a folder and a socket in it stay below 104 bytes, the least limit of any system."""
+SHORT_TEMPORARY_FOLDER = "/tmp"  # noqa: S108  # `mkdtemp` creates a private folder in it
 VLLM_FLAGS = (
     "--structured-outputs-config",
     '{"backend":"guidance","enable_in_reasoning":true}',
@@ -86,7 +89,7 @@ def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:
     program = shutil.which("vllm")
     if program is None:
         raise ServeError("the command vllm is not installed: install vLLM, or give --engine-url URL of a server")
-    folder = Path(tempfile.mkdtemp(prefix="antiphon-vllm-"))
+    folder = _create_socket_folder()
     socket_path = str(folder / "engine.sock")
     command = [program, "serve", options.model, "--uds", socket_path, *VLLM_FLAGS]
     if options.revision is not None:
@@ -94,6 +97,13 @@ def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:
     if options.engine_options.max_model_len is not None:
         command += ["--max-model-len", str(options.engine_options.max_model_len)]
     return Endpoint(socket_path=socket_path), ChildServer(command, folder=folder)
+
+
+def _create_socket_folder() -> Path:
+    """Creates a folder for a Unix socket: a temporary one, whose path the system's limit allows."""
+    parent = Path(tempfile.gettempdir())
+    is_too_long = len(os.fsencode(parent)) > MAX_SOCKET_FOLDER_BYTES
+    return Path(tempfile.mkdtemp(prefix="antiphon-vllm-", dir=SHORT_TEMPORARY_FOLDER if is_too_long else parent))
 
 
 def _parse_url(url: str) -> Endpoint:

@@ -107,7 +107,10 @@ async def main():
     await asyncio.Event().wait()
 asyncio.run(main())
 """
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    # The folder of the test has a name that is too long for the address of a socket.
+    temporary = tmp_path / ("temporary" * 12)
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     session = list_session(int(parent.stdout.readline()))

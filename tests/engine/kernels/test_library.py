@@ -26,7 +26,9 @@ from antiphon.engine.kernels.bindings import (
     RowArgs,
 )
 from antiphon.engine.kernels.compiler import INCLUDE_DIR
+from antiphon.engine.kernels.expert_layer import ExpertLayerArgs, ExpertMatrixArgs
 from antiphon.engine.kernels.library import SOURCES, load_kernels
+from antiphon.engine.kernels.lora import GROUP_FIELDS, LoraArgs
 from antiphon.engine.kernels.quantized_linear import LinearArgs
 from antiphon.engine.model.select import reference_logits
 from antiphon.engine.options import EngineOptions
@@ -224,27 +226,37 @@ def test_failing_compiler_fails_the_tests_instead_of_skipping_them(
         ("kernels.h", "linear_args", LinearArgs),
         ("kernels.h", "attention_args", AttentionArgs),
         ("decoder_layer.c", "decoder_layer_args", DecoderLayerArgs),
+        ("lora.c", "lora_args", LoraArgs),
+        ("expert_layer.c", "expert_matrix", ExpertMatrixArgs),
+        ("expert_layer.c", "expert_layer_args", ExpertLayerArgs),
     ],
 )
 def test_bindings_declare_the_fields_of_the_c_structures(
     source: str, struct: str, args: type[ctypes.Structure]
 ) -> None:
-    assert [name for name, _ in args._fields_] == _parse_fields(source, struct)
+    assert _list_fields(args) == _parse_fields(source, struct)
 
 
-def test_number_of_span_fields_matches_the_bindings() -> None:
+def test_numbers_of_table_fields_match_the_bindings() -> None:
     assert len(_parse_fields("kernels.h", "span")) == SPAN_FIELDS
+    assert len(_parse_fields("lora.c", "lora_group")) == GROUP_FIELDS
+
+
+def _list_fields(args: type[ctypes.Structure]) -> list[str]:
+    fields: list[str] = []
+    for name, kind in args._fields_:
+        fields += [name] if kind is ctypes.c_int64 else [f"{name}_{field}" for field in _list_fields(kind)]
+    return fields
 
 
 def _parse_fields(source: str, struct: str) -> list[str]:
-    """The field names of a C structure of int64_t and of ``struct quantized_weight``, in order."""
+    """The field names of a C structure of int64_t and of other structures of the file, in order."""
     code = re.sub(r"/\*.*?\*/", "", (INCLUDE_DIR / source).read_text(), flags=re.DOTALL)
     (body,) = re.findall(rf"struct {struct} \{{(.*?)\}};", code, re.DOTALL)
     fields: list[str] = []
-    for kind, names in re.findall(r"(int64_t|struct quantized_weight) ([^;]*);", body):
+    for part, names in re.findall(r"(?:int64_t|struct (\w+)) ([^;]*);", body):
         for name in (name.strip() for name in names.split(",")):
-            parts = ("weights", "scales", "zeros", "group_scales", "bias")
-            fields += [name] if kind == "int64_t" else [f"{name}_{part}" for part in parts]
+            fields += [f"{name}_{field}" for field in _parse_fields(source, part)] if part else [name]
     return fields
 
 

@@ -84,7 +84,7 @@ def test_files_used_longest_ago_make_room(tmp_path: Path) -> None:
         os.utime(tmp_path / f"{key}.packed", (1e9 - age, 1e9 - age))
     size = (tmp_path / "a.packed").stat().st_size
     assert PackSession(tmp_path, "a", "checks", LIMIT_BYTES).is_loaded, "it is now the one used last"
-    session = PackSession(tmp_path, "d", "checks", 3 * size, size)
+    session = PackSession(tmp_path, "d", "checks", 3 * size + size // 2, size)
     session.begin()
     session.finish(None)
     session.wait()

@@ -26,10 +26,13 @@ def test_adapters_of_mixers_equal_merged_models_alone_and_together(tmp_path: Pat
     core = build_adapted_core("lfm2", folders, max_num_seqs=8, max_batched_tokens=2 * BLOCK_TOKENS)
     assert isinstance(core._forward, RecurrentForward)
     models = {"": base_model("lfm2")} | {name: merge_adapter("lfm2", folder) for name, folder in folders.items()}
+    for model in models.values():
+        model.generation_config.eos_token_id = None
+    options = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
     prompts = make_prompts(9, 2 * BLOCK_TOKENS + 20, 30)
     jobs = [(f"{name}-{n}", name, prompt) for name in models for n, prompt in enumerate(prompts)]
     expected = {job: generate_merged(models[name], prompt, NUM_TOKENS) for job, name, prompt in jobs}
     for job, name, prompt in jobs:
-        assert generate_tokens(core, make_job(prompt, adapter=name, max_tokens=NUM_TOKENS)) == expected[job]
-    chunks = run_jobs(core, *(make_job(prompt, job, adapter=name, max_tokens=NUM_TOKENS) for job, name, prompt in jobs))
+        assert generate_tokens(core, make_job(prompt, adapter=name, **options)) == expected[job]
+    chunks = run_jobs(core, *(make_job(prompt, job, adapter=name, **options) for job, name, prompt in jobs))
     assert {job: join_tokens(chunks[job]) for job in chunks} == expected

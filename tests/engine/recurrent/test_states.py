@@ -122,6 +122,7 @@ def test_convolution_states_are_the_last_inputs(parts: list[int]) -> None:
 
 @pytest.mark.parametrize(("family", "bytes_per_token"), [("bloom", 2 * 4 * 2 * 32), ("lfm2", 2 * 4 * 16)])
 @pytest.mark.filterwarnings("ignore")
+@torch.inference_mode()
 def test_memory_of_a_sequence_on_the_sequential_path_is_measured(family: str, bytes_per_token: int) -> None:
     forward = SequentialForward(tiny_model(family))
     forward.measure_memory(list(range(3, 35)))
