@@ -134,7 +134,7 @@ def _runs(router: ExactRouter) -> bool:
 
 
 def _make_other_arguments(router: nn.Module, experts: int) -> list[Tensor]:
-    """Returns what a router takes besides rows: token ids, or a correction of the experts' scores."""
+    """Returns the arguments of a router besides rows: token ids, or a correction of the experts' scores."""
     parameters = list(inspect.signature(router.forward).parameters.values())[1:]
     names = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     return [

@@ -188,9 +188,9 @@ static void activate_row(const void *context, int64_t row) {
 #define TILE_SHARE (TILE_ROWS / PARTS) /* rows of activations in a tile */
 #define STEP_BYTES (TILE_ROWS * STEP_INPUTS * 2)
 #define TALL_ROWS (2 * TILE_SHARE) /* rows of activations that are multiplied at a time */
-#define MAX_TALLS 8                /* the incomplete sums of so many fit into the L2 cache, */
-#define MAX_PAIRS 4                /* together with the weights of so many pairs of blocks */
-#define MAX_STEPS 64               /* in so many steps */
+#define MAX_TALLS 8                /* number whose incomplete sums fit into the L2 cache */
+#define MAX_PAIRS 4                /* pairs of blocks whose weights fit into it, too */
+#define MAX_STEPS 64               /* steps of inputs of these weights */
 #define ITEMS_PER_THREAD 4
 
 /* Cuts the rows of a tile into parts: (inputs / 32, 16, 32). The last row of the tile is not used. */

@@ -64,7 +64,7 @@ def unpack_half_weight(packed: PackedHalfWeight) -> Tensor:
 
 
 def _copy_rows(rows: WeightRows, first: int, end: int, to: Tensor) -> None:
-    """Copies the rows from ``first`` to ``end``, as far as there are so many."""
+    """Copies the rows from ``first`` to ``end``, or to the last one."""
     at = 0
     for part in rows.parts:
         copied = part[max(first, 0) : max(end, 0)]

@@ -35,8 +35,8 @@ def find_fp32_names(checkpoint: Checkpoint) -> list[str]:
 def load_as_stored(stored_dtype: torch.dtype, fp32_names: Sequence[str]) -> Iterator[None]:
     """Within this context, transformers leaves weights in ``stored_dtype`` while it builds a model in fp32.
 
-    Weights stay in fp32 whose names end in one of ``fp32_names``, or which transformers keeps so in any case. What a
-    model computes when it is built, such as the buffer of a factor, is not rounded.
+    Weights whose names end in one of ``fp32_names`` stay in fp32, and so do those that transformers keeps in it.
+    Tensors that a model computes when it is built, such as the buffer of a factor, are not rounded.
     """
     model_class: Any = PreTrainedModel
     original = model_class._get_dtype_plan

@@ -118,8 +118,8 @@ def _join_levels(parts: Sequence[GroupedLevels]) -> GroupedLevels | None:
 class CorrectedLinear:
     """A layer whose levels have zero points, or whose inputs are in another order than those of the model.
 
-    The kernel multiplies by ``scales · levels``. What zero points take from this is ``scales · zeros`` times the sum of
-    the inputs of each group.
+    The kernel multiplies by ``scales · levels``. Zero points take from this ``scales · zeros`` times the sum of the
+    inputs of each group.
     """
 
     def __init__(self, kernel: LinearKernel, levels: GroupedLevels) -> None:
