@@ -71,13 +71,16 @@ class Follower:
     def close(self) -> None:
         """Ends the thread."""
         self._is_closing = True
-        self._wake_writer.send(b"c")
-        self._thread.join(MAX_CLOSE_WAIT_S)
-        if not self._thread.is_alive():  # else the database does not answer
-            self._wake_writer.close()
-            self._wake_reader.close()
+        with contextlib.suppress(OSError):  # the thread has ended
+            self._wake_writer.send(b"c")
+        self._wake_writer.close()
+        self._thread.join(MAX_CLOSE_WAIT_S)  # it takes longer while the database does not answer
 
     def _run(self) -> None:
+        with self._wake_reader:
+            self._reconnect_until_closed()
+
+    def _reconnect_until_closed(self) -> None:
         delay = 0.1
         while not self._is_closing:
             try:
