@@ -60,6 +60,9 @@ def _run_dry(
             set_submodule(model, name, layer)
             stand_ins[name].watcher = None  # the reference cycle would keep the original weights
     error = relative_error(logits, expected[: len(logits)])
+    if not error <= DRY_RUN_RTOL and len(logits) < len(expected):
+        # Texts of two lengths are rounded in two ways, which quantized experts and routers can make larger.
+        error = relative_error(logits, run())
     if not error <= DRY_RUN_RTOL:
         raise UnusableKernelError(f"the dry run's logits differ by {error:.2g}")
     groups = [names for names, watcher in zip(candidates, watchers, strict=True) if watcher.is_shared]

@@ -20,9 +20,11 @@ from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.linears import MergedLinearSlice, PackedLinear
-from antiphon.engine.optimize.pack_linears import pack_linears
+from antiphon.engine.optimize.pack_linears import find_linears, pack_linears
+from antiphon.engine.optimize.packing_plan import plan_packing
 from antiphon.engine.optimize.quantization_error import check_similarity
 from antiphon.engine.optimize.rms_norm import FusedRMSNorm, replace_norms
+from antiphon.engine.optimize.verification import UnusableKernelError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.counts import FULL_COUNTS
@@ -393,3 +395,14 @@ def test_only_plain_rms_norms_are_replaced() -> None:
     fused_model = copy_tiny_model("llama")
     assert replace_norms(fused_model) == 5
     assert torch.allclose(reference_logits(select_forward(fused_model), fused_model), expected, atol=1e-4)
+
+
+def test_dry_run_of_a_shorter_text_is_compared_with_a_run_of_its_length() -> None:
+    """With quantized experts, the rounding of another length can change the logits of the same tokens."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+    expected = torch.cat([model(x), model(x)]) * 1.01
+    with torch.inference_mode():
+        assert plan_packing(model, dict(find_linears(model)), lambda: model(x), expected) == [["0"]]
+        with pytest.raises(UnusableKernelError, match="the dry run's logits differ"):
+            plan_packing(model, dict(find_linears(model)), lambda: model(x), expected[:4])
