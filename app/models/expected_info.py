@@ -1,4 +1,4 @@
-"""What the files of a model say about it before it is loaded, so that its first request can be read at once."""
+"""Model info read from a model's files before it is loaded, so that the server can read its first request at once."""
 
 from typing import Any
 

@@ -95,7 +95,7 @@ class HostedEngine:
         return STOPPED_MESSAGE if self.residence == "closed" else "not loaded"
 
     def blocked_reason(self) -> str | None:
-        """Returns the reason why the server is not ready. A model that is loaded when it is needed is none."""
+        """Returns the reason why the server is not ready. A model that a request would load is not one."""
         if self.residence == "loaded":
             return self.inner.unready_reason()
         return self.unready_reason() if self._is_starting else None

@@ -1,4 +1,4 @@
-"""What is known about a served model at this moment: whether it is loaded, and its properties."""
+"""State of a served model: whether it is loaded, and its properties."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

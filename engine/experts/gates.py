@@ -1,4 +1,4 @@
-"""What experts do between their two matrices: an activation, mostly of a gate that multiplies the other outputs."""
+"""Activations of experts between their two matrices. Most activate a gate that multiplies the other outputs."""
 
 from collections.abc import Callable
 from typing import Any, Literal

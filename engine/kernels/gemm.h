@@ -10,6 +10,34 @@
 
 INLINE int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
 
+#define ITEMS_PER_THREAD 4
+
+/* Pairs of blocks per work item: at most `most`, and few enough to keep all threads busy. */
+INLINE int64_t pairs_per_item(const struct linear_args *args, int64_t most) {
+    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
+    const int64_t pairs = share < most ? share : most;
+    return pairs > 1 ? pairs : 1;
+}
+
+struct pair_range { int64_t first, end; };
+
+/* The pairs of blocks of a work item. */
+INLINE struct pair_range find_pairs(const struct linear_args *args, int64_t item, int64_t most) {
+    const int64_t pairs = pairs_per_item(args, most), total = ceil_div(args->outputs, PAIR_OUTPUTS), first = item * pairs;
+    return (struct pair_range){first, first + pairs < total ? first + pairs : total};
+}
+
+/* Quantizes the rows tile by tile, then multiplies them by all pairs of blocks, item by item. */
+INLINE void run_quantized_linear(const struct linear_args *args, void (*quantize_tile)(const void *, int64_t),
+                                 void (*multiply_pairs)(const void *, int64_t), int64_t most) {
+    if (!args->count) return;
+    const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);
+    const int64_t quantize_threads = args->count * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
+    const int64_t multiply_threads = args->outputs * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
+    parallel_for(quantize_tile, args, tiles, quantize_threads);
+    parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args, most)), multiply_threads);
+}
+
 /* What turns the sums of a block of outputs into results. */
 struct output_params {
     vec scale, bias;

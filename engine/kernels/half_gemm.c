@@ -39,17 +39,6 @@ INLINE void store_row(const struct linear_args *args, int64_t row, int64_t first
 INLINE int64_t row_stride(const struct linear_args *args) { return args->silu_mul ? 2 * args->inputs : args->inputs; }
 INLINE int64_t count_steps(const struct linear_args *args) { return ceil_div(args->inputs, STEP_INPUTS); }
 
-INLINE vec convert_fp16(const uint16_t *from) {
-#if HAS_FP16
-    return fp16_to_fp32(from);
-#else
-    ivec halves;
-    for (int i = 0; i < LANES; i++) halves[i] = from[i];
-    const vec magnitudes = (vec)((halves & 0x7fff) << 13) * 0x1p112f; /* corrects the exponent, exactly */
-    return (vec)((ivec)magnitudes | (halves & 0x8000) << 16);
-#endif
-}
-
 /* Forms in which weights are read. */
 enum { BF16, FP16, FP32 };
 
@@ -60,8 +49,8 @@ INLINE void load_two_inputs(const int form, const void *weights, int64_t at, vec
         *even = (vec)(both << 16);
         *odd = (vec)(both & (int32_t)0xffff0000);
     } else if (form == FP16) {
-        *even = convert_fp16((const uint16_t *)weights + at);
-        *odd = convert_fp16((const uint16_t *)weights + at + LANES);
+        *even = fp16_to_fp32((const uint16_t *)weights + at);
+        *odd = fp16_to_fp32((const uint16_t *)weights + at + LANES);
     } else {
         *even = load((const float *)weights + at);
         *odd = load((const float *)weights + at + LANES);
@@ -191,7 +180,6 @@ static void activate_row(const void *context, int64_t row) {
 #define MAX_TALLS 8                /* number whose incomplete sums fit into the L2 cache */
 #define MAX_PAIRS 4                /* pairs of blocks whose weights fit into it, too */
 #define MAX_STEPS 64               /* steps of inputs of these weights */
-#define ITEMS_PER_THREAD 4
 
 /* Cuts the rows of a tile into parts: (inputs / 32, 16, 32). The last row of the tile is not used. */
 static void cut_tile(const void *context, int64_t tile) {
@@ -262,12 +250,6 @@ INLINE void multiply_tiles(const int tall, const struct linear_args *args, int64
     }
 }
 
-/* Pairs of blocks per work item: few enough to keep all threads busy. */
-static int64_t pairs_per_item(const struct linear_args *args) {
-    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
-    return share < 1 ? 1 : share < MAX_PAIRS ? share : MAX_PAIRS;
-}
-
 /* At most MAX_TALLS times TALL_ROWS rows with the pairs of an item, part by part of the steps. */
 static void multiply_chunk(const struct linear_args *args, int64_t row, int64_t pair, int64_t last) {
     const int64_t steps = count_steps(args), left = ceil_div(args->count - row, TALL_ROWS);
@@ -286,10 +268,10 @@ static void multiply_chunk(const struct linear_args *args, int64_t row, int64_t 
 
 static void multiply_pairs(const void *context, int64_t item) {
     const struct linear_args *args = context;
-    const int64_t pairs = pairs_per_item(args), total = ceil_div(args->outputs, PAIR_OUTPUTS), pair = item * pairs;
-    const int64_t last = pair + pairs < total ? pair + pairs : total;
+    const struct pair_range range = find_pairs(args, item, MAX_PAIRS);
     _tile_loadconfig(&TILE_CONFIG);
-    for (int64_t row = 0; row < args->count; row += MAX_TALLS * TALL_ROWS) multiply_chunk(args, row, pair, last);
+    for (int64_t row = 0; row < args->count; row += MAX_TALLS * TALL_ROWS)
+        multiply_chunk(args, row, range.first, range.end);
     _tile_release();
 }
 
@@ -310,7 +292,7 @@ void antiphon_half_linear(const struct linear_args *args) {
     if (args->silu_mul) parallel_for(activate_row, args, args->count, row_threads);
 #ifdef PARTS
     if (uses_tiles(args)) {
-        const int64_t items = ceil_div(ceil_div(args->outputs, PAIR_OUTPUTS), pairs_per_item(args));
+        const int64_t items = ceil_div(ceil_div(args->outputs, PAIR_OUTPUTS), pairs_per_item(args, MAX_PAIRS));
         parallel_for(cut_tile, args, ceil_div(args->count, TILE_SHARE), row_threads);
         parallel_for(multiply_pairs, args, items, threads);
         return;

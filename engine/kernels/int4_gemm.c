@@ -16,19 +16,11 @@
 #define WEIGHT_ZERO 8
 #define PACKED_BYTES (LANES * TILE_INPUTS / 2) /* a block's weights of one group */
 #define PACKED_VECTORS (TILE_INPUTS / 8)
-#define ITEMS_PER_THREAD 4
 
 INLINE vec load_group_scales(const struct linear_args *args, int64_t block, int64_t step) {
     const int64_t steps = ceil_div(args->inputs, TILE_INPUTS);
     const uint16_t *from = (const uint16_t *)args->group_scales + (block * steps + step) * LANES;
-#if HAS_FP16
     return fp16_to_fp32(from);
-#else
-    ivec halves;
-    for (int i = 0; i < LANES; i++) halves[i] = from[i];
-    const vec magnitudes = (vec)((halves & 0x7fff) << 13) * 0x1p112f; /* corrects the exponent, exactly */
-    return (vec)((ivec)magnitudes | (halves & 0x8000) << 16);
-#endif
 }
 
 INLINE int32_t *zero_sums(const struct linear_args *args, int64_t row) {
@@ -183,26 +175,7 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
 #endif
 
 #ifdef MAX_STRIP_ROWS
-static void multiply_strips(const struct linear_args *args, int64_t pair) {
-    for (int64_t row = 0; row < args->count;) {
-        const int64_t tile_end = (row / TILE_ROWS + 1) * TILE_ROWS;
-        const int64_t left = (tile_end < args->count ? tile_end : args->count) - row;
-        /* Two even strips are faster than a full one and a short rest. */
-        const int64_t count =
-            left <= MAX_STRIP_ROWS ? left : left < 2 * MAX_STRIP_ROWS ? (left + 1) / 2 : MAX_STRIP_ROWS;
-        switch (count) {
-#define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
-            STRIP(1) STRIP(2)
-#if MAX_STRIP_ROWS > 2
-            STRIP(3) STRIP(4)
-#endif
-#if MAX_STRIP_ROWS > 4
-            STRIP(5) STRIP(6)
-#endif
-        }
-        row += count;
-    }
-}
+#include "strips.h"
 
 #ifdef HAS_AMX
 /* Groups by which AMX is ahead of the addition of its sums, and unpacking is ahead of AMX: stores must reach the cache. */
@@ -301,30 +274,18 @@ static void multiply_strips(const struct linear_args *args, int64_t pair) {
 }
 #endif
 
-/* Pairs of blocks per work item: few enough to keep all threads busy. */
-static int64_t pairs_per_item(const struct linear_args *args) {
-    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
-    return share > 1 ? share : 1;
-}
-
 static void multiply_pairs(const void *context, int64_t item) {
     const struct linear_args *args = context;
-    const int64_t pairs = pairs_per_item(args), pair = item * pairs, total = ceil_div(args->outputs, PAIR_OUTPUTS);
-    const int64_t end = pair + pairs < total ? pair + pairs : total;
+    const struct pair_range range = find_pairs(args, item, INT64_MAX);
 #ifdef HAS_AMX
     if (uses_tiles(args)) {
-        multiply_all_tiles(args, pair, end);
+        multiply_all_tiles(args, range.first, range.end);
         return;
     }
 #endif
-    for (int64_t i = pair; i < end; i++) multiply_strips(args, i);
+    for (int64_t i = range.first; i < range.end; i++) multiply_strips(args, i);
 }
 
 void antiphon_int4_linear(const struct linear_args *args) {
-    if (!args->count) return;
-    const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);
-    const int64_t quantize_threads = args->count * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    const int64_t multiply_threads = args->outputs * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    parallel_for(quantize_tile, args, tiles, quantize_threads);
-    parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args)), multiply_threads);
+    run_quantized_linear(args, quantize_tile, multiply_pairs, INT64_MAX);
 }

@@ -11,7 +11,6 @@
 
 #define L2_BYTES (1 << 19) /* part of the L2 cache that the weights of a work item may fill */
 #define MAX_UNTILED_ROWS 1 /* rows up to which AMX tiles cost more than they save */
-#define ITEMS_PER_THREAD 4
 /* Rows whose sums with a pair of blocks fit into registers. */
 #if LANES == 16
 #define MAX_STRIP_ROWS 12
@@ -137,25 +136,7 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
 }
 #endif
 
-static void multiply_strips(const struct linear_args *args, int64_t row, int64_t end, int64_t pair) {
-    while (row < end) {
-        const int64_t tile_end = (row / TILE_ROWS + 1) * TILE_ROWS, left = (tile_end < end ? tile_end : end) - row;
-        /* Two even strips are faster than a full one and a short rest. */
-        const int64_t count =
-            left <= MAX_STRIP_ROWS ? left : left < 2 * MAX_STRIP_ROWS ? (left + 1) / 2 : MAX_STRIP_ROWS;
-        switch (count) {
-#define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
-            STRIP(1) STRIP(2) STRIP(3) STRIP(4)
-#if MAX_STRIP_ROWS > 4
-            STRIP(5) STRIP(6) STRIP(7) STRIP(8)
-#endif
-#if MAX_STRIP_ROWS > 8
-            STRIP(9) STRIP(10) STRIP(11) STRIP(12)
-#endif
-        }
-        row += count;
-    }
-}
+#include "strips.h"
 
 #ifdef HAS_AMX
 INLINE void store_tile(const struct linear_args *args, int64_t row, int64_t first, const int32_t (*sums)[LANES]) {
@@ -215,32 +196,23 @@ static void multiply_all_tiles(const struct linear_args *args, int64_t pair, int
 }
 #endif
 
-/* Pairs of blocks per work item: as many as fit into the L2 cache, few enough to keep all threads busy. */
-static int64_t pairs_per_item(const struct linear_args *args) {
-    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
-    const int64_t cached = L2_BYTES / (PAIR_OUTPUTS * ceil_div(args->inputs, TILE_INPUTS) * TILE_INPUTS);
-    const int64_t pairs = share < cached ? share : cached;
-    return pairs > 1 ? pairs : 1;
+/* Pairs of blocks that fit into the L2 cache. */
+static int64_t count_cached_pairs(const struct linear_args *args) {
+    return L2_BYTES / (PAIR_OUTPUTS * ceil_div(args->inputs, TILE_INPUTS) * TILE_INPUTS);
 }
 
 static void multiply_pairs(const void *context, int64_t item) {
     const struct linear_args *args = context;
-    const int64_t pairs = pairs_per_item(args), pair = item * pairs, total = ceil_div(args->outputs, PAIR_OUTPUTS);
-    const int64_t end = pair + pairs < total ? pair + pairs : total;
+    const struct pair_range range = find_pairs(args, item, count_cached_pairs(args));
 #ifdef HAS_AMX
     if (args->count > MAX_UNTILED_ROWS && amx_permitted()) {
-        multiply_all_tiles(args, pair, end);
+        multiply_all_tiles(args, range.first, range.end);
         return;
     }
 #endif
-    for (int64_t i = pair; i < end; i++) multiply_strips(args, 0, args->count, i);
+    for (int64_t i = range.first; i < range.end; i++) multiply_strips(args, i);
 }
 
 void antiphon_int8_linear(const struct linear_args *args) {
-    if (!args->count) return;
-    const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);
-    const int64_t quantize_threads = args->count * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    const int64_t multiply_threads = args->outputs * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    parallel_for(quantize_tile, args, tiles, quantize_threads);
-    parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args)), multiply_threads);
+    run_quantized_linear(args, quantize_tile, multiply_pairs, count_cached_pairs(args));
 }

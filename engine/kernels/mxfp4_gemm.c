@@ -20,7 +20,6 @@
 #define WEIGHT_ZERO 12                         /* makes every doubled E2M1 number positive */
 #define PACKED_BYTES (LANES * TILE_INPUTS / 2) /* a block's weights of two groups */
 #define PACKED_VECTORS (TILE_INPUTS / 8)
-#define ITEMS_PER_THREAD 4
 
 /* Doubled E2M1 numbers plus WEIGHT_ZERO, by code. */
 #define E2M1_LEVELS 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
@@ -221,26 +220,7 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
     }
 }
 
-static void multiply_strips(const struct linear_args *args, int64_t pair) {
-    for (int64_t row = 0; row < args->count;) {
-        const int64_t tile_end = (row / TILE_ROWS + 1) * TILE_ROWS;
-        const int64_t left = (tile_end < args->count ? tile_end : args->count) - row;
-        /* Two even strips are faster than a full one and a short rest. */
-        const int64_t count =
-            left <= MAX_STRIP_ROWS ? left : left < 2 * MAX_STRIP_ROWS ? (left + 1) / 2 : MAX_STRIP_ROWS;
-        switch (count) {
-#define STRIP(n) case n: multiply_strip(n, args, row, pair); break;
-            STRIP(1) STRIP(2)
-#if MAX_STRIP_ROWS > 2
-            STRIP(3) STRIP(4)
-#endif
-#if MAX_STRIP_ROWS > 4
-            STRIP(5) STRIP(6)
-#endif
-        }
-        row += count;
-    }
-}
+#include "strips.h"
 
 #else
 
@@ -276,17 +256,10 @@ static void multiply_strips(const struct linear_args *args, int64_t pair) {
 }
 #endif
 
-/* Pairs of blocks per work item: few enough to keep all threads busy. */
-static int64_t pairs_per_item(const struct linear_args *args) {
-    const int64_t share = ceil_div(args->outputs, PAIR_OUTPUTS) / (ITEMS_PER_THREAD * args->threads);
-    return share > 1 ? share : 1;
-}
-
 static void multiply_pairs(const void *context, int64_t item) {
     const struct linear_args *args = context;
-    const int64_t pairs = pairs_per_item(args), pair = item * pairs, total = ceil_div(args->outputs, PAIR_OUTPUTS);
-    const int64_t end = pair + pairs < total ? pair + pairs : total;
-    for (int64_t i = pair; i < end; i++) multiply_strips(args, i);
+    const struct pair_range range = find_pairs(args, item, INT64_MAX);
+    for (int64_t i = range.first; i < range.end; i++) multiply_strips(args, i);
 }
 
 /* Blocks (outputs, groups, GROUP_INPUTS / 2) and scales (outputs, groups) of a checkpoint, and the packed weight. */
@@ -327,10 +300,5 @@ void antiphon_pack_mxfp4(const struct mxfp4_pack_args *args) {
 }
 
 void antiphon_mxfp4_linear(const struct linear_args *args) {
-    if (!args->count) return;
-    const int64_t tiles = ceil_div(args->count, TILE_ROWS), pairs = ceil_div(args->outputs, PAIR_OUTPUTS);
-    const int64_t quantize_threads = args->count * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    const int64_t multiply_threads = args->outputs * args->inputs > PARALLEL_THRESHOLD ? args->threads : 1;
-    parallel_for(quantize_tile, args, tiles, quantize_threads);
-    parallel_for(multiply_pairs, args, ceil_div(pairs, pairs_per_item(args)), multiply_threads);
+    run_quantized_linear(args, quantize_tile, multiply_pairs, INT64_MAX);
 }

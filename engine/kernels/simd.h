@@ -139,7 +139,7 @@ INLINE float reduce_max(vec v) {
     return max_or_nan(v, SHUFFLE(v, v, LANES_SWAPPED))[0];
 }
 
-/* fp16 conversion, where the CPU has it. Values out of range saturate at MAX_FP16. */
+/* fp16 conversion; HAS_FP16 tells whether the CPU has instructions for it. Values out of range saturate at MAX_FP16. */
 #define MAX_FP16 65504.0f
 #if LANES == 16
 #define HAS_FP16 1
@@ -154,7 +154,12 @@ INLINE vec fp16_to_fp32(const uint16_t *from) { return (vec)_mm256_cvtph_ps(_mm_
 INLINE vec fp16_to_fp32(const uint16_t *from) { return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
 #else
 #define HAS_FP16 0
-INLINE vec fp16_to_fp32(const uint16_t *from) { return broadcast(from[0]); }
+INLINE vec fp16_to_fp32(const uint16_t *from) {
+    ivec halves;
+    for (int i = 0; i < LANES; i++) halves[i] = from[i];
+    const vec magnitudes = (vec)((halves & 0x7fff) << 13) * 0x1p112f; /* corrects the exponent, exactly */
+    return (vec)((ivec)magnitudes | (halves & 0x8000) << 16);
+}
 #endif
 
 INLINE void fp32_to_fp16(uint16_t *to, vec v) {

@@ -19,7 +19,7 @@ REMEDIES = {
     "int4": "use --quantization int8",
     "stored": "add --dtype float32, which takes 4 bytes for each weight",
 }
-"""What to do if a form changes a model too much."""
+"""Remedy for a form that changes a model too much."""
 
 WARN_SIMILARITY = 0.95
 """Mean cosine similarity to the fp32 logits below which a quantized model is served with a warning."""

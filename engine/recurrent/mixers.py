@@ -49,7 +49,7 @@ class MixerSpan(NamedTuple):
 
 
 class MixerPlan:
-    """What mixers do with the row of a pass: sequences of one token as a ``batch``, the others one by one (``spans``).
+    """Splits the row of a pass for mixers: sequences of one token as a ``batch``, the others one by one (``spans``).
 
     ``rows`` are the indices of the batch's tokens in the row. A sequence's first token is not batched, because it has
     no states yet. The batch is padded to ``multiple`` sequences.

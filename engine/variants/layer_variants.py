@@ -14,7 +14,7 @@ WINDOW_KINDS = {"sliding_attention", "hybrid_sliding"}
 
 
 class LayerVariant(NamedTuple):
-    """What is special about the attention of a layer.
+    """Differences between the attention of a layer and standard attention.
 
     ``chunk``: a token attends to the tokens of its own chunk, of that many tokens from the sequence's start on.
     ``source``: the layer whose keys and values this layer reads, since it has none.

@@ -2,23 +2,13 @@
 
 from typing import Any
 
+from tests.engine.vision_models import VISION_CONFIG
 from tests.models.rows import ModelRow
 from tests.models.rows_dense import LATENT
 from tests.models.rows_hybrid import DELTA
 from tests.models.rows_mixture import EXPERTS, ROUTED
 
-TOWER = {
-    "hidden_size": 32,
-    "out_hidden_size": 64,
-    "embed_dim": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "depth": 1,
-    "num_attention_heads": 2,
-    "num_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
+TOWER = VISION_CONFIG | {"out_hidden_size": 64}
 PIXTRAL = TOWER | {"model_type": "pixtral"}
 
 
