@@ -23,6 +23,7 @@ from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.loader import engine_info, load_model
+from antiphon.engine.model.mapped_weights import use_kernels
 from antiphon.engine.model.select import reference_logits, reference_rows, select_forward
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
@@ -147,11 +148,15 @@ def _adapt_threads_while_loading(model: PreTrainedModel, options: EngineOptions)
 
 
 def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | None:
-    """Returns the kernels for the model. Packs experts in MXFP4, which only compute fast once they are packed."""
+    """Returns the kernels for the model, and lets weights in files use them.
+
+    Packs experts in MXFP4, which only compute fast once they are packed.
+    """
     kernels = None
     if options.compile_kernels and model.device.type == "cpu":
         log.info("loading kernels")  # the first start compiles them
         kernels = load_kernels()
+    use_kernels(model, kernels)
     pack_mxfp4_experts(model, kernels)
     return kernels
 

@@ -16,6 +16,7 @@ from antiphon.engine.kernels.half_linear import HalfLinearKernel
 from antiphon.engine.kernels.lora import LoraKernel
 from antiphon.engine.kernels.native_calls import count_threads, int64_fields, load_function, read_constant
 from antiphon.engine.kernels.quantized_linear import QuantizedLinearKernels
+from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
 
 MAX_QUERY_GROUPS = 64
 """Largest number of query heads per key head; ``MAX_ITEM_ROWS`` in ``attention.c``."""
@@ -70,6 +71,7 @@ class Kernels(QuantizedLinearKernels):
         super().__init__(library)
         self.lora = LoraKernel(library)
         self.half = HalfLinearKernel(library)
+        self.row_major = RowMajorLinearKernel(library)
         self.supports_fp16_cache = bool(read_constant(library, "has_fp16"))
         self._rms_norm = load_function(library, "rms_norm", RowArgs, ctypes.c_float)
         self._silu_mul = load_function(library, "silu_mul", RowArgs)

@@ -40,6 +40,7 @@ SOURCES = tuple(
         "mxfp4_gemm",
         "expert_layer",
         "half_gemm",
+        "row_major_gemm",
         "pack",
         "decoder_layer",
         "lora",
@@ -99,6 +100,7 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     yield "mxfp4_linear", *_mxfp4_linear_results(kernels, generator)
     for dtype in HALF_DTYPES:
         yield "half_linear", *_half_linear_results(kernels, generator, dtype)
+        yield "row_major_linear", *_row_major_linear_results(kernels, generator, dtype)
     yield "lora", *_lora_results(kernels, generator)
 
 
@@ -165,6 +167,17 @@ def _half_linear_results(kernels: Kernels, generator: torch.Generator, dtype: to
     packed = kernels.half.pack(weight)
     parts = [kernels.half.multiply(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
     return torch.cat(parts) / 16, functional.linear(x, weight.float()) / 16
+
+
+def _row_major_linear_results(
+    kernels: Kernels, generator: torch.Generator, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Results of both for weights that need no rounding."""
+    x, weight = torch.randn((11, 80), generator=generator), torch.randn((41, 80), generator=generator).to(dtype)
+    out = torch.empty(11, 41)
+    for first, end in ((0, 1), (1, 3), (3, 11)):
+        kernels.row_major.multiply(x[first:end], weight, out[first:end])
+    return out / 16, functional.linear(x, weight.float()) / 16
 
 
 def _silu_mul_results(kernels: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,14 @@ from torch.nn import functional
 
 from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
 from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels
+from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.weight_rows import WeightRows
 
 OUTPUTS_PER_PART = 256
 """Outputs of a mapped weight that are converted to fp32 at a time: few enough to stay in the cache of a core."""
+
+WEIGHTS_PER_PART = 1 << 21
+"""Weights that a kernel multiplies by at a time. Their pages are in memory together."""
 
 
 class FileMappings:
@@ -117,26 +121,45 @@ def join_rows(weights: Sequence[MappedWeight | Tensor]) -> WeightRows:
     return WeightRows.join(stored, release)
 
 
-def multiply_in_parts(x: Tensor, weight: Tensor | WeightRows, bias: Tensor | None) -> Tensor:
-    """Returns the product in fp32 with a weight (outputs, inputs) of any type, converting a part of it at a time.
+def multiply_in_parts(x: Tensor, rows: WeightRows, bias: Tensor | None, kernels: Kernels | None = None) -> Tensor:
+    """Returns the product in fp32 with a weight (outputs, inputs) of any type, read a part at a time.
 
-    All parts are converted in the same memory: the small products between them would keep the heap from reusing it.
+    ``kernels`` multiply by 16-bit weights as they are stored. Without them, every part is converted to fp32 first.
     """
-    rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
     outputs, inputs = rows.shape
-    product, converted = x.new_empty((*x.shape[:-1], outputs)), torch.empty(min(OUTPUTS_PER_PART, outputs), inputs)
-    first = 0
-    for stored in rows.split_rows(OUTPUTS_PER_PART):
+    product = x.new_empty((*x.shape[:-1], outputs))
+    x, first = x.contiguous(), 0
+    if kernels is not None and kernels.row_major.supports(rows.dtype, inputs):
+        multiply, count = kernels.row_major.multiply, max(1, WEIGHTS_PER_PART // inputs)
+    else:
+        multiply, count = _ConvertedProduct(min(OUTPUTS_PER_PART, outputs), inputs).multiply, OUTPUTS_PER_PART
+    for stored in rows.split_rows(count):
         end = first + len(stored)
-        part = stored if stored.dtype == torch.float32 else converted[: len(stored)].copy_(stored)
-        product[..., first:end] = functional.linear(x, part)
+        multiply(x, stored, product[..., first:end])
         rows.release_rows(first, end)
         first = end
     return product if bias is None else product.add_(bias)
 
 
+class _ConvertedProduct:
+    """Converts weights of at most ``outputs`` rows to fp32 and multiplies by them.
+
+    All weights are converted in the same memory: the small products between them would keep the heap from reusing it.
+    """
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        self._converted = torch.empty(outputs, inputs)
+
+    def multiply(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """Writes the product of x (…, inputs) and the weight to out (…, outputs)."""
+        is_fp32 = weight.dtype == torch.float32
+        out.copy_(functional.linear(x, weight if is_fp32 else self._converted[: len(weight)].copy_(weight)))
+
+
 class MappedLinear(nn.Linear):
-    """A linear layer with a mapped weight. Computes in fp32."""
+    """A linear layer with a mapped weight. Computes in fp32, with ``kernels`` if they are set."""
+
+    kernels: Kernels | None = None
 
     def __init__(self, layer: nn.Linear, mappings: FileMappings) -> None:
         nn.Module.__init__(self)
@@ -151,7 +174,7 @@ class MappedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, inputs) → (…, outputs)."""
-        return multiply_in_parts(x, join_rows([self.mapped]), self._parameters["bias"])
+        return multiply_in_parts(x, join_rows([self.mapped]), self._parameters["bias"], self.kernels)
 
     def to_linear(self) -> nn.Linear:
         """Returns the same layer with its weight in memory, in fp32."""
@@ -213,6 +236,13 @@ def map_weights(model: nn.Module) -> int:
             stored = MappedWeight(parameter.data, mappings)
             parameter.data = stored.read()
     return count
+
+
+def use_kernels(model: nn.Module, kernels: Kernels | None) -> None:
+    """Lets the mapped layers of a model compute with kernels."""
+    for module in model.modules():
+        if isinstance(module, MappedLinear):
+            module.kernels = kernels
 
 
 def decode_parameters(model: nn.Module) -> None:

@@ -114,6 +114,15 @@ def compute_half_products(kernels: Kernels, dtype: torch.dtype) -> Iterator[Tens
         yield kernels.half.multiply(x[:count], packed, bias)
 
 
+def compute_row_major_products(kernels: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yields products of rows, in any number, with weights that are not packed."""
+    weight, x = make_random_tensor(90, 304).to(dtype), make_random_tensor(13, 304, seed=3)
+    for count in (1, 2, 3, 4, 5, 13):
+        out = torch.empty(count, len(weight))
+        kernels.row_major.multiply(x[:count], weight, out)
+        yield out
+
+
 def assert_same_bits(results: Iterator[Tensor], expected: Iterator[Tensor]) -> None:
     for result, other in zip(results, expected, strict=True):
         assert torch.equal(result, other)
@@ -140,6 +149,7 @@ def test_products_on_an_arm_cpu_have_the_bits_of_portable_code(arm_kernels: Kern
 def test_products_of_16_bits_on_an_arm_cpu_have_the_bits_of_portable_code(
     arm_kernels: Kernels, portable_kernels: Kernels, dtype: torch.dtype
 ) -> None:
-    results = list(compute_half_products(arm_kernels, dtype))
-    assert_same_bits(iter(results), compute_half_products(portable_kernels, dtype))
-    assert all(torch.equal(rows, results[-1][: len(rows)]) for rows in results)
+    for compute in (compute_half_products, compute_row_major_products):
+        results = list(compute(arm_kernels, dtype))
+        assert_same_bits(iter(results), compute(portable_kernels, dtype))
+        assert all(torch.equal(rows, results[-1][: len(rows)]) for rows in results)

@@ -30,6 +30,7 @@ from antiphon.engine.kernels.expert_layer import ExpertLayerArgs, ExpertMatrixAr
 from antiphon.engine.kernels.library import SOURCES, load_kernels
 from antiphon.engine.kernels.lora import GROUP_FIELDS, LoraArgs
 from antiphon.engine.kernels.quantized_linear import LinearArgs
+from antiphon.engine.kernels.row_major_linear import RowMajorArgs
 from antiphon.engine.model.select import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
@@ -167,9 +168,10 @@ def build_altered_kernels(
 
 WRONG_CODE = (
     ("= levels / row_max", "= levels / (row_max + 1)", "int8_linear"),
+    ("reduce_sum_four(results + r, sums[k] + r, 1)", "reduce_sum_four(results + r, sums[k], 1)", "row_major_linear"),
     ("if (args->silu_mul) silu_mul_row(x, x, size)", "if (0) silu_mul_row(x, x, size)", "int8_linear"),
     ("[row] * params->scale", "[0] * params->scale", "int8_linear"),
-    ("-WEIGHT_ZERO * sum", "-(WEIGHT_ZERO - 1) * sum", "int4_linear"),
+    ("sums[s * TILE_ROWS] = -WEIGHT_ZERO", "sums[s * TILE_ROWS] = -(WEIGHT_ZERO - 1)", "int4_linear"),
     ("/ args->size + loop->eps", "/ args->size + 1", "rms_norm"),
     ("v * sigmoid * load", "v * load", "silu_mul"),
     ("out[b] = reduce_sum(total) + rest", "out[b] = reduce_sum(total)", "block_softmax"),
@@ -181,8 +183,8 @@ WRONG_CODE = (
     ("fma_lanes(odd[b], second", "fma_lanes(even[b], second", "half_linear"),
 )
 """Code of a kernel, wrong code in its place, and the kernel whose check must find it."""
-# Each compiles the library, so the short run takes one of each kernel's file.
-TESTED_CODE = WRONG_CODE if FULL_COUNTS else WRONG_CODE[1::3]
+# Each compiles the library, so the short run takes one of four files.
+TESTED_CODE = WRONG_CODE if FULL_COUNTS else WRONG_CODE[1:-1:3]
 
 
 @pytest.mark.parametrize(("original", "replacement", "name"), TESTED_CODE)
@@ -227,6 +229,7 @@ def test_failing_compiler_fails_the_tests_instead_of_skipping_them(
         ("kernels.h", "attention_args", AttentionArgs),
         ("decoder_layer.c", "decoder_layer_args", DecoderLayerArgs),
         ("lora.c", "lora_args", LoraArgs),
+        ("row_major_gemm.c", "row_major_args", RowMajorArgs),
         ("expert_layer.c", "expert_matrix", ExpertMatrixArgs),
         ("expert_layer.c", "expert_layer_args", ExpertLayerArgs),
     ],

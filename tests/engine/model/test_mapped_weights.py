@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from antiphon.engine.builder import build_core, build_core_from_model
-from antiphon.engine.model import loader
+from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
+from antiphon.engine.model import loader, mapped_weights
 from antiphon.engine.model.loader import load_model
-from antiphon.engine.model.mapped_weights import FileMappings, MappedEmbedding, MappedLinear
+from antiphon.engine.model.mapped_weights import FileMappings, MappedEmbedding, MappedLinear, use_kernels
 from antiphon.engine.model.select import reference_logits, select_forward
 from antiphon.engine.optimize import pack_linears
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import copy_tiny_model
 
 FAMILIES = ["qwen3", "llama", "mistral", "mixtral", "gpt_oss", "bloom"]
@@ -50,6 +52,29 @@ def test_mapped_model_computes_what_the_model_in_memory_computes(family: str, tm
     assert all(p.dtype == torch.float32 for p in mapped.parameters())
     expected, logits = (reference_logits(select_forward(model), model) for model in (whole, mapped))
     assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", STORED_DTYPES)
+def test_mapped_layers_compute_with_kernels_where_these_accept_their_weights(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = require_kernels()
+    model = load_model(save_checkpoint(tmp_path, "qwen3", dtype), device="cpu", to_quantize=True)[0]
+    layer = next(module for module in model.modules() if isinstance(module, MappedLinear))
+    x = torch.randn(2, 9, layer.in_features)
+    converted = layer(x)
+    use_kernels(model, kernels)
+    types: list[torch.dtype] = []
+    multiply = RowMajorLinearKernel.multiply
+
+    def record(self: RowMajorLinearKernel, x: Any, weight: Any, out: Any) -> None:
+        types.append(weight.dtype)
+        multiply(self, x, weight, out)
+
+    monkeypatch.setattr(RowMajorLinearKernel, "multiply", record)
+    monkeypatch.setattr(mapped_weights, "WEIGHTS_PER_PART", 7 * layer.in_features)
+    assert torch.allclose(layer(x), converted, rtol=1e-5, atol=1e-5)
+    assert types == ([] if dtype == torch.float32 else [dtype] * -(-layer.out_features // 7))
 
 
 @pytest.mark.parametrize("dtype", STORED_DTYPES)
