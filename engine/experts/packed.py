@@ -55,6 +55,11 @@ class PackedExperts(nn.Module):
         return self.up.form
 
     @property
+    def num_experts(self) -> int:
+        """Number of experts."""
+        return self.up.num_experts
+
+    @property
     def is_compiled(self) -> bool:
         """True if one call computes the whole layer."""
         return self._layer is not None
@@ -83,7 +88,7 @@ class PackedExperts(nn.Module):
 
     def run_in_parts(self, x: Tensor, indices: Tensor, route_weights: Tensor) -> Tensor:
         """As :meth:`forward`, with a call for each expert and each of its steps."""
-        return run_experts(x, indices, route_weights, self.up.num_experts, self._compute)
+        return run_experts(x, indices, route_weights, self.num_experts, self._compute)
 
     def _compute(self, index: int, rows: Tensor) -> Tensor:
         inner = self._gate(self._multiply(rows, self.up.take(index), self.up.take_bias(index)))

@@ -65,15 +65,18 @@ FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 with a gate; ``deepseek_v3``: shared experts, groups."""
 
 
-def _make_config(family: str) -> Any:
+def _make_config(family: str, **changes: Any) -> Any:
     class_name, overrides = FAMILY_CONFIGS[family]
-    return getattr(transformers, class_name)(**BASE_CONFIG | overrides)
+    return getattr(transformers, class_name)(**BASE_CONFIG | overrides | changes)
 
 
-def make_mixture(family: str) -> PreTrainedModel:
-    """Returns the family's model with random weights; always the same ones. Biases are random, too."""
+def make_mixture(family: str, **changes: Any) -> PreTrainedModel:
+    """Returns the family's model with random weights; always the same ones. Biases are random, too.
+
+    ``changes`` are entries of the configuration.
+    """
     torch.manual_seed(7)
-    model: Any = AutoModelForCausalLM.from_config(_make_config(family))  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(_make_config(family, **changes))  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         if name.endswith("_bias"):
             parameter.data.normal_()
@@ -86,9 +89,12 @@ def save_mixture(family: str, folder: Path) -> Path:
     return folder
 
 
-def save_mxfp4_checkpoint(folder: Path, family: str = "gpt_oss") -> Path:
-    """Saves the family's model as gpt-oss is published: experts in MXFP4, everything else in bf16."""
-    model = make_mixture(family)
+def save_mxfp4_checkpoint(folder: Path, **changes: Any) -> Path:
+    """Saves a gpt-oss model as it is published: experts in MXFP4, everything else in bf16.
+
+    ``changes`` are entries of the configuration.
+    """
+    model = make_mixture("gpt_oss", **changes)
     tensors: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
         if weight.ndim == 3:

@@ -1,0 +1,45 @@
+"""Stand-ins for experts while a model's forward pass is validated.
+
+Experts whose activations have 8 bits turn a difference in the last bits into one of a level, and routers turn that into
+other experts: two correct passes then give different logits. Validation compares attention, caches and the order of
+rows, for which the results of experts do not matter.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from antiphon.engine.experts.packed import PackedExperts
+from antiphon.engine.experts.stored import StoredExperts
+
+FACTOR_STEP = 0.618034
+"""Distance between the factors of neighbours, modulo 1. It is the golden ratio, whose multiples stay far apart."""
+
+
+@contextmanager
+def stand_in_for_experts(model: nn.Module) -> Iterator[None]:
+    """Within this context, the experts of this package compute :func:`mix_rows` instead of their weights."""
+    kinds = (PackedExperts, StoredExperts)
+    experts = [module for module in model.modules() if isinstance(module, kinds)]
+    for module in experts:
+        vars(module)["forward"] = functools.partial(mix_rows, module.num_experts)
+    try:
+        yield
+    finally:
+        for module in experts:
+            del vars(module)["forward"]
+
+
+def mix_rows(count: int, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Returns each row, reversed, times the sum of its route weights, each times a factor of its expert.
+
+    Another row, index or weight gives another result. A multiple of the row itself would not do: after the residual
+    connection, the next norm would remove the factor. An index outside of ``count`` experts chooses none.
+    """
+    indices, weights = top_k_index.long(), top_k_weights.to(hidden_states.dtype)
+    factors = 0.5 + (indices * FACTOR_STEP) % 1.0
+    chosen = torch.where((indices >= 0) & (indices < count), weights * factors, 0.0)
+    return hidden_states.flip(-1) * chosen.sum(-1, keepdim=True).to(hidden_states.dtype)
