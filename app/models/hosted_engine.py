@@ -60,7 +60,8 @@ class HostedEngine:
         self.last_use = 0
         """Number of the latest use, from the host's count."""
         self.num_loads = self.num_unloads = 0
-        self._is_starting = False
+        self.is_starting = False
+        """Whether the model is being loaded at the start of the server."""
         self._uses = UseCounter(host.timeouts.min_stay_s, idle_unload_s, host.notify_change, self._on_idle)
         self._info = expected_info
         self._past = EngineStats()
@@ -95,10 +96,10 @@ class HostedEngine:
         return STOPPED_MESSAGE if self.residence == "closed" else "not loaded"
 
     def blocked_reason(self) -> str | None:
-        """Returns the reason why the server is not ready. A model that a request would load is not one."""
+        """Returns the reason why the model is not ready. That a request would have to load it is not one."""
         if self.residence == "loaded":
             return self.inner.unready_reason()
-        return self.unready_reason() if self._is_starting else None
+        return self.unready_reason() if self.is_starting else None
 
     def capacity(self) -> int:
         """Returns the maximum number of jobs, waiting ones included."""
@@ -113,7 +114,7 @@ class HostedEngine:
         if self._on_demand or not self._host.reserve_free_memory(self):
             _log.info("model is loaded at its first use", model=self.name)
             return
-        self._is_starting, task = True, self._begin_load(has_room=True)
+        self.is_starting, task = True, self._begin_load(has_room=True)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -121,7 +122,7 @@ class HostedEngine:
                 raise unavailable_error(STOPPED_MESSAGE) from None
             raise
         finally:
-            self._is_starting = False
+            self.is_starting = False
 
     async def close(self) -> None:
         """Ends every job in flight and frees all resources. The model is not loaded again."""
@@ -145,7 +146,7 @@ class HostedEngine:
             raise overloaded_error()
         with self._use():
             if self._info is None:
-                if self._is_starting:
+                if self.is_starting:
                     await self.inner.wait_ready()  # which has a limit of its own for the start
                 await self._ensure_loaded()
             elif self.residence != "loaded":
@@ -291,12 +292,12 @@ class HostedEngine:
         if error is None and not task.cancelled():
             self.residence, self._failure = "loaded", None
             self.num_loads += 1
-            if not self._is_starting:  # the start reports all models together
+            if not self.is_starting:  # the start reports all models together
                 _log.info("model loaded", model=self.name)
             self._uses.start_timers()
         else:
             self.residence, self.reserved_bytes = "unloaded", 0
-            if isinstance(error, LoadError) and not self._is_starting:
+            if isinstance(error, LoadError) and not self.is_starting:
                 self._note_failure(error)
         self._host.notify_change()
 

@@ -23,11 +23,13 @@ def loaded_info(model: ServedModel | EncoderModel) -> EngineInfo | None:
 
 
 def blocked_reason(engine: Engine) -> str | None:
-    """Returns the reason why the server is not ready because of this engine; None if it is.
-
-    A model that is loaded when it is needed is no reason.
-    """
+    """Returns the reason why a model is not ready; None if it is, or if it is loaded when it is needed."""
     return engine.blocked_reason() if isinstance(engine, HostedEngine) else engine.unready_reason()
+
+
+def is_starting(engine: Engine) -> bool:
+    """Tells whether a model is being loaded at the start of the server."""
+    return isinstance(engine, HostedEngine) and engine.is_starting
 
 
 def read_residence(engine: Engine) -> str:

@@ -1,5 +1,6 @@
 """`/health`: the process is running. `/ready`: it accepts requests now. Neither needs an API key."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -7,7 +8,8 @@ from litestar import get
 from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
-from antiphon.app.models.status import blocked_reason
+from antiphon.app.model_registry import EncoderModel, ServedModel
+from antiphon.app.models.status import blocked_reason, is_starting
 from antiphon.app.routes.replies import json_reply
 
 
@@ -19,19 +21,32 @@ async def get_health() -> Response[Any]:
 
 @get("/ready")
 async def get_ready(request: AnyRequest) -> Response[Any]:
-    """Returns 200, or 503 with the reason why the server is not ready."""
-    reason = unready_reason(server_context(request))
-    if reason is None:
-        return json_reply(b'{"status":"ready"}')
-    return json_reply(msgspec.json.encode({"status": "not ready", "reason": reason}), 503)
+    """Returns 200, with the models that are not ready beside others, or 503 with the reason."""
+    context = server_context(request)
+    reason = unready_reason(context)
+    if reason is not None:
+        return json_reply(msgspec.json.encode({"status": "not ready", "reason": reason}), 503)
+    unready = _unready_models(context.models.all_models)
+    return json_reply(msgspec.json.encode({"status": "ready"} | ({"unready_models": unready} if unready else {})))
 
 
-def unready_reason(context: ServerContext) -> str | None:
-    """Returns the reason why the server would not accept a request now, or None."""
+def unready_reason(context: ServerContext, model: ServedModel | None = None) -> str | None:
+    """Returns the reason why the server would not accept a request now, or one for this model; None if it would.
+
+    At the start, the server waits for all models. Later, it is ready while any of them is: a load balancer must not
+    take the others away because one restarts.
+    """
     if context.shutting_down:
         return "the server is shutting down"
-    for model in context.models.all_models:
-        reason = blocked_reason(model.engine)
-        if reason is not None:
-            return f"{model.names[0]}: {reason}"
-    return None
+    models = context.models.all_models if model is None else (model,)
+    unready = _unready_models(models)
+    starting = any(is_starting(each.engine) for each in models)
+    if not starting and len(unready) < len(models):
+        return None
+    return "; ".join(f"{name}: {reason}" for name, reason in unready.items()) or None
+
+
+def _unready_models(models: Iterable[ServedModel | EncoderModel]) -> dict[str, str]:
+    """Returns the reasons of models that are not ready, by their first names."""
+    reasons = {model.names[0]: blocked_reason(model.engine) for model in models}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

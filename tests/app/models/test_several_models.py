@@ -14,11 +14,14 @@ import pytest
 from openai import NotFoundError, OpenAI
 from websockets.sync.client import connect
 
+from antiphon.app.context import create_context
 from antiphon.app.encoders.text_tokenizer import TextTokenizer
 from antiphon.app.http import stream_writer
 from antiphon.app.model_registry import EncoderModel, ModelRegistry
 from antiphon.app.models.host import HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
+from antiphon.app.routes.health import unready_reason
+from antiphon.app.settings import Settings
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import Chunk, EngineInfo, Job, OnChunk
 from tests.app.models.fake_engines import GatedEngine
@@ -181,6 +184,50 @@ def test_models_are_loaded_at_their_first_use_and_unloaded_when_idle(start: Call
 def test_models_are_loaded_at_the_start_by_default(start: Callable[..., Any]) -> None:
     with start(on_demand=False) as (server, _):
         assert statuses(server) == {"thinker": "loaded", "writer": "loaded", "encoder": "loaded"}
+
+
+def test_server_stays_ready_while_one_of_its_models_restarts(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(on_demand=False) as (server, models):
+        engines = [model.engine for model in models.registry.all_models]
+        assert httpx.get(f"{server.root}/ready").json() == {"status": "ready"}
+        monkeypatch.setattr(engines[1].inner, "unready_reason", lambda: "restarting")
+        reply = httpx.get(f"{server.root}/ready")
+        expected = {"status": "ready", "unready_models": {"writer": "restarting"}}
+        assert (reply.status_code, reply.json()) == (200, expected)
+        assert respond(server, "thinker").json()["status"] == "completed"
+        monkeypatch.setattr(engines[2].inner, "unready_reason", lambda: "failed")
+        assert httpx.get(f"{server.root}/ready").status_code == 200
+        monkeypatch.setattr(engines[0].inner, "unready_reason", lambda: "down")
+        reply = httpx.get(f"{server.root}/ready")
+        expected = {"status": "not ready", "reason": "thinker: down; writer: restarting; encoder: failed"}
+        assert (reply.status_code, reply.json()) == (503, expected)
+
+
+def test_model_that_a_request_would_load_keeps_the_server_ready(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start() as (server, models):
+        respond(server, "writer")
+        monkeypatch.setattr(models.registry.served[1].engine.inner, "unready_reason", lambda: "restarting")
+        assert httpx.get(f"{server.root}/ready").json()["unready_models"] == {"writer": "restarting"}
+
+
+async def test_server_is_not_ready_before_all_models_of_the_start_are_loaded(tmp_path: Path) -> None:
+    models = Models(tmp_path, on_demand=False)
+    context = create_context(Settings(), models.registry)
+    models.gates["writer"].may_start.clear()
+    loads = [asyncio.create_task(model.engine.start()) for model in models.registry.all_models]
+    async with asyncio.timeout(10):
+        await asyncio.gather(loads[0], loads[2])
+        assert unready_reason(context) == "writer: loading"
+        assert unready_reason(context, models.registry.served[0]) is None
+        models.gates["writer"].may_start.set()
+        await asyncio.gather(*loads)
+    assert unready_reason(context) is None
+    for model in models.registry.all_models:
+        await model.engine.close()
 
 
 def test_client_of_a_model_that_is_loaded_again_sees_a_live_stream(start: Callable[..., Any]) -> None:
