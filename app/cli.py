@@ -59,7 +59,7 @@ def main() -> None:
 @add_model_options
 @serve_option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
 @serve_option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0: any free port.")
-@serve_option("--grpc", "grpc_port", type=click.IntRange(0, 65535), help="Port to serve gRPC on; 0: any free port.")
+@serve_option("--grpc", "grpc_port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: any. Models have one each.")
 @serve_option(
     "--api-key",
     "api_keys",

@@ -33,10 +33,15 @@ class ServerContext(Struct, kw_only=True):
     adapter_updates: AdapterUpdates
     script_faults: ScriptFaults | None = None
     """Faults that a script asks for; None if there are none."""
-    grpc_port: int | None = None
-    """Port of gRPC, once it is served."""
+    grpc_ports: tuple[int, ...] = ()
+    """Ports of gRPC, once it is served: one for each model that generates text. The first one has the API, too."""
     shutting_down: bool = False
     """True once shutdown has begun: the server accepts no new work."""
+
+    @property
+    def grpc_port(self) -> int | None:
+        """First port of gRPC; None if it is not served."""
+        return self.grpc_ports[0] if self.grpc_ports else None
 
 
 def server_context(request: AnyRequest) -> ServerContext:

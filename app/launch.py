@@ -28,6 +28,8 @@ from antiphon.engine.protocol import EngineError
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.harmony.detect import DialectError
 
+MAX_PORT = 65_535
+"""Largest TCP port."""
 GC_THRESHOLD = 20_000
 """Number of new objects that triggers a collection of the youngest generation: a millisecond of work."""
 
@@ -54,7 +56,7 @@ async def _run_server(
 ) -> None:
     screen = startup.create_console(sink)
     display = startup.StartupLog(sink) if style == "json" else startup.StartupScreen(screen)
-    _check_grpc(settings)
+    _check_grpc(settings, len(options.models))
     load_ssl_context(settings)  # first, so that an unusable certificate fails immediately
     with server.bind_socket(settings) as listener:  # early, too, so that a port in use fails immediately
         store = open_store(settings)
@@ -78,10 +80,17 @@ async def _run_server(
             await store.close()
 
 
-def _check_grpc(settings: Settings) -> None:
+def _check_grpc(settings: Settings, num_models: int) -> None:
+    """Raises `ServeError` if gRPC cannot be served: packages are missing, or there is no port for each model."""
     missing = [name for name in ("grpc", "grpc_health", "grpc_reflection") if find_spec(name) is None]
     if settings.grpc_port is not None and missing:
         raise ServeError(f"--grpc needs packages that are not installed ({missing[0]}): pip install 'antiphon[grpc]'")
+    first = settings.grpc_port or 0
+    if first and (last := first + num_models - 1) > MAX_PORT:
+        raise ServeError(
+            f"--grpc {first}: {num_models} models take the ports from {first} to {last}; "
+            f"choose {MAX_PORT - num_models + 1} or less"
+        )
 
 
 def tune_gc() -> None:
@@ -96,5 +105,11 @@ def tune_gc() -> None:
 def _on_ready(display: startup.StartupDisplay, context: ServerContext, notes: dict[str, str], port: int) -> None:
     tune_gc()
     display.show_ready(context.settings, context.models, port, notes)
-    if context.grpc_port is not None:
-        display.show_grpc(startup.grpc_address(context.settings, context.grpc_port))
+    _show_grpc(display, context)
+
+
+def _show_grpc(display: startup.StartupDisplay, context: ServerContext) -> None:
+    """Shows each port of gRPC with the model whose engine service it has, if there are several."""
+    for model, port in zip(context.models.served, context.grpc_ports, strict=False):
+        name = model.names[0] if len(context.grpc_ports) > 1 else ""
+        display.show_grpc(startup.grpc_address(context.settings, port), name)

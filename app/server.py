@@ -203,7 +203,7 @@ class AntiphonServer(uvicorn.Server):
         except OSError as error:
             raise BindError(str(error)) from None
         await self._grpc.start()
-        self._context.grpc_port = self._grpc.port
+        self._context.grpc_ports = self._grpc.ports
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""

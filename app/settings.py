@@ -22,7 +22,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     port: int = 8000
     """TCP port. 0: any free port."""
     grpc_port: int | None = None
-    """TCP port of gRPC. 0: any free port; None: gRPC is not served."""
+    """TCP port of gRPC; each further model has the next one. 0: any free ports; None: gRPC is not served."""
     api_key_digests: tuple[bytes, ...] = ()
     """SHA-256 digests of the API keys. Empty: no key is required."""
     allowed_hosts: tuple[str, ...] = ()

@@ -61,10 +61,14 @@ class _RunningCall:
 
 
 class EngineService:
-    """The service's methods. `guard` checks the key of a call, and records a generation like a request."""
+    """The service's methods for one model: no message of this interface names one, so a worker has a single model.
 
-    def __init__(self, context: ServerContext, guard: RequestGuard) -> None:
-        self._context, self._guard, self._stall_timeout_s = context, guard, context.settings.stall_timeout
+    `guard` checks the key of a call, and records a generation like a request.
+    """
+
+    def __init__(self, context: ServerContext, guard: RequestGuard, model: ServedModel) -> None:
+        self._context, self._guard, self._model = context, guard, model
+        self._stall_timeout_s = context.settings.stall_timeout
         self._calls: dict[tuple[str, str], _RunningCall] = {}
         self._started_at, self._received_at = time.monotonic(), 0.0
         self._name = load_file(ENGINE_FILE).services_by_name["VllmEngine"].full_name
@@ -120,10 +124,6 @@ class EngineService:
         path = f"/{self._name}/{name}"
         self._guard.on_request_done(AccessRecord("POST", path, status, seconds, request_id, code))
 
-    @property
-    def _model(self) -> ServedModel:
-        return self._context.models.served[0]
-
     async def _read_info(self) -> EngineInfo:
         """Returns the model's properties; loads a model for it that has never been loaded. Raises `ApiError`."""
         engine = self._model.engine
@@ -136,8 +136,8 @@ class EngineService:
 
     async def _generate(self, request: Any, owner: str, context: CallContext) -> None:
         self._received_at = time.time()
-        self._context.capacity.check_any()
         model = self._model
+        self._context.capacity.check(model.engine)
         try:
             await model.engine.wait_ready()
         except EngineError as error:
@@ -180,7 +180,7 @@ class EngineService:
         return engine_message("AbortResponse")
 
     async def _check_health(self, *_: Any) -> Any:
-        reason = unready_reason(self._context)
+        reason = unready_reason(self._context, self._model)
         return engine_message("HealthCheckResponse", healthy=reason is None, message=reason or "ready")
 
     async def _get_model_info(self, *_: Any) -> Any:
@@ -205,7 +205,7 @@ class EngineService:
         stats = self._model.engine.stats()
         return engine_message(
             "GetServerInfoResponse",
-            active_requests=self._context.turn_manager.num_running,
+            active_requests=self._context.capacity.open_turns(self._model.engine),
             last_receive_timestamp=self._received_at,
             uptime_seconds=time.monotonic() - self._started_at,
             server_type=SERVER_TYPE,

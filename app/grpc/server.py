@@ -1,6 +1,7 @@
 """The gRPC server: its services, its port and its end. It runs on the event loop of the HTTP server, a uvloop."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from antiphon.app.grpc.descriptors import API_FILE, ENGINE_FILE, load_file
 from antiphon.app.grpc.engine_service import EngineService
 from antiphon.app.http.asgi import AsgiApp
 from antiphon.app.http.middleware import RequestGuard
+from antiphon.app.model_registry import ServedModel
 from antiphon.app.routes.health import unready_reason
 from antiphon.app.settings import Settings
 
@@ -31,12 +33,35 @@ _PEM_KEY = b"PRIVATE KEY-----"
 class GrpcServer:
     """Serves gRPC until `stop`. `app` is the whole HTTP application, and `guard` its request guard.
 
-    Raises `OSError` if the port cannot be bound.
+    The port of the settings has the services of the API and the engine service of the first model. Each further model
+    has the next port for its engine service, because routers tell models apart by the address of their worker.
+    Raises `OSError` if a port cannot be bound.
     """
 
     def __init__(self, context: ServerContext, app: AsgiApp, guard: RequestGuard) -> None:
+        self._listeners: list[_GrpcListener] = []
+        for index, model in enumerate(context.models.served):
+            engine = EngineService(context, guard, model)
+            apis = list_api_handlers(app, context.settings.stall_timeout) if index == 0 else []
+            self._listeners.append(_GrpcListener(context, model, [*apis, engine.generic_handler], index))
+        self.ports = tuple(listener.port for listener in self._listeners)
+        """TCP ports, in the order of the models."""
+
+    async def start(self) -> None:
+        """Starts to accept calls."""
+        for listener in self._listeners:
+            await listener.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Rejects new calls, and cancels those that have not ended after `grace_s` seconds."""
+        await asyncio.gather(*(listener.stop(grace_s) for listener in self._listeners))
+
+
+class _GrpcListener:
+    """The server of one port: the engine service of the model with this index and, if it is the first, the API."""
+
+    def __init__(self, context: ServerContext, model: ServedModel, handlers: Sequence[Any], index: int) -> None:
         settings = context.settings
-        self._context = context
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),  # else a port in use would be shared
@@ -46,19 +71,18 @@ class GrpcServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             )
         )
-        self._engine = EngineService(context, guard)
-        names = [
-            service.full_name
-            for file in (API_FILE, ENGINE_FILE)
-            for service in load_file(file).services_by_name.values()
-        ]
-        self._health = _EngineHealth(context, names)
-        self._server.add_generic_rpc_handlers(
-            (*list_api_handlers(app, settings.stall_timeout), self._engine.generic_handler)
-        )
+        engine_names = _service_names(ENGINE_FILE)
+        # The server as a whole is this model where the port has nothing else.
+        readiness: dict[str, ServedModel | None] = {"": model if index else None}
+        if index == 0:
+            readiness |= dict.fromkeys(_service_names(API_FILE))
+        readiness |= dict.fromkeys(engine_names, model)
+        self._health = _EngineHealth(context, readiness)
+        self._server.add_generic_rpc_handlers(tuple(handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [name for name in readiness if name]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self.port = self._bind(settings)
+        self.port = self._bind(settings, index)
         """TCP port."""
 
     async def start(self) -> None:
@@ -71,9 +95,9 @@ class GrpcServer:
         await self._health.stop()
         await self._server.stop(grace_s)
 
-    def _bind(self, settings: Settings) -> int:
+    def _bind(self, settings: Settings, index: int) -> int:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.grpc_port}"
+        address = f"{host}:{settings.grpc_port and settings.grpc_port + index}"
         try:
             credentials = _load_credentials(settings)
             port: int = (
@@ -82,8 +106,13 @@ class GrpcServer:
                 else self._server.add_secure_port(address, credentials)
             )
         except RuntimeError:
-            raise OSError(f"cannot listen on {address}; choose another --grpc port") from None
+            reason = ": each model takes the next one" if index else ""
+            raise OSError(f"cannot listen on {address}; choose another --grpc port{reason}") from None
         return port
+
+
+def _service_names(file: Path) -> list[str]:
+    return [service.full_name for service in load_file(file).services_by_name.values()]
 
 
 def _load_credentials(settings: Settings) -> grpc.ServerCredentials | None:
@@ -105,11 +134,11 @@ def _read_private_key(path: Path, password: str | None) -> bytes:
 
 
 class _EngineHealth(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """Health of the server and its services: SERVING while no engine makes a job wait, as `/ready` answers."""
+    """Health of services: SERVING while the model of the service is ready or, without one, while `/ready` is 200."""
 
-    def __init__(self, context: ServerContext, services: list[str]) -> None:
+    def __init__(self, context: ServerContext, services: Mapping[str, ServedModel | None]) -> None:
         super().__init__()
-        self._context, self._services = context, ("", *services)
+        self._context, self._services = context, services
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -133,8 +162,9 @@ class _EngineHealth(health.aio.HealthServicer):  # type: ignore[misc]  # the pac
             await asyncio.sleep(_HEALTH_POLL_S)
 
     async def _update(self) -> None:
-        status = health_pb2.HealthCheckResponse.NOT_SERVING
-        if unready_reason(self._context) is None:
-            status = health_pb2.HealthCheckResponse.SERVING
-        for name in self._services:
-            await self.set(name, status)
+        for name, model in self._services.items():
+            is_ready = unready_reason(self._context, model) is None
+            await self.set(
+                name,
+                health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING,
+            )

@@ -56,8 +56,8 @@ class StartupDisplay(Protocol):
     def show_ready(self, settings: Settings, models: ModelRegistry, port: int, notes: dict[str, str]) -> None:
         """Shows the addresses and models. `notes` maps a model's first name to an extra line."""
 
-    def show_grpc(self, address: str) -> None:
-        """Shows the address of gRPC."""
+    def show_grpc(self, address: str, model: str) -> None:
+        """Shows an address of gRPC, and the model of its engine service if there are several."""
 
 
 class StartupLog:
@@ -110,9 +110,9 @@ class StartupLog:
         for warning in access_warnings(settings):
             _log.warning(warning)
 
-    def show_grpc(self, address: str) -> None:
-        """Logs the address of gRPC."""
-        _log.info("gRPC ready", address=address)
+    def show_grpc(self, address: str, model: str) -> None:
+        """Logs an address of gRPC."""
+        _log.info("gRPC ready", address=address, **({"model": model} if model else {}))
 
 
 class StartupScreen:
@@ -158,9 +158,10 @@ class StartupScreen:
         self.stop()
         show_banner(self.screen, settings, models, port, notes)
 
-    def show_grpc(self, address: str) -> None:
-        """Prints the address of gRPC below the banner."""
-        self.screen.print(f"[bold]gRPC[/] {escape(address)}\n", soft_wrap=True)
+    def show_grpc(self, address: str, model: str) -> None:
+        """Prints an address of gRPC below the banner."""
+        name = f" ({model})" if model else ""
+        self.screen.print(f"[bold]gRPC[/] {escape(address + name)}\n", soft_wrap=True)
 
     def stop(self) -> None:
         """Ends the progress display."""

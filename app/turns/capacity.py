@@ -52,6 +52,10 @@ class TurnCapacity:
         """Returns the number of further turns that the engine can take; negative if its capacity has shrunk."""
         return engine.capacity() - self._open_turns[engine]
 
+    def open_turns(self, engine: Engine) -> int:
+        """Returns the number of turns of the engine that have not ended, waiting ones included."""
+        return self._open_turns[engine]
+
     def total_free_slots(self) -> int:
         """Returns the number of further turns that all engines together can take."""
         return sum(max(self.free_slots(engine), 0) for engine in self._engines)

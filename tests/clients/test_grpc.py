@@ -99,25 +99,25 @@ def test_engine_service_has_the_numbers_of_smg(smg_python: Path, tmp_path: Path)
 
 
 @contextmanager
-def run_router(python: Path, worker: str, log: Path) -> Iterator[str]:
-    """Runs SMG's router in front of a worker. Yields its base URL once it serves a model."""
+def run_router(python: Path, workers: list[str], log: Path) -> Iterator[str]:
+    """Runs SMG's router in front of workers with a model each. Yields its base URL once it serves both."""
     ports = [free_port(), free_port()]
     command = [python.parent / "smg", "launch", "--host", "127.0.0.1", "--port", str(ports[0]), "--log-level", "warn"]
-    command += ["--worker-urls", worker, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1])]
+    command += ["--worker-urls", *workers, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports[1])]
     with log.open("w", encoding="utf-8") as output:
         router = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
         try:
             url = f"http://127.0.0.1:{ports[0]}/v1"
-            assert wait_until(30, lambda: router.poll() is None and serves_a_model(url)), log.read_text()[-2000:]
+            assert wait_until(30, lambda: serves(url, "embedded") and serves(url, "other")), log.read_text()[-2000:]
             yield url
         finally:
             router.kill()
             router.wait()
 
 
-def serves_a_model(url: str) -> bool:
+def serves(url: str, model: str) -> bool:
     try:
-        reply = httpx.post(f"{url}/chat/completions", json=CHAT | {"max_tokens": 1}, timeout=5)
+        reply = httpx.post(f"{url}/chat/completions", json=CHAT | {"model": model, "max_tokens": 1}, timeout=5)
     except httpx.TransportError:
         return False
     return reply.status_code == 200
@@ -132,18 +132,23 @@ def free_port() -> int:
 CHAT = {"model": "embedded", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 
 
-def test_smg_routes_a_chat_to_this_server(smg_python: Path, tmp_path: Path) -> None:
-    """The worker has the embedded model's tokenizer, and a script of its token ids takes the place of its weights."""
+def test_smg_routes_chats_to_the_models_of_this_server(smg_python: Path, tmp_path: Path) -> None:
+    """The workers have the embedded model's tokenizer, and scripts of its token ids take the place of its weights."""
     loaded = load_format(MODEL_DIR)
-    ids = [*loaded.format.encode("Hello from the worker."), loaded.format.stop_ids[0]]
-    script = parse_script({"reply": [{"name": "hello", "when": ["Hello!"], "output": [{"ids": ids}]}]})
     info = EngineInfo(max_model_len=4096, vocab_size=4096, eos_ids=loaded.format.stop_ids[:1])
-    engine = ScriptedEngine(script, encode=loaded.format.encode, decode=loaded.format.decode, info=info)
-    model = ServedModel(names=("embedded",), engine=engine, format=loaded.format, created=0, folder=MODEL_DIR)
+    models = []
+    for name, text in (("embedded", "Hello from the worker."), ("other", "Hello from the other one.")):
+        ids = [*loaded.format.encode(text), loaded.format.stop_ids[0]]
+        script = parse_script({"reply": [{"name": "hello", "when": ["Hello!"], "output": [{"ids": ids}]}]})
+        engine = ScriptedEngine(script, encode=loaded.format.encode, decode=loaded.format.decode, info=info)
+        models.append(ServedModel(names=(name,), engine=engine, format=loaded.format, created=0, folder=MODEL_DIR))
+    ids = [*loaded.format.encode("Hello from the worker."), loaded.format.stop_ids[0]]
     with ExitStack() as stack:
-        server = stack.enter_context(serve(ModelRegistry([model]), grpc_port=0))
-        worker = f"grpc://127.0.0.1:{server.context.grpc_port}"
-        url = stack.enter_context(run_router(smg_python, worker, tmp_path / "smg.log"))
+        server = stack.enter_context(serve(ModelRegistry(models), grpc_port=0))
+        workers = [f"grpc://127.0.0.1:{port}" for port in server.context.grpc_ports]
+        url = stack.enter_context(run_router(smg_python, workers, tmp_path / "smg.log"))
+        other = httpx.post(f"{url}/chat/completions", json=CHAT | {"model": "other"}, timeout=20).json()
+        assert other["choices"][0]["message"]["content"] == "Hello from the other one."
         reply = httpx.post(f"{url}/chat/completions", json=CHAT, timeout=20).json()
         streamed = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
         chunks = parse_events(httpx.post(f"{url}/chat/completions", json=streamed, timeout=20).content)

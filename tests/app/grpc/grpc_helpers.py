@@ -64,7 +64,7 @@ def as_json(message: Any) -> Json:
 
 
 @contextmanager
-def connect(server: RunningServer) -> Iterator[GrpcClient]:
-    """Connects a client to a server's gRPC port."""
-    with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_port}") as channel:
+def connect(server: RunningServer, index: int = 0) -> Iterator[GrpcClient]:
+    """Connects a client to a server's gRPC port, or to that of the model with this index."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.context.grpc_ports[index]}") as channel:
         yield GrpcClient(channel)

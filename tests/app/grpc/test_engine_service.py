@@ -5,6 +5,8 @@ import io
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon.app.errors import ApiError
 from antiphon.app.grpc.descriptors import ENGINE_FILE, message_class
@@ -21,7 +24,7 @@ from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.protocol import Job, Sampling
 from antiphon.harmony.detect import bytes_format
-from tests.app.grpc.grpc_helpers import ENGINE, Json, as_json, connect
+from tests.app.grpc.grpc_helpers import ENGINE, GrpcClient, Json, as_json, connect
 from tests.clients.sdk_helpers import wait_until
 from tests.serving import RunningServer, scripted_registry, serve
 
@@ -252,6 +255,67 @@ def test_server_and_model_are_described(server: RunningServer) -> None:
     assert list(model.eos_token_ids) == list(engine.eos_ids)
     assert (info.server_type, info.data_parallel_size, info.max_num_seqs) == ("vllm-grpc", 1, 2)
     assert [load.max_running_requests for load in loads.loads] == [2]
+
+
+@contextmanager
+def serve_two() -> Iterator[tuple[RunningServer, list[GrpcClient]]]:
+    """Serves two models. Yields a client of the port of each."""
+    first, second = (
+        scripted_registry(
+            [*SCRIPT[:2], {"name": "hello", "output": [f"I am {name}."]}],
+            model_format=FORMAT,
+            names=(name,),
+            max_num_seqs=number,
+            max_waiting=0,
+        ).served[0]
+        for number, name in enumerate(("first", "second"), 1)
+    )
+    with ExitStack() as stack:
+        server = stack.enter_context(serve(ModelRegistry([first, second]), grpc_port=0))
+        yield server, [stack.enter_context(connect(server, index)) for index in range(2)]
+
+
+def test_each_model_is_a_worker_of_its_own() -> None:
+    with serve_two() as (_, clients):
+        for number, (name, client) in enumerate(zip(("first", "second"), clients, strict=True), 1):
+            assert client.call(f"{SERVICE}/GetModelInfo", {}).served_model_name == name
+            assert client.call(f"{SERVICE}/GetServerInfo", {}).max_num_seqs == number
+            (message,) = client.call(f"{SERVICE}/Generate", generate_request("hi", stream=False))
+            assert FORMAT.decode(message.complete.output_ids[:-1]) == f"I am {name}."
+        services = [set(client.database.get_services()) for client in clients]
+        assert "antiphon.v1.Responses" in services[0] and SERVICE in services[0]
+        assert {name for name in services[1] if not name.startswith("grpc.")} == {SERVICE}
+
+
+def test_load_and_requests_of_a_worker_are_those_of_its_model() -> None:
+    with serve_two() as (server, (first, second)):
+        call = first.call(f"{SERVICE}/Generate", generate_request("stall"))
+        next(call)
+        assert [client.call(f"{SERVICE}/GetServerInfo", {}).active_requests for client in (first, second)] == [1, 0]
+        loads = [client.call(f"{SERVICE}/GetLoads", {}).loads[0].num_running_reqs for client in (first, second)]
+        assert loads == [1, 0]
+        status, _ = first.read_error(f"{SERVICE}/Generate", generate_request("hi"))
+        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED, "the second model is free, but not meant"
+        second.call(f"{SERVICE}/Abort", {"requestIds": ["r-stall"]})
+        assert len(list(second.call(f"{SERVICE}/Generate", generate_request("hi")))) > 1
+        assert server.engine.stats().running == 1
+        call.cancel()
+
+
+def test_health_of_a_worker_is_that_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_two() as (server, clients):
+        monkeypatch.setattr(server.context.models.served[1].engine, "unready_reason", lambda: "restarting")
+        replies = [client.call(f"{SERVICE}/HealthCheck", {}) for client in clients]
+        assert [reply.healthy for reply in replies] == [True, False]
+        assert replies[1].message == "second: restarting"
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        for service, expected in (("", [serving, not_serving]), (SERVICE, [serving, not_serving])):
+            stubs = [health_pb2_grpc.HealthStub(client.channel) for client in clients]
+            request = health_pb2.HealthCheckRequest(service=service)
+            assert [stub.Check(request, timeout=5).status for stub in stubs] == expected
+        monkeypatch.setattr(server.engine, "unready_reason", lambda: "restarting, too")
+        api = health_pb2.HealthCheckRequest(service="antiphon.v1.Responses")
+        assert health_pb2_grpc.HealthStub(clients[0].channel).Check(api, timeout=5).status == not_serving
 
 
 def test_tokenizer_is_sent_with_its_digest(server: RunningServer) -> None:

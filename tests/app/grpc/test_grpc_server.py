@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import os
 import socket
 import subprocess
@@ -15,6 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon.app import launch
+from antiphon.app.context import create_context
+from antiphon.app.model_registry import ModelRegistry
+from antiphon.app.observability.startup import StartupScreen, create_console
 from antiphon.app.serve_options import ServeError
 from antiphon.app.settings import Settings
 from tests.app.grpc.grpc_helpers import GrpcClient, as_json, connect
@@ -125,8 +129,28 @@ def test_port_in_use_is_told(tmp_path: Path) -> None:
 def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda _: None)
     with pytest.raises(ServeError, match=r"pip install 'antiphon\[grpc\]'"):
-        launch._check_grpc(Settings(grpc_port=0))
-    launch._check_grpc(Settings())
+        launch._check_grpc(Settings(grpc_port=0), 1)
+    launch._check_grpc(Settings(), 1)
+
+
+def test_ports_of_all_models_must_exist() -> None:
+    for port, num_models in ((65_535, 1), (65_534, 2), (0, 3)):
+        launch._check_grpc(Settings(grpc_port=port), num_models)
+    with pytest.raises(ServeError, match="--grpc 65534: 3 models take the ports from 65534 to 65536; choose 65533 or"):
+        launch._check_grpc(Settings(grpc_port=65_534), 3)
+
+
+def test_log_names_the_port_of_each_model() -> None:
+    first, second = (scripted_registry(SCRIPT, names=(name,)).served[0] for name in ("first", "second"))
+    for models, expected in (
+        ([first], ["127.0.0.1:5"]),
+        ([first, second], ["127.0.0.1:5 (first)", "127.0.0.1:6 (second)"]),
+    ):
+        context = create_context(Settings(), ModelRegistry(models))
+        context.grpc_ports = (5, 6)[: len(models)]
+        screen = io.StringIO()
+        launch._show_grpc(StartupScreen(create_console(screen)), context)
+        assert [line.removeprefix("gRPC ") for line in screen.getvalue().splitlines() if line] == expected
 
 
 def test_nothing_of_grpc_is_imported_without_the_flag() -> None:
