@@ -101,6 +101,14 @@ def _antiphon_command(*options: str) -> BuildCommand:
     ]
 
 
+def _quantized_antiphon_command(form: str) -> BuildCommand:
+    """Models whose names begin with "oss" have random routers, near ties: an error of 8 bits chooses other experts."""
+    return lambda model, port: [
+        *_antiphon_command("--quantization", form, *KV_CACHE_OPTIONS)(model, port),
+        *(("--force-quantization",) if model.name.startswith("oss") else ()),
+    ]
+
+
 def _vllm_command(dtype: str) -> BuildCommand:
     return lambda model, port: [
         *(str(ENVS_DIR / "vllm" / "bin" / "vllm"), "serve", str(model), "--served-model-name", model.name),
@@ -187,14 +195,14 @@ PEERS: dict[str, Peer] = {
         Peer("antiphon", _antiphon_command(*KV_CACHE_OPTIONS), ANTIPHON_PACKAGES, models=ALL_MODELS),
         Peer(
             "antiphon-int8",
-            _antiphon_command("--quantization", "int8", *KV_CACHE_OPTIONS),
+            _quantized_antiphon_command("int8"),
             ANTIPHON_PACKAGES,
             bytes_per_weight=1.0,
             models=ALL_MODELS,
         ),
         Peer(
             "antiphon-int4",
-            _antiphon_command("--quantization", "int4", *KV_CACHE_OPTIONS),
+            _quantized_antiphon_command("int4"),
             ANTIPHON_PACKAGES,
             bytes_per_weight=0.53125,
             models=ALL_MODELS,

@@ -24,6 +24,15 @@ def scripted_peer(tmp_path: Path) -> Peer:
     )
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_only_models_with_random_routers_are_quantized_by_force(form: str) -> None:
+    build = PEERS[f"antiphon-{form}"].build_command
+    assert "--force-quantization" in build(Path("oss20b-8"), 1) and "--force-quantization" not in build(
+        Path("small"), 1
+    )
+    assert "--force-quantization" not in PEERS["antiphon"].build_command(Path("oss20b-8"), 1)
+
+
 async def test_server_is_measured_and_terminated(scripted_peer: Peer, tmp_path: Path) -> None:
     with ServerPool("tiny", tmp_path) as pool:
         server = await pool.start(scripted_peer, 2)
