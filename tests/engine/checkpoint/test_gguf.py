@@ -1,7 +1,6 @@
 """GGUF files: read by transformers, served in int8, with the tokenizer and the template of the file."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ def _cache_in_a_folder_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", ["lfm2", "qwen3"])
 def test_file_is_served_with_its_own_tokenizer(kind: str, tmp_path: Path) -> None:
-    if kind == "qwen3" and find_spec("gguf") is None:
-        pytest.skip("transformers reads this architecture with the package gguf")
     expected: Any = write_gguf(tmp_path / "tiny.gguf", kind)
     model_folder = fetch_checkpoint(str(tmp_path / "tiny.gguf"))
     assert fetch_checkpoint(str(tmp_path)) == model_folder  # the only file of the folder, converted already
