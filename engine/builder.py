@@ -13,9 +13,7 @@ from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.registry import AdapterRegistry
 from antiphon.engine.cache_budget import choose_context, limit_context, size_cache
 from antiphon.engine.checkpoint.files import Checkpoint
-from antiphon.engine.errors import LoadError
 from antiphon.engine.experts.mxfp4_checkpoint import pack_mxfp4_experts
-from antiphon.engine.experts.pack import describe_experts
 from antiphon.engine.experts.stand_ins import stand_in_for_experts
 from antiphon.engine.hardware import cpu_features, physical_cores
 from antiphon.engine.heap import return_freed_memory
@@ -25,27 +23,21 @@ from antiphon.engine.model.decoded_checkpoint import keeps_stored_form
 from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.loader import engine_info, load_model
 from antiphon.engine.model.mapped_weights import use_kernels
-from antiphon.engine.model.select import reference_logits, reference_rows, select_forward
+from antiphon.engine.model.select import select_forward
+from antiphon.engine.model.validation import Validation, reference_logits
 from antiphon.engine.model.varlen import VarlenForward
-from antiphon.engine.optimize.decoder_layer import fuse_decoder_layers
-from antiphon.engine.optimize.fuse import fuse_layers_and_rotary
-from antiphon.engine.optimize.pack_linears import PackingResult, pack_linears
+from antiphon.engine.optimize.optimize_model import optimize_model, packs_layers
+from antiphon.engine.optimize.pack_linears import PackingResult, prepare_dry_run
 from antiphon.engine.optimize.packing_plan import DRY_RUN_TOKENS
-from antiphon.engine.optimize.quantization_error import REMEDIES, QuantizationError, check_similarity, compare_logits
-from antiphon.engine.optimize.rms_norm import replace_norms
-from antiphon.engine.optimize.stored_linears import describe_forms
 from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.opening import open_pack_session
-from antiphon.engine.pack_cache.session import PackSession, StartChecks
+from antiphon.engine.pack_cache.session import StartChecks
 from antiphon.engine.scheduler.core import Core
 from antiphon.engine.scheduler.grammar import compiler_factory
 from antiphon.engine.thread_governor import ThreadGovernor
 
 log = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 4
-"""Tokens of the pass that measures the memory of a token, if no other pass has run."""
 
 QUANTIZED_PROMPT_BLOCK_TOKENS = 16
 """Prompt tokens per attention block in torch if linear layers are quantized.
@@ -86,11 +78,12 @@ def build_core_from_model(
     layers = AdaptableLayers(model) if options.lora_modules or options.allow_lora_updates else None
     restore_threads = _adapt_threads_while_loading(model, options)
     if optimize:
-        remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model))
+        remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
     kernels = _load_kernels(model, options) if optimize else None
     kept = open_pack_session(checkpoint if optimize else None, options, kernels)
-    forward = _select_forward(model, options, kernels, kept.checks)
-    packing = _optimize(model, forward, options, kernels, kept) if optimize else PackingResult()
+    validation = Validation(model, prepare_dry_run(model) if optimize and packs_layers(options) else None)
+    forward = _select_forward(model, options, kernels, kept.checks, validation)
+    packing = optimize_model(model, forward, options, kernels, kept, validation) if optimize else PackingResult()
     _apply_determinism(forward, options, packing)
     adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options, kernels)
     restore_threads()
@@ -104,8 +97,6 @@ def build_core_from_model(
     info = msgspec.structs.replace(
         info, max_model_len=context, description=_describe(info.description, packing, model, options, adapters)
     )
-    # With one-token passes, verifying a draft takes as long as generating its tokens.
-    drafts = forward.supports_drafts and not (options.deterministic and not packing.is_complete)
     return Core(
         forward,
         info,
@@ -113,13 +104,18 @@ def build_core_from_model(
         max_waiting=options.max_waiting,
         max_batched_tokens=options.max_batched_tokens,
         max_cache_tokens=cache_tokens,
-        max_draft_seqs=options.max_draft_seqs if drafts else 0,
+        max_draft_seqs=options.max_draft_seqs if _uses_drafts(forward, options, packing) else 0,
         enable_prefix_caching=options.enable_prefix_caching,
         kernels=kernels,
         before_pass=_adapt_threads(model, options),
         adapters=adapters,
         grammars=compiler_factory(checkpoint.path, info.vocab_size, info.eos_ids) if checkpoint else lambda: None,
     )
+
+
+def _uses_drafts(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> bool:
+    """Tells whether drafts save time. With one-token passes, verifying one takes as long as generating its tokens."""
+    return forward.supports_drafts and not (options.deterministic and not packing.is_complete)
 
 
 def _adapt_threads(model: PreTrainedModel, options: EngineOptions) -> Callable[[], None]:
@@ -163,7 +159,11 @@ def _load_kernels(model: PreTrainedModel, options: EngineOptions) -> Kernels | N
 
 
 def _select_forward(
-    model: PreTrainedModel, options: EngineOptions, kernels: Kernels | None, checks: StartChecks | None
+    model: PreTrainedModel,
+    options: EngineOptions,
+    kernels: Kernels | None,
+    checks: StartChecks | None,
+    validation: Validation,
 ) -> ForwardPass:
     log.info("validating the forward pass")
     cuda = model.device.type == "cuda"
@@ -172,64 +172,19 @@ def _select_forward(
         torch.backends.cuda.enable_cudnn_sdp(False)
     paged = cuda if options.paged_cache is None else options.paged_cache
     checked = None if checks is None else checks.forward
-    with stand_in_for_experts(model):  # packed experts amplify the last bits, in which two correct passes differ
-        return select_forward(model, paged=paged, kernels=kernels, checked=checked, context=options.max_model_len)
-
-
-def _optimize(
-    model: PreTrainedModel, forward: ForwardPass, options: EngineOptions, kernels: Kernels | None, kept: PackSession
-) -> PackingResult:
-    """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 if configured."""
-    checks = kept.checks
-    replace_norms(model, kernels)
-    packing = PackingResult()
-    if options.pack_linears or options.quantization is not None:
-        log.info("loading packed weights" if checks is not None else "packing weights")
-        packing = pack_linears(
+    with stand_in_for_experts(model) as num_stand_ins:
+        # Packed experts amplify the last bits, in which two correct passes differ.
+        forward = select_forward(
             model,
-            lambda: reference_logits(forward, model),
-            options.quantization,
-            kernels,
-            kept,
-            lambda: reference_logits(forward, model, DRY_RUN_TOKENS),
+            paged=paged,
+            kernels=kernels,
+            checked=checked,
+            context=options.max_model_len,
+            validation=validation,
         )
-        if options.quantization == "stored" and packing.description:
-            packing = packing._replace(description=describe_forms(model))
-        if kernels is not None:
-            fuse_layers_and_rotary(model, kernels)
-            fuse_decoder_layers(model, kernels)
-    if options.quantization is not None and not packing.description:
-        raise LoadError(f"this model cannot be quantized here (see the log); {REMEDIES[options.quantization]}")
-    notes = [packing.description, describe_experts(model), *_use_fp16_cache(forward, options)]
-    if options.quantization is not None:
-        error = _measure_error(model, forward, packing, checks)
-        check_similarity(options.quantization, error.similarity, force=options.force_quantization)
-        notes.append(str(error))
-        kept.finish(StartChecks(type(forward).__name__, [list(names) for names in packing.groups], *error))
-    return packing._replace(description=", ".join(note for note in notes if note), logits_before=None)
-
-
-def _measure_error(
-    model: PreTrainedModel, forward: ForwardPass, packing: PackingResult, checks: StartChecks | None
-) -> QuantizationError:
-    """Returns the error of the quantized model, from an earlier start if that has measured it."""
-    if packing.logits_before is not None:
-        return compare_logits(reference_rows(forward, model), packing.logits_before)
-    assert checks is not None  # otherwise the model has run before it was packed
-    reference_logits(forward, model, WARM_UP_TOKENS)
-    return QuantizationError(checks.similarity, checks.agreement)
-
-
-def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
-    """Switches new caches to fp16 if requested, or by default with quantized layers. Returns notes for the log."""
-    dtype = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
-    if dtype == "float32":
-        return []
-    if isinstance(forward, VarlenForward) and forward.use_fp16_cache():
-        return ["KV cache in float16"]
-    if options.kv_cache_dtype:
-        raise LoadError("a float16 KV cache needs compiled kernels, which are missing; leave --kv-cache-dtype out")
-    return []
+    if num_stand_ins:
+        validation.texts.logits = None  # those of the model itself are other ones
+    return forward
 
 
 def _load_adapters(

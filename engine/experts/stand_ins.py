@@ -20,14 +20,17 @@ FACTOR_STEP = 0.618034
 
 
 @contextmanager
-def stand_in_for_experts(model: nn.Module) -> Iterator[None]:
-    """Within this context, the experts of this package compute :func:`mix_rows` instead of their weights."""
+def stand_in_for_experts(model: nn.Module) -> Iterator[int]:
+    """Within this context, the experts of this package compute :func:`mix_rows` instead of their weights.
+
+    Yields the number of layers whose experts do so.
+    """
     kinds = (PackedExperts, StoredExperts)
     experts = [module for module in model.modules() if isinstance(module, kinds)]
     for module in experts:
         vars(module)["forward"] = functools.partial(mix_rows, module.num_experts)
     try:
-        yield
+        yield len(experts)
     finally:
         for module in experts:
             del vars(module)["forward"]

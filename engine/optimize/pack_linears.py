@@ -29,7 +29,7 @@ from antiphon.engine.optimize.linears import (
     build_int4_linear,
     build_int8_linear,
 )
-from antiphon.engine.optimize.packing_plan import RunModel, plan_packing
+from antiphon.engine.optimize.packing_plan import DryRun, RunModel, plan_packing
 from antiphon.engine.optimize.replace import set_submodule
 from antiphon.engine.optimize.stored_linears import build_stored_linear
 from antiphon.engine.optimize.verification import UnusableKernelError
@@ -49,13 +49,11 @@ class PackingResult(NamedTuple):
     """Result of packing. ``description`` is text for the operator, empty if nothing was packed.
 
     ``is_complete``: every matrix that tokens are multiplied by is packed, so no row depends on another.
-    ``logits_before`` are the logits of ``run`` before packing, None if an earlier start has checked the packed model.
     ``groups`` are the layers that were to be packed, and merged.
     """
 
     description: str = ""
     is_complete: bool = False
-    logits_before: Tensor | None = None
     groups: tuple[tuple[str, ...], ...] = ()
 
 
@@ -66,28 +64,24 @@ def pack_linears(
     quantize: Quantization | None = None,
     kernels: Kernels | None = None,
     kept: PackSession | None = None,
-    run_start: RunModel | None = None,
+    groups: list[list[str]] | None = None,
 ) -> PackingResult:
     """Replaces the model's linear layers. ``run`` runs the model; ``kept`` are packed weights of an earlier start.
 
-    ``run_start`` runs the model on the start of the text, in less time.
-
-    A model that cannot be packed is left unchanged, with a warning in the log. The model does not run if an earlier
-    start has checked it.
+    A model that cannot be packed is left unchanged, with a warning in the log. The model runs only if neither an
+    earlier start nor a dry run has found the ``groups`` of layers to pack.
     """
     linears, kept = dict(find_linears(model)), kept or PackSession(None)
-    reason = None if linears else "it has no linear layers"
-    if any(_stored_weight(layer).device.type != "cpu" or not _computes_in_fp32(layer) for layer in linears.values()):
-        reason = "packing requires fp32 weights on a CPU"
-    groups: list[list[str]] = [] if kept.checks is None else kept.checks.groups
-    logits_before = run() if reason is None and not groups else None
-    if logits_before is not None:
+    reason = _explain_unpackable_layers(linears)
+    if kept.checks is not None:
+        groups = kept.checks.groups
+    if reason is None:
         try:
-            groups = plan_packing(model, linears, run_start or run, logits_before)
+            groups = plan_packing(model, linears, run) if groups is None else groups
             reason = None if groups else "the model reads the weights of all of them itself"
         except Exception as failure:  # noqa: BLE001  the model's own layers can still serve it
             reason = one_line(failure)
-    if reason is not None:
+    if reason is not None or groups is None:
         log.warning("linear layers are not packed%s: %s", " and not quantized" if quantize else "", reason)
         _read_mapped_layers(model)
         return PackingResult()
@@ -99,9 +93,23 @@ def pack_linears(
     return PackingResult(
         quantize or " in ".join(["packed", *stored_types - {"float32"}]),
         is_complete,
-        logits_before,
         tuple(map(tuple, groups)),
     )
+
+
+def prepare_dry_run(model: nn.Module) -> DryRun | None:
+    """Returns a dry run for the layers that :func:`pack_linears` would pack; None if it would pack none."""
+    linears = dict(find_linears(model))
+    return None if _explain_unpackable_layers(linears) else DryRun(model, linears)
+
+
+def _explain_unpackable_layers(linears: dict[str, nn.Linear]) -> str | None:
+    """Returns the reason why no layer of a model can be packed; None if there is none."""
+    if not linears:
+        return "it has no linear layers"
+    if any(_stored_weight(layer).device.type != "cpu" or not _computes_in_fp32(layer) for layer in linears.values()):
+        return "packing requires fp32 weights on a CPU"
+    return None
 
 
 def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from antiphon.engine.errors import one_line
 from antiphon.engine.optimize.replace import relative_error, set_submodule
 from antiphon.engine.optimize.verification import UnusableKernelError
 
@@ -28,47 +29,63 @@ RunModel = Callable[[], Tensor]
 """Runs the model on a fixed text and returns the logits (tokens, vocabulary)."""
 
 
-def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel, expected: Tensor) -> list[list[str]]:
-    """Returns the layers to pack, by dry runs: groups of layers that share their input, and groups of one.
+class DryRun:
+    """Observes how a model uses its linear layers while it runs.
 
-    A layer whose weight or bias the model reads itself is in no group. If the model does not run with merged layers,
-    none are merged. ``run`` may run only the start of the text whose logits are ``expected``. Raises
-    :class:`UnusableKernelError` if the logits differ, or the model's own error.
+    ``groups`` are the layers to pack: groups of layers that share their input, and groups of one. A layer whose weight
+    or bias the model reads itself is in no group. They are None until a run has been observed. Without ``merges``, no
+    layers are merged.
     """
-    candidates = _candidate_groups(linears)
-    try:
-        return _run_dry(model, linears, candidates, run, expected)
-    except Exception:
-        if not candidates:
-            raise
-        log.debug("the dry run with merged layers failed", exc_info=True)
-    return _run_dry(model, linears, [], run, expected)
+
+    def __init__(self, model: nn.Module, linears: dict[str, nn.Linear], *, merges: bool = True) -> None:
+        self.groups: list[list[str]] | None = None
+        self._model, self._linears = model, linears
+        self._candidates = _candidate_groups(linears) if merges else []
+
+    def observe(self, run: Callable[[], str | None]) -> str | None:
+        """Observes the model while ``run`` runs it and returns the reason why its result is wrong, None if it is right.
+
+        Returns that reason, or the error of the run. Then the model cannot be packed in these groups.
+        """
+        stand_ins = {name: _LinearStandIn(layer) for name, layer in self._linears.items()}
+        watchers = [_CallWatcher([stand_ins[name] for name in names]) for names in self._candidates]
+        try:
+            for name, stand_in in stand_ins.items():
+                set_submodule(self._model, name, stand_in)
+            reason = run()
+        except Exception as failure:
+            log.debug("the dry run failed", exc_info=True)
+            reason = one_line(failure)
+        finally:
+            for name, layer in self._linears.items():
+                set_submodule(self._model, name, layer)
+                stand_ins[name].watcher = None  # the reference cycle would keep the original weights
+        if reason is None:
+            groups = [names for names, watcher in zip(self._candidates, watchers, strict=True) if watcher.is_shared]
+            merged = {name for names in groups for name in names}
+            callable_only = (name for name, stand_in in stand_ins.items() if not stand_in.was_read)
+            self.groups = [*groups, *([name] for name in callable_only if name not in merged)]
+        return reason
 
 
-def _run_dry(
-    model: nn.Module, linears: dict[str, nn.Linear], candidates: list[list[str]], run: RunModel, expected: Tensor
-) -> list[list[str]]:
-    """Implements :func:`plan_packing` for these candidates of merged groups."""
-    stand_ins = {name: _LinearStandIn(layer) for name, layer in linears.items()}
-    watchers = [_CallWatcher([stand_ins[name] for name in names]) for names in candidates]
-    try:
-        for name, stand_in in stand_ins.items():
-            set_submodule(model, name, stand_in)
-        logits = run()
-    finally:
-        for name, layer in linears.items():
-            set_submodule(model, name, layer)
-            stand_ins[name].watcher = None  # the reference cycle would keep the original weights
-    error = relative_error(logits, expected[: len(logits)])
-    if not error <= DRY_RUN_RTOL and len(logits) < len(expected):
-        # Texts of two lengths are rounded in two ways, which quantized experts and routers can make larger.
-        error = relative_error(logits, run())
-    if not error <= DRY_RUN_RTOL:
-        raise UnusableKernelError(f"the dry run's logits differ by {error:.2g}")
-    groups = [names for names, watcher in zip(candidates, watchers, strict=True) if watcher.is_shared]
-    merged = {name for names in groups for name in names}
-    callable_only = (name for name, stand_in in stand_ins.items() if not stand_in.was_read)
-    return [*groups, *([name] for name in callable_only if name not in merged)]
+def plan_packing(model: nn.Module, linears: dict[str, nn.Linear], run: RunModel) -> list[list[str]]:
+    """Returns the groups of a dry run. If the model does not run with merged layers, none are merged.
+
+    Raises :class:`UnusableKernelError` if the logits differ in the dry run, or the model does not run.
+    """
+    expected = run()
+
+    def compare() -> str | None:
+        error = relative_error(run(), expected)
+        return None if error <= DRY_RUN_RTOL else f"the dry run's logits differ by {error:.2g}"
+
+    reason = None
+    for merges in (True, False):
+        dry_run = DryRun(model, linears, merges=merges)
+        reason = dry_run.observe(compare)
+        if dry_run.groups is not None:
+            return dry_run.groups
+    raise UnusableKernelError(reason)
 
 
 class _CallWatcher:

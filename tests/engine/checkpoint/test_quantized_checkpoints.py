@@ -18,7 +18,7 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.model import loader
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.model.mapped_weights import MappedLinear
-from antiphon.engine.model.select import reference_logits
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize.stored_linears import build_stored_linear
 from antiphon.engine.options import EngineOptions
 from tests.engine.checkpoint import quantized_folders as folders

@@ -31,7 +31,7 @@ from antiphon.engine.kernels.library import SOURCES, load_kernels
 from antiphon.engine.kernels.lora import GROUP_FIELDS, LoraArgs
 from antiphon.engine.kernels.quantized_linear import LinearArgs
 from antiphon.engine.kernels.row_major_linear import RowMajorArgs
-from antiphon.engine.model.select import reference_logits
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
 from tests.engine.kernel_builds import require_int8_kernels, require_kernels

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from antiphon.engine.kernels.row_major_linear import RowMajorLinearKernel
 from antiphon.engine.model import loader, mapped_weights
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.model.mapped_weights import FileMappings, MappedEmbedding, MappedLinear, use_kernels
-from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.select import select_forward
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize import pack_linears
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
@@ -124,6 +126,7 @@ def test_at_most_one_weight_is_in_memory_in_fp32_while_packing(
     monkeypatch.setattr(loader, "_mappable_dtype", lambda checkpoint: None)
     build_quantized_core(folder, form)
     assert max(counts) >= 10, counts  # the whole model
+    assert all(more > fewer for more, fewer in pairwise(counts)), "the weights of a group are freed when it is packed"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

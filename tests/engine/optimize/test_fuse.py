@@ -13,7 +13,8 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 
 from antiphon.engine.kernels.bindings import Kernels
-from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.select import select_forward
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize.fuse import ROTARY_FUNCTION, FusedRotary, FusedSwiGLU, fuse_layers_and_rotary
 from antiphon.engine.optimize.linears import MergedLinearSlice
 from antiphon.engine.optimize.pack_linears import pack_linears

@@ -17,7 +17,7 @@ from antiphon.engine.builder import build_core
 from antiphon.engine.kernels.half_linear import HALF_DTYPES, PackedHalfWeight
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.model.mapped_weights import MappedLinear
-from antiphon.engine.model.select import reference_logits
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 from antiphon.engine.optimize.linears import OneDnnLinear, PackedLinear
 from antiphon.engine.options import EngineOptions

@@ -16,7 +16,8 @@ from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight, pack_int4_weight, unpack_int4_weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.kernels.library import load_kernels
-from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.select import select_forward
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 from antiphon.engine.optimize.linears import CompiledLinear, OneDnnLinear, PackedLinear
 from antiphon.engine.optimize.pack_linears import find_linears

@@ -17,8 +17,10 @@ from antiphon.engine.builder import QUANTIZED_PROMPT_BLOCK_TOKENS, build_core_fr
 from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.forward import SequenceInput
-from antiphon.engine.model.select import reference_logits, select_forward
+from antiphon.engine.model.select import select_forward
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.model.varlen import VarlenForward
+from antiphon.engine.optimize import packing_plan
 from antiphon.engine.optimize.linears import MergedLinearSlice, PackedLinear
 from antiphon.engine.optimize.pack_linears import find_linears, pack_linears
 from antiphon.engine.optimize.packing_plan import plan_packing
@@ -397,12 +399,43 @@ def test_only_plain_rms_norms_are_replaced() -> None:
     assert torch.allclose(reference_logits(select_forward(fused_model), fused_model), expected, atol=1e-4)
 
 
-def test_dry_run_of_a_shorter_text_is_compared_with_a_run_of_its_length() -> None:
-    """With quantized experts, the rounding of another length can change the logits of the same tokens."""
+def test_dry_run_with_other_logits_or_an_error_plans_nothing() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
-    expected = torch.cat([model(x), model(x)]) * 1.01
+    x, linears = torch.randn(4, 8), dict(find_linears(model))
+    factors = iter((1.0, 1.01, 1.01))
     with torch.inference_mode():
-        assert plan_packing(model, dict(find_linears(model)), lambda: model(x), expected) == [["0"]]
-        with pytest.raises(UnusableKernelError, match="the dry run's logits differ"):
-            plan_packing(model, dict(find_linears(model)), lambda: model(x), expected[:4])
+        assert plan_packing(model, linears, lambda: model(x)) == [["0"]]
+        with pytest.raises(UnusableKernelError, match="the dry run's logits differ by"):
+            plan_packing(model, linears, lambda: model(x) * next(factors))
+        with pytest.raises(UnusableKernelError, match="ReferenceError: not a layer"):
+            plan_packing(model, linears, lambda: _run_only_original_layer(model, x))
+    assert dict(find_linears(model)) == linears
+
+
+def _run_only_original_layer(model: Any, x: Any) -> Any:
+    if type(model[0]) is not nn.Linear:
+        raise ReferenceError("not a layer")
+    return model(x)
+
+
+def test_validation_is_the_dry_run_of_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model runs six times before it is packed: once for each text, and four times with all of its layers watched."""
+    passes: list[list[type[nn.Module]]] = []
+    model: Any = copy_tiny_model("qwen3")
+    projections = (model.model.layers[0].self_attn, "q_proj"), (model.model.layers[0].mlp, "gate_proj")
+    model.register_forward_pre_hook(lambda *_: passes.append([type(getattr(*place)) for place in projections]))
+    monkeypatch.setattr("antiphon.engine.optimize.pack_linears.plan_packing", lambda *_: pytest.fail("a run too many"))
+    core = build_core_from_model(model, options=EngineOptions(quantization="int8"), optimize=True)
+    assert "int8" in core.info.description
+    packed = passes.index([MergedLinearSlice, MergedLinearSlice])
+    assert passes[:packed] == [[nn.Linear] * 2] * 2 + [[packing_plan._LinearStandIn] * 2] * 4
+
+
+def test_model_that_runs_only_with_its_own_layers_is_validated_without_a_dry_run() -> None:
+    model: Any = copy_tiny_model("qwen3")
+    mlp = model.model.layers[0].mlp
+    original = mlp.forward
+    mlp.forward = lambda x: original(x) if type(mlp.up_proj) is nn.Linear else 2 * original(x)
+    core = build_core_from_model(model, optimize=True)
+    assert isinstance(core._forward, VarlenForward)
+    assert "packed" not in core.info.description and type(mlp.up_proj) is nn.Linear

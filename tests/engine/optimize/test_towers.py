@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
 from antiphon.engine.model.forward import SequentialForward
-from antiphon.engine.model.select import reference_logits
+from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.towers import remove_unused_towers
 from antiphon.engine.options import EngineOptions

@@ -56,9 +56,9 @@ def forbid_packing(monkeypatch: pytest.MonkeyPatch) -> None:
         "kernels.pack.WeightPacker.pack_int8",
         "optimize.linears.verify_linear",
         "optimize.pack_linears.plan_packing",
-        "model.select._probe_logits",
+        "model.validation.ProbeTexts.measure",
         "model.mapped_weights.MappedLinear.forward",
-        "builder.compare_logits",
+        "optimize.optimize_model.compare_logits",
     ):
         monkeypatch.setattr(f"antiphon.engine.{name}", fail)
 
