@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from antiphon.engine import builder
 from antiphon.engine.builder import build_core
+from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.half_linear import HALF_DTYPES, PackedHalfWeight
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.model.mapped_weights import MappedLinear
@@ -127,7 +127,7 @@ def test_model_that_fits_only_in_16_bits_is_loaded(checkpoint: Any, monkeypatch:
     size = (folder / "model.safetensors").stat().st_size
     monkeypatch.setattr("antiphon.engine.model.loader.free_memory", lambda device: int(1.5 * size))
     assert "packed in bfloat16" in build_tiny_core(folder).info.description
-    with pytest.raises(builder.LoadError, match="are free"):
+    with pytest.raises(LoadError, match="are free"):
         build_tiny_core(folder, dtype="float32")
 
 
