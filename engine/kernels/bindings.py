@@ -63,6 +63,9 @@ class DecoderLayerArgs(ctypes.Structure):
 class Kernels(QuantizedLinearKernels):
     """Functions of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
 
+    ``verified_shapes`` are the layers whose rows were found to have the same bits in any batch: the form of the weight,
+    its outputs and inputs, and whether there is no bias. A kernel computes weights of one shape in one way.
+
     ``supports_fp16_cache`` tells whether :meth:`attend` can read KV caches in fp16. ``decoder_layer`` runs
     a :class:`DecoderLayerArgs`; ``decoder_layer_workspace`` returns its workspace per token, in fp32 elements.
     """
@@ -72,6 +75,7 @@ class Kernels(QuantizedLinearKernels):
         self.lora = LoraKernel(library)
         self.half = HalfLinearKernel(library)
         self.row_major = RowMajorLinearKernel(library)
+        self.verified_shapes: set[tuple[str, int, int, bool]] = set()
         self.supports_fp16_cache = bool(read_constant(library, "has_fp16"))
         self._rms_norm = load_function(library, "rms_norm", RowArgs, ctypes.c_float)
         self._silu_mul = load_function(library, "silu_mul", RowArgs)

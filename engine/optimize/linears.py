@@ -20,6 +20,7 @@ from antiphon.engine.kernels.quantized_linear import PackedWeight, weight_addres
 from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.optimize.verification import (
+    KNOWN_SHAPE_ROW_COUNTS,
     PROBE_ROW_COUNTS,
     UnusableKernelError,
     probe_rows,
@@ -191,8 +192,11 @@ def _build_compiled_linear(
     """Returns a layer of compiled kernels, compared with ``weight``; None, with a warning, if its results differ."""
     compiled = CompiledLinear(packed, bias, kernels)
     max_error = HALF_MAX_RELATIVE_ERROR if isinstance(packed, PackedHalfWeight) else INT8_MAX_RELATIVE_ERROR
+    shape = (type(packed).__name__, packed.outputs, packed.inputs, bias is None)
+    row_counts = KNOWN_SHAPE_ROW_COUNTS if shape in kernels.verified_shapes else PROBE_ROW_COUNTS
     try:
-        verify_linear(compiled, weight, bias, max_error)
+        verify_linear(compiled, weight, bias, max_error, row_counts)
+        kernels.verified_shapes.add(shape)
     except UnusableKernelError as failure:
         form = {PackedHalfWeight: "16-bit", PackedInt8Weight: "int8"}.get(type(packed), "int4")
         log.warning("the compiled %s kernel is not used: %s", form, failure)

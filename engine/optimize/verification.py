@@ -12,6 +12,9 @@ from antiphon.engine.kernels.weight_rows import WeightRows
 PROBE_ROW_COUNTS = (1, 2, 5, 16, 33)
 """Numbers of rows on which a packed weight is verified."""
 
+KNOWN_SHAPE_ROW_COUNTS = (1,)
+"""The same for a weight whose kernel has been verified with another weight of the same shape."""
+
 SAMPLE_RUNS, SAMPLE_RUN_OUTPUTS = 8, 32
 """Runs of consecutive outputs on which a large weight is verified: from the first output to the last."""
 
@@ -27,8 +30,11 @@ def verify_linear(
     weight: Tensor | WeightRows | PackedInt4Weight,
     bias: Tensor | None,
     max_error: float,
+    row_counts: tuple[int, ...] = PROBE_ROW_COUNTS,
 ) -> None:
     """Raises :class:`UnusableKernelError` unless the layer computes a product with this weight.
+
+    A row must have the same bits in batches of all ``row_counts`` sizes.
 
     The product of a large weight is compared in a sample of its outputs: computing all of them in fp32 would take most
     of the time of packing.
@@ -42,7 +48,7 @@ def verify_linear(
         expected_weight, inputs = rows.take(sample), rows.shape[1]
     x = probe_rows(PROBE_ROW_COUNTS[-1], inputs)
     expected = functional.linear(x, expected_weight, None if bias is None else bias[sample])
-    verify_kernel(kernel, x, expected, max_error, sample)
+    verify_kernel(kernel, x, expected, max_error, sample, row_counts)
 
 
 def choose_outputs(count: int) -> Tensor:
@@ -64,15 +70,16 @@ def verify_kernel(
     expected: Tensor,
     max_error: float,
     sample: Tensor | slice = slice(None),
+    row_counts: tuple[int, ...] = PROBE_ROW_COUNTS,
 ) -> None:
     """Raises :class:`UnusableKernelError` unless the error is at most ``max_error`` and a row's bits are fixed.
 
-    ``expected`` holds the outputs of the ``sample``. A row must have the same bits in batches of all
-    :data:`PROBE_ROW_COUNTS` sizes.
+    ``expected`` holds the outputs of the ``sample``. A row must have the same bits in batches of all ``row_counts``
+    sizes.
     """
     batched = kernel(x)
     error = float((batched[:, sample] - expected).norm() / expected.norm().clamp_min(MIN_NORM))
     if not error <= max_error:
         raise UnusableKernelError(f"its relative error is {error:.2g}")
-    if not all(torch.equal(kernel(x[:count]), batched[:count]) for count in PROBE_ROW_COUNTS):
+    if not all(torch.equal(kernel(x[:count]), batched[:count]) for count in row_counts):
         raise UnusableKernelError("a row's result depends on the other rows")

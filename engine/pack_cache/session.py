@@ -1,4 +1,4 @@
-"""The packed weights of one start: loads them from a file, or collects and writes them.
+"""The packed weights of one start: loads them from a file, or collects them and writes them after the start.
 
 Two files belong to a model in a form. ``KEY.packed`` holds its packed weights, ``KEY-CHECKS.json`` what the checks of
 an earlier start have found: with the same code, libraries and options, they need not run again.
@@ -7,6 +7,7 @@ an earlier start have found: with the same code, libraries and options, they nee
 import json
 import logging
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 
 WEIGHT_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (PackedInt8Weight, PackedInt4Weight)}
 """Classes of packed weights, named tuples of tensors and numbers, by the names that stand for them in files."""
+
+
+WRITER_NICENESS = 10
+"""Niceness of the thread that writes the files."""
 
 
 class StartChecks(msgspec.Struct, frozen=True):
@@ -52,7 +57,7 @@ class PackSession:
         self._pack_path = Path(folder or "", f"{key}{PACK_SUFFIX}")
         self._checks_path = Path(folder or "", f"{key}-{checks_key}{CHECKS_SUFFIX}")
         self._file = None if folder is None else self._open_file()
-        self._writer: PackFileWriter | None = None
+        self._unwritten: dict[str, PackEntry] | None = None
         self._finishing: threading.Thread | None = None
         self.checks = None if self._file is None else self._read_checks()
 
@@ -108,15 +113,15 @@ class PackSession:
             return
         try:
             reason = make_room(self._folder, self._expected_bytes, self._limit_bytes)
-            if reason is None:
-                self._writer = PackFileWriter(self._pack_path)
-                return
         except OSError as error:
             reason = one_line(error)
-        log.warning("the packed weights are not kept: %s", reason)
+        if reason is None:
+            self._unwritten = {}
+        else:
+            log.warning("the packed weights are not kept: %s", reason)
 
     def store(self, name: str, packed: Any) -> None:
-        """Writes a packed weight, a named tuple whose class is in :data:`WEIGHT_CLASSES`."""
+        """Keeps a packed weight, a named tuple whose class is in :data:`WEIGHT_CLASSES`, for :meth:`finish`."""
         if type(packed).__name__ not in WEIGHT_CLASSES:
             return
         fields = packed._asdict()
@@ -125,23 +130,13 @@ class PackSession:
         self.store_entry(name, PackEntry(tensors, details | {"class": type(packed).__name__}))
 
     def store_entry(self, name: str, entry: PackEntry) -> None:
-        """Writes tensors under a name."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.add(name, entry)
-        except OSError as error:
-            self._abandon(error)
-
-    def _abandon(self, error: OSError) -> None:
-        log.warning("the packed weights are not kept: %s", one_line(error))
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.discard()
+        """Keeps tensors under a name for :meth:`finish`. They must not change until they are written."""
+        if self._unwritten is not None:
+            self._unwritten[name] = entry
 
     def finish(self, checks: StartChecks | None) -> None:
-        """Completes the file and the results of checks in a thread: waiting for the disk would delay the start."""
-        if self._folder is None or (self._writer is None and (self._file is None or self.checks is not None)):
+        """Writes the file and the results of checks in a thread, for which the start does not wait."""
+        if self._folder is None or (self._unwritten is None and (self._file is None or self.checks is not None)):
             return
         self._finishing = threading.Thread(target=self._write_files, args=(checks,), name="pack-cache", daemon=True)
         self._finishing.start()
@@ -152,12 +147,26 @@ class PackSession:
             self._finishing.join()
 
     def _write_files(self, checks: StartChecks | None) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own: the first requests come first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+        entries, self._unwritten = self._unwritten, None
         try:
-            if self._writer is not None:
-                self._writer.commit()
+            if entries is not None:
+                self._write_pack(entries)
             if checks is not None:
                 unfinished = self._checks_path.with_name(f"{self._checks_path.name}.{os.getpid()}.tmp")
                 unfinished.write_text(json.dumps(msgspec.to_builtins(checks)), encoding="utf-8")
                 unfinished.replace(self._checks_path)
         except OSError as error:
-            self._abandon(error)
+            log.warning("the packed weights are not kept: %s", one_line(error))
+
+    def _write_pack(self, entries: dict[str, PackEntry]) -> None:
+        """Writes the file of packed weights. Raises :class:`OSError`, and then leaves no unfinished file."""
+        writer = PackFileWriter(self._pack_path)
+        try:
+            for name in list(entries):
+                writer.add(name, entries.pop(name))
+            writer.commit()
+        except OSError:
+            writer.discard()
+            raise

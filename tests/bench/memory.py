@@ -64,13 +64,20 @@ def measure_baseline(env_vars: Mapping[str, str]) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+async def wait_for_pack(cache: Path) -> None:
+    """Waits until the packed weights are written, which begins after the start."""
+    await asyncio.sleep(1.0)
+    while list(cache.rglob("*.tmp")):
+        await asyncio.sleep(0.2)
+
+
 async def measure_start(peer: Peer, model: Path, baseline_bytes: int) -> StartCost:
     """Starts a server, waits for its first token, and terminates it."""
     server = PeerServer(peer, model)
     try:
         await server.wait_until_ready(TIMEOUT_S)
         peak, ready = server.process.largest_process_memory()
-        await asyncio.sleep(1.0)  # the packed weights are written after the start
+        await wait_for_pack(Path(peer.env_vars["XDG_CACHE_HOME"]))
     finally:
         server.process.terminate()
     return StartCost(server.startup_s, peak - baseline_bytes, ready - baseline_bytes)

@@ -1,5 +1,7 @@
 """Verification of packed layers: the sample of outputs, and layers that compute something else."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
@@ -9,7 +11,15 @@ from torch import Tensor
 
 from antiphon.engine.kernels.int4_layout import pack_int4_weight, unpack_int4_outputs, unpack_int4_weight
 from antiphon.engine.kernels.weight_rows import WeightRows
-from antiphon.engine.optimize.verification import UnusableKernelError, choose_outputs, verify_linear
+from antiphon.engine.optimize.linears import build_int4_linear
+from antiphon.engine.optimize.verification import (
+    KNOWN_SHAPE_ROW_COUNTS,
+    PROBE_ROW_COUNTS,
+    UnusableKernelError,
+    choose_outputs,
+    verify_linear,
+)
+from tests.engine.kernel_builds import require_kernels
 
 
 def make_weight(outputs: int, inputs: int) -> Tensor:
@@ -43,3 +53,29 @@ def test_layer_with_another_weight_or_bias_is_refused(outputs: int) -> None:
         verify_linear(lambda x: torch.nn.functional.linear(x, weight.roll(1, 0), bias), weight, bias, 1e-3)
     with pytest.raises(UnusableKernelError, match="relative error is"):
         verify_linear(lambda x: torch.nn.functional.linear(x, weight), weight, bias, 1e-3)
+
+
+def test_rows_that_depend_on_the_batch_are_refused_also_for_a_known_shape() -> None:
+    weight = make_weight(40, 16)
+
+    def add_in_another_order_alone(x: Tensor) -> Tensor:
+        return (x[:, None] * weight).flip(-1).cumsum(-1)[..., -1] if len(x) == 1 else (x[:, None] * weight).sum(-1)
+
+    for row_counts in (PROBE_ROW_COUNTS, KNOWN_SHAPE_ROW_COUNTS):
+        with pytest.raises(UnusableKernelError, match="depends on the other rows"):
+            verify_linear(add_in_another_order_alone, weight, None, 1e-3, row_counts)
+
+
+def test_weights_of_a_known_shape_are_multiplied_by_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, counts = require_kernels(), []
+    monkeypatch.setattr(kernels, "verified_shapes", set())
+    multiply = kernels.int4_linear
+
+    def count_rows(x: Tensor, *args: Any) -> Tensor:
+        counts.append(len(x))
+        return multiply(x, *args)
+
+    monkeypatch.setattr(kernels, "int4_linear", count_rows)
+    for bias in (None, None, torch.ones(48)):
+        build_int4_linear(make_weight(48, 64), bias, kernels)
+    assert counts == [33, *PROBE_ROW_COUNTS, 33, *KNOWN_SHAPE_ROW_COUNTS, 33, *PROBE_ROW_COUNTS]
