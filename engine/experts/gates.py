@@ -1,6 +1,7 @@
 """Activations of experts between their two matrices. Most activate a gate that multiplies the other outputs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -43,10 +44,14 @@ class ModuleGate:
             result: Tensor = self._module.act_fn(rows)
         elif self._layout.is_interleaved:
             gate, up = rows.chunk(2, dim=-1)
-            result = self._module._apply_gate(torch.stack([gate, up], -1).flatten(-2))
+            result = self._apply_own_gate(torch.stack([gate, up], -1).flatten(-2))
         else:
-            result = self._module._apply_gate(rows)
+            result = self._apply_own_gate(rows)
         return result
+
+    def _apply_own_gate(self, rows: Tensor) -> Tensor:
+        apply_gate: Gate = getattr(self._module, "_apply_gate", partial(_default_apply_gate, self._module))
+        return apply_gate(rows)
 
 
 def choose_gate(module: nn.Module, layout: ExpertsLayout, inner: int, kernels: Kernels | None) -> Gate:
@@ -73,7 +78,8 @@ def find_compiled_gate(module: nn.Module, layout: ExpertsLayout) -> ClampedGate 
 
 def _is_silu(module: nn.Module, layout: ExpertsLayout) -> bool:
     activation: Any = getattr(module, "act_fn", None)
-    is_usual = layout.is_gated and type(module)._apply_gate is _default_apply_gate  # type: ignore[attr-defined]
+    own_gate = getattr(type(module), "_apply_gate", _default_apply_gate)
+    is_usual = layout.is_gated and own_gate is _default_apply_gate
     if not is_usual or layout.is_interleaved or not isinstance(activation, nn.Module):
         return False
     probe = torch.linspace(-4, 4, PROBE_VALUES)

@@ -1,7 +1,7 @@
 """Recognizes fused experts: modules that hold one matrix of all experts as a parameter of three dimensions.
 
-transformers' decorator ``use_experts_implementation`` marks their classes and describes how they store and apply the
-weights. Experts in a ``ModuleList`` need nothing of this: their layers are ordinary linear layers.
+transformers' decorator ``use_experts_implementation`` marks most of their classes and describes how they store and
+apply the weights. Experts in a ``ModuleList`` need nothing of this: their layers are ordinary linear layers.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,8 @@ class ExpertsLayout(NamedTuple):
 
     ``up_name`` names the parameter of the first matrix, which also holds the gate if there ``is_gated``.
     ``is_transposed``: an expert's matrix is (inputs, outputs). ``is_interleaved``: outputs of gate and up alternate.
+    ``scales_inputs``: the block multiplies the inputs by the experts' weights, and the module gets all rows for each
+    expert. ``has_identities``: indices beyond those of the experts choose the row itself.
     """
 
     up_name: str
@@ -28,6 +30,8 @@ class ExpertsLayout(NamedTuple):
     is_gated: bool
     is_transposed: bool
     is_interleaved: bool
+    scales_inputs: bool = False
+    has_identities: bool = False
 
     @property
     def names(self) -> tuple[str, str]:
@@ -46,8 +50,23 @@ class ExpertsLayout(NamedTuple):
         return torch.cat([outputs[::2], outputs[1::2]])
 
 
+UNMARKED_LAYOUTS = {
+    "Llama4TextExperts": ExpertsLayout("gate_up_proj", False, True, True, False, scales_inputs=True),
+    "LongcatFlashExperts": ExpertsLayout("gate_up_proj", False, True, False, False, has_identities=True),
+    "Step3p7Experts": ExpertsLayout("gate_up_proj", False, True, False, False),
+}
+"""Layouts of the classes that transformers does not mark, by name."""
+
+
+def is_experts_class(kind: type) -> bool:
+    """Tells whether modules of this class may have a layout."""
+    return hasattr(kind, "_apply_gate") or kind.__name__ in UNMARKED_LAYOUTS
+
+
 def read_layout(module: nn.Module) -> ExpertsLayout | None:
     """Returns the layout of a module of fused experts; None for any other module."""
+    if type(module).__name__ in UNMARKED_LAYOUTS:
+        return UNMARKED_LAYOUTS[type(module).__name__]
     if not all(hasattr(module, mark) for mark in MARKS):
         return None
     marked: Any = module

@@ -1,5 +1,6 @@
 """One matrix of all experts of a layer, packed: 16 bits, int8, int4 or MXFP4."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from antiphon.engine.kernels.quantized_linear import PackedWeight
 
 ExpertForm = Literal["bfloat16", "float16", "int8", "int4", "mxfp4"]
 PackedExpertWeight = PackedWeight | PackedHalfWeight
+
+PackWeight = Callable[[Tensor], PackedExpertWeight]
+"""Packs an expert's matrix (outputs, inputs), which is contiguous."""
 
 PACKED_TYPES: dict[ExpertForm, type[PackedExpertWeight]] = {
     "bfloat16": PackedHalfWeight,
@@ -44,6 +48,14 @@ class ExpertMatrix(NamedTuple):
     outputs: int
     tensors: dict[str, Tensor]
     bias: Tensor | None
+
+    @classmethod
+    def pack(cls, count: int, pack_expert: Callable[[int], PackedExpertWeight], bias: Tensor | None) -> "ExpertMatrix":
+        """Returns a matrix of ``count`` experts, packed one after another; ``pack_expert`` gets an index."""
+        matrix = cls.allocate(count, pack_expert(0), bias)
+        for index in range(1, count):
+            matrix.store(index, pack_expert(index))
+        return matrix
 
     @classmethod
     def allocate(cls, count: int, first: PackedExpertWeight, bias: Tensor | None) -> "ExpertMatrix":

@@ -51,11 +51,20 @@ class Mxfp4StoredExperts(StoredExperts):
         super().__init__(module, layout, blocks)
         self.scales = scales
 
-    def pack_weight(self, name: str, index: int, lanes: int) -> PackedMxfp4Weight:
-        """Returns an expert's packed matrix; outputs of the gate come first."""
-        parts = (self.weights[name][index], self.scales[name][index])
-        blocks, scales = (self.layout.order_outputs(name, part) for part in parts)
-        return pack_mxfp4_blocks(blocks, scales, lanes)
+    def pack_blocks(self, name: str, lanes: int) -> ExpertMatrix:
+        """Returns a packed matrix of all experts, and gives its pages back to the system.
+
+        Outputs of the gate come first.
+        """
+
+        def pack_expert(index: int) -> PackedMxfp4Weight:
+            parts = (self.weights[name][index], self.scales[name][index])
+            blocks, scales = (self.layout.order_outputs(name, part) for part in parts)
+            packed = pack_mxfp4_blocks(blocks, scales, lanes)
+            self.release_pages(name, index)
+            return packed
+
+        return ExpertMatrix.pack(self.num_experts, pack_expert, self.stack_biases(name))
 
     def read_weight(self, name: str, index: int) -> Tensor:
         """Returns an expert's matrix as the module's own code would read it, in fp32."""
@@ -119,8 +128,8 @@ def pack_mxfp4_experts(model: nn.Module, kernels: Kernels | None) -> int:
     lanes = TORCH_LANES if kernels is None else kernels.lanes
     reported_at = time.monotonic()
     for index, (name, stored) in enumerate(layers):
-        matrices = [_pack_matrix(stored, part, lanes) for part in stored.layout.names]
-        packed = PackedExperts(stored.module, stored.layout, matrices[0], matrices[1], kernels)
+        up, down = (stored.pack_blocks(part, lanes) for part in stored.layout.names)
+        packed = PackedExperts(stored.module, stored.layout, up, down, kernels)
         if not index:
             packed.verify()
         model.set_submodule(name, packed)
@@ -128,14 +137,3 @@ def pack_mxfp4_experts(model: nn.Module, kernels: Kernels | None) -> int:
             reported_at = time.monotonic()
             log.info("packing experts: layer %d of %d", index + 1, len(layers))
     return len(layers)
-
-
-def _pack_matrix(stored: Mxfp4StoredExperts, name: str, lanes: int) -> ExpertMatrix:
-    count = stored.num_experts
-    biases = [stored.expert_bias(name, index) for index in range(count)]
-    bias = torch.stack([row for row in biases if row is not None]) if stored.biases else None
-    matrix = ExpertMatrix.allocate(count, stored.pack_weight(name, 0, lanes), bias)
-    for index in range(count):
-        matrix.store(index, stored.pack_weight(name, index, lanes))
-        stored.release_pages(name, index)
-    return matrix

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from antiphon.engine.experts.gates import choose_gate, find_compiled_gate
 from antiphon.engine.experts.layout import ExpertsLayout
 from antiphon.engine.experts.matrix import ExpertForm, ExpertMatrix
-from antiphon.engine.experts.products import choose_multiply, unpack_weight
-from antiphon.engine.experts.routing import run_experts
+from antiphon.engine.experts.products import Multiply, choose_multiply, unpack_weight
+from antiphon.engine.experts.routing import add_identities, run_experts
 from antiphon.engine.experts.stored import apply_post_norm
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.expert_layer import ClampedGate, ExpertLayerWeights, matrix_args
@@ -45,6 +45,7 @@ class PackedExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.up, self.down = module, up, down
+        self._has_identities = layout.has_identities
         self._multiply = choose_multiply(up.form, kernels)
         self._gate = choose_gate(module, layout, down.inputs, kernels)
         self._kernels, self._layer = kernels, describe_layer(module, layout, up, down, kernels)
@@ -64,11 +65,6 @@ class PackedExperts(nn.Module):
         """True if one call computes the whole layer."""
         return self._layer is not None
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all tensors."""
-        return sum(tensor.nbytes for tensor in self.flatten().values())
-
     def flatten(self) -> dict[str, Tensor]:
         """Returns all tensors by name."""
         return self.up.flatten("up") | self.down.flatten("down")
@@ -82,12 +78,15 @@ class PackedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Returns the weighted sum of the chosen experts, (rows, hidden)."""
+        arguments = (hidden_states, top_k_index, top_k_weights)
         if self._layer is not None and self._kernels is not None and hidden_states.dtype == torch.float32:
-            return self._kernels.expert_layer.run(self._layer, hidden_states, top_k_index, top_k_weights)
-        return self.run_in_parts(hidden_states, top_k_index, top_k_weights)
+            result = self._kernels.expert_layer.run(self._layer, *arguments)
+        else:
+            result = self.run_in_parts(*arguments)
+        return add_identities(result, *arguments, self.num_experts) if self._has_identities else result
 
     def run_in_parts(self, x: Tensor, indices: Tensor, route_weights: Tensor) -> Tensor:
-        """As :meth:`forward`, with a call for each expert and each of its steps."""
+        """Returns the sum without identities, by a call for each expert and each of its steps."""
         return run_experts(x, indices, route_weights, self.num_experts, self._compute)
 
     def _compute(self, index: int, rows: Tensor) -> Tensor:
@@ -99,15 +98,7 @@ class PackedExperts(nn.Module):
     def verify(self) -> None:
         """Raises :class:`UnusableExpertsError` unless the products of the first expert are right in any batch."""
         for matrix in (self.up, self.down):
-            x = torch.randn(PROBE_ROW_COUNTS[-1], matrix.inputs, generator=torch.Generator().manual_seed(1))
-            packed, bias = matrix.take(0), matrix.take_bias(0)
-            product = self._multiply(x, packed, bias)
-            error = relative_error(product, nn.functional.linear(x, unpack_weight(packed), bias))
-            if not error <= MAX_RELATIVE_ERROR:
-                raise UnusableExpertsError(f"the relative error of their {matrix.form} product is {error:.2g}")
-            parts = [self._multiply(x[:count], packed, bias) for count in PROBE_ROW_COUNTS]
-            if not all(torch.equal(part, product[: len(part)]) for part in parts):
-                raise UnusableExpertsError("a row's result depends on the other rows")
+            verify_products(matrix, self._multiply)
         self._verify_layer()
 
     def _verify_layer(self) -> None:
@@ -121,6 +112,19 @@ class PackedExperts(nn.Module):
         if not (relative_error(result, expected) <= LAYER_RTOL and is_same):
             log.warning("the compiled kernel for layers of experts is not used: its results differ")
             self._layer = None
+
+
+def verify_products(matrix: ExpertMatrix, multiply: Multiply) -> None:
+    """Raises :class:`UnusableExpertsError` unless the products of the first expert are right in any batch."""
+    x = torch.randn(PROBE_ROW_COUNTS[-1], matrix.inputs, generator=torch.Generator().manual_seed(1))
+    packed, bias = matrix.take(0), matrix.take_bias(0)
+    product = multiply(x, packed, bias)
+    error = relative_error(product, nn.functional.linear(x, unpack_weight(packed), bias))
+    if not error <= MAX_RELATIVE_ERROR:
+        raise UnusableExpertsError(f"the relative error of their {matrix.form} product is {error:.2g}")
+    parts = [multiply(x[:count], packed, bias) for count in PROBE_ROW_COUNTS]
+    if not all(torch.equal(part, product[: len(part)]) for part in parts):
+        raise UnusableExpertsError("a row's result depends on the other rows")
 
 
 def describe_layer(

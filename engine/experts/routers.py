@@ -4,6 +4,7 @@ transformers' routers hold their weight themselves and multiply by it with ``tor
 bits depend on the number of rows. That changes the weights of experts, and could choose others.
 """
 
+import copy
 import functools
 import inspect
 import logging
@@ -25,6 +26,9 @@ PROBE_ROWS = 3
 
 SHARED_GATE_NAME = "shared_expert_gate"
 """Layer with one output; its sigmoid weights the expert that all rows have."""
+
+CLASSIFIER_NAME = "classifier"
+"""Linear layer of a router that multiplies by the layer's weight itself."""
 
 ELEMENTWISE_FUNCTIONS = {torch.sigmoid, Tensor.sigmoid, functional.sigmoid, functional.softplus}
 """Functions of routers whose last bits depend on an element's place in the tensor."""
@@ -72,26 +76,35 @@ def apply_to_whole_vectors(func: Callable[[Tensor], Tensor], x: Tensor) -> Tenso
 
 
 class ExactRouter(nn.Module):
-    """Runs a router whose product is computed row by row, in fp32. The weight is no parameter any more."""
+    """Runs a router whose product is computed row by row, in fp32. The weight is no parameter any more.
+
+    ``router`` is a copy of the original, which stays as it is.
+    """
 
     def __init__(self, router: nn.Module) -> None:
         super().__init__()
-        weight = router._parameters.pop("weight")
-        assert weight is not None
-        vars(router)["weight"] = weight.detach()
-        self.router = router
-        self._kernel = OneDnnLinear(weight.detach(), None)
+        self.router = copy.copy(router)
+        self._weight = _read_weight(router)
+        if router._parameters.get("weight") is None:
+            holder = nn.Module()
+            self.router._modules = {**router._modules, CLASSIFIER_NAME: holder}
+        else:
+            holder = self.router
+            holder._parameters = {name: value for name, value in router._parameters.items() if name != "weight"}
+        vars(holder)["weight"] = self._weight
+        self._kernel = OneDnnLinear(self._weight, None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the router returns."""
-        with _ProductReplacement(vars(self.router)["weight"], self._kernel):
+        with _ProductReplacement(self._weight, self._kernel):
             return self.router(*args, **kwargs)
 
     def uses_kernel(self) -> bool:
         """Tells whether the router multiplies by its weight in the way that this class replaces."""
-        weight: Tensor = vars(self.router)["weight"]
-        with torch.inference_mode(), _ProductReplacement(weight, self._kernel) as mode:
-            self.router(torch.ones(PROBE_ROWS, weight.shape[1]), *_make_other_arguments(self.router, len(weight)))
+        with torch.inference_mode(), _ProductReplacement(self._weight, self._kernel) as mode:
+            self.router(
+                torch.ones(PROBE_ROWS, self._weight.shape[1]), *_make_other_arguments(self.router, len(self._weight))
+            )
         return bool(mode.calls == 1)
 
 
@@ -102,14 +115,11 @@ def make_routers_exact(model: nn.Module, experts_type: type[nn.Module]) -> int:
         try:
             exact = ExactRouter(router)
         except (UnusableKernelError, RuntimeError) as failure:
-            _restore_weight(router)
             log.debug("a router keeps its own product: %s", failure)
             continue
         if _runs(exact):
             setattr(parent, name, exact)
             count += 1
-        else:
-            _restore_weight(router)
     return count
 
 
@@ -142,21 +152,25 @@ def _make_other_arguments(router: nn.Module, experts: int) -> list[Tensor]:
     ]
 
 
-def _restore_weight(router: nn.Module) -> None:
-    """Makes the weight a parameter again."""
-    weight = vars(router).pop("weight", None)
-    if weight is not None:
-        router._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+def _read_weight(router: nn.Module) -> Tensor:
+    """Returns the weight by which a router multiplies: its own, or that of its layer."""
+    weight = router._parameters.get("weight")
+    if weight is None:
+        layer: Any = router._modules[CLASSIFIER_NAME]
+        weight = layer.weight
+    result: Tensor = weight.detach()
+    return result
 
 
 def _find_routers(model: nn.Module, experts_type: type[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yields the parent, the name and the module of routers that hold an fp32 weight themselves."""
+    """Yields the parent, the name and the module of routers that hold an fp32 weight, or a layer that does."""
     for parent in model.modules():
         children = dict(parent.named_children())
         if not any(isinstance(child, experts_type) for child in children.values()):
             continue
         for name, child in children.items():
             weight = child._parameters.get("weight")
-            is_plain = type(child) in {nn.Linear, nn.Embedding}
-            if weight is not None and weight.ndim == 2 and weight.dtype == torch.float32 and not is_plain:
+            has_own = weight is not None and weight.ndim == 2 and type(child) not in {nn.Linear, nn.Embedding}
+            has_layer = isinstance(child._modules.get(CLASSIFIER_NAME), nn.Linear)
+            if (has_own or has_layer) and _read_weight(child).dtype == torch.float32:
                 yield parent, name, child

@@ -31,3 +31,15 @@ def run_experts(x: Tensor, indices: Tensor, route_weights: Tensor, count: int, c
         out.index_add_(0, chosen, compute(expert, x[chosen]).mul_(flat_weights[first:end, None]))
         first = end
     return out
+
+
+def add_identities(out: Tensor, x: Tensor, indices: Tensor, route_weights: Tensor, count: int) -> Tensor:
+    """Adds each row to its own sum, times the weights of those of its indices that are ``count`` or more.
+
+    The weights are added one after another, so that a row's sum does not depend on the other rows.
+    """
+    weights = torch.where(indices >= count, route_weights, 0.0).to(x.dtype)
+    total, *others = weights.unbind(1)
+    for weight in others:
+        total = total + weight
+    return out.add_(x * total[:, None])

@@ -5,11 +5,9 @@ other experts: two correct passes then give different logits. Validation compare
 rows, for which the results of experts do not matter.
 """
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from antiphon.engine.experts.packed import PackedExperts
@@ -28,7 +26,7 @@ def stand_in_for_experts(model: nn.Module) -> Iterator[int]:
     kinds = (PackedExperts, StoredExperts)
     experts = [module for module in model.modules() if isinstance(module, kinds)]
     for module in experts:
-        vars(module)["forward"] = functools.partial(mix_rows, module.num_experts)
+        vars(module)["forward"] = mix_rows
     try:
         yield len(experts)
     finally:
@@ -36,13 +34,12 @@ def stand_in_for_experts(model: nn.Module) -> Iterator[int]:
             del vars(module)["forward"]
 
 
-def mix_rows(count: int, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def mix_rows(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Returns each row, reversed, times the sum of its route weights, each times a factor of its expert.
 
     Another row, index or weight gives another result. A multiple of the row itself would not do: after the residual
-    connection, the next norm would remove the factor. An index outside of ``count`` experts chooses none.
+    connection, the next norm would remove the factor.
     """
-    indices, weights = top_k_index.long(), top_k_weights.to(hidden_states.dtype)
-    factors = 0.5 + (indices * FACTOR_STEP) % 1.0
-    chosen = torch.where((indices >= 0) & (indices < count), weights * factors, 0.0)
-    return hidden_states.flip(-1) * chosen.sum(-1, keepdim=True).to(hidden_states.dtype)
+    factors = 0.5 + (top_k_index * FACTOR_STEP) % 1.0
+    totals = (top_k_weights * factors).sum(-1, keepdim=True)
+    return hidden_states.flip(-1) * totals.to(hidden_states.dtype)

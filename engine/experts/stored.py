@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from antiphon.engine.experts.gates import ModuleGate
-from antiphon.engine.experts.layout import ExpertsLayout
-from antiphon.engine.experts.routing import run_experts
+from antiphon.engine.experts.layout import DOWN_NAME, ExpertsLayout
+from antiphon.engine.experts.matrix import ExpertMatrix, PackedExpertWeight, PackWeight
+from antiphon.engine.experts.routing import add_identities, run_experts
 from antiphon.engine.experts.tensor_files import ExpertTensors
 from antiphon.engine.optimize.replace import relative_error
 
@@ -50,7 +51,7 @@ class StoredExperts(nn.Module):
     @property
     def num_experts(self) -> int:
         """Number of experts that the weights hold."""
-        return len(next(iter(self.weights.values())))
+        return len(self.weights[DOWN_NAME])
 
     def read_weight(self, name: str, index: int) -> Tensor:
         """Returns an expert's matrix as the module's own code reads it, in the type in which it is stored."""
@@ -70,9 +71,31 @@ class StoredExperts(nn.Module):
         """Returns an expert's bias (outputs) in fp32."""
         return self.layout.order_outputs(name, self.biases[name][index].float()) if self.biases else None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the weights are stored."""
+        return self.read_weight(DOWN_NAME, 0).dtype
+
+    def pack_matrix(self, name: str, pack: PackWeight) -> ExpertMatrix:
+        """Returns a packed matrix of all experts, and gives its pages in the file back to the system."""
+
+        def pack_expert(index: int) -> PackedExpertWeight:
+            packed = pack(self.expert_weight(name, index).contiguous())
+            self.release_pages(name, index)
+            return packed
+
+        return ExpertMatrix.pack(self.num_experts, pack_expert, self.stack_biases(name))
+
+    def stack_biases(self, name: str) -> Tensor | None:
+        """Returns the biases of all experts (experts, outputs) in fp32; None if they have none."""
+        biases = [self.expert_bias(name, index) for index in range(self.num_experts)]
+        return torch.stack([bias for bias in biases if bias is not None]) if self.biases else None
+
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Returns the weighted sum of the chosen experts, (rows, hidden)."""
-        return run_experts(hidden_states, top_k_index, top_k_weights, self.num_experts, self._compute)
+        arguments = (hidden_states, top_k_index, top_k_weights, self.num_experts)
+        result = run_experts(*arguments, self._compute)
+        return add_identities(result, *arguments) if self.layout.has_identities else result
 
     def _compute(self, index: int, rows: Tensor) -> Tensor:
         up, down = (self.expert_weight(name, index).float() for name in self.layout.names)
@@ -87,7 +110,7 @@ class StoredExperts(nn.Module):
 def apply_post_norm(module: nn.Module, rows: Tensor) -> Tensor:
     """Returns an expert's results after the norm that some modules apply to them."""
     marked: Any = module
-    return marked.post_expert_norm(rows) if marked.has_post_expert_norm else rows
+    return marked.post_expert_norm(rows) if getattr(module, "has_post_expert_norm", False) else rows
 
 
 @torch.inference_mode()
@@ -102,14 +125,24 @@ def check_stored_experts(stored: StoredExperts, original: nn.Module) -> None:
         single._parameters[name] = nn.Parameter(stored.read_weight(name, 0).float()[None], requires_grad=False)
         if stored.biases:
             single._parameters[f"{name}_bias"] = nn.Parameter(stored.biases[name][:1].float(), requires_grad=False)
-    vars(single)["num_experts"] = 1
+    choices = 2 if layout.has_identities else 1
+    vars(single).update(num_experts=1, num_routed_experts=1, total_experts=choices)
     inputs = stored.expert_weight(layout.up_name, 0).shape[1]
     x = torch.randn(PROBE_ROWS, inputs, generator=torch.Generator().manual_seed(1))
-    indices, weights = torch.zeros(PROBE_ROWS, 1, dtype=torch.long), torch.linspace(0.5, 1.5, PROBE_ROWS)[:, None]
+    weights = torch.linspace(0.5, 1.5, PROBE_ROWS * choices).view(PROBE_ROWS, choices)
     try:
-        expected = type(original).forward.__wrapped__(single, x, indices, weights)  # type: ignore[attr-defined]
+        expected = _run_own_code(layout, single, x, torch.arange(choices).expand(PROBE_ROWS, -1), weights)
     except Exception as failure:
         raise UnknownExpertsError(f"its own code fails with one expert: {failure}") from failure
+    indices = torch.tensor([0, stored.num_experts])[:choices].expand(PROBE_ROWS, -1)
     error = relative_error(stored(x, indices, weights), expected)
     if not error <= STORED_EXPERTS_RTOL:
         raise UnknownExpertsError(f"its own results differ by {error:.2g}")
+
+
+def _run_own_code(layout: ExpertsLayout, single: nn.Module, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Returns the weighted results of an original module that has one expert."""
+    forward: Any = type(single).forward
+    forward = getattr(forward, "__wrapped__", forward)
+    result: Tensor = forward(single, x) * weights if layout.scales_inputs else forward(single, x, indices, weights)
+    return result

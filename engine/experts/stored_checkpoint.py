@@ -16,7 +16,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.experts.layout import read_layout
-from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError, check_stored_experts
+from antiphon.engine.experts.replacement import replace_experts
+from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError
 from antiphon.engine.experts.tensor_files import (
     ExpertTensors,
     LoadedModel,
@@ -67,8 +68,7 @@ def hold_experts_in_files(model: PreTrainedModel, files: TensorFiles) -> None:
         weights = {part: read_matrix(files, matrices, f"{name}.{part}") for part in layout.names}
         stored = StoredExperts(module, layout, weights)
         _check_shapes(stored)
-        check_stored_experts(stored, module)
-        model.set_submodule(name, stored)
+        replace_experts(model, name, stored, module)
 
 
 def find_matrices(model: PreTrainedModel, names: list[str]) -> dict[str, MatrixParts]:
@@ -115,9 +115,13 @@ def read_matrix(files: TensorFiles, matrices: dict[str, MatrixParts], name: str)
 
 def _check_shapes(stored: StoredExperts) -> None:
     """Raises :class:`MissingExpertsError` unless the two matrices fit each other and the module."""
-    up, down = (stored.expert_weight(name, 0) for name in stored.layout.names)
-    factor = 2 if stored.layout.is_gated else 1
-    expected: int | None = getattr(stored.module, "num_experts", None)
-    counts = {len(held) for held in stored.weights.values()} | ({expected} if isinstance(expected, int) else set())
-    if len(counts) > 1 or up.ndim != 2 or len(up) != factor * down.shape[1] or len(down) != up.shape[1]:
+    layout = stored.layout
+    up, down = (stored.expert_weight(name, 0) for name in layout.names)
+    factor = 2 if layout.is_gated else 1
+    expected: Any = getattr(stored.module, "num_routed_experts", getattr(stored.module, "num_experts", None))
+    num_up, num_down = (len(stored.weights[name]) for name in layout.names)
+    is_complete = num_down == expected or not isinstance(expected, int)
+    # transformers writes first matrices of identities, too, and never reads them.
+    has_pairs = num_up == num_down or (layout.has_identities and num_up > num_down)
+    if not (is_complete and has_pairs) or up.ndim != 2 or len(up) != factor * down.shape[1] or len(down) != up.shape[1]:
         raise MissingExpertsError("the shapes of experts do not fit each other")

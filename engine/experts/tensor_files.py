@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphon.engine.experts.layout import read_layout
+from antiphon.engine.experts.layout import is_experts_class, read_layout
 from antiphon.engine.model.mapped_weights import FileMappings, MappedWeight
 
 IGNORED_NAMES = r"\.experts\.(gate_up|up|down)_proj(_blocks|_scales)?$"
@@ -125,7 +125,7 @@ def leave_out_experts(model_class: type) -> Iterator[None]:
 
 def _find_expert_classes(model_class: type) -> list[Any]:
     module: Any = __import__(model_class.__module__, fromlist=["*"])
-    return [kind for kind in vars(module).values() if isinstance(kind, type) and hasattr(kind, "_apply_gate")]
+    return [kind for kind in vars(module).values() if isinstance(kind, type) and is_experts_class(kind)]
 
 
 def _without_matrices(original: Any) -> Any:

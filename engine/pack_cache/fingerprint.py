@@ -20,8 +20,8 @@ LAYOUT_VERSION = 1
 
 ENGINE_DIR = Path(__file__).parents[1]
 LAYOUT_SOURCES = (
-    *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "experts/pack*.py", "experts/matrix.py"),
-    "checkpoint/quantized/*.py",
+    *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "checkpoint/quantized/*.py"),
+    *("experts/pack*.py", "experts/matrix.py", "experts/layout.py", "experts/stored.py", "experts/grouped.py"),
 )
 """Sources that decide about the bytes of packed weights."""
 
