@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.memory import FormCost, StartCost, quantized_peer, render_costs
+from tests.bench.memory import FormCost, StartCost, largest_tensor_bytes, quantized_peer, render_costs
 from tests.bench.server_process import ServerProcess
 
 
@@ -30,6 +30,11 @@ def test_report_names_values_and_limits() -> None:
     assert "0.50× (at most 0.4)" in report and "2.40× (at most 3.0)" in report
     assert "0.41× (at most 0.4)" in report and "1.20× (at most 1.2)" in report
     assert "100 (at most 300)" in report
+
+
+def test_largest_tensor_of_a_model() -> None:
+    assert largest_tensor_bytes("small") == 2 * 151_936 * 1024
+    assert largest_tensor_bytes("oss20b-2") == 2 * 201_088 * 2880
 
 
 def test_peer_starts_the_form_that_is_asked_for() -> None:
