@@ -31,6 +31,7 @@ EXTERNAL_IMPORTS = {
         "safetensors",
         "huggingface_hub",
         "numpy",
+        "gguf",
         "jinja2",
         "llguidance",
         "httptools",

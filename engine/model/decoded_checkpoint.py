@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -115,13 +116,45 @@ def _release_all(stored: Sequence[MappedWeight]) -> None:
         tensor.release()
 
 
+def _load_mapped_gguf(model_class: Any, checkpoint: Checkpoint) -> tuple[PreTrainedModel, list[str]]:
+    """Returns the model on the CPU in fp32, and the names of weights that were not found in its GGUF file."""
+    from antiphon.engine.checkpoint.gguf.tensor_files import read_gguf_weights  # noqa: PLC0415  gguf is optional
+
+    config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    concrete, config = _choose_concrete_class(model_class, config)
+    with torch.device("meta"):
+        outline = concrete(config)
+    weights = read_gguf_weights(checkpoint.path / str(checkpoint.gguf_file), outline)
+    _release_pages_after_reading(weights.matrices())
+    deferred = {name: DeferredWeight(weight, torch.float32, torch.float32) for name, weight in weights.stored.items()}
+    model, report = concrete.from_pretrained(
+        None, config=config, state_dict=weights.plain | deferred, dtype=torch.float32, output_loading_info=True
+    )
+    hold_all_experts(model)
+    log.debug("%d layers keep their weights in the file", map_weights(model))
+    return model.eval(), sorted(report["missing_keys"])
+
+
 def load_gguf(
     model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype, device: str
 ) -> tuple[PreTrainedModel, list[str]]:
     """Returns the model on its device, and the names of weights that are missing from its GGUF file.
 
-    transformers' own reader dequantizes the model as a whole.
+    In fp32 on the CPU, matrices stay in the file until they are used. Otherwise, and for a file whose tensors are not
+    found so, transformers' own reader dequantizes the model as a whole.
     """
+    if dtype == torch.float32 and device == "cpu" and find_spec("gguf") is not None:
+        try:
+            model, missing = _load_mapped_gguf(model_class, checkpoint)
+        except Exception:  # whatever fails here, transformers' own reader may do, or gives the reason why not
+            log.debug("%s is loaded as a whole", checkpoint.path, exc_info=True)
+        else:
+            if not missing:
+                return model, missing
+            log.debug("%s is loaded as a whole: it lacks %s", checkpoint.path, missing[0])
+            del model
     model, report = model_class.from_pretrained(
         checkpoint.path,
         config=AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True),

@@ -37,7 +37,7 @@ class FileMappings:
         self._ends: list[int] = []
         with suppress(OSError):
             for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.endswith(".safetensors"):
+                if line.endswith((".safetensors", ".gguf")):
                     start, _, end = line.split(maxsplit=1)[0].partition("-")
                     self._starts.append(int(start, 16))
                     self._ends.append(int(end, 16))
