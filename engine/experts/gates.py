@@ -84,3 +84,14 @@ def _is_silu(module: nn.Module, layout: ExpertsLayout) -> bool:
         return False
     probe = torch.linspace(-4, 4, PROBE_VALUES)
     return torch.allclose(activation(probe), nn.functional.silu(probe), atol=1e-6)
+
+
+def apply_to_whole_vectors(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Returns ``func(x)`` for an elementwise function, with the same bits for an element wherever it is.
+
+    torch computes the last elements of a tensor, which fill no vector, in another way.
+    """
+    flat = x.reshape(-1)
+    padded = nn.functional.pad(flat, (0, -len(flat) % VECTOR_ELEMENTS))
+    parts = [func(part) for part in torch.split(padded, MAX_BLOCK_ELEMENTS)]
+    return torch.cat(parts)[: len(flat)].view(x.shape)

@@ -52,24 +52,15 @@ class ExpertMatrix(NamedTuple):
     @classmethod
     def pack(cls, count: int, pack_expert: Callable[[int], PackedExpertWeight], bias: Tensor | None) -> "ExpertMatrix":
         """Returns a matrix of ``count`` experts, packed one after another; ``pack_expert`` gets an index."""
-        matrix = cls.allocate(count, pack_expert(0), bias)
-        for index in range(1, count):
-            matrix.store(index, pack_expert(index))
-        return matrix
-
-    @classmethod
-    def allocate(cls, count: int, first: PackedExpertWeight, bias: Tensor | None) -> "ExpertMatrix":
-        """Returns a matrix for ``count`` experts with the sizes of the first one, which is stored."""
+        packed = first = pack_expert(0)
         names = first._fields[NUM_SIZE_FIELDS:]
         tensors = {name: getattr(first, name).new_empty((count, *getattr(first, name).shape)) for name in names}
-        matrix = cls(form_of(first), first.inputs, first.outputs, tensors, bias)
-        matrix.store(0, first)
-        return matrix
-
-    def store(self, index: int, packed: PackedExpertWeight) -> None:
-        """Stores an expert's packed weight."""
-        for name, tensor in self.tensors.items():
-            tensor[index] = getattr(packed, name)
+        for index in range(count):
+            if index:
+                packed = pack_expert(index)
+            for name, tensor in tensors.items():
+                tensor[index] = getattr(packed, name)
+        return cls(form_of(first), first.inputs, first.outputs, tensors, bias)
 
     def take(self, index: int) -> PackedExpertWeight:
         """Returns an expert's packed weight, as views."""

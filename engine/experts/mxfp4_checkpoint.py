@@ -4,8 +4,6 @@ transformers builds the model without the experts' weights; their blocks and sca
 are packed, expert by expert.
 """
 
-import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.experts.layout import ExpertsLayout, read_layout
 from antiphon.engine.experts.matrix import ExpertMatrix
-from antiphon.engine.experts.pack import PROGRESS_INTERVAL_S
+from antiphon.engine.experts.pack import report_progress
 from antiphon.engine.experts.packed import PackedExperts
 from antiphon.engine.experts.products import TORCH_LANES, unpack_weight
 from antiphon.engine.experts.stored import StoredExperts, check_stored_experts
@@ -32,9 +30,7 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.mxfp4_layout import PackedMxfp4Weight, pack_mxfp4_blocks
 from antiphon.engine.model.architectures import load_config
 
-log = logging.getLogger(__name__)
-
-TENSOR_SUFFIXES = ("_blocks", "_scales")
+BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Ends of the names of a matrix's two tensors: (experts, outputs, groups, 16) and (experts, outputs, groups), bytes."""
 
 
@@ -96,8 +92,8 @@ def load_mxfp4_model(checkpoint: Checkpoint, load: Callable[[PreTrainedConfig], 
     return model, missing
 
 
-def hold_mxfp4_experts(model: nn.Module, folder: Path) -> int:
-    """Replaces experts that were left out by those in the files of a folder. Returns the number of layers.
+def hold_mxfp4_experts(model: nn.Module, folder: Path) -> None:
+    """Replaces experts that were left out by those in the files of a folder.
 
     Raises :class:`MissingExpertsError`, or :class:`UnknownExpertsError` if transformers' code computes something else.
     """
@@ -107,18 +103,17 @@ def hold_mxfp4_experts(model: nn.Module, folder: Path) -> int:
         layout = read_layout(module)
         if layout is None:
             continue
-        tensors = {
-            suffix: {part: ExpertTensors([files.read(f"{name}.{part}{suffix}")]) for part in layout.names}
-            for suffix in TENSOR_SUFFIXES
-        }
-        stored = Mxfp4StoredExperts(module, layout, tensors["_blocks"], tensors["_scales"])
+        blocks, scales = (
+            {part: ExpertTensors([files.read(f"{name}.{part}{suffix}")]) for part in layout.names}
+            for suffix in (BLOCKS_SUFFIX, SCALES_SUFFIX)
+        )
+        stored = Mxfp4StoredExperts(module, layout, blocks, scales)
         if not count:
             check_stored_experts(stored, module)
         model.set_submodule(name, stored)
         count += 1
     if not count:
         raise MissingExpertsError("the model has no fused experts")
-    return count
 
 
 @torch.inference_mode()
@@ -126,14 +121,14 @@ def pack_mxfp4_experts(model: nn.Module, kernels: Kernels | None) -> int:
     """Packs the experts that are in the model's files, one layer after the other. Returns the number of layers."""
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mxfp4StoredExperts)]
     lanes = TORCH_LANES if kernels is None else kernels.lanes
-    reported_at = time.monotonic()
-    for index, (name, stored) in enumerate(layers):
+    first: PackedExperts | None = None
+    for name, stored in report_progress(layers):
         up, down = (stored.pack_blocks(part, lanes) for part in stored.layout.names)
         packed = PackedExperts(stored.module, stored.layout, up, down, kernels)
-        if not index:
-            packed.verify()
+        if first is None:
+            first = packed
+            first.verify()
+        elif not first.is_compiled:
+            packed.run_only_in_parts()
         model.set_submodule(name, packed)
-        if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
-            reported_at = time.monotonic()
-            log.info("packing experts: layer %d of %d", index + 1, len(layers))
     return len(layers)

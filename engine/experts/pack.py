@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +29,12 @@ from antiphon.engine.kernels.int8_layout import pack_int8_weight
 from antiphon.engine.pack_cache.pack_file import PackEntry
 from antiphon.engine.pack_cache.session import PackSession
 
+Layer = TypeVar("Layer")
+
 log = logging.getLogger(__name__)
 
 STORED_TYPES = (StoredExperts, StoredGroupedLinear)
-"""Modules whose weights are packed. A subclass packs them in another way."""
+"""Classes whose weights are packed here. Their subclasses pack them in another way."""
 
 STORED_FORMS: dict[torch.dtype, ExpertForm] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types of stored weights that compiled kernels multiply by as they are."""
@@ -46,9 +50,9 @@ def pack_mixture(
 
     Without a ``form``, experts that are still as they are stored, in 16 bits, stay in 16 bits.
     """
-    dtypes = [module.dtype for module in model.modules() if isinstance(module, STORED_TYPES)]
-    if form is None and dtypes and kernels is not None:
-        form = STORED_FORMS.get(dtypes[0])
+    first = next((stored for _, stored in _find_stored(model)), None)
+    if form is None and first is not None and kernels is not None:
+        form = STORED_FORMS.get(first.dtype)
     if form is not None:
         pack_experts(model, form, kernels, kept)
     make_routers_exact(model, PackedExperts)
@@ -70,22 +74,36 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, ke
     after the other, unless an earlier start has ``kept`` them.
     """
     failures = hold_all_experts(model)
-    names = [name for name, module in model.named_modules() if type(module) in STORED_TYPES]
-    reported_at, packed_count = time.monotonic(), 0
-    for index, name in enumerate(names):
+    names = [name for name, _ in _find_stored(model)]
+    packed_count = 0
+    for name in report_progress(names):
         try:
             _replace_by_packed(model, name, form, kernels, kept or PackSession(None))
         except (UnusableExpertsError, RuntimeError) as failure:
             failures[name] = one_line(failure)
             continue
         packed_count += 1
-        if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
-            reported_at = time.monotonic()
-            log.info("packing experts: layer %d of %d", index + 1, len(names))
     if failures:
         name, reason = next(iter(failures.items()))
         log.warning("the experts of %d layers are not packed, such as %s: %s", len(failures), name, reason)
     return packed_count
+
+
+def _find_stored(model: nn.Module) -> Iterator[tuple[str, StoredExperts | StoredGroupedLinear]]:
+    """Yields the name and the module of experts that can be packed here."""
+    for name, module in model.named_modules():
+        if isinstance(module, STORED_TYPES) and type(module) in STORED_TYPES:
+            yield name, module
+
+
+def report_progress(layers: Sequence[Layer]) -> Iterator[Layer]:
+    """Yields the layers to pack, and logs from time to time how many are packed."""
+    reported_at = time.monotonic()
+    for index, layer in enumerate(layers):
+        yield layer
+        if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
+            reported_at = time.monotonic()
+            log.info("packing experts: layer %d of %d", index + 1, len(layers))
 
 
 def hold_all_experts(model: nn.Module) -> dict[str, str]:

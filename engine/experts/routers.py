@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from antiphon.engine.experts.gates import MAX_BLOCK_ELEMENTS, VECTOR_ELEMENTS
+from antiphon.engine.experts.gates import apply_to_whole_vectors
 from antiphon.engine.optimize.linears import OneDnnLinear
 from antiphon.engine.optimize.verification import UnusableKernelError
 
@@ -62,17 +62,6 @@ class _ProductReplacement(_WholeVectors):
             product = self._kernel(args[0].contiguous())
             return product if len(args) < 3 or args[2] is None else product + args[2]
         return super().__torch_function__(func, types, args, kwargs)
-
-
-def apply_to_whole_vectors(func: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns ``func(x)`` for an elementwise function, with the same bits for an element wherever it is.
-
-    torch computes the last elements of a tensor, which fill no vector, in another way.
-    """
-    flat = x.reshape(-1)
-    padded = functional.pad(flat, (0, -len(flat) % VECTOR_ELEMENTS))
-    parts = [func(part) for part in torch.split(padded, MAX_BLOCK_ELEMENTS)]
-    return torch.cat(parts)[: len(flat)].view(x.shape)
 
 
 class ExactRouter(nn.Module):

@@ -139,6 +139,17 @@ def test_packed_experts_take_the_memory_of_their_blocks(folder: Path, kernels: K
         assert matrix.tensors["group_scales"].nbytes == 4 * 64 * 128 // 32
 
 
+@torch.inference_mode()
+def test_no_layer_runs_by_a_kernel_that_fails_its_check(
+    folder: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = kernels.expert_layer.run
+    monkeypatch.setattr(kernels.expert_layer, "run", lambda *arguments: 1.1 * original(*arguments))
+    model, _ = load_model(folder, device="cpu")
+    pack_mxfp4_experts(model, kernels)
+    assert [module.is_compiled for module in find_experts(model)] == [False, False]
+
+
 def test_missing_blocks_are_an_error_that_names_them(folder: Path, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.experts.down_proj_scales"]

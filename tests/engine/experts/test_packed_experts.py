@@ -202,8 +202,6 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(family: str, form
 
 def test_expert_matrix_keeps_the_experts_apart(kernels: Kernels) -> None:
     weights = torch.randn(3, 40, 70, generator=torch.Generator().manual_seed(1))
-    matrix = ExpertMatrix.allocate(3, kernels.pack_int8_weight(weights[0]), None)
-    for index in (1, 2):
-        matrix.store(index, kernels.pack_int8_weight(weights[index]))
+    matrix = ExpertMatrix.pack(3, lambda index: kernels.pack_int8_weight(weights[index]), None)
     for index, weight in enumerate(weights):
         assert relative_error(unpack_weight(matrix.take(index)), weight) < 0.01

@@ -3,6 +3,7 @@
 import copy
 import re
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.experts.grouped import PackedGroupedLinear, StoredGroupedLinear, make_activations_exact
 from antiphon.engine.experts.matrix import ExpertMatrix
-from antiphon.engine.experts.pack import STORED_TYPES, describe_experts, hold_all_experts, pack_experts, pack_mixture
+from antiphon.engine.experts.pack import (
+    STORED_TYPES,
+    describe_experts,
+    hold_all_experts,
+    pack_experts,
+    pack_mixture,
+    pack_stored_experts,
+)
 from antiphon.engine.experts.packed import PackedExperts
 from antiphon.engine.experts.stored import StoredExperts
 from antiphon.engine.experts.tensor_files import ExpertTensors
@@ -137,20 +147,62 @@ def test_a_block_with_packed_experts_computes_its_weights_in_any_batch(
         assert torch.allclose(run_block(block, x[:, first:end]), result[:, first:end], atol=1e-5)
 
 
-@pytest.mark.parametrize("limit", [None, 0.5])
+EXPERTS_CONFIG = SimpleNamespace(
+    num_local_experts=4,
+    n_routed_experts=4,
+    hidden_size=64,
+    moe_hidden_size=64,
+    moe_latent_size=None,
+    moe_intermediate_size=96,
+    hidden_act="silu",
+    mlp_hidden_act="relu2",
+    post_norm_eps=1e-5,
+    _experts_implementation="eager",
+)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Step3p7Experts(EXPERTS_CONFIG),
+        lambda: Step3p7Experts(EXPERTS_CONFIG, 0.5),
+        lambda: MuseSparkExperts(EXPERTS_CONFIG),
+        lambda: NemotronHExperts(EXPERTS_CONFIG),
+    ],
+    ids=["usual activation", "activation with a limit", "norm of the results", "no gate"],
+)
+@pytest.mark.parametrize("compiled", [True, False])
 @torch.inference_mode()
-def test_experts_of_step3p7_compute_their_own_activation(limit: float | None, kernels: Kernels) -> None:
-    config = SimpleNamespace(num_local_experts=4, hidden_size=64, moe_intermediate_size=96, hidden_act="silu")
-    original = Step3p7Experts(config, limit)
+def test_experts_compute_their_own_activation_and_norm(
+    build: Callable[[], nn.Module], compiled: bool, kernels: Kernels
+) -> None:
+    block, original = nn.Module(), build()
     for number, parameter in enumerate(original.parameters()):
         parameter.data.normal_(generator=torch.Generator().manual_seed(number)).mul_(0.2)
-    block = nn.Sequential()
     block.experts = copy.deepcopy(original)
-    assert pack_experts(block, "int8", kernels) == 1
+    assert pack_experts(block, "int8", kernels if compiled else None) == 1
     x, routes = make_rows(40), choose_routes(40, 4)
     result = block.experts(x, *routes)
     assert relative_error(result, original(x, *routes)) < 0.03
-    assert torch.equal(block.experts(x[7:9], *(part[7:9] for part in routes)), result[7:9])
+    for first, end in ((0, 1), (7, 9), (20, 37)):
+        assert torch.equal(block.experts(x[first:end], *(part[first:end] for part in routes)), result[first:end])
+
+
+@torch.inference_mode()
+def test_experts_from_their_stored_tensors_have_the_same_bits(
+    name: str, model: PreTrainedModel, kernels: Kernels
+) -> None:
+    held = copy.deepcopy(model)
+    hold_all_experts(held)
+    stored = next(module for module in held.modules() if isinstance(module, STORED_TYPES))
+    packed = pack_stored_experts(stored, "int8", kernels)
+    if isinstance(stored, StoredGroupedLinear):
+        restored: Any = PackedGroupedLinear.restore(packed.flatten(), kernels)
+        arguments: Any = (make_rows(9), [2, 0, 3, 4, *[0] * 4])
+    else:
+        restored = PackedExperts.restore(stored.module, stored.layout, packed.flatten(), kernels)
+        arguments = (make_rows(9), *choose_routes(9, 10 if name == "longcat_flash" else 8))
+    assert torch.equal(restored(*arguments), packed(*arguments))
 
 
 @torch.inference_mode()
