@@ -12,6 +12,7 @@ from antiphon.app.models.host import GIB
 from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.app.serve_options import ServeError
 from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.checkpoint.held_size import estimate_held_size
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Engine
 
@@ -28,7 +29,9 @@ HEADROOM = 0.95
 BYTES_PER_WEIGHT: dict[str | None, tuple[float, float]] = {None: (2.0, 4.0), "int8": (1.0, 1.3), "int4": (0.5, 0.9)}
 """Bytes per weight by quantization: the least that is possible, and the expected number."""
 PACKED_GROWTH = 1.3
-"""Memory of a quantized checkpoint relative to its files: weights are used as they are stored, other parts are not."""
+"""Memory of a quantized checkpoint relative to its files, if its weights are used as they are stored."""
+HELD_GROWTH = 1.1
+"""Memory of a packed checkpoint relative to its weights: rows are padded, and have a scale and a sum."""
 
 
 class MemoryEstimate(Struct, frozen=True):
@@ -41,10 +44,14 @@ class MemoryEstimate(Struct, frozen=True):
 def estimate_weights(checkpoint: Checkpoint, options: EngineOptions) -> MemoryEstimate:
     """Returns an estimate for a model that generates text, from the headers of its files."""
     least, expected = BYTES_PER_WEIGHT[options.quantization]
+    is_cuda = options.device is not None and options.device.startswith("cuda")
+    held = None if is_cuda else estimate_held_size(checkpoint, options.quantization)
+    if held is not None:
+        return MemoryEstimate(held.packed, int((held.packed + held.mapped) * HELD_GROWTH))
     if checkpoint.quantization_method is not None:
         stored = checkpoint.weight_bytes(1)
         return MemoryEstimate(int(stored * min(least / 2, 1)), int(stored * PACKED_GROWTH))
-    if options.device is not None and options.device.startswith("cuda"):
+    if is_cuda:
         expected = least
     num_weights = checkpoint.weight_bytes(1)
     return MemoryEstimate(int(num_weights * least), int(num_weights * expected))

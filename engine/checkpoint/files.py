@@ -4,8 +4,9 @@ This module reads JSON and the headers of safetensors files, never weights, and 
 """
 
 import json
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from antiphon.engine.checkpoint.formats import (
     explain_missing_weights,
 )
 from antiphon.engine.checkpoint.gguf.folder import find_gguf_file
-from antiphon.engine.checkpoint.gguf.header import count_gguf_weights
+from antiphon.engine.checkpoint.gguf.header import read_gguf_sizes
 from antiphon.engine.checkpoint.quantized.support import read_settings, stored_bits
 from antiphon.engine.errors import LoadError
 
@@ -27,6 +28,11 @@ DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16
 """Bytes per element in a safetensors file; types not listed take 1."""
 MXFP4_WEIGHTS_PER_BYTE = 32 / 17
 """MXFP4 stores 32 weights in 16 bytes and their common scale in one."""
+EMBEDDING_NAME = re.compile(
+    r"(embed_tokens|embeddings?|embed_in|tok_embeddings|token_embd|word_embeddings|wte)\.weight$"
+)
+EXPERT_NAME = re.compile(r"\.experts\.|_exps\.")
+"""Parts of the names of tensors, in safetensors and GGUF files."""
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -34,6 +40,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Contents of a model folder. ``elements_by_dtype`` counts elements by safetensors dtype (BF16, F32, …).
 
     ``gguf_file`` names the file with the weights if they are in llama.cpp's format; their dtype is GGUF then.
+    ``embedding_elements`` and ``expert_elements`` are the parts of the counts in embeddings and in experts.
     """
 
     path: Path
@@ -41,6 +48,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     generation_config: dict[str, Any]
     elements_by_dtype: dict[str, int]
     gguf_file: str | None = None
+    embedding_elements: dict[str, int] = {}
+    expert_elements: dict[str, int] = {}
 
     @property
     def quantization_settings(self) -> Mapping[str, Any]:
@@ -56,13 +65,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
     @property
     def num_weights(self) -> int:
         """Number of weights, also where several of them are packed into an element."""
+        return sum(self.count_weights(self.elements_by_dtype).values())
+
+    def count_weights(self, elements_by_dtype: Mapping[str, int]) -> dict[str, int]:
+        """Returns the numbers of weights that elements of each type hold."""
         method, factors = self.quantization_method, {}
         if method == "mxfp4":
             factors = {"U8": MXFP4_WEIGHTS_PER_BYTE}
         elif method is not None:
             bits = stored_bits(self.quantization_settings)
             factors = {"I32": 32 / bits, "U8": max(8 / bits, 1)}
-        return int(sum(count * factors.get(dtype, 1) for dtype, count in self.elements_by_dtype.items()))
+        return {dtype: int(count * factors.get(dtype, 1)) for dtype, count in elements_by_dtype.items()}
 
     def weight_bytes(self, itemsize: float, *, unpacks: bool = False) -> int:
         """Returns the memory of the weights at ``itemsize`` bytes each.
@@ -93,20 +106,28 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
         raise LoadError(f"{path}: {names[0]} is not a causal language model; choose a text generation model")
     check_quantization(path, config)
     generation = path / "generation_config.json"
-    tensors: dict[str, int] = {}
     gguf_file = find_gguf_file(path)
     if gguf_file is not None:
-        tensors["GGUF"] = count_gguf_weights(gguf_file)
-    for weights in find_weight_files(path) if gguf_file is None else ():
-        for dtype, count in _read_header(weights).items():
-            tensors[dtype] = tensors.get(dtype, 0) + count
+        tensors = [(name, "GGUF", count) for name, count in read_gguf_sizes(gguf_file).items()]
+    else:
+        tensors = [tensor for weights in find_weight_files(path) for tensor in _read_header(weights)]
     return Checkpoint(
         path,
         config,
         _read_json_object(generation) if generation.exists() else {},
-        tensors,
+        _count_by_dtype(tensors),
         None if gguf_file is None else gguf_file.name,
+        _count_by_dtype(tensor for tensor in tensors if EMBEDDING_NAME.search(tensor[0])),
+        _count_by_dtype(tensor for tensor in tensors if EXPERT_NAME.search(tensor[0])),
     )
+
+
+def _count_by_dtype(tensors: Iterable[tuple[str, str, int]]) -> dict[str, int]:
+    """Returns the number of elements by type. ``tensors``: name, type and number of elements of each."""
+    totals: dict[str, int] = {}
+    for _, dtype, count in tensors:
+        totals[dtype] = totals.get(dtype, 0) + count
+    return totals
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:
@@ -136,8 +157,8 @@ def find_weight_files(path: Path) -> list[Path]:
     raise explain_missing_weights(path)
 
 
-def _read_header(path: Path) -> dict[str, int]:
-    """Returns the number of elements by dtype in a safetensors file. Its length must match its header."""
+def _read_header(path: Path) -> list[tuple[str, str, int]]:
+    """Returns name, dtype and number of elements of each tensor in a safetensors file, whose length must be right."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -148,17 +169,14 @@ def _read_header(path: Path) -> dict[str, int]:
             raise LoadError(f"{path} is cut short or not safetensors; fetch it again")
         try:
             entries = json.loads(file.read(length))
-            tensors = [entry for name, entry in entries.items() if name != "__metadata__"]
-            end = max((entry["data_offsets"][1] for entry in tensors), default=0)
-            counts = [(str(entry["dtype"]), _num_elements(entry["shape"])) for entry in tensors]
+            entries.pop("__metadata__", None)
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            tensors = [(name, str(entry["dtype"]), _num_elements(entry["shape"])) for name, entry in entries.items()]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise LoadError(f"{path} is not safetensors; fetch it again") from error
     if size != 8 + length + end:
         raise LoadError(f"{path} has {size} bytes, its header promises {8 + length + end}; fetch it again")
-    totals: dict[str, int] = {}
-    for dtype, count in counts:
-        totals[dtype] = totals.get(dtype, 0) + count
-    return totals
+    return tensors
 
 
 def _num_elements(shape: list[int]) -> int:

@@ -47,6 +47,12 @@ def keeps_stored_form(checkpoint: Checkpoint, device: str) -> bool:
     return device == "cpu" and (checkpoint.gguf_file is not None or decodes_weights(checkpoint, device))
 
 
+def maps_gguf(checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> bool:
+    """Tells whether matrices of a GGUF file can stay in it until they are used."""
+    has_reader = checkpoint.gguf_file is not None and find_spec("gguf") is not None
+    return has_reader and dtype == torch.float32 and device == "cpu"
+
+
 def load_decoded(model_class: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]:
     """Returns the model on the CPU, and the names of weights that are missing from the files.
 
@@ -145,7 +151,7 @@ def load_gguf(
     In fp32 on the CPU, matrices stay in the file until they are used. Otherwise, and for a file whose tensors are not
     found so, transformers' own reader dequantizes the model as a whole.
     """
-    if dtype == torch.float32 and device == "cpu" and find_spec("gguf") is not None:
+    if maps_gguf(checkpoint, dtype, device):
         try:
             model, missing = _load_mapped_gguf(model_class, checkpoint)
         except Exception:  # whatever fails here, transformers' own reader may do, or gives the reason why not

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.checkpoint.held_size import estimate_held_size
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.experts.mxfp4_checkpoint import keeps_mxfp4_experts, load_mxfp4_model
@@ -25,7 +26,7 @@ from antiphon.engine.hardware import free_memory
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
-from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded, load_gguf
+from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded, load_gguf, maps_gguf
 from antiphon.engine.model.mapped_weights import map_weights
 from antiphon.engine.model.mixed_types import convert_buffers, find_fp32_names, has_names, load_as_stored
 from antiphon.engine.protocol import EngineInfo
@@ -71,10 +72,11 @@ def load_model(
     stored_dtype = _mappable_dtype(checkpoint) if device == "cpu" and torch_dtype == torch.float32 else None
     if not to_quantize and not (keeps_16_bits and dtype is None and _has_kernels_for(stored_dtype)):
         stored_dtype = None
-    itemsize = (
-        QUANTIZED_ITEMSIZE if stored_dtype is not None and to_quantize else (stored_dtype or torch_dtype).itemsize
-    )
-    check_memory(checkpoint, itemsize, free_memory(device), unpacks=unpacks)
+    stays_in_files = stored_dtype is not None and to_quantize
+    itemsize = QUANTIZED_ITEMSIZE if stays_in_files else (stored_dtype or torch_dtype).itemsize
+    is_packed = maps_gguf(checkpoint, torch_dtype, device) or (decodes and dtype is None)
+    held = _find_held_bytes(checkpoint, is_packed=is_packed, to_quantize=to_quantize)
+    check_memory(checkpoint, itemsize, free_memory(device), unpacks=unpacks, held=held)
     try:
         if decodes:
             model, missing = load_decoded(model_class, checkpoint, torch_dtype)
@@ -183,12 +185,21 @@ def unpacks_weights(checkpoint: Checkpoint, device: str) -> bool:
     return False
 
 
-def check_memory(folder: Checkpoint, itemsize: int, free: int | None, *, unpacks: bool = False) -> None:
+def _find_held_bytes(checkpoint: Checkpoint, *, is_packed: bool, to_quantize: bool) -> int | None:
+    """Returns the bytes that packed weights take, of those to quantize in the smallest form; None if unknown."""
+    held = estimate_held_size(checkpoint, "int4" if to_quantize else None) if is_packed else None
+    return None if held is None else held.packed
+
+
+def check_memory(
+    folder: Checkpoint, itemsize: int, free: int | None, *, unpacks: bool = False, held: int | None = None
+) -> None:
     """Raises :class:`LoadError` if the weights do not fit into ``free`` bytes.
 
-    A weight takes ``itemsize`` bytes; quantized weights take as much if loading ``unpacks`` them.
+    A weight takes ``itemsize`` bytes; quantized weights take as much if loading ``unpacks`` them. ``held``: bytes of
+    all weights, if they are known.
     """
-    needed = folder.weight_bytes(itemsize, unpacks=unpacks)
+    needed = folder.weight_bytes(itemsize, unpacks=unpacks) if held is None else held
     if free is not None and needed > free:
         unpacked = f" once {folder.quantization_method} is unpacked" if unpacks else ""
         raise LoadError(

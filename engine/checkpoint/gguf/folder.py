@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from antiphon.engine.checkpoint.gguf.header import count_gguf_weights
+from antiphon.engine.checkpoint.gguf.header import read_gguf_sizes
 from antiphon.engine.errors import LoadError
 from antiphon.engine.kernels.compiler import cache_folder
 
@@ -45,7 +45,7 @@ def prepare_gguf_folder(path: Path) -> Path:
     if file is None:
         return path
     _check_is_whole(file)
-    count_gguf_weights(file)  # a damaged file is told at once
+    read_gguf_sizes(file)  # a damaged file is told at once
     cache = cache_folder()
     if cache is None:
         raise LoadError(f"{file}: there is no cache folder to convert its tokenizer in; set XDG_CACHE_HOME")

@@ -1,4 +1,4 @@
-"""Counts the weights of a GGUF file from its header. Needs no torch."""
+"""Reads the sizes of the tensors of a GGUF file from its header. Needs no torch."""
 
 import mmap
 import struct
@@ -14,16 +14,16 @@ SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 STRING, ARRAY = 8, 9
 
 
-def count_gguf_weights(path: Path) -> int:
-    """Returns the number of weights in a GGUF file. Raises :class:`LoadError` if it is damaged."""
+def read_gguf_sizes(path: Path) -> dict[str, int]:
+    """Returns the number of weights of each tensor in a GGUF file. Raises :class:`LoadError` if it is damaged."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _count_weights(data)
+            return _read_sizes(data)
     except (OSError, ValueError, struct.error, IndexError, KeyError) as error:
         raise LoadError(f"{path} is not a GGUF file of version 2 or 3, or is cut short; fetch it again") from error
 
 
-def _count_weights(data: mmap.mmap) -> int:
+def _read_sizes(data: mmap.mmap) -> dict[str, int]:
     magic, version, num_tensors, num_values = struct.unpack_from("<4sIQQ", data)
     if magic != MAGIC or version not in VERSIONS:
         raise ValueError(magic)
@@ -31,16 +31,17 @@ def _count_weights(data: mmap.mmap) -> int:
     for _ in range(num_values):
         place = _skip_string(data, place)
         place = _skip_value(data, place + 4, struct.unpack_from("<I", data, place)[0])
-    total = 0
+    sizes: dict[str, int] = {}
     for _ in range(num_tensors):
-        place = _skip_string(data, place)
+        start, place = place + 8, _skip_string(data, place)
+        name = data[start:place].decode("utf-8")
         (num_dimensions,) = struct.unpack_from("<I", data, place)
         count = 1
         for extent in struct.unpack_from(f"<{num_dimensions}Q", data, place + 4):
             count *= extent
-        total += count
+        sizes[name] = count
         place += 4 + 8 * num_dimensions + 12
-    return total
+    return sizes
 
 
 def _skip_string(data: mmap.mmap, place: int) -> int:
