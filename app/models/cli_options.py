@@ -1,4 +1,4 @@
-"""Options of `antiphon serve` for the models: their names, and when each is loaded and unloaded."""
+"""Options of `antiphon serve` for the models: names, the type of weights, and when each is loaded and unloaded."""
 
 import math
 import re
@@ -69,6 +69,12 @@ OPTIONS = (
         multiple=True,
         type=ModelOptionType(),
         help="Option of one of several models, such as coder:quantization=int4; repeatable.",
+    ),
+    serve_option(
+        "--dtype",
+        type=click.Choice(["float32"]),
+        help="Type to compute with: float32 dequantizes a quantized checkpoint, and takes 4 bytes for each weight. "
+        "Default: as the weights are stored.",
     ),
     serve_option(
         "--load-on-demand", is_flag=True, help="Load each model at its first use. Default: all models at the start."

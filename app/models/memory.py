@@ -30,6 +30,9 @@ BYTES_PER_WEIGHT: dict[str | None, tuple[float, float]] = {None: (2.0, 4.0), "in
 """Bytes per weight by quantization: the least that is possible, and the expected number."""
 PACKED_GROWTH = 1.3
 """Memory of a quantized checkpoint relative to its files, if its weights are used as they are stored."""
+FP32_BYTES = 4
+LEAST_OF_COUNT = 0.8
+"""Part of the elements of a quantized checkpoint that are weights at least: the others are scales and zero points."""
 HELD_GROWTH = 1.1
 """Memory of a packed checkpoint relative to its weights: rows are padded, and have a scale and a sum."""
 
@@ -45,6 +48,9 @@ def estimate_weights(checkpoint: Checkpoint, options: EngineOptions) -> MemoryEs
     """Returns an estimate for a model that generates text, from the headers of its files."""
     least, expected = BYTES_PER_WEIGHT[options.quantization]
     is_cuda = options.device is not None and options.device.startswith("cuda")
+    if options.dtype == "float32":
+        size = checkpoint.weight_bytes(FP32_BYTES, unpacks=True)
+        return MemoryEstimate(int(size * LEAST_OF_COUNT), int(size * HELD_GROWTH))
     held = None if is_cuda else estimate_held_size(checkpoint, options.quantization)
     if held is not None:
         return MemoryEstimate(held.packed, int((held.packed + held.mapped) * HELD_GROWTH))

@@ -12,8 +12,8 @@ from antiphon.engine.options import EngineOptions
 FORMAT_FIELDS = ("dialect", "chat_template", "revision")
 """Fields of `ServeOptions` that describe one model. With several models, they are given for each by name."""
 ENGINE_FIELDS = (
-    "device", "threads", "quantization", "force_quantization", "deterministic", "compile_kernels", "max_model_len",
-    "max_num_seqs", "kv_cache_gib", "kv_cache_dtype", "pack_cache", "pack_cache_gib",
+    "device", "dtype", "threads", "quantization", "force_quantization", "deterministic", "compile_kernels",
+    "max_model_len", "max_num_seqs", "kv_cache_gib", "kv_cache_dtype", "pack_cache", "pack_cache_gib",
 )  # fmt: skip
 """Fields of `EngineOptions` that hold for all models, unless they are given for one by name."""
 PER_MODEL_OPTIONS = {

@@ -106,6 +106,7 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
     "compile_kernels": (["--no-compile-kernels"], {"engine.compile_kernels": False}),
     "kv_cache_gib": (["--kv-cache-gib", "1.5"], {"engine.kv_cache_gib": 1.5}),
     "kv_cache_dtype": (["--kv-cache-dtype", "float16"], {"engine.kv_cache_dtype": "float16"}),
+    "dtype": (["--dtype", "float32"], {"engine.dtype": "float32"}),
     "quantization": (["--quantization", "int4"], {"engine.quantization": "int4"}),
     "force_quantization": (["--force-quantization"], {"engine.force_quantization": True}),
     "pack_cache": (["--no-pack-cache"], {"engine.pack_cache": False}),

@@ -208,6 +208,8 @@ def test_estimate_knows_the_form_of_the_weights() -> None:
         assert estimate_weights(plain, options).expected == size
         assert estimate_weights(plain, options).least < size
         assert estimate_weights(packed, options).expected == {None: 629, "int8": 1111, "int4": 629}[quantization]
+    in_fp32 = EngineOptions(dtype="float32")
+    assert estimate_weights(packed, in_fp32).expected == 4444 and estimate_weights(plain, in_fp32).expected == 4400
     on_gpu = EngineOptions(device="cuda:0")  # as they are stored
     assert estimate_weights(packed, on_gpu).expected == 676
     assert estimate_weights(plain, EngineOptions(device="cuda:0")).expected == 2000

@@ -146,3 +146,14 @@ def test_model_that_fits_once_it_is_packed_is_loaded(
     monkeypatch.setattr(loader, "free_memory", lambda _: held.packed - 1)
     with pytest.raises(LoadError, match=r"GiB for its weights, 0\.0 GiB are free"):
         load_model(tmp_path, device="cpu", to_quantize=to_quantize)
+
+
+@pytest.mark.parametrize("case", ["gptq", "gguf"])
+def test_model_in_fp32_takes_four_bytes_for_each_weight(case: str, tmp_path: Path) -> None:
+    write_folder(case, tmp_path)
+    options = EngineOptions(dtype="float32", threads=1)
+    model, checkpoint = load_model(tmp_path, device="cpu", dtype="float32")
+    core = build_core_from_model(model, checkpoint, options, optimize=True)
+    assert "int8" not in core.info.description and "int4" not in core.info.description
+    estimate, held = estimate_weights(checkpoint, options), measure_held_bytes(model)
+    assert 2 * 147_456 < estimate.least <= held <= estimate.expected <= 1.4 * held
