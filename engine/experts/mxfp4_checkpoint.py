@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.experts.layout import ExpertsLayout, read_layout
 from antiphon.engine.experts.matrix import ExpertMatrix
-from antiphon.engine.experts.pack import report_progress
+from antiphon.engine.experts.pack import visit_layers
 from antiphon.engine.experts.packed import PackedExperts
 from antiphon.engine.experts.products import TORCH_LANES, unpack_weight
 from antiphon.engine.experts.stored import StoredExperts, check_stored_experts
@@ -47,7 +47,7 @@ class Mxfp4StoredExperts(StoredExperts):
         super().__init__(module, layout, blocks)
         self.scales = scales
 
-    def pack_blocks(self, name: str, lanes: int) -> ExpertMatrix:
+    def pack_blocks(self, name: str, kernels: Kernels | None) -> ExpertMatrix:
         """Returns a packed matrix of all experts, and gives its pages back to the system.
 
         Outputs of the gate come first.
@@ -56,7 +56,11 @@ class Mxfp4StoredExperts(StoredExperts):
         def pack_expert(index: int) -> PackedMxfp4Weight:
             parts = (self.weights[name][index], self.scales[name][index])
             blocks, scales = (self.layout.order_outputs(name, part) for part in parts)
-            packed = pack_mxfp4_blocks(blocks, scales, lanes)
+            packed = (
+                pack_mxfp4_blocks(blocks, scales, TORCH_LANES)
+                if kernels is None
+                else kernels.pack_mxfp4_blocks(blocks, scales)
+            )
             self.release_pages(name, index)
             return packed
 
@@ -120,10 +124,9 @@ def hold_mxfp4_experts(model: nn.Module, folder: Path) -> None:
 def pack_mxfp4_experts(model: nn.Module, kernels: Kernels | None) -> int:
     """Packs the experts that are in the model's files, one layer after the other. Returns the number of layers."""
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mxfp4StoredExperts)]
-    lanes = TORCH_LANES if kernels is None else kernels.lanes
     first: PackedExperts | None = None
-    for name, stored in report_progress(layers):
-        up, down = (stored.pack_blocks(part, lanes) for part in stored.layout.names)
+    for name, stored in visit_layers(layers):
+        up, down = (stored.pack_blocks(part, kernels) for part in stored.layout.names)
         packed = PackedExperts(stored.module, stored.layout, up, down, kernels)
         if first is None:
             first = packed

@@ -23,6 +23,7 @@ from antiphon.engine.experts.products import TORCH_LANES
 from antiphon.engine.experts.replacement import replace_experts
 from antiphon.engine.experts.routers import make_routers_exact, make_shared_gates_exact
 from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError
+from antiphon.engine.heap import return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
@@ -76,7 +77,7 @@ def pack_experts(model: nn.Module, form: ExpertForm, kernels: Kernels | None, ke
     failures = hold_all_experts(model)
     names = [name for name, _ in _find_stored(model)]
     packed_count = 0
-    for name in report_progress(names):
+    for name in visit_layers(names):
         try:
             _replace_by_packed(model, name, form, kernels, kept or PackSession(None))
         except (UnusableExpertsError, RuntimeError) as failure:
@@ -96,11 +97,15 @@ def _find_stored(model: nn.Module) -> Iterator[tuple[str, StoredExperts | Stored
             yield name, module
 
 
-def report_progress(layers: Sequence[Layer]) -> Iterator[Layer]:
-    """Yields the layers to pack, and logs from time to time how many are packed."""
+def visit_layers(layers: Sequence[Layer]) -> Iterator[Layer]:
+    """Yields the layers to pack, and logs from time to time how many are packed.
+
+    The memory freed by each is given back. The heap would keep half of its size.
+    """
     reported_at = time.monotonic()
     for index, layer in enumerate(layers):
         yield layer
+        return_freed_memory()
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
             log.info("packing experts: layer %d of %d", index + 1, len(layers))
