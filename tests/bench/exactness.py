@@ -12,6 +12,7 @@ import argparse
 import itertools
 import random
 import time
+from typing import Any
 
 import msgspec
 import torch
@@ -131,6 +132,7 @@ def build_core(model: str, quantization: Quantization | None, *, deterministic: 
     loaded, folder = load_model(create_model(model), device="cpu", to_quantize=quantization is not None)
     options = EngineOptions(
         quantization=quantization,
+        force_quantization=True,  # routers with random weights change their choice easily
         deterministic=deterministic,
         max_num_seqs=BATCH_SIZE,
         kv_cache_gib=1.0,
@@ -198,12 +200,13 @@ def main() -> None:
         default="tiny",
         help="model to run, default tiny; oss and osstiny are mixtures of experts",
     )
+    parser.add_argument("--forms", default="fp32,int8,int4", help="weights to compare, default fp32,int8,int4")
     parser.add_argument("--positions", type=int, default=10_000, help="positions to compare, default 10000")
     parser.add_argument("--jobs", type=int, default=32, help="jobs with a seed, default 32")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens per job, default 64")
     args = parser.parse_args()
     torch.set_num_threads(physical_cores())
-    quantizations: tuple[Quantization | None, ...] = (None, "int8", "int4")
+    quantizations: list[Any] = [None if form == "fp32" else form for form in args.forms.split(",")]
     reference = load_forward(args.model, None)
     rows = [
         compare_logits(args.model, quantization, args.positions, reference if quantization else None)
