@@ -183,7 +183,7 @@ def _select_forward(
             validation=validation,
         )
     if num_stand_ins:
-        validation.texts.logits = None  # those of the model itself are other ones
+        validation.texts.reference = None  # those of the model itself are other ones
     return forward
 
 

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from antiphon.engine.errors import one_line
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
 from antiphon.engine.optimize.packing_plan import DryRun
+from antiphon.engine.optimize.quantization_error import ReferenceLogits
 
-TEXT_LENGTHS_TOKENS = (38, 26)
+TEXT_LENGTHS_TOKENS = (30, 18)
 """Lengths in tokens of the two texts: more than a page of a paged cache each."""
 
 ROWS_PER_PART = 16
@@ -27,20 +28,21 @@ def make_text(model: PreTrainedModel, base: int, length: int) -> list[int]:
 class ProbeTexts:
     """Two fixed texts, and the logits that the model gives them as it is loaded.
 
-    ``logits`` (tokens of both texts, vocabulary) are None until they are measured.
+    ``reference`` are the logits of all tokens and ``last_logits`` (2, vocabulary) those of each text's last one. They
+    are None until they are measured.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.texts = [make_text(model, base, length) for base, length in zip((3, 11), TEXT_LENGTHS_TOKENS, strict=True)]
-        self.logits: Tensor | None = None
+        self.reference: ReferenceLogits | None = None
+        self.last_logits: Tensor | None = None
 
     @torch.inference_mode()
-    def measure(self, forward: ForwardPass) -> Tensor:
-        """Measures ``logits`` with one pass for each text, and returns them."""
-        self.logits = torch.cat(
-            [forward.run([SequenceInput(forward.new_cache(len(ids)), ids, len(ids))]) for ids in self.texts]
-        )
-        return self.logits
+    def measure(self, forward: ForwardPass) -> None:
+        """Measures the logits with one pass for each text."""
+        logits = [forward.run([SequenceInput(forward.new_cache(len(ids)), ids, len(ids))]) for ids in self.texts]
+        self.last_logits = torch.stack([rows[-1] for rows in logits])
+        self.reference = ReferenceLogits.keep(torch.cat(logits))
 
     @torch.inference_mode()
     def compute_rows(self, forward: ForwardPass) -> Iterator[Tensor]:
@@ -53,12 +55,6 @@ class ProbeTexts:
             cache, last = forward.new_cache(len(ids)), len(ids) - 2
             for first, end in pairwise((*range(0, last, ROWS_PER_PART), last, last + 1, len(ids))):
                 yield from forward.run([SequenceInput(cache, ids[first:end], end - first)])
-
-    def last_logits(self) -> Tensor:
-        """Returns the logits of the last token of each text. :meth:`measure` must have run."""
-        assert self.logits is not None
-        first, second = map(len, self.texts)
-        return self.logits[[first - 1, first + second - 1]]
 
     @torch.inference_mode()
     def compute_in_pieces(self, forward: ForwardPass) -> Tensor:
@@ -102,7 +98,7 @@ class Validation:
 
     def measure_texts(self, forward: ForwardPass) -> None:
         """Measures the logits of the texts, unless validation has measured them."""
-        if self.texts.logits is None:
+        if self.texts.reference is None:
             self.texts.measure(forward)
 
     def release_dry_run(self) -> list[list[str]] | None:
@@ -115,9 +111,11 @@ class Validation:
 
         The passes are a dry run, too. If the model does not run as one, it runs without.
         """
+        expected = self.texts.last_logits
+        assert expected is not None
 
         def run() -> str | None:
-            return describe_error(self.texts.compute_in_pieces(forward), self.texts.last_logits(), self._model)
+            return describe_error(self.texts.compute_in_pieces(forward), expected, self._model)
 
         if self.dry_run is not None and self.dry_run.observe(run) is None:
             return None

@@ -82,9 +82,9 @@ def _measure_error(
     if checks is not None:
         reference_logits(forward, model, WARM_UP_TOKENS)
         return QuantizationError(checks.similarity, checks.agreement)
-    logits, validation.texts.logits = validation.texts.logits, None
-    assert logits is not None  # measured before the model was packed
-    return compare_logits(validation.texts.compute_rows(forward), logits)
+    reference, validation.texts.reference = validation.texts.reference, None
+    assert reference is not None  # measured before the model was packed
+    return compare_logits(validation.texts.compute_rows(forward), reference)
 
 
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:

@@ -214,26 +214,32 @@ class GroupPacker:
         stored = build_stored_linear(layers, self._kernels, form)
         if stored is not None:
             return stored
-        parts = [layer.mapped if isinstance(layer, MappedLinear) else layer.weight.detach() for layer in layers]
-        weight = join_rows(parts)
         biases: list[Tensor | None] = [layer._parameters["bias"] for layer in layers]
         present = [bias.detach() for bias in biases if bias is not None]
         bias = torch.cat(present) if present else None
         if form is None:
-            return build_exact_linear(weight, bias, self._kernels)
-        return self._build_quantized(" ".join([form, *names]), weight, bias, form)
+            return build_exact_linear(_join_layers(layers), bias, self._kernels)
+        return self._build_quantized(" ".join([form, *names]), layers, bias, form)
 
-    def _build_quantized(self, key: str, weight: WeightRows, bias: Tensor | None, form: Quantization) -> LinearKernel:
+    def _build_quantized(
+        self, key: str, layers: list[nn.Linear], bias: Tensor | None, form: Quantization
+    ) -> LinearKernel:
         packed = None if self._kernels is None else self._kept.load(key)
-        if packed is not None and (packed.outputs, packed.inputs) != weight.shape:
+        shape = sum(layer.out_features for layer in layers), layers[0].in_features
+        if packed is not None and (packed.outputs, packed.inputs) != shape:
             packed = None
         if packed is not None and self._kernels is not None and self._kept.checks is not None:
             return CompiledLinear(packed, bias, self._kernels)
         build = build_int4_linear if form == "int4" else build_int8_linear
-        kernel = build(weight, bias, self._kernels, packed)
+        kernel = build(_join_layers(layers), bias, self._kernels, packed)
         if isinstance(kernel, CompiledLinear):
             self._kept.store(key, kernel.packed)
         return kernel
+
+
+def _join_layers(layers: list[nn.Linear]) -> WeightRows:
+    """Returns the rows of all weights. Those of a quantized checkpoint are decoded for it."""
+    return join_rows([layer.mapped if isinstance(layer, MappedLinear) else layer.weight.detach() for layer in layers])
 
 
 def _replace_layers(model: nn.Module, names: list[str], layers: list[nn.Linear], kernel: LinearKernel) -> None:

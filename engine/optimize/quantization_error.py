@@ -39,13 +39,29 @@ class QuantizationError(NamedTuple):
         return f"cosine similarity to fp32 logits {self.similarity:.5f}, same most likely token {self.agreement:.0%}"
 
 
-def compare_logits(logits: Iterable[Tensor], expected: Tensor) -> QuantizationError:
+class ReferenceLogits(NamedTuple):
+    """Logits in fp32 as they are kept while a model is packed: directions of rows in fp16, and their largest elements.
+
+    ``directions`` (tokens, vocabulary) are the rows, each divided by its largest magnitude; ``best`` (tokens) are ids.
+    """
+
+    directions: Tensor
+    best: Tensor
+
+    @classmethod
+    def keep(cls, logits: Tensor) -> "ReferenceLogits":
+        """Returns what :func:`compare_logits` needs of logits (tokens, vocabulary)."""
+        magnitudes = logits.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        return cls((logits / magnitudes).half(), logits.argmax(-1))
+
+
+def compare_logits(logits: Iterable[Tensor], expected: ReferenceLogits) -> QuantizationError:
     """Compares the logits (tokens, vocabulary) of a quantized model with those in fp32, row by row to save memory."""
-    similarity, agreement = 0.0, 0
-    for row, exact in zip(logits, expected, strict=True):
-        similarity += float(functional.cosine_similarity(row, exact, dim=0))
-        agreement += bool(row.argmax() == exact.argmax())
-    return QuantizationError(similarity / len(expected), agreement / len(expected))
+    similarity, agreement, count = 0.0, 0, len(expected.best)
+    for row, direction, best in zip(logits, *expected, strict=True):
+        similarity += float(functional.cosine_similarity(row, direction.float(), dim=0))
+        agreement += bool(row.argmax() == best)
+    return QuantizationError(similarity / count, agreement / count)
 
 
 def check_similarity(form: str, similarity: float, *, force: bool) -> None:

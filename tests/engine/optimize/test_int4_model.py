@@ -21,7 +21,7 @@ from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer
 from antiphon.engine.optimize.linears import CompiledLinear, OneDnnLinear, PackedLinear
 from antiphon.engine.optimize.pack_linears import find_linears
-from antiphon.engine.optimize.quantization_error import check_similarity, compare_logits
+from antiphon.engine.optimize.quantization_error import ReferenceLogits, check_similarity, compare_logits
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
 from tests.engine.kernel_builds import require_int8_kernels
@@ -72,7 +72,7 @@ def test_int4_logits_are_those_of_the_rounded_weights() -> None:
                 layer.weight.copy_(unpack_int4_weight(pack_int4_weight(layer.weight, 8)))
     expected = reference_logits(select_forward(rounded), rounded)
     core = build_int4_core(model)
-    error = compare_logits(reference_logits(core._forward, model), expected)
+    error = compare_logits(reference_logits(core._forward, model), ReferenceLogits.keep(expected))
     assert error.similarity > 0.995 and error.agreement > 0.85, error
 
 
@@ -141,3 +141,17 @@ def test_greedy_tokens_are_the_same_alone_and_in_a_batch(compile_: bool) -> None
 def test_model_that_int4_changes_too_much_names_int8_as_the_remedy() -> None:
     with pytest.raises(LoadError, match=r"its int4 logits .* use --quantization int8, or add --force-quantization"):
         check_similarity("int4", 0.5, force=False)
+
+
+def test_kept_logits_give_the_figures_of_the_logits_themselves() -> None:
+    """They are kept in 16 bits, in which large logits overflow and close ones are equal."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn((6, 5000), generator=generator) * torch.tensor([1e-3, 1.0, 1e6, 1.0, 1.0, 1.0])[:, None]
+    logits[3, 7], logits[3, 4000], logits[4] = 5.0, 5.0001, 0.0
+    other = logits + 0.1 * torch.randn(logits.shape, generator=generator) * logits.std(-1, keepdim=True)
+    other[3] = logits[3]
+    error = compare_logits(other, ReferenceLogits.keep(logits))
+    similarity = torch.nn.functional.cosine_similarity(other, logits).mean()
+    assert error.similarity == pytest.approx(float(similarity), abs=1e-6)
+    assert error.agreement == int((other.argmax(-1) == logits.argmax(-1)).sum()) / len(logits)
+    assert compare_logits(logits, ReferenceLogits.keep(logits)).agreement == 1
