@@ -6,6 +6,8 @@ import struct
 import sys
 from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ LAYOUT_VERSION = 1
 
 ENGINE_DIR = Path(__file__).parents[1]
 LAYOUT_SOURCES = (
-    *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "checkpoint/quantized/*.py"),
+    *("kernels/*_layout.py", "kernels/pack.c", "kernels/pack.py", "checkpoint/quantized/*.py", "checkpoint/gguf/*.py"),
     *("experts/pack*.py", "experts/matrix.py", "experts/layout.py", "experts/stored.py", "experts/grouped.py"),
 )
 """Sources that decide about the bytes of packed weights."""
@@ -31,6 +33,9 @@ CHECKED_FOLDERS = ("cache", "checkpoint", "experts", "kernels", "model", "optimi
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Parts of a weight file that its fingerprint covers besides the header: tools may preserve or fake its time."""
 
+GGUF_START_BYTES = 1 << 20
+"""Bytes at the start of a GGUF file that its fingerprint covers: hyperparameters, and parts of the vocabulary."""
+
 CHECKED_OPTIONS = ("quantization", "dtype", "pack_linears", "compile_kernels", "kv_cache_dtype", "paged_cache")
 """Options that the result of a start's checks depends on."""
 
@@ -38,7 +43,7 @@ CHECKED_OPTIONS = ("quantization", "dtype", "pack_linears", "compile_kernels", "
 def hash_model(folder: Path) -> str:
     """Returns a hash of the model's files, wherever they are: the weights' headers, sizes, times and samples."""
     parts: list[bytes] = []
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
         status = path.stat()
         parts.append(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
         parts += _read_samples(path, status.st_size)
@@ -47,10 +52,11 @@ def hash_model(folder: Path) -> str:
 
 
 def _read_samples(path: Path, size: int) -> Iterable[bytes]:
-    """Yields the header of a safetensors file, and parts of the weights at even distances."""
+    """Yields the header of a safetensors file or the start of another, and parts of the weights at even distances."""
     with path.open("rb") as file:
         start = file.read(8)
-        yield file.read(struct.unpack("<Q", start)[0]) if len(start) == 8 else b""
+        header_bytes = GGUF_START_BYTES if path.suffix == ".gguf" else struct.unpack("<Q", start.ljust(8, b"\0"))[0]
+        yield file.read(header_bytes)
         for index in range(SAMPLES):
             file.seek(size * index // SAMPLES)
             yield file.read(SAMPLE_BYTES)
@@ -58,7 +64,8 @@ def _read_samples(path: Path, size: int) -> Iterable[bytes]:
 
 def hash_layout(form: str, lanes: int, activation_levels: int) -> str:
     """Returns a hash of what the packed form of a weight depends on: the code that packs it, and the kind of CPU."""
-    kind = repr((LAYOUT_VERSION, form, lanes, activation_levels, sys.byteorder)).encode()
+    decoder = version("gguf") if find_spec("gguf") is not None else ""
+    kind = repr((LAYOUT_VERSION, form, lanes, activation_levels, sys.byteorder, decoder)).encode()
     return _hash_parts([kind, _hash_sources(LAYOUT_SOURCES).encode()])
 
 

@@ -19,15 +19,9 @@ MIN_KEPT_WEIGHTS = 16_000_000
 def open_pack_session(checkpoint: Checkpoint | None, options: EngineOptions, kernels: Kernels | None) -> PackSession:
     """Returns the packed weights that an earlier start has kept, or a session that keeps those of this start.
 
-    Nothing is kept without compiled kernels, whose layout the weights have, for a small model, or for a GGUF file.
+    Nothing is kept without compiled kernels, whose layout the weights have, or for a small model.
     """
-    if (
-        checkpoint is None
-        or checkpoint.gguf_file is not None
-        or kernels is None
-        or options.quantization is None
-        or not options.pack_cache
-    ):
+    if checkpoint is None or kernels is None or options.quantization is None or not options.pack_cache:
         return PackSession(None)
     weights = sum(checkpoint.elements_by_dtype.values())
     if weights < MIN_KEPT_WEIGHTS:

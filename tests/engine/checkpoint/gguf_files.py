@@ -4,6 +4,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Lfm2Config, PreTrainedModel, Qwen3Config
@@ -134,3 +136,22 @@ def write_gguf(path: Path, kind: str) -> PreTrainedModel:
     header += b"".join(pack_string(key) + pack_value(value) for key, value in metadata.items()) + infos
     path.write_bytes(header + bytes(-len(header) % ALIGNMENT) + data)
     return model
+
+
+def write_gguf_folder(model: PreTrainedModel, folder: Path) -> None:
+    """Writes config.json and a file with a Llama's matrices in Q4_0."""
+    model.config.save_pretrained(folder)
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_name("tiny")
+    writer.add_head_count(model.config.num_attention_heads)
+    writer.add_head_count_kv(model.config.num_key_value_heads)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    for name, value in model.state_dict().items():
+        kind = gguf.GGMLQuantizationType.Q4_0 if value.ndim > 1 else gguf.GGMLQuantizationType.F32
+        values = np.ascontiguousarray(value.float().numpy())
+        new_name = f"{names.get_name(name.removesuffix('.weight'))}.weight"
+        writer.add_tensor(new_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -7,8 +7,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import gguf
-import numpy as np
 from msgspec import structs
 from torch import Tensor, nn
 
@@ -21,6 +19,7 @@ from antiphon.engine.model import loader
 from antiphon.engine.model.loader import load_model
 from antiphon.engine.options import EngineOptions, Quantization
 from tests.engine.checkpoint import quantized_folders as folders
+from tests.engine.checkpoint.gguf_files import write_gguf_folder
 from tests.engine.checkpoint.test_quantized_checkpoints import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,29 +31,9 @@ FORMS: list[tuple[str, Quantization | None]] = [
 ]  # fmt: skip
 
 
-def write_gguf_folder(folder: Path) -> None:
-    """Writes the same model as the other formats have, in Q4_0."""
-    model = folders.make_model()
-    model.config.save_pretrained(folder)
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    writer.add_name("tiny")
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
-    for name, value in model.state_dict().items():
-        kind = gguf.GGMLQuantizationType.Q4_0 if value.ndim > 1 else gguf.GGMLQuantizationType.F32
-        values = np.ascontiguousarray(value.float().numpy())
-        new_name = f"{names.get_name(name.removesuffix('.weight'))}.weight"
-        writer.add_tensor(new_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def write_folder(case: str, folder: Path) -> None:
     if case == "gguf":
-        write_gguf_folder(folder)
+        write_gguf_folder(folders.make_model(), folder)
     else:
         quantize, settings, _ = CASES[case]
         if case.startswith("ct-w4"):

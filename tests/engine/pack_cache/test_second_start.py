@@ -8,9 +8,13 @@ import pytest
 pytest.importorskip("torch")
 
 from antiphon.engine.builder import build_core
+from antiphon.engine.checkpoint.gguf.stored_matrix import GgufMatrix
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache import opening, session
+from antiphon.engine.pack_cache.fingerprint import hash_model
 from antiphon.engine.scheduler.core import Core
+from tests.engine.checkpoint.gguf_files import write_gguf_folder
+from tests.engine.checkpoint.quantized_folders import make_model
 from tests.engine.kernel_builds import require_int8_kernels
 from tests.engine.tiny_models import copy_tiny_model, generate_tokens, make_job
 
@@ -73,6 +77,29 @@ def test_second_start_neither_packs_nor_checks_and_gives_the_same_tokens(
     second = start(model_folder, form)
     assert generate_tokens(second, JOB) == expected
     assert second.info == first.info, "the error and the size of the cache are those of the first start"
+
+
+def test_matrices_of_a_gguf_file_are_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_gguf_folder(make_model(), folder)
+    expected = generate_tokens(start(folder, None), JOB)
+    forbid_packing(monkeypatch)
+    decoded: list[int] = []
+    dequantize = GgufMatrix.dequantize
+    monkeypatch.setattr(
+        GgufMatrix, "dequantize", lambda matrix: decoded.append(matrix.shape.numel()) or dequantize(matrix)
+    )
+    assert generate_tokens(start(folder, None), JOB) == expected
+    assert decoded == [96 * 128], "the embedding"
+    monkeypatch.undo()
+    content = bytearray((folder / "model.gguf").read_bytes())
+    content[-100] ^= 1
+    (folder / "model.gguf").write_bytes(content)
+    before = hash_model(folder)
+    content[-100] ^= 1
+    (folder / "model.gguf").write_bytes(content)
+    assert hash_model(folder) != before
 
 
 def test_other_form_and_switched_off_cache_pack_again(model_folder: Path, tmp_path: Path) -> None:
