@@ -4,6 +4,7 @@ The files are mapped into memory. An expert is read when it is needed, and its p
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,7 +125,7 @@ def leave_out_experts(model_class: type) -> Iterator[None]:
 
 
 def _find_expert_classes(model_class: type) -> list[Any]:
-    module: Any = __import__(model_class.__module__, fromlist=["*"])
+    module = sys.modules[model_class.__module__]
     return [kind for kind in vars(module).values() if isinstance(kind, type) and is_experts_class(kind)]
 
 
