@@ -99,6 +99,10 @@ class DecodedWeight(MappedWeight):
         """Returns the weight as whole numbers; None if the checkpoint stores something else."""
         return self.deferred.source.read_levels()
 
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """Returns some rows in fp32."""
+        return self.deferred.source.read_rows(rows)
+
     def release(self, first_row: int = 0, end_row: int | None = None) -> None:  # noqa: ARG002  rows are not stored as such
         """Gives the pages of the stored tensors back to the system."""
         self.deferred.source.release()
@@ -186,15 +190,16 @@ class MappedLinear(nn.Linear):
 
 
 class MappedEmbedding(nn.Embedding):
-    """An embedding with a mapped weight: the rows in use are in memory, exactly as they are stored."""
+    """An embedding with a mapped weight: the rows in use are in memory as they are stored, or decoded for each use."""
 
     def __init__(self, layer: nn.Embedding, mappings: FileMappings) -> None:
         nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
         self.padding_idx = layer.padding_idx
+        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False  # for repr()
         # transformers reads the model's type and device from its first parameter, and there may be no other one.
         self.register_parameter("empty", nn.Parameter(torch.empty(0), requires_grad=False))
-        self.mapped = MappedWeight(layer.weight.detach(), mappings)
+        self.mapped = map_weight(layer.weight.detach(), mappings)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -203,6 +208,9 @@ class MappedEmbedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(…) → (…, embedding_dim)."""
+        if isinstance(self.mapped, DecodedWeight):
+            rows, indices = torch.unique(ids, return_inverse=True)
+            return self.mapped.read_rows(rows)[indices]
         return functional.embedding(ids, self.mapped.stored).float()
 
 
@@ -224,8 +232,9 @@ def map_weights(model: nn.Module) -> int:
             kind: Any = {nn.Linear: MappedLinear, nn.Embedding: MappedEmbedding}.get(type(child))
             if kind is None or getattr(child, "max_norm", None) is not None:
                 continue
-            if kind is MappedEmbedding and isinstance(child.weight, DeferredWeight):
-                continue  # its rows cannot be read one by one
+            is_decoded = kind is MappedEmbedding and isinstance(child.weight, DeferredWeight)
+            if is_decoded and not child.weight.source.has_rows:
+                continue
             if id(child) not in replacements:
                 replacements[id(child)] = kind(child, mappings)
                 count += 1

@@ -50,6 +50,7 @@ def test_mapped_model_computes_what_the_model_in_memory_computes(family: str, tm
     folder = save_checkpoint(tmp_path, family)
     whole, mapped = load_model(folder, device="cpu")[0], load_model(folder, device="cpu", to_quantize=True)[0]
     assert find_mapped(mapped) and not find_mapped(whole)
+    assert "MappedLinear(in_features=" in repr(mapped) and "MappedEmbedding(" in repr(mapped)
     assert mapped.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in mapped.parameters())
     expected, logits = (reference_logits(select_forward(model), model) for model in (whole, mapped))
