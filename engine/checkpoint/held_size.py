@@ -16,8 +16,10 @@ ZERO_POINT_BYTES = 4.0
 """Bytes of a group's zero point."""
 INT4_BITS, INT4_GROUP_INPUTS = 4, 64
 """Largest number of bits, and the number that group sizes are a multiple of, where levels stay in int4."""
-GGUF_EMBEDDING_BYTES = 4.0
-"""Bytes of a weight of an embedding that was read from a GGUF file."""
+GGUF_EMBEDDING_BYTES, SCALED_EMBEDDING_BYTES = 2, 4
+"""Bytes of a weight of an embedding in a GGUF file, at most, and of one of a class of its own, which is in fp32."""
+SCALED_EMBEDDING_TYPES = ("gemma3", "gemma4")
+"""Starts of the types of models whose embedding has a class of its own."""
 QUANTIZED_DTYPES = {"I32", "U8", "I8", "F8_E4M3", "F8_E5M2", "GGUF"}
 """Types of tensors that hold quantized weights, as safetensors names them."""
 
@@ -40,11 +42,14 @@ def estimate_held_size(checkpoint: Checkpoint, quantization: Quantization | None
     plain = sum(numbers.values()) - quantized  # the output layer, norms, and the scales of quantized weights
     is_tied = bool(checkpoint.config.get("tie_word_embeddings", False))
     output_layer = embedding if is_tied or is_gguf else 0  # else it is one of the plain ones
+    in_memory = 0
     if is_gguf:
         quantized -= embedding if is_tied else 2 * embedding
-        in_memory, mapped = int(embedding * GGUF_EMBEDDING_BYTES), 0
+        is_scaled = str(checkpoint.config.get("model_type")).startswith(SCALED_EMBEDDING_TYPES)
+        in_memory = embedding * SCALED_EMBEDDING_BYTES if is_scaled else 0
+        mapped = 0 if is_scaled else embedding * GGUF_EMBEDDING_BYTES
     else:
-        plain, in_memory = plain - embedding, 0
+        plain -= embedding
         mapped = sum(count * DTYPE_BYTES.get(dtype, 1) for dtype, count in checkpoint.embedding_elements.items())
     experts = sum(checkpoint.count_weights(checkpoint.expert_elements).values())
     dense = max(quantized - experts, 0) * _bytes_per_weight(settings, quantization)

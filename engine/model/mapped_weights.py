@@ -232,8 +232,8 @@ def map_weights(model: nn.Module) -> int:
             kind: Any = {nn.Linear: MappedLinear, nn.Embedding: MappedEmbedding}.get(type(child))
             if kind is None or getattr(child, "max_norm", None) is not None:
                 continue
-            is_decoded = kind is MappedEmbedding and isinstance(child.weight, DeferredWeight)
-            if is_decoded and not child.weight.source.has_rows:
+            weight = child.weight
+            if kind is MappedEmbedding and isinstance(weight, DeferredWeight) and not weight.source.has_rows:
                 continue
             if id(child) not in replacements:
                 replacements[id(child)] = kind(child, mappings)

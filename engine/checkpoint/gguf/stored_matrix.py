@@ -33,3 +33,14 @@ class GgufMatrix(StoredWeight):
             values[rows] = gguf.quants.dequantize(self._stored[rows], self._kind)
         decoded = torch.from_numpy(values)
         return decoded if self._finish is None else self._finish(decoded)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows are decoded without the others: nothing moves values to other rows."""
+        return self._finish is None
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """Returns some rows in fp32."""
+        if self._finish is not None:
+            return super().read_rows(rows)
+        return torch.from_numpy(gguf.quants.dequantize(self._stored[rows.numpy()], self._kind))

@@ -40,6 +40,9 @@ PURE_PROCESSORS = (
 )
 """Processors that convert a matrix by its values and its name alone."""
 
+EMBEDDING_NAME = "token_embd.weight"
+"""The matrix that no processor converts. So its rows can be read one by one."""
+
 EXPERTS_NAME = re.compile(r"(.*\.ffn_(gate|down|up)_exps)\.weight")
 
 
@@ -124,7 +127,8 @@ class _OlderReader:
             if match is not None and match[1] in self._names:
                 experts.setdefault(self._names[match[1]], {})[match[2]] = tensor.experts()
             elif name is not None and self._is_pure and tensor.is_matrix(self._shapes.get(name)):
-                stored[name] = tensor.matrix(partial(self._convert_matrix, tensor.name))
+                is_converted = tensor.name != EMBEDDING_NAME
+                stored[name] = tensor.matrix(partial(self._convert_matrix, tensor.name) if is_converted else None)
             else:
                 self._convert(tensor, parsed)
         stored |= _stack_experts(experts)

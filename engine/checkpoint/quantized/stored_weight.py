@@ -65,6 +65,15 @@ class StoredWeight(ABC):
         """Returns the weight as whole numbers; None if the format stores something else."""
         return None
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether :meth:`read_rows` reads rows of the weight without the others."""
+        return False
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """Returns some rows in fp32."""
+        return self.dequantize()[rows]
+
     def select(self, index: int) -> "StoredWeight | None":  # noqa: ARG002  for subclasses
         """Returns one matrix of several; None if the weight is a matrix itself."""
         return None

@@ -14,6 +14,7 @@ from antiphon.app.models.memory import estimate_weights
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
 from antiphon.engine.checkpoint.held_size import HeldSize, estimate_held_size
+from antiphon.engine.checkpoint.quantized.deferred_weight import DeferredWeight
 from antiphon.engine.errors import LoadError
 from antiphon.engine.model import loader
 from antiphon.engine.model.loader import load_model
@@ -51,7 +52,9 @@ def measure_held_bytes(root: Any) -> int:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, Tensor):
+        if isinstance(value, DeferredWeight):
+            waiting.append(value.source)
+        elif isinstance(value, Tensor):
             address = id(value) if value.is_mkldnn else value.data_ptr()
             sizes[address] = max(sizes.get(address, 0), value.numel() * value.element_size())
         elif isinstance(value, dict):
