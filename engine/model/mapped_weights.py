@@ -209,8 +209,7 @@ class MappedEmbedding(nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         """(…) → (…, embedding_dim)."""
         if isinstance(self.mapped, DecodedWeight):
-            rows, indices = torch.unique(ids, return_inverse=True)
-            return self.mapped.read_rows(rows)[indices]
+            return self.mapped.read_rows(ids.flatten()).view(*ids.shape, self.embedding_dim)
         return functional.embedding(ids, self.mapped.stored).float()
 
 
