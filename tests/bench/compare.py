@@ -74,7 +74,7 @@ class BenchmarkRun:
         entry: dict[str, Any] = {}
         self.record["servers"][name] = entry
         try:
-            server = await pool.start(peer, max(self.args.streams))
+            server = await pool.start(peer, max(self.args.streams), self.args.tokens)
         except NotStartedError as error:
             entry["skipped"] = str(error)
             log(f"{name}: skipped: {error}")

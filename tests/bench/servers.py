@@ -81,13 +81,13 @@ class PeerServer:
         reason = "the process exited" if self.process.has_exited else f"no reply within {timeout_s:.0f} s"
         raise NotStartedError(f"{reason}: {self.process.tail(3)}")
 
-    async def warm_up(self, streams: int) -> None:
+    async def warm_up(self, streams: int, tokens: int) -> None:
         """Sends requests that are not measured, alone and concurrently. Then measures the CPU use without requests.
 
-        Most of the requests are as long as the measured ones, so that memory which a server allocates on demand is
-        allocated before the measurement.
+        Most of the requests are as long as the measured ones, ``tokens`` of output, so that memory which a server
+        allocates on demand is allocated before the measurement.
         """
-        for index, (count, tokens) in enumerate(((1, 16), (streams, 16), *3 * [(streams, 128)])):
+        for index, (count, tokens) in enumerate(((1, 16), (streams, 16), *3 * [(streams, tokens)])):
             await self.run_prompts([make_prompt(f"warm {index} {number}", 128) for number in range(count)], tokens)
         cpu_before = self.process.cpu_seconds()
         await asyncio.sleep(IDLE_PERIOD_S)
@@ -136,7 +136,7 @@ class ServerPool:
             for server in self.servers:
                 server.process.terminate()
 
-    async def start(self, peer: Peer, streams: int, timeout_s: float = 600.0) -> PeerServer:
+    async def start(self, peer: Peer, streams: int, tokens: int = 128, timeout_s: float = 600.0) -> PeerServer:
         """Starts a server and warms it up. If that fails, terminates it and raises :class:`NotStartedError`."""
         if reason := peer.unavailable_reason(self.model_name):
             raise NotStartedError(reason)
@@ -150,7 +150,7 @@ class ServerPool:
         self.servers.append(server)
         try:
             await server.wait_until_ready(timeout_s)
-            await server.warm_up(min(streams, peer.max_streams))
+            await server.warm_up(min(streams, peer.max_streams), tokens)
         except (NotStartedError, OSError, TimeoutError) as error:
             self.stop(server)
             raise NotStartedError(str(error)) from error
