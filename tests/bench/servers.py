@@ -87,8 +87,8 @@ class PeerServer:
         Most of the requests are as long as the measured ones, ``tokens`` of output, so that memory which a server
         allocates on demand is allocated before the measurement.
         """
-        for index, (count, tokens) in enumerate(((1, 16), (streams, 16), *3 * [(streams, tokens)])):
-            await self.run_prompts([make_prompt(f"warm {index} {number}", 128) for number in range(count)], tokens)
+        for index, (count, length) in enumerate(((1, 16), (streams, 16), *3 * [(streams, tokens)])):
+            await self.run_prompts([make_prompt(f"warm {index} {number}", 128) for number in range(count)], length)
         cpu_before = self.process.cpu_seconds()
         await asyncio.sleep(IDLE_PERIOD_S)
         self.idle_cores = (self.process.cpu_seconds() - cpu_before) / IDLE_PERIOD_S
