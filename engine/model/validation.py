@@ -15,7 +15,7 @@ from antiphon.engine.optimize.quantization_error import ReferenceLogits
 TEXT_LENGTHS_TOKENS = (30, 18)
 """Lengths in tokens of the two texts: more than a page of a paged cache each."""
 
-ROWS_PER_PART = 16
+ROWS_PER_PART = 8
 """Tokens of a pass whose logits are in memory together."""
 
 

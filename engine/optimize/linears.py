@@ -21,6 +21,7 @@ from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.optimize.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
+    PROBE_BATCH_ROWS,
     PROBE_ROW_COUNTS,
     UnusableKernelError,
     probe_rows,
@@ -61,7 +62,7 @@ class OneDnnLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), LAYOUT_BATCH_ROWS)
         self._bias = bias
         self._doubles_single_row = False
-        x = probe_rows(PROBE_ROW_COUNTS[-1], weight.shape[1])
+        x = probe_rows(PROBE_BATCH_ROWS, weight.shape[1])
         batched = self(x)
         self._doubles_single_row = not torch.equal(self(x[:1]), batched[:1])
         verify_kernel(self, x, functional.linear(x, weight, bias), 1e-3)

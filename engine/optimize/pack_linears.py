@@ -90,6 +90,7 @@ def pack_linears(
     kept.begin()
     pack_mixture(model, "int8" if quantize == "stored" else quantize, kernels, kept)
     is_complete = _pack_groups(model, linears, groups, quantize, GroupPacker(kernels, kept))
+    return_freed_memory()  # of packing, before the packed model runs
     return PackingResult(
         quantize or " in ".join(["packed", *stored_types - {"float32"}]),
         is_complete,

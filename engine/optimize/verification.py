@@ -9,8 +9,13 @@ from torch.nn import functional
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight, unpack_int4_outputs
 from antiphon.engine.kernels.weight_rows import WeightRows
 
-PROBE_ROW_COUNTS = (1, 2, 5, 16, 33)
-"""Numbers of rows on which a packed weight is verified."""
+PROBE_ROW_COUNTS = (1, 2, 5, 16)
+"""Numbers of rows whose product with a packed weight must have the same bits as in a batch of PROBE_BATCH_ROWS."""
+
+PROBE_BATCH_ROWS, LARGE_PROBE_BATCH_ROWS = 33, 17
+"""Rows of the batch on which a packed weight is verified, and a large one, whose products take much memory."""
+
+LARGE_OUTPUTS = 1 << 16
 
 KNOWN_SHAPE_ROW_COUNTS = (1,)
 """The same for a weight whose kernel has been verified with another weight of the same shape."""
@@ -40,13 +45,15 @@ def verify_linear(
     of the time of packing.
     """
     if isinstance(weight, PackedInt4Weight):
-        sample = choose_outputs(weight.outputs)
-        expected_weight, inputs = unpack_int4_outputs(weight, sample), weight.inputs
+        outputs, inputs = weight.outputs, weight.inputs
+        sample = choose_outputs(outputs)
+        expected_weight = unpack_int4_outputs(weight, sample)
     else:
         rows = WeightRows.join([weight]) if isinstance(weight, Tensor) else weight
-        sample = choose_outputs(rows.shape[0])
-        expected_weight, inputs = rows.take(sample), rows.shape[1]
-    x = probe_rows(PROBE_ROW_COUNTS[-1], inputs)
+        outputs, inputs = rows.shape
+        sample = choose_outputs(outputs)
+        expected_weight = rows.take(sample)
+    x = probe_rows(PROBE_BATCH_ROWS if outputs < LARGE_OUTPUTS else LARGE_PROBE_BATCH_ROWS, inputs)
     expected = functional.linear(x, expected_weight, None if bias is None else bias[sample])
     verify_kernel(kernel, x, expected, max_error, sample, row_counts)
 

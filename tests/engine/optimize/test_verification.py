@@ -14,6 +14,7 @@ from antiphon.engine.kernels.weight_rows import WeightRows
 from antiphon.engine.optimize.linears import build_int4_linear
 from antiphon.engine.optimize.verification import (
     KNOWN_SHAPE_ROW_COUNTS,
+    PROBE_BATCH_ROWS,
     PROBE_ROW_COUNTS,
     UnusableKernelError,
     choose_outputs,
@@ -78,4 +79,5 @@ def test_weights_of_a_known_shape_are_multiplied_by_fewer_rows(monkeypatch: pyte
     monkeypatch.setattr(kernels, "int4_linear", count_rows)
     for bias in (None, None, torch.ones(48)):
         build_int4_linear(make_weight(48, 64), bias, kernels)
-    assert counts == [33, *PROBE_ROW_COUNTS, 33, *KNOWN_SHAPE_ROW_COUNTS, 33, *PROBE_ROW_COUNTS]
+    batch = PROBE_BATCH_ROWS
+    assert counts == [batch, *PROBE_ROW_COUNTS, batch, *KNOWN_SHAPE_ROW_COUNTS, batch, *PROBE_ROW_COUNTS]
