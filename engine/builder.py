@@ -16,7 +16,7 @@ from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.experts.mxfp4_checkpoint import pack_mxfp4_experts
 from antiphon.engine.experts.stand_ins import stand_in_for_experts
 from antiphon.engine.hardware import cpu_features, physical_cores
-from antiphon.engine.heap import return_freed_memory
+from antiphon.engine.heap import map_large_blocks, return_freed_memory
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.decoded_checkpoint import keeps_stored_form
@@ -50,16 +50,17 @@ therefore be the same however a prompt is chunked. Larger blocks make longer ste
 def build_core(path: Path, options: EngineOptions) -> Core:
     """Loads the model in a folder and builds its core. Raises :class:`engine.errors.LoadError`."""
     torch.set_num_threads(options.threads or physical_cores())
-    model, checkpoint = load_model(
-        path,
-        device=options.device,
-        dtype=options.dtype,
-        to_quantize=options.quantization is not None,
-        keeps_16_bits=options.pack_linears and options.compile_kernels,
-    )
-    if options.quantization is None and options.dtype is None and keeps_stored_form(checkpoint, model.device.type):
-        options = msgspec.structs.replace(options, quantization="stored")
-    return build_core_from_model(model, checkpoint, options, optimize=True)
+    with map_large_blocks():
+        model, checkpoint = load_model(
+            path,
+            device=options.device,
+            dtype=options.dtype,
+            to_quantize=options.quantization is not None,
+            keeps_16_bits=options.pack_linears and options.compile_kernels,
+        )
+        if options.quantization is None and options.dtype is None and keeps_stored_form(checkpoint, model.device.type):
+            options = msgspec.structs.replace(options, quantization="stored")
+        return build_core_from_model(model, checkpoint, options, optimize=True)
 
 
 def build_core_from_model(
@@ -183,6 +184,7 @@ def _select_forward(
             validation=validation,
         )
     if num_stand_ins:
+        validation.had_stand_ins = True
         validation.texts.reference = None  # those of the model itself are other ones
     return forward
 

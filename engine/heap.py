@@ -2,6 +2,16 @@
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
+
+LOADING_BLOCK_BYTES = 1 << 20
+"""Size of a block from which on it is mapped on its own while a model is loaded."""
+
+SERVING_BLOCK_BYTES = 32 << 20
+"""The same when it is loaded: the largest size that glibc itself chooses in time, since mapping costs page faults."""
 
 
 def return_freed_memory() -> None:
@@ -11,3 +21,22 @@ def return_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def map_large_blocks() -> Iterator[None]:
+    """Within this context, glibc maps large blocks on their own, and gives them back when they are freed.
+
+    On the heap, each would leave a hole of its size below the blocks that were allocated after it.
+    """
+    _set_parameter(M_MMAP_THRESHOLD, LOADING_BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        _set_parameter(M_MMAP_THRESHOLD, SERVING_BLOCK_BYTES)
+        _set_parameter(M_TRIM_THRESHOLD, 2 * SERVING_BLOCK_BYTES)
+
+
+def _set_parameter(name: int, value: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(name, value)
