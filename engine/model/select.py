@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from transformers import PreTrainedModel
 
 from antiphon.engine.cache.paged import PagePool
-from antiphon.engine.errors import one_line
+from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.attention import ATTENTION_NAME
+from antiphon.engine.model.finite_logits import check_finite
 from antiphon.engine.model.forward import ForwardPass, SequentialForward
 from antiphon.engine.model.validation import ProbeTexts, Validation, describe_error, make_text, relative_error
 from antiphon.engine.model.varlen import VarlenForward
@@ -49,7 +50,8 @@ def select_forward(
     ``kernels``. ``checked`` is the class of the pass whose logits matched in an earlier start of the same model.
     ``context`` is the number of tokens to serve, None for the model's own.
 
-    Validation reads the whole model several times. ``validation`` keeps what it finds for later checks.
+    Validation reads the whole model several times. ``validation`` keeps what it finds for later checks. Raises
+    :class:`LoadError` if the model's logits are not finite.
     """
     sequential, validation = SequentialForward(model), validation or Validation(model)
     is_recurrent = has_recurrent_layers(model)
@@ -68,6 +70,8 @@ def select_forward(
             )
             if reason is None:
                 return packed
+        except LoadError:  # no pass can serve the model
+            raise
         except Exception as failure:  # noqa: BLE001  after any failure, the sequential pass serves the model
             reason = one_line(failure)
         model.set_attn_implementation(original)
@@ -83,7 +87,7 @@ def select_forward(
 def _limit_sequential(sequential: SequentialForward, model: PreTrainedModel, texts: ProbeTexts) -> None:
     """Measures the memory of a sequence, and limits a pass whose sequences change each other to one at a time."""
     _measure_memory(sequential, model)
-    mismatch = _interleaving_mismatch(sequential, texts)
+    mismatch = _interleaving_mismatch(sequential, texts, model)
     if mismatch is not None:
         sequential.max_num_seqs = 1
         log.warning(
@@ -130,8 +134,11 @@ def _try_recurrent(
     sequences = [make_text(model, base, length) for base, length in zip((3, 11), lengths, strict=True)]
     try:
         expected = probe_sequential(sequential, sequences)
+        check_finite(expected, model)
         model.set_attn_implementation(ATTENTION_NAME)
         reason = describe_error(probe_packed(recurrent, sequences), expected, model)
+    except LoadError:
+        raise
     except Exception as failure:  # noqa: BLE001  the sequential pass is used instead
         reason = one_line(failure)
     if reason is not None:
@@ -154,11 +161,14 @@ def _page_pools_to_try(model: PreTrainedModel, *, paged: bool) -> Iterator[PageP
     yield None
 
 
-def _interleaving_mismatch(forward: SequentialForward, texts: ProbeTexts) -> str | None:
+def _interleaving_mismatch(forward: SequentialForward, texts: ProbeTexts, model: PreTrainedModel) -> str | None:
     """Reason why two sequences that take turns do not get the logits that each gets alone; None if they do."""
     try:
         alone = texts.compute_in_turns(forward, interleaved=False)
+        check_finite(alone, model)
         error = relative_error(texts.compute_in_turns(forward, interleaved=True), alone)
+    except LoadError:
+        raise
     except Exception as failure:  # noqa: BLE001  a model that fails here may still serve one request at a time
         return one_line(failure)
     return None if error <= INTERLEAVING_TOLERANCE else f"the logits differ by {error:.2g}"

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import one_line
+from antiphon.engine.model.finite_logits import check_finite
 from antiphon.engine.model.forward import ForwardPass, SequenceInput, SequentialForward
 from antiphon.engine.optimize.packing_plan import DryRun
 from antiphon.engine.optimize.quantization_error import ReferenceLogits
@@ -34,13 +35,15 @@ class ProbeTexts:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.texts = [make_text(model, base, length) for base, length in zip((3, 11), TEXT_LENGTHS_TOKENS, strict=True)]
+        self._model = model
         self.reference: ReferenceLogits | None = None
         self.last_logits: Tensor | None = None
 
     @torch.inference_mode()
     def measure(self, forward: ForwardPass) -> None:
-        """Measures the logits with one pass for each text."""
+        """Measures the logits with one pass for each text. Raises :class:`LoadError` if they are not finite."""
         logits = [forward.run([SequenceInput(forward.new_cache(len(ids)), ids, len(ids))]) for ids in self.texts]
+        check_finite(torch.cat(logits), self._model)
         self.last_logits = torch.stack([rows[-1] for rows in logits])
         self.reference = ReferenceLogits.keep(torch.cat(logits))
 
@@ -89,11 +92,12 @@ class Validation:
     """Compares passes with the logits that the model's own code gives the texts.
 
     Each pass reads the whole model, so what it shows is kept for later checks: the measured logits in ``texts``, and in
-    ``dry_run`` how the model uses its linear layers.
+    ``dry_run`` how the model uses its linear layers. ``had_stand_ins`` tells whether experts were not computed.
     """
 
     def __init__(self, model: PreTrainedModel, dry_run: DryRun | None = None) -> None:
         self.texts, self.dry_run = ProbeTexts(model), dry_run
+        self.had_stand_ins = False
         self._model = model
 
     def measure_texts(self, forward: ForwardPass) -> None:

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from antiphon.engine.errors import LoadError
 from antiphon.engine.experts.pack import describe_experts
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.model.finite_logits import check_finite
 from antiphon.engine.model.forward import ForwardPass
 from antiphon.engine.model.validation import Validation, reference_logits
 from antiphon.engine.model.varlen import VarlenForward
@@ -42,7 +43,8 @@ def optimize_model(
     """Replaces norms, linear layers and decoder layers where verified, and switches caches to fp16 if configured.
 
     ``kept`` are the packed weights and checks of an earlier start, or receive those of this one. ``validation`` is that
-    of the forward pass. Raises :class:`LoadError` if the model cannot be quantized, or is changed too much by it.
+    of the forward pass. Raises :class:`LoadError` if the model cannot be quantized, or is changed too much by it,
+    or if its logits are not finite.
     """
     checks = kept.checks
     if options.quantization is not None and checks is None and validation.dry_run is not None:
@@ -72,6 +74,8 @@ def optimize_model(
         check_similarity(options.quantization, error.similarity, force=options.force_quantization)
         notes.append(str(error))
         kept.finish(StartChecks(type(forward).__name__, [list(names) for names in packing.groups], *error))
+    elif validation.had_stand_ins:  # no pass with the experts themselves has run
+        check_finite(reference_logits(forward, model), model)
     return packing._replace(description=", ".join(note for note in notes if note))
 
 
