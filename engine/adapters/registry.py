@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter
+from antiphon.engine.adapters.base_weights import check_base_weights
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_weights_file
 from antiphon.engine.adapters.modules import LoraModule
@@ -65,6 +66,7 @@ class AdapterRegistry:
             )
         files = read_adapter_files(folder)
         self._compare_base(folder, files.config.base_model)
+        check_base_weights(files, self._base_folder)
         with torch.inference_mode():
             adapter = build_adapter(name, next(self._numbers), files, self._layers, self._dtype)
         if name in self._adapters:
