@@ -57,6 +57,8 @@ class PackSession:
         self._pack_path = Path(folder or "", f"{key}{PACK_SUFFIX}")
         self._checks_path = Path(folder or "", f"{key}-{checks_key}{CHECKS_SUFFIX}")
         self._file = None if folder is None else self._open_file()
+        self._loaded: dict[str, PackEntry] = {}
+        """Entries of the file. If another one is damaged, they are written to the new file from the deleted one."""
         self._unwritten: dict[str, PackEntry] | None = None
         self._finishing: threading.Thread | None = None
         self.checks = None if self._file is None else self._read_checks()
@@ -97,15 +99,25 @@ class PackSession:
         return cls(**numbers, **entry.tensors)
 
     def load_entry(self, name: str) -> PackEntry | None:
-        """Returns the tensors of this name, mapped read-only; None if there are none."""
+        """Returns the tensors of this name, mapped read-only; None if there are none.
+
+        If they are damaged, the file is deleted, and this start keeps the weights that it packs from now on.
+        """
         if self._file is None:
             return None
         try:
-            return self._file.load(name)
+            entry = self._file.load(name)
         except (DamagedPackError, ValueError, TypeError, AttributeError) as error:
             self._drop_file(error)
             self._file = self.checks = None
+            self.begin()
+            if self._unwritten is not None:
+                self._unwritten |= self._loaded
+            self._loaded = {}
             return None
+        if entry is not None:
+            self._loaded[name] = entry
+        return entry
 
     def begin(self) -> None:
         """Prepares to store the weights of a model that is packed now, if ``expected_bytes`` fit."""
@@ -136,6 +148,7 @@ class PackSession:
 
     def finish(self, checks: StartChecks | None) -> None:
         """Writes the file and the results of checks in a thread, for which the start does not wait."""
+        self._loaded = {}
         if self._folder is None or (self._unwritten is None and (self._file is None or self.checks is not None)):
             return
         self._finishing = threading.Thread(target=self._write_files, args=(checks,), name="pack-cache", daemon=True)

@@ -111,17 +111,19 @@ def test_other_form_and_switched_off_cache_pack_again(model_folder: Path, tmp_pa
     assert len(list(tmp_path.glob("*.packed"))) == 2
 
 
-def test_damaged_file_is_packed_again(
-    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["first", "middle"])
+def test_damaged_file_is_packed_again_and_kept(
+    part: str, model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The weights that were loaded before the damage was found are written again, too."""
     expected = generate_tokens(start(model_folder), JOB)
     path = next(tmp_path.glob("*.packed"))
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    offset = 200 if part == "first" else len(content) // 2
+    content[offset : offset + 12] = bytes(byte ^ 1 for byte in content[offset : offset + 12])
     path.write_bytes(content)
     assert generate_tokens(start(model_folder), JOB) == expected
     assert "is packed again" in caplog.text
-    start(model_folder)
     forbid_packing(monkeypatch)
     assert generate_tokens(start(model_folder), JOB) == expected
 
