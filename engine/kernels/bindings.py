@@ -93,13 +93,26 @@ class Kernels(QuantizedLinearKernels):
 
     def supports_attention(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
         """Tells whether :meth:`attend` accepts tensors of these types and shapes."""
-        fp32 = query.dtype is key.dtype is value.dtype is torch.float32
-        sizes_fit = all(size <= MAX_HEAD_DIM and self.is_row_aligned(size) for size in (query.shape[3], value.shape[3]))
-        if sinks is not None and not (sinks.dtype is torch.float32 and sinks.is_contiguous()):
-            return False
-        groups = query.shape[1] // key.shape[1]
-        contiguous_rows = query.stride(3) == key.stride(3) == value.stride(3) == 1
-        return fp32 and sizes_fit and groups <= MAX_QUERY_GROUPS and contiguous_rows
+        return self.explain_unsupported_attention(query, key, value, sinks) is None
+
+    def explain_unsupported_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> str | None:
+        """Returns the reason why :meth:`attend` does not accept these tensors; None if it does."""
+        if not query.dtype is key.dtype is value.dtype is torch.float32:
+            return f"attention is computed in {str(query.dtype).removeprefix('torch.')}"
+        for size in (query.shape[3], value.shape[3]):
+            if size > MAX_HEAD_DIM or not self.is_row_aligned(size):
+                return (
+                    f"heads of {size} elements are not computed by the kernels, which need a multiple of {self._lanes} "
+                    f"up to {MAX_HEAD_DIM}"
+                )
+        if query.shape[1] // key.shape[1] > MAX_QUERY_GROUPS:
+            return f"more than {MAX_QUERY_GROUPS} query heads share a key"
+        is_contiguous = query.stride(3) == key.stride(3) == value.stride(3) == 1
+        if sinks is not None:
+            is_contiguous &= sinks.dtype is torch.float32 and sinks.is_contiguous()
+        return None if is_contiguous else "the layout of the model's heads is not one that the kernels read"
 
     def attend(  # noqa: PLR0913  each is a property of the layer
         self,

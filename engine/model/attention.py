@@ -59,6 +59,8 @@ class AttentionMetadata:
     ) -> None:
         self.kernels = kernels
         self.used_kernels = kernels is not None
+        self.unsupported: str | None = None
+        """Reason why the kernels did not compute a layer."""
         self.is_unfused = False
         """True if whole layers must not run as one kernel call, because adapters change their parts."""
         self.spans = spans
@@ -170,13 +172,14 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     variant = attn_metadata.find_variant(layer)
     params = AttentionParams(attn_metadata.windows.get(layer), scale, softcap, s_aux, variant.chunk)
     kernels = attn_metadata.kernels
-    if kernels is not None and kernels.supports_attention(query, key, value, s_aux):
+    unsupported = None if kernels is None else kernels.explain_unsupported_attention(query, key, value, s_aux)
+    if kernels is not None and unsupported is None:
         table, fp16 = attn_metadata.build_span_table(layer, key, value)
         attended = kernels.attend(
             query, key, value, table, scale, window=params.window, sinks=s_aux, softcap=softcap, fp16_cache=fp16
         )
         return attended, None
-    attn_metadata.used_kernels = False
+    attn_metadata.used_kernels, attn_metadata.unsupported = False, unsupported
     layer = layer if variant.source is None else variant.source
     heads = query.view(1, key.shape[1], -1, *query.shape[2:])
     results: list[Tensor] = []

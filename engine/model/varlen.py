@@ -60,6 +60,7 @@ class VarlenForward:
         self._fp16_cache = False
         self._graphs: CudaGraphs | None = None
         self.uses_kernels = self._kernels is not None
+        self._attention_limit: str | None = None
         self.batch_invariant = self.one_token_passes = False
         self.bytes_per_token = 0
         self.selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -91,6 +92,16 @@ class VarlenForward:
         self._fp16_cache = self.uses_kernels and self._kernels is not None and self._kernels.supports_fp16_cache
         self.bytes_per_token = 0  # until the next pass
         return self._fp16_cache
+
+    def explain_fp32_cache(self) -> str:
+        """Returns the reason why :meth:`use_fp16_cache` changes nothing."""
+        if self._pages is not None:
+            return "the caches are paged, in the model's type"
+        if self._indexers:
+            return "an indexer selects the keys of its layers"
+        if self._kernels is None:
+            return "compiled kernels are missing"
+        return self._attention_limit or "the kernels of this processor do not read fp16"
 
     def make_deterministic(self, *, independent_rows: bool, prompt_alignment: int = 1) -> None:
         """Makes the logits of a sequence independent of the batch and of how its prompt is split over steps.
@@ -200,6 +211,7 @@ class VarlenForward:
             if self.adapter_rows is not None:
                 self.adapter_rows.clear()
         self.uses_kernels &= attn_metadata.used_kernels
+        self._attention_limit = self._attention_limit or attn_metadata.unsupported
         return logits
 
     def _attention_bounds(self, item: SequenceInput) -> list[int]:

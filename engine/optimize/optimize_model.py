@@ -92,12 +92,19 @@ def _measure_error(
 
 
 def _use_fp16_cache(forward: ForwardPass, options: EngineOptions) -> list[str]:
-    """Switches new caches to fp16 if requested, or by default with quantized layers. Returns notes for the log."""
+    """Switches new caches to fp16 if requested, or by default with quantized layers. Returns notes for the log.
+
+    Raises :class:`LoadError` if fp16 is requested and not supported.
+    """
     dtype = options.kv_cache_dtype or ("float16" if options.quantization else "float32")
     if dtype == "float32":
         return []
     if isinstance(forward, VarlenForward) and forward.use_fp16_cache():
         return ["KV cache in float16"]
+    varlen = forward if isinstance(forward, VarlenForward) else None
+    reason = "the model runs one sequence at a time" if varlen is None else varlen.explain_fp32_cache()
     if options.kv_cache_dtype:
-        raise LoadError("a float16 KV cache needs compiled kernels, which are missing; leave --kv-cache-dtype out")
+        raise LoadError(f"a float16 KV cache is not supported here: {reason}; leave --kv-cache-dtype out")
+    if varlen is not None:
+        log.warning("the KV cache stays float32, which takes twice the memory of float16: %s", reason)
     return []
