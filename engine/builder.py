@@ -76,7 +76,7 @@ def build_core_from_model(
     by faster ones.
     """
     options = options or EngineOptions()
-    layers = AdaptableLayers(model) if options.lora_modules or options.allow_lora_updates else None
+    adapters = _read_adapters(model, checkpoint, options)
     restore_threads = _adapt_threads_while_loading(model, options)
     if optimize:
         remove_unused_towers(model, lambda: reference_logits(SequentialForward(model), model, DRY_RUN_TOKENS))
@@ -86,7 +86,8 @@ def build_core_from_model(
     forward = _select_forward(model, options, kernels, kept.checks, validation)
     packing = optimize_model(model, forward, options, kernels, kept, validation) if optimize else PackingResult()
     _apply_determinism(forward, options, packing)
-    adapters = None if layers is None else _load_adapters(model, forward, layers, checkpoint, options, kernels)
+    if adapters is not None:
+        _load_adapters(model, forward, adapters, options, kernels)
     restore_threads()
     return_freed_memory()  # before the cache is sized
     info = engine_info(model, checkpoint)
@@ -189,20 +190,31 @@ def _select_forward(
     return forward
 
 
+def _read_adapters(
+    model: PreTrainedModel, checkpoint: Checkpoint | None, options: EngineOptions
+) -> AdapterRegistry | None:
+    """Reads the adapters of the options for a model whose layers are not optimized; None if it serves no adapters.
+
+    A faulty adapter is found before the model is packed. Raises :class:`LoadError`.
+    """
+    if not options.lora_modules and not options.allow_lora_updates:
+        return None
+    registry = AdapterRegistry(AdaptableLayers(model), model.dtype, None if checkpoint is None else checkpoint.path)
+    registry.read_all(options.lora_modules)
+    return registry
+
+
 def _load_adapters(
     model: PreTrainedModel,
     forward: ForwardPass,
-    layers: AdaptableLayers,
-    checkpoint: Checkpoint | None,
+    adapters: AdapterRegistry,
     options: EngineOptions,
     kernels: Kernels | None,
-) -> AdapterRegistry:
+) -> None:
     """Prepares the optimized model for adapters and loads those of the options. Raises :class:`LoadError`."""
     log.info("preparing layers for adapters")
-    install_adapter_hooks(model, forward, layers, kernels)
-    registry = AdapterRegistry(layers, model.dtype, None if checkpoint is None else checkpoint.path)
-    registry.load_all(options.lora_modules)
-    return registry
+    install_adapter_hooks(model, forward, adapters.layers, kernels)
+    adapters.load_all(options.lora_modules)
 
 
 def _apply_determinism(forward: ForwardPass, options: EngineOptions, packing: PackingResult) -> None:

@@ -1,6 +1,7 @@
 """An adapter in memory: its matrices by layer."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -34,13 +35,21 @@ class LoadedAdapter:
         return f"{self.name} (rank {rank}, {len(self.weights)} layers, {self.num_bytes / 2**20:.1f} MiB)"
 
 
-def build_adapter(
-    name: str, number: int, files: AdapterFiles, layers: AdaptableLayers, dtype: torch.dtype
-) -> LoadedAdapter:
-    """Builds an adapter for a model. Raises :class:`LoadError` if it does not fit the model's layers."""
+class ScaledPair(NamedTuple):
+    """The matrices of a layer, and the factor of their product."""
+
+    pair: MatrixPair
+    scale: float
+
+
+def match_layers(files: AdapterFiles, layers: AdaptableLayers) -> dict[str, ScaledPair]:
+    """Returns an adapter's matrices by the names of the model's layers.
+
+    Raises :class:`LoadError` unless the model has all of these layers, with these shapes.
+    """
     folder, config = files.folder, files.config
-    by_layer: dict[str, MatrixPair] = {}
-    ranks_and_scales: dict[str, tuple[int, float]] = {}
+    matched: dict[str, ScaledPair] = {}
+    ranks: dict[str, int] = {}
     unknown = []
     for written, pair in files.pairs.items():
         if not config.is_target(written):
@@ -49,34 +58,47 @@ def build_adapter(
         if layer is None:
             unknown.append(written)
             continue
-        by_layer[layer] = pair
-        ranks_and_scales[layer] = (config.rank_of(written), config.scale_of(written))
+        matched[layer] = ScaledPair(pair, config.scale_of(written))
+        ranks[layer] = config.rank_of(written)
     if unknown:
         raise LoadError(
             f"adapter {folder}: target_modules names layers that the base model does not have: "
             f"{_join_names(unknown)}; use the base model that it was trained on ({config.base_model or 'unnamed'})"
         )
-    refused = {layer: layers.refusals[layer] for layer in by_layer if layer in layers.refusals}
+    for layer, (pair, _) in matched.items():
+        _check_matrices(folder, layer, pair, layers.shapes[layer], ranks[layer])
+    return matched
+
+
+def build_adapter(
+    name: str, number: int, files: AdapterFiles, layers: AdaptableLayers, dtype: torch.dtype
+) -> LoadedAdapter:
+    """Builds an adapter for a model. Raises :class:`LoadError` if it does not fit the model's layers."""
+    matched = match_layers(files, layers)
+    refused = {layer: layers.refusals[layer] for layer in matched if layer in layers.refusals}
     if refused:
         reason = next(iter(refused.values()))
-        raise LoadError(f"adapter {folder}: target_modules names {_join_names(list(refused))}: {reason}")
-    for layer, pair in by_layer.items():
-        _check_shapes(folder, layer, pair, layers.shapes[layer], ranks_and_scales[layer][0])
+        raise LoadError(f"adapter {files.folder}: target_modules names {_join_names(list(refused))}: {reason}")
     weights = {
-        layer: LoraWeight(pair.a, pair.b, ranks_and_scales[layer][1], layers.device, dtype, layers.products.kernel)
-        for layer, pair in by_layer.items()
+        layer: LoraWeight(pair.a, pair.b, scale, layers.device, dtype, layers.products.kernel)
+        for layer, (pair, scale) in matched.items()
     }
     return LoadedAdapter(name, number, weights)
 
 
-def _check_shapes(folder: Path, layer: str, pair: MatrixPair, shape: tuple[int, int], rank: int) -> None:
-    """Raises :class:`LoadError` unless A is (rank, inputs) and B is (outputs, rank)."""
+def _check_matrices(folder: Path, layer: str, pair: MatrixPair, shape: tuple[int, int], rank: int) -> None:
+    """Raises :class:`LoadError` unless A is (rank, inputs), B is (outputs, rank), and all their numbers are finite."""
     inputs, outputs = shape
     for matrix, found, expected in (("A", pair.a, (rank, inputs)), ("B", pair.b, (outputs, rank))):
         if tuple(found.shape) != expected:
             raise LoadError(
                 f"adapter {folder}: lora_{matrix} of {layer} has the shape {_show(found.shape)}, and r and the base "
                 f"model require {_show(expected)}; use the base model that the adapter was trained on"
+            )
+        if not found.isfinite().all():
+            raise LoadError(
+                f"adapter {folder}: lora_{matrix} of {layer} holds NaN or infinity; copy the adapter again, or choose "
+                "another one"
             )
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter
+from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter, match_layers
 from antiphon.engine.adapters.base_weights import check_base_weights
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_weights_file
 from antiphon.engine.adapters.modules import LoraModule
-from antiphon.engine.adapters.peft_files import read_adapter_files
+from antiphon.engine.adapters.peft_files import AdapterFiles, read_adapter_files
 from antiphon.engine.errors import LoadError
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.protocol import EngineError
@@ -28,6 +28,8 @@ class AdapterRegistry:
         """Called with the number of an adapter that no new job will use."""
         self._layers, self._dtype, self._base_folder = layers, dtype, base_folder
         self._adapters: dict[str, LoadedAdapter] = {}
+        self._files: dict[str, AdapterFiles] = {}
+        """Files that :meth:`read_all` has read, by the adapter's name."""
         self._numbers = count(1)
 
     @property
@@ -43,6 +45,20 @@ class AdapterRegistry:
             raise adapter_not_found(name)
         return self._adapters[name]
 
+    @property
+    def layers(self) -> AdaptableLayers:
+        """The layers that the adapters change."""
+        return self._layers
+
+    def read_all(self, modules: tuple[LoraModule, ...]) -> None:
+        """Reads adapters for :meth:`load_all`, before the model is packed. Raises :class:`LoadError` as it does."""
+        for module in modules:
+            try:
+                self._files[module.name] = self._read_files(Path(module.path))
+            except LoadError:
+                if module.required:
+                    raise
+
     def load_all(self, modules: tuple[LoraModule, ...]) -> None:
         """Loads adapters at start. Raises :class:`LoadError` unless the adapter is not required."""
         for module in modules:
@@ -56,7 +72,16 @@ class AdapterRegistry:
 
     def load(self, name: str, path: str) -> LoadedAdapter:
         """Loads an adapter; one with the same name is replaced. Raises :class:`LoadError`."""
-        folder = Path(path)
+        files = self._files.pop(name, None) or self._read_files(Path(path))
+        with torch.inference_mode():
+            adapter = build_adapter(name, next(self._numbers), files, self._layers, self._dtype)
+        if name in self._adapters:
+            self.unload(name)
+        self._adapters[name] = adapter
+        return adapter
+
+    def _read_files(self, folder: Path) -> AdapterFiles:
+        """Reads an adapter and compares it with the base model. Raises :class:`LoadError`."""
         files_size = check_weights_file(folder).stat().st_size if folder.is_dir() else 0
         free = free_memory(str(self._layers.device))
         if free is not None and 2 * files_size > free:  # the file and the packed matrices
@@ -65,14 +90,10 @@ class AdapterRegistry:
                 "free; unload another adapter, or free some memory"
             )
         files = read_adapter_files(folder)
+        match_layers(files, self._layers)
         self._compare_base(folder, files.config.base_model)
         check_base_weights(files, self._base_folder)
-        with torch.inference_mode():
-            adapter = build_adapter(name, next(self._numbers), files, self._layers, self._dtype)
-        if name in self._adapters:
-            self.unload(name)
-        self._adapters[name] = adapter
-        return adapter
+        return files
 
     def unload(self, name: str) -> None:
         """Removes an adapter. Jobs that have it keep it until their end. Raises :class:`EngineError`."""

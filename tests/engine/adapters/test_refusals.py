@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from antiphon.engine.adapters.lora_config import MAX_RANK, read_lora_config
@@ -131,6 +132,36 @@ def test_a_shape_of_another_model_is_told(tmp_path: Path) -> None:
         tmp_path, config, {f"{key}.lora_A.weight": torch.zeros(2, 48), f"{key}.lora_B.weight": torch.zeros(32, 2)}
     )
     assert "require 3 x 48" in refusal_of(tmp_path)
+
+
+@pytest.mark.parametrize("number", [torch.nan, -torch.inf])
+def test_matrix_that_is_not_finite_is_refused(number: float, tmp_path: Path) -> None:
+    make_adapter(tmp_path, "qwen3", 1, targets=["q_proj"])
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"][3, 1] = number
+    write_adapter(tmp_path, json.loads((tmp_path / "adapter_config.json").read_text()), tensors)
+    assert "lora_B of model.layers.1.self_attn.q_proj holds NaN or infinity" in refusal_of(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["shape", "layer", "file"])
+def test_adapter_is_refused_before_the_model_is_packed(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("optimize_model", "_select_forward"):
+        monkeypatch.setattr(f"antiphon.engine.builder.{name}", lambda *_: pytest.fail("found late", pytrace=False))
+    make_adapter(tmp_path, "gemma2" if fault == "shape" else "phi3", 1, targets=["o_proj", "qkv_proj"])
+    if fault == "shape":
+        config, key = json.loads((tmp_path / "adapter_config.json").read_text()), "base_model.model.model.layers.0"
+        matrices = {"A": torch.zeros(4, 31), "B": torch.zeros(32, 4)}
+        write_adapter(
+            tmp_path,
+            config,
+            {f"{key}.self_attn.o_proj.lora_{name}.weight": matrix for name, matrix in matrices.items()},
+        )
+    elif fault == "file":
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    reason = {"shape": "has the shape 4 x 31", "layer": "does not have", "file": "cannot be read"}[fault]
+    assert reason in refusal_of(tmp_path)
 
 
 def test_weights_that_target_modules_does_not_name_are_refused(tmp_path: Path) -> None:
