@@ -8,7 +8,7 @@ import torch
 from antiphon.engine.adapters.layers import AdaptableLayers
 from antiphon.engine.adapters.lora_weight import LoraWeight
 from antiphon.engine.adapters.peft_files import AdapterFiles, MatrixPair
-from antiphon.engine.errors import LoadError
+from antiphon.engine.errors import LoadError, show_shape
 
 MAX_NAMES_SHOWN = 4
 
@@ -92,18 +92,14 @@ def _check_matrices(folder: Path, layer: str, pair: MatrixPair, shape: tuple[int
     for matrix, found, expected in (("A", pair.a, (rank, inputs)), ("B", pair.b, (outputs, rank))):
         if tuple(found.shape) != expected:
             raise LoadError(
-                f"adapter {folder}: lora_{matrix} of {layer} has the shape {_show(found.shape)}, and r and the base "
-                f"model require {_show(expected)}; use the base model that the adapter was trained on"
+                f"adapter {folder}: lora_{matrix} of {layer} has the shape {show_shape(found.shape)}, and r and the "
+                f"base model require {show_shape(expected)}; use the base model that the adapter was trained on"
             )
         if not found.isfinite().all():
             raise LoadError(
                 f"adapter {folder}: lora_{matrix} of {layer} holds NaN or infinity; copy the adapter again, or choose "
                 "another one"
             )
-
-
-def _show(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _join_names(names: list[str]) -> str:

@@ -33,7 +33,6 @@ EMBEDDING_NAME = re.compile(
 )
 EXPERT_NAME = re.compile(r"\.experts\.|_exps\.")
 """Parts of the names of tensors, in safetensors and GGUF files."""
-CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -101,9 +100,6 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{path / 'config.json'}: no model_type; give a model folder in transformers' format")
     check_kind(path, config)
-    names = config.get("architectures") or []
-    if names and not any(str(name).endswith(CAUSAL_LM_SUFFIXES) for name in names):
-        raise LoadError(f"{path}: {names[0]} is not a causal language model; choose a text generation model")
     check_quantization(path, config)
     generation = path / "generation_config.json"
     gguf_file = find_gguf_file(path)

@@ -15,6 +15,7 @@ from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
 from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, read_json_object, uses_identity
 from antiphon.engine.errors import LoadError, one_line
 from antiphon.engine.model.loader import choose_device
+from antiphon.engine.model.loading_report import describe_missing, list_missing
 
 log = logging.getLogger(__name__)
 
@@ -141,16 +142,20 @@ def load_encoder(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
+        names = list_missing(report, modules.transformer)
         model = model.eval().to(chosen)
+    except LoadError:
+        raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadError(f"{modules.transformer} does not fit into the memory of {chosen}") from error
     except Exception as error:
         log.debug("loading %s failed", modules.transformer, exc_info=True)
         raise LoadError(f"{modules.transformer} cannot be loaded ({one_line(error)}); check its files") from error
-    missing = sorted(name for name in report["missing_keys"] if kind == "rerank" or "pooler." not in name)
+    missing = [name for name in names if kind == "rerank" or "pooler." not in name]
     if missing:
-        raise LoadError(f"{modules.transformer}: {len(missing)} weights are missing ({missing[0]}, …); fetch it again")
+        raise LoadError(f"{modules.transformer}: {describe_missing(missing)}; fetch it again")
     if kind == "embedding":
         return model, TextEncoder(model, modules)
     if model.config.num_labels != 1:

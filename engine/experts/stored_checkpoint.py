@@ -15,6 +15,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from antiphon.engine.checkpoint.files import Checkpoint
+from antiphon.engine.errors import LoadError, show_shape
 from antiphon.engine.experts.layout import read_layout
 from antiphon.engine.experts.replacement import replace_experts
 from antiphon.engine.experts.stored import StoredExperts, UnknownExpertsError
@@ -99,7 +100,10 @@ def _joins_experts(converter: Any) -> bool:
 
 
 def read_matrix(files: TensorFiles, matrices: dict[str, MatrixParts], name: str) -> ExpertTensors:
-    """Returns a matrix of all experts, mapped. Raises :class:`MissingExpertsError`."""
+    """Returns a matrix of all experts, mapped.
+
+    Raises :class:`MissingExpertsError`, or :class:`LoadError` if an expert's tensor has another shape than the first.
+    """
     if name not in matrices:
         raise MissingExpertsError(f"{name} is missing")
     parts: list[Tensor | list[Tensor]] = []
@@ -107,7 +111,14 @@ def read_matrix(files: TensorFiles, matrices: dict[str, MatrixParts], name: str)
         if isinstance(part, str):
             parts.append(files.read(part))
         elif sorted(part) == list(range(len(part))) and part:
-            parts.append([files.read(part[index]) for index in range(len(part))])
+            tensors = [files.read(part[index]) for index in range(len(part))]
+            for index, tensor in enumerate(tensors):
+                if tensor.shape != tensors[0].shape:
+                    raise LoadError(
+                        f"the weight {part[index]} has the shape {show_shape(tensor.shape)}, and {part[0]} has "
+                        f"{show_shape(tensors[0].shape)}; fetch the model again"
+                    )
+            parts.append(tensors)
         else:
             raise MissingExpertsError(f"{name} lacks some experts")
     return ExpertTensors(parts)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import transformers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -25,8 +26,21 @@ AUDIO_TASKS = (
 """Tasks of transformers' mappings from model types to classes, for models that read or write sound."""
 
 
+CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of classes that generate text."""
+
+
 def choose_model_class(checkpoint: Checkpoint) -> Any:
     """Returns transformers' automatic class for the checkpoint. Raises :class:`LoadError` if none can serve it."""
+    model_class = _find_automatic_class(checkpoint)
+    names = checkpoint.config.get("architectures") or []
+    if names and not any(str(name).endswith(CAUSAL_LM_SUFFIXES) for name in names):
+        raise LoadError(f"{checkpoint.path}: {names[0]} is not a causal language model; choose a text generation model")
+    return model_class
+
+
+def _find_automatic_class(checkpoint: Checkpoint) -> Any:
+    """Returns transformers' automatic class for the checkpoint's type. Raises :class:`LoadError` if there is none."""
     model_type = resolve_model_type(checkpoint)
     if model_type in _types_of(*AUDIO_TASKS):
         raise LoadError(f"{checkpoint.path}: {model_type} is a speech model; choose a text generation model")
@@ -41,7 +55,8 @@ def choose_model_class(checkpoint: Checkpoint) -> Any:
             f"{checkpoint.path}: {model_type} needs code from its repository, which is never run; choose another model"
         )
     raise LoadError(
-        f"{checkpoint.path}: transformers does not know {model_type}; update transformers, or choose another model"
+        f"{checkpoint.path}: transformers {transformers.__version__} does not know {model_type}; update transformers, "
+        "or choose another model"
     )
 
 

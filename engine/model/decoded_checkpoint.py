@@ -17,6 +17,7 @@ from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS, explai
 from antiphon.engine.checkpoint.quantized.tensor_files import read_checkpoint
 from antiphon.engine.experts.pack import hold_all_experts
 from antiphon.engine.model.architectures import load_config
+from antiphon.engine.model.loading_report import list_missing
 from antiphon.engine.model.mapped_weights import (
     FileMappings,
     MappedWeight,
@@ -93,9 +94,14 @@ def _load_deferred(
     _release_pages_after_reading(stored.values())
     deferred = {name: DeferredWeight(weight, dtype, decoded_dtype) for name, weight in stored.items()}
     model, report = concrete.from_pretrained(
-        None, config=config, state_dict=plain | deferred, dtype=dtype, output_loading_info=True
+        None,
+        config=config,
+        state_dict=plain | deferred,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
-    return model.eval(), sorted(report["missing_keys"])
+    return model.eval(), list_missing(report, checkpoint.path)
 
 
 def _choose_concrete_class(model_class: Any, config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
@@ -136,11 +142,16 @@ def _load_mapped_gguf(model_class: Any, checkpoint: Checkpoint) -> tuple[PreTrai
     _release_pages_after_reading(weights.matrices())
     deferred = {name: DeferredWeight(weight, torch.float32, torch.float32) for name, weight in weights.stored.items()}
     model, report = concrete.from_pretrained(
-        None, config=config, state_dict=weights.plain | deferred, dtype=torch.float32, output_loading_info=True
+        None,
+        config=config,
+        state_dict=weights.plain | deferred,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     hold_all_experts(model)
     log.debug("%d layers keep their weights in the file", map_weights(model))
-    return model.eval(), sorted(report["missing_keys"])
+    return model.eval(), list_missing(report, checkpoint.path)
 
 
 def load_gguf(
@@ -169,7 +180,8 @@ def load_gguf(
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    return model.eval().to(device), sorted(report["missing_keys"])
+    return model.eval().to(device), list_missing(report, checkpoint.path)

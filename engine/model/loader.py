@@ -27,6 +27,7 @@ from antiphon.engine.kernels.half_linear import HALF_DTYPES
 from antiphon.engine.kernels.library import load_kernels
 from antiphon.engine.model.architectures import check_quantization_method, choose_model_class, load_config
 from antiphon.engine.model.decoded_checkpoint import decodes_weights, load_decoded, load_gguf, maps_gguf
+from antiphon.engine.model.loading_report import describe_missing, list_missing
 from antiphon.engine.model.mapped_weights import map_weights
 from antiphon.engine.model.mixed_types import convert_buffers, find_fp32_names, has_names, load_as_stored
 from antiphon.engine.protocol import EngineInfo
@@ -86,17 +87,24 @@ def load_model(
             model, missing = _load_mapped(model_class, checkpoint, stored_dtype)
         else:
             model, missing = _load_pretrained(model_class, checkpoint, torch_dtype, device)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model") from error
-    except ImportError as error:
-        raise LoadError(f"{path} needs a package that is not installed ({one_line(error)}); install it") from error
+    except LoadError:
+        raise
     except Exception as error:
         log.debug("loading %s failed", path, exc_info=True)
-        raise LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files") from error
+        raise _explain_failure(path, device, error) from error
     warn_about_ignored_settings(checkpoint.generation_config)
     if missing:
-        raise LoadError(f"{path}: {len(missing)} weights are missing ({missing[0]}, …); fetch the model again")
+        raise LoadError(f"{path}: {describe_missing(missing)}; fetch the model again")
     return model, checkpoint
+
+
+def _explain_failure(path: Path, device: str, error: Exception) -> LoadError:
+    """Returns the error for a model that transformers could not load."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return LoadError(f"{path} does not fit into the memory of {device}; choose a smaller model")
+    if isinstance(error, ImportError):
+        return LoadError(f"{path} needs a package that is not installed ({one_line(error)}); install it")
+    return LoadError(f"{path} cannot be loaded ({type(error).__name__}: {error}); check its files")
 
 
 def _load_pretrained(
@@ -122,9 +130,10 @@ def _load_config(
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     model, report = loaded
-    return model.eval().to(device), sorted(report["missing_keys"])
+    return model.eval().to(device), list_missing(report, checkpoint.path)
 
 
 def _mappable_dtype(checkpoint: Checkpoint) -> torch.dtype | None:

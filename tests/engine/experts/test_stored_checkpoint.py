@@ -59,7 +59,17 @@ def test_a_checkpoint_without_some_experts_is_refused(lost: str, tmp_path: Path)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
     assert len(kept) < len(tensors)
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(LoadError, match="cannot be loaded"):
+    with pytest.raises(LoadError, match=r"cannot be loaded|has the shape 5 x 64 x 96"):
+        load_model(tmp_path, device="cpu", to_quantize=True)
+
+
+def test_an_expert_of_another_shape_is_named(tmp_path: Path) -> None:
+    save_mixture("qwen3_moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.2.down_proj.weight"
+    tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LoadError, match=f"the weight {name} has the shape 64 x 95, and .*experts.0.* 64 x 96"):
         load_model(tmp_path, device="cpu", to_quantize=True)
 
 

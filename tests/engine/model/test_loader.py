@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
 
 from antiphon.engine.builder import build_core
 from antiphon.engine.checkpoint import hub
@@ -218,6 +219,7 @@ def test_suppressed_tokens_and_token_limit_of_the_generation_config_are_applied(
         (lambda p: update_json(p / "config.json", model_type=None), "no model_type"),
         (lambda p: update_json(p / "config.json", architectures=["BertForMaskedLM"]), "not a causal language model"),
         (lambda p: update_json(p / "config.json", model_type="foonet"), "does not know foonet"),
+        (lambda p: update_json(p / "config.json", model_type="foonet", architectures=["Foo"]), "does not know foonet"),
         (lambda p: update_json(p / "config.json", model_type="foonet", auto_map={"AutoModel": "x.Y"}), "never run"),
         (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors"),
         (lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "convert them to safetensors"),
@@ -237,7 +239,12 @@ def test_suppressed_tokens_and_token_limit_of_the_generation_config_are_applied(
             "m-1-of-2 is missing",
         ),
         (lambda p: update_json(p / "model.safetensors.index.json", weight_map={}), "finish the download"),
-        (lambda p: update_json(p / "config.json", num_hidden_layers=3), "weights are missing"),
+        (lambda p: update_json(p / "config.json", num_hidden_layers=3), "9 weights are missing (model.layers.2."),
+        (lambda p: change_tensors(p, "model.norm.weight"), "1 weight is missing (model.norm.weight); fetch"),
+        (
+            lambda p: change_tensors(p, "model.layers.1.mlp.down_proj.weight", torch.zeros(32, 47)),
+            "the weight model.layers.1.mlp.down_proj.weight has the shape 32 x 47, and config.json requires 32 x 48",
+        ),
         (lambda p: update_json(p / "config.json", hidden_size="wide"), "cannot be loaded"),
     ],
 )
@@ -247,6 +254,13 @@ def test_unusable_folder_is_reported_in_one_line(
 ) -> None:
     damage(checkpoint_copy)
     assert message in catch_load_error(lambda: load_model(checkpoint_copy, device="cpu"))
+
+
+def change_tensors(folder: Path, name: str, tensor: torch.Tensor | None = None) -> None:
+    """Replaces a weight in the file, or removes it."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(name)
+    save_file(tensors | ({} if tensor is None else {name: tensor}), folder / "model.safetensors", {"format": "pt"})
 
 
 def truncate_file(path: Path, size: int) -> None:
