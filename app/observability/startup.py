@@ -219,7 +219,8 @@ def show_banner(
     for served in catalogue.all_models:
         info, summary = loaded_info(served), "loaded at its first use"
         if info is not None:
-            parts = (info.description, info.device, info.dtype, f"context {info.max_model_len}")
+            computes = "" if info.dtype in ("", "none") else f"computed in {info.dtype}"
+            parts = (info.description, info.device, computes, f"context {info.max_model_len}")
             summary = " · ".join(part for part in parts if part not in ("", "none"))
         rows.append(f"[bold]model[/]     {escape(', '.join(served.names))}")
         rows.append(f"          {escape(summary)}")

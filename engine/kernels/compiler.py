@@ -57,6 +57,11 @@ def load_library(*sources: Path) -> ctypes.CDLL:
         raise CompilationError(one_line(failure)) from failure
 
 
+def name_cache_folder() -> str:
+    """Returns the path of the cache folder for messages. It may not be usable."""
+    return f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/antiphon"
+
+
 def cache_folder() -> Path | None:
     """Returns the folder for compiled libraries: ``antiphon`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 

@@ -5,6 +5,7 @@ import logging
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.bindings import Kernels
+from antiphon.engine.kernels.compiler import name_cache_folder
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache.fingerprint import hash_checks, hash_layout, hash_model
 from antiphon.engine.pack_cache.folder import find_pack_folder
@@ -28,7 +29,9 @@ def open_pack_session(checkpoint: Checkpoint | None, options: EngineOptions, ker
         return PackSession(None)
     folder = find_pack_folder()
     if folder is None:
-        log.warning("packed weights are not kept: there is no folder that only this user can write to")
+        log.warning(
+            "packed weights are not kept: %s is no folder that only this user can write to", name_cache_folder()
+        )
         return PackSession(None)
     try:
         layout = hash_layout(options.quantization, kernels.lanes, kernels.activation_levels)

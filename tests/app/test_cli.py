@@ -15,6 +15,7 @@ from antiphon.app.cli import main
 from antiphon.app.observability import startup
 from antiphon.app.serve_options import resolve_store
 from antiphon.app.settings import Settings
+from antiphon.engine.protocol import EngineInfo
 from tests.serving import scripted_registry
 from tests.syntax import ROOT
 
@@ -220,6 +221,17 @@ def test_value_that_is_not_an_origin_is_refused(script: str) -> None:
 def test_unusable_certificate_is_refused_with_one_line(script: str) -> None:
     error = read_error_line(run_serve("--engine", "scripted", "--script", script, "--ssl-certfile", "missing.pem"))
     assert error == "Error: --ssl-certfile missing.pem: cannot be read: No such file or directory"
+
+
+def test_banner_says_which_type_is_that_of_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = EngineInfo(
+        max_model_len=64, vocab_size=96, device="cpu", dtype="float32", description="Tiny; packed in bfloat16"
+    )
+    monkeypatch.setattr(startup, "loaded_info", lambda _: info)
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    startup.show_banner(console, Settings(), scripted_registry([{"name": "hello", "output": ["Hello."]}]), 8000, {})
+    banner = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Tiny; packed in bfloat16 · cpu · computed in float32 · context 64" in banner
 
 
 def test_banner_of_a_server_with_a_certificate_says_https() -> None:

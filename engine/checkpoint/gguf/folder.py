@@ -14,7 +14,7 @@ from pathlib import Path
 
 from antiphon.engine.checkpoint.gguf.header import read_gguf_sizes
 from antiphon.engine.errors import LoadError
-from antiphon.engine.kernels.compiler import cache_folder
+from antiphon.engine.kernels.compiler import cache_folder, name_cache_folder
 
 SUFFIX = ".gguf"
 PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -48,7 +48,10 @@ def prepare_gguf_folder(path: Path) -> Path:
     read_gguf_sizes(file)  # a damaged file is told at once
     cache = cache_folder()
     if cache is None:
-        raise LoadError(f"{file}: there is no cache folder to convert its tokenizer in; set XDG_CACHE_HOME")
+        raise LoadError(
+            f"{file}: {name_cache_folder()} is no folder that only this user can write to, and its tokenizer is "
+            "converted there; set XDG_CACHE_HOME"
+        )
     status = file.stat()
     identity = repr((str(file.resolve()), status.st_size, status.st_mtime_ns)).encode()
     folder = cache / SUFFIX.lstrip(".") / f"{file.stem}-{hashlib.sha256(identity).hexdigest()[:16]}"

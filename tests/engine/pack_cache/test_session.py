@@ -11,10 +11,12 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import save_file
 
+from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.pack_cache import folder as pack_folder
+from antiphon.engine.pack_cache import opening
 from antiphon.engine.pack_cache.fingerprint import hash_checks, hash_layout, hash_model
 from antiphon.engine.pack_cache.folder import find_pack_folder
 from antiphon.engine.pack_cache.pack_file import PackFileWriter
@@ -144,6 +146,18 @@ def test_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch
     assert find_pack_folder() == tmp_path / "antiphon" / "packed"
     (tmp_path / "antiphon").chmod(0o777)
     assert find_pack_folder() is None
+
+
+def test_reason_for_keeping_nothing_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "antiphon").write_text("a file")
+    monkeypatch.setattr(opening, "MIN_KEPT_WEIGHTS", 0)
+    kernels: Any = object()
+    checkpoint = Checkpoint(tmp_path, {}, {}, {})
+    assert not opening.open_pack_session(checkpoint, EngineOptions(quantization="int8"), kernels).is_loaded
+    assert f"{tmp_path / 'antiphon'} is no folder that only this user can write to" in caplog.text
 
 
 def write_model(folder: Path, value: float, time_ns: int = 10**18) -> Path:
