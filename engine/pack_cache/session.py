@@ -4,6 +4,7 @@ Two files belong to a model in a form. ``KEY.packed`` holds its packed weights, 
 an earlier start have found: with the same code, libraries and options, they need not run again.
 """
 
+import atexit
 import json
 import logging
 import os
@@ -61,6 +62,7 @@ class PackSession:
         """Entries of the file. If another one is damaged, they are written to the new file from the deleted one."""
         self._unwritten: dict[str, PackEntry] | None = None
         self._finishing: threading.Thread | None = None
+        self._stopping = threading.Event()
         self.checks = None if self._file is None else self._read_checks()
 
     @property
@@ -152,7 +154,13 @@ class PackSession:
         if self._folder is None or (self._unwritten is None and (self._file is None or self.checks is not None)):
             return
         self._finishing = threading.Thread(target=self._write_files, args=(checks,), name="pack-cache", daemon=True)
+        atexit.register(self.stop)  # the interpreter aborts the process if the thread still runs at its end
         self._finishing.start()
+
+    def stop(self) -> None:
+        """Ends the writing of files. Those that are not complete are deleted."""
+        self._stopping.set()
+        self.wait()
 
     def wait(self) -> None:
         """Waits until the files are written."""
@@ -166,12 +174,14 @@ class PackSession:
         try:
             if entries is not None:
                 self._write_pack(entries)
-            if checks is not None:
+            if checks is not None and not self._stopping.is_set():
                 unfinished = self._checks_path.with_name(f"{self._checks_path.name}.{os.getpid()}.tmp")
                 unfinished.write_text(json.dumps(msgspec.to_builtins(checks)), encoding="utf-8")
                 unfinished.replace(self._checks_path)
         except OSError as error:
             log.warning("the packed weights are not kept: %s", one_line(error))
+        finally:
+            atexit.unregister(self.stop)
 
     def _write_pack(self, entries: dict[str, PackEntry]) -> None:
         """Writes the file of packed weights. Raises :class:`OSError`, and then leaves no unfinished file."""
@@ -179,6 +189,9 @@ class PackSession:
         try:
             for name in list(entries):
                 writer.add(name, entries.pop(name))
+                if self._stopping.is_set():
+                    writer.discard()
+                    return
             writer.commit()
         except OSError:
             writer.discard()

@@ -1,6 +1,8 @@
 """The folder of packed files: its limit, faults of the disk, and the keys of its files."""
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,29 @@ def test_full_disk_costs_one_line_in_the_log(
     keep_weights(tmp_path, "key")
     assert not list(tmp_path.iterdir())
     assert len(caplog.messages) == 1 and "No space left on device" in caplog.text
+
+
+def test_end_of_the_process_ends_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, is_writing = PackFileWriter.add, threading.Event()
+
+    def add_slowly(self: PackFileWriter, *args: Any) -> None:
+        is_writing.set()
+        add(self, *args)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(PackFileWriter, "add", add_slowly)
+    registered: list[Any] = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    session = PackSession(tmp_path, "key", "checks", LIMIT_BYTES, 100)
+    session.begin()
+    for name in "abc":
+        session.store(name, pack_int4_weight(torch.randn(8, 64), 8))
+    session.finish(CHECKS)
+    assert is_writing.wait(10)
+    assert registered == [session.stop]
+    registered[0]()
+    assert not list(tmp_path.iterdir())
+    assert not any(thread.name == "pack-cache" for thread in threading.enumerate())
 
 
 def test_disk_that_is_nearly_full_is_left_alone(
