@@ -35,7 +35,7 @@ def test_only_models_with_random_routers_are_quantized_by_force(form: str) -> No
 
 async def test_server_is_measured_and_terminated(scripted_peer: Peer, tmp_path: Path) -> None:
     with ServerPool("tiny", tmp_path) as pool:
-        server = await pool.start(scripted_peer, 2)
+        server = await pool.start(scripted_peer, 2, tokens=8)
         with server.resumed():
             sample = await server.run_prompts([make_prompt(f"{index}", 64) for index in range(2)], 32)
             next_turn = await run_next_turn(server, 1)
@@ -50,7 +50,7 @@ async def test_server_is_measured_and_terminated(scripted_peer: Peer, tmp_path: 
 
 async def test_long_prompt_measures_itl_of_running_streams(scripted_peer: Peer, tmp_path: Path) -> None:
     with ServerPool("tiny", tmp_path) as pool:
-        server = await pool.start(scripted_peer, 1)
+        server = await pool.start(scripted_peer, 1, tokens=8)
         for seed in range(5):
             record = await run_long_prompt(server, seed)
             if record["max ITL during, ms"]:  # on a busy machine no text may arrive during the prompt
@@ -96,7 +96,7 @@ async def test_peer_in_front_of_another_uses_its_running_server(scripted_peer: P
     with ServerPool("tiny", tmp_path) as pool:
         with pytest.raises(NotStartedError, match="in front of antiphon, which does not run"):
             await pool.start(front, 1)
-        upstream = await pool.start(scripted_peer, 1)
+        upstream = await pool.start(scripted_peer, 1, tokens=8)
         with pytest.raises(NotStartedError, match=f"no reply within 2 s: http://127.0.0.1:{upstream.port}"):
             await pool.start(front, 1, timeout_s=2.0)
         upstream.idle_cores = 1.0
