@@ -8,13 +8,17 @@ from antiphon.engine.kernels.lora import LoraKernel, LoraMatrices
 
 BLOCK_ROWS = 8
 """Rows of one product on a CPU. Fewer rows are padded, so that every product has the same shape."""
+ALIGNMENT_ELEMENTS = 16
+"""Elements of fp32 between two addresses of torch's alignment, 64 bytes."""
 
 
 class LoraWeight:
     """Computes scale · B(A(x)) for rows x (n, inputs).
 
-    On a CPU it computes in fp32, and a row's bits are the same in any batch: rows are computed in blocks of one size,
-    and where the place in a block matters to torch's kernel, one by one. On a GPU it computes in ``dtype``.
+    On a CPU it computes in fp32, and a row's bits are the same in any batch. torch's product promises that for equal
+    shapes at equally aligned addresses only, since MKL chooses its order of sums by both. So rows are copied into blocks
+    of one size whose rows are aligned, and where the place in a block matters all the same, each row is a block. On a
+    GPU it computes in ``dtype``.
     For a ``kernel`` that supports the layer it holds only ``matrices``, and cannot be called.
     """
 
@@ -34,14 +38,16 @@ class LoraWeight:
             self.matrices = kernel.pack_matrices(a, b, scale)
             self.num_bytes = sum(matrix.nbytes for matrix in self.matrices)
             return
-        is_cpu = device.type == "cpu"
-        self._dtype = torch.float32 if is_cpu else dtype
-        # Copies, so that the file's memory is not kept.
-        self._a = a.to(device, self._dtype, copy=True).contiguous()
-        self._b = (b.float() * scale).to(device, self._dtype).contiguous()
         self._block_rows = 0
-        if is_cpu:
+        if device.type == "cpu":
+            self._dtype = torch.float32
+            self._a, self._b = _copy_aligned(a.float()), _copy_aligned(b.float() * scale)
             self._block_rows = BLOCK_ROWS if self._has_equal_places() else 1
+        else:
+            self._dtype = dtype
+            # Copies, so that the file's memory is not kept.
+            self._a = a.to(device, dtype, copy=True).contiguous()
+            self._b = (b.float() * scale).to(device, dtype).contiguous()
         self.num_bytes = self._a.nbytes + self._b.nbytes
         """Memory of the matrices."""
 
@@ -50,18 +56,20 @@ class LoraWeight:
         count, rows = len(x), self._block_rows
         if not rows:
             return self._multiply(x.to(self._dtype))
-        padded = torch.zeros((-(-count // rows) * rows, self.inputs))
-        padded[:count] = x
+        padded = torch.zeros((-(-count // rows) * rows, self._a.shape[1]))
+        padded[:count, : self.inputs] = x
         if len(padded) == rows:
-            return self._multiply(padded)[:count]
-        return torch.cat([self._multiply(block) for block in torch.split(padded, rows)])[:count]
+            product = self._multiply(padded)
+        else:
+            product = torch.cat([self._multiply(block) for block in torch.split(padded, rows)])
+        return product[:count, : self.outputs]
 
     def _multiply(self, x: Tensor) -> Tensor:
         return functional.linear(functional.linear(x, self._a), self._b)
 
     def _has_equal_places(self) -> bool:
         """Tells whether a row has the same bits in every place of a block, whatever the other rows are."""
-        rows = torch.randn((2 * BLOCK_ROWS, self.inputs), generator=torch.Generator().manual_seed(1))
+        rows = torch.randn((2 * BLOCK_ROWS, self._a.shape[1]), generator=torch.Generator().manual_seed(1))
         row, others = rows[0].clone(), rows[BLOCK_ROWS:]
         expected = self._multiply(rows[:BLOCK_ROWS].clone())[0]
         for place in range(BLOCK_ROWS):
@@ -70,3 +78,11 @@ class LoraWeight:
             if not torch.equal(self._multiply(block)[place], expected):
                 return False
         return True
+
+
+def _copy_aligned(matrix: Tensor) -> Tensor:
+    """Returns a copy with zeros up to a multiple of `ALIGNMENT_ELEMENTS` rows and columns."""
+    rows, columns = (-(-size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS for size in matrix.shape)
+    copy = torch.zeros((rows, columns))
+    copy[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return copy
