@@ -17,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 SPREAD := -n $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-full check mutants snapshots models prove bench bench-peers clean
+.PHONY: help serve test test-full test-cpus check mutants snapshots models prove bench bench-peers clean
 
 help:  ## list the targets
 	@echo "make TARGET [ARGS=...]"; echo
@@ -31,6 +31,19 @@ test: $(TEST) $(CLIENTS)  ## install, then run the tests (fixed seeds, reduced c
 
 test-full: $(TEST) $(CLIENTS)  ## run the tests with full counts: every split, 1000 random walks, 10 000 streams per dialect
 	ANTIPHON_TEST_FULL=1 $(BIN)/python -m pytest --timeout 1800 $(SPREAD) $(ARGS)
+
+# Environments in which torch and the kernels compute as on other x86-64 CPUs. MKL's compatible path is that of all makers.
+CPU_1 = MKL_CBWR=COMPATIBLE
+CPU_2 = MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+CPU_3 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 CC="cc -mno-amx-int8 -mno-amx-bf16 -mno-avx512f"
+CPUS ?= 1 2 3
+CPU_TESTS ?= tests/engine
+
+test-cpus: $(addprefix test-cpu-,$(CPUS))  ## run the engine's tests as on other CPUs: CPUS=2 selects one, CPU_TESTS=tests all tests
+
+test-cpu-%: $(TEST) $(CLIENTS)
+	@echo 'As on another CPU, $* of 3: $(CPU_$*)'
+	$(CPU_$*) $(BIN)/python -m pytest $(SPREAD) $(CPU_TESTS) $(ARGS)
 
 check: $(TEST)  ## check lint, format, strict types, layers and sizes
 	$(BIN)/ruff check .
