@@ -162,7 +162,7 @@ def _pack_weight(weight: Tensor, form: ExpertForm, kernels: Kernels | None) -> P
     if form in STORED_FORMS.values() and kernels is not None and kernels.half.supports(weight):
         return kernels.half.pack(weight)
     if form == "int8":
-        return pack_int8_weight(weight, TORCH_LANES, 0) if kernels is None else kernels.pack_int8_weight(weight)
+        return pack_int8_weight(weight, TORCH_LANES) if kernels is None else kernels.pack_int8_weight(weight)
     if form == "int4":
         return pack_int4_weight(weight, TORCH_LANES) if kernels is None else kernels.pack_int4_weight(weight)
     raise UnusableExpertsError(f"weights are not converted to {form} here; choose int8 or int4")

@@ -11,7 +11,7 @@ from antiphon.engine.experts.matrix import ExpertForm, PackedExpertWeight
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.half_linear import PackedHalfWeight, unpack_half_weight
 from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, PackedInt4Weight, unpack_int4_group
-from antiphon.engine.kernels.int8_layout import PackedInt8Weight
+from antiphon.engine.kernels.int8_layout import ACTIVATION_LEVELS, PackedInt8Weight
 from antiphon.engine.kernels.mxfp4_layout import LEVEL_SCALE, PackedMxfp4Weight, unpack_mxfp4_levels
 from antiphon.engine.kernels.quantized_linear import PackedWeight
 
@@ -20,8 +20,6 @@ Multiply = Callable[[Tensor, Any, Tensor | None], Tensor]
 
 TORCH_LANES = 8
 """Outputs of a block of weights that torch multiplies."""
-
-ACTIVATION_LEVELS = 127
 
 
 def choose_multiply(form: ExpertForm, kernels: Kernels | None) -> Multiply:

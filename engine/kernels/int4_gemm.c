@@ -12,7 +12,6 @@
 
 #include "gemm.h"
 
-#define ACTIVATION_LEVELS 127
 #define WEIGHT_ZERO 8
 #define PACKED_BYTES (LANES * TILE_INPUTS / 2) /* a block's weights of one group */
 #define PACKED_VECTORS (TILE_INPUTS / 8)

@@ -21,27 +21,43 @@
 #endif
 
 #ifdef HAS_BYTE_PRODUCTS
+#if (LANES == 16 && defined(__AVX512VNNI__)) || (LANES == 8 && defined(__AVXVNNI__))
+#define ACTIVATION_ZERO UNSIGNED_ZERO
+typedef bytes factors;
+INLINE factors load_factors(const bytes *weights) { return *weights; }
 
 /* Adds four products of unsigned levels and signed weights to each sum. */
-#if LANES == 16 && defined(__AVX512VNNI__)
-#define ACTIVATION_LEVELS 127
-INLINE bytes dot(bytes sums, bytes x, bytes w) { return _mm512_dpbusd_epi32(sums, x, w); }
-#elif LANES == 8 && defined(__AVXVNNI__)
-#define ACTIVATION_LEVELS 127
-INLINE bytes dot(bytes sums, bytes x, bytes w) { return _mm256_dpbusd_avx_epi32(sums, x, w); }
+INLINE bytes dot(bytes sums, bytes x, factors w) {
+#if LANES == 16
+    return _mm512_dpbusd_epi32(sums, x, w);
 #else
-#define ACTIVATION_LEVELS 63 /* maddubs adds two products in 16 bits; 2 * 127 * 127 fits. */
-INLINE bytes dot(bytes sums, bytes x, bytes w) {
-    return SIMD_OP(add_epi32)(sums, SIMD_OP(madd_epi16)(SIMD_OP(maddubs_epi16)(x, w), SIMD_OP(set1_epi16)(1)));
+    return _mm256_dpbusd_avx_epi32(sums, x, w);
+#endif
+}
+#else
+#if LANES == 16
+typedef __mmask64 signs;
+INLINE signs signs_of(bytes w) { return _mm512_movepi8_mask(w); }
+INLINE bytes apply_signs(bytes x, signs of) { return _mm512_mask_sub_epi8(x, of, _mm512_setzero_si512(), x); }
+#else
+typedef bytes signs;
+INLINE signs signs_of(bytes w) { return w; }
+INLINE bytes apply_signs(bytes x, signs of) { return _mm256_sign_epi8(x, of); }
+#endif
+typedef struct { bytes magnitudes; signs signs; } factors;
+INLINE factors load_factors(const bytes *weights) { return (factors){SIMD_OP(abs_epi8)(*weights), signs_of(*weights)}; }
+
+/* As above, with signed levels. maddubs adds two products in 16 bits: with unsigned levels of 8 bits, they would not fit. */
+INLINE bytes dot(bytes sums, bytes x, factors w) {
+    const bytes pairs = SIMD_OP(maddubs_epi16)(w.magnitudes, apply_signs(x, w.signs)); /* at most 2 * 127 * 128 */
+    return SIMD_OP(add_epi32)(sums, SIMD_OP(madd_epi16)(pairs, SIMD_OP(set1_epi16)(1)));
 }
 #endif
-#define ACTIVATION_ZERO (ACTIVATION_LEVELS + 1)
-#else
-#define ACTIVATION_LEVELS 127
-#define ACTIVATION_ZERO 0
 #endif
 
-int64_t antiphon_activation_levels(void) { return ACTIVATION_LEVELS; }
+#ifndef ACTIVATION_ZERO
+#define ACTIVATION_ZERO 0
+#endif
 
 static void quantize_tile(const void *context, int64_t tile) {
     const struct linear_args *args = context;
@@ -67,7 +83,7 @@ INLINE void multiply_strip(const int count, const struct linear_args *args, int6
     bytes sums[2][MAX_STRIP_ROWS] = {0};
     for (int64_t s = 0; s < steps; s++, x += TILE_BYTES)
         for (int i = 0; i < TILE_ROWS; i++, first_block++, second_block++) {
-            const bytes w[2] = {*first_block, *second_block};
+            const factors w[2] = {load_factors(first_block), load_factors(second_block)};
             for (int r = 0; r < count; r++) {
                 const bytes level = broadcast_four(x + r * TILE_INPUTS + 4 * i);
                 sums[0][r] = dot(sums[0][r], level, w[0]);

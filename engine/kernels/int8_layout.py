@@ -15,14 +15,19 @@ OUTPUTS_PER_CHUNK = 1024
 MAX_GEMM_INPUTS = 1 << 16
 """Largest number of inputs for which a sum of 8-bit products fits into 32 bits."""
 
+ACTIVATION_LEVELS = 127
+"""Largest magnitude of a quantized activation, on every CPU; the same constant as in ``kernels.h``."""
+
+UNSIGNED_ZERO = 128
+"""What kernels that need unsigned levels of activations add to them; the same constant as in ``kernels.h``."""
+
 MIN_SCALE = torch.finfo(torch.float32).tiny
 
 
 class PackedInt8Weight(NamedTuple):
     """Int8 weights (outputs / lanes, inputs / 4, lanes, 4), and the scale of each output.
 
-    Inputs and outputs are padded with zeros. ``zeros`` is the amount that the activations' zero point adds to an
-    output's sum.
+    Inputs and outputs are padded with zeros. ``zeros`` is the amount that `UNSIGNED_ZERO` adds to an output's sum.
     """
 
     inputs: int
@@ -37,8 +42,8 @@ class PackedInt8Weight(NamedTuple):
         return self.weights.shape[1] * 4
 
 
-def pack_int8_weight(weight: Tensor, lanes: int, zero: int) -> PackedInt8Weight:
-    """Packs a weight (outputs, inputs) with one scale per output. ``zero`` is the activations' zero point."""
+def pack_int8_weight(weight: Tensor, lanes: int) -> PackedInt8Weight:
+    """Packs a weight (outputs, inputs) with one scale per output."""
     outputs, inputs = weight.shape
     padded_outputs, padded_inputs = round_up(outputs, 2 * lanes), round_up(inputs, GEMM_TILE_INPUTS)
     weights = torch.empty((padded_outputs // lanes, padded_inputs // 4, lanes, 4), dtype=torch.int8)
@@ -50,7 +55,7 @@ def pack_int8_weight(weight: Tensor, lanes: int, zero: int) -> PackedInt8Weight:
         scales[first:end] = (chunk.abs().amax(1) / 127).clamp_min_(MIN_SCALE)
         levels = (chunk / scales[first:end, None]).round_().clamp_(-127, 127).to(torch.int8)
         weights[first // lanes : end // lanes] = levels.view(-1, lanes, padded_inputs // 4, 4).transpose(1, 2)
-        zeros[first:end] = levels.sum(1, dtype=torch.int32) * zero
+        zeros[first:end] = levels.sum(1, dtype=torch.int32) * UNSIGNED_ZERO
     return PackedInt8Weight(inputs, outputs, weights, scales, zeros)
 
 

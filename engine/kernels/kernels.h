@@ -21,12 +21,14 @@ struct row_args {
 /* A tile of quantized activations. The buffer for them holds whole tiles. */
 #define TILE_INPUTS 64
 #define TILE_ROWS 16
+#define ACTIVATION_LEVELS 127 /* largest magnitude of a level, on every CPU */
+#define UNSIGNED_ZERO 128     /* what a kernel that needs unsigned levels adds to them */
 
 /* fp32 activations (count, inputs) times a packed weight (outputs, inputs). */
 struct linear_args {
     int64_t x, count, inputs, outputs;
     int64_t weights, scales; /* packed weights; the scale of each output */
-    int64_t zeros;           /* int8: the sum that ACTIVATION_ZERO adds to each output */
+    int64_t zeros;           /* int8: the sum that UNSIGNED_ZERO adds to each output */
     int64_t group_scales;    /* int4: fp16 scales in proportion to that of the output; MXFP4: E8M0; 0 for int8 */
     int64_t bias, residual, out;    /* (outputs) or 0; (count, outputs) or 0; (count, outputs) */
     int64_t levels, row_scales;     /* workspace: quantized activations in tiles, and the scale of each row */

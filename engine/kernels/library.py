@@ -24,7 +24,7 @@ from antiphon.engine.kernels.int4_layout import (
     pack_int4_weight,
     unpack_int4_weight,
 )
-from antiphon.engine.kernels.int8_layout import pack_int8_weight
+from antiphon.engine.kernels.int8_layout import ACTIVATION_LEVELS, pack_int8_weight
 from antiphon.engine.kernels.lora import describe_group
 from antiphon.engine.kernels.mxfp4_layout import MXFP4_GROUP_INPUTS, quantize_to_mxfp4
 
@@ -92,9 +92,8 @@ def _compare_with_torch(kernels: Kernels) -> Iterator[tuple[str, Tensor, Tensor]
     for fp16 in (False, True)[: 1 + kernels.supports_fp16_cache]:
         yield "attend", *_attention_results(kernels, generator, halves=fp16)
         yield "attend", *_attention_results(kernels, generator, halves=fp16, softcap=2.0)
-    if kernels.activation_levels:
-        yield "int8_linear", *_int8_linear_results(kernels, generator)
-        yield "int8_linear", *_silu_mul_results(kernels, x)
+    yield "int8_linear", *_int8_linear_results(kernels, generator)
+    yield "int8_linear", *_silu_mul_results(kernels, x)
     yield "pack", *_packing_results(kernels, generator)
     yield "int4_linear", *_int4_linear_results(kernels, generator)
     yield "mxfp4_linear", *_mxfp4_linear_results(kernels, generator)
@@ -119,9 +118,9 @@ def _block_sums(x: Tensor) -> Tensor:
 
 def _int8_linear_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Results of both for integers that int8 represents exactly, so that quantization adds no error."""
-    x = torch.randint(-kernels.activation_levels, kernels.activation_levels + 1, (53, 100), generator=generator).float()
+    x = torch.randint(-ACTIVATION_LEVELS, ACTIVATION_LEVELS + 1, (53, 100), generator=generator).float()
     weight = torch.randint(-127, 128, (40, 100), generator=generator).float()
-    x[:, 0], weight[:, 1] = kernels.activation_levels, 127
+    x[:, 0], weight[:, 1] = ACTIVATION_LEVELS, 127
     x *= 2.0 ** (torch.arange(len(x)) % 5)[:, None]
     packed = kernels.pack_int8_weight(weight)
     parts = [kernels.int8_linear(x[first:end], packed) for first, end in GEMM_ROW_RANGES]
@@ -132,7 +131,7 @@ def _packing_results(kernels: Kernels, generator: torch.Generator) -> tuple[Tens
     """Weights in 4 bits and the levels of weights in 8 bits, packed by both from bf16."""
     weight = torch.randn((40, 100), generator=generator).bfloat16()
     packed, lanes = kernels.pack_int4_weight(weight), kernels.lanes
-    levels = kernels.pack_int8_weight(weight).weights.flatten(), pack_int8_weight(weight, lanes, 0).weights.flatten()
+    levels = kernels.pack_int8_weight(weight).weights.flatten(), pack_int8_weight(weight, lanes).weights.flatten()
     expected = unpack_int4_weight(pack_int4_weight(weight, lanes)).flatten()
     return torch.cat([unpack_int4_weight(packed).flatten(), levels[0]]), torch.cat([expected, levels[1]])
 

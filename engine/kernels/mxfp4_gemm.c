@@ -16,7 +16,6 @@
 
 #define GROUP_INPUTS 32
 #define STEP_GROUPS (TILE_INPUTS / GROUP_INPUTS)
-#define ACTIVATION_LEVELS 127
 #define WEIGHT_ZERO 12                         /* makes every doubled E2M1 number positive */
 #define PACKED_BYTES (LANES * TILE_INPUTS / 2) /* a block's weights of two groups */
 #define PACKED_VECTORS (TILE_INPUTS / 8)

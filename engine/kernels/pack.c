@@ -25,7 +25,7 @@ struct pack_args {
     int64_t type;            /* enum stored_type */
     int64_t first_block, end_block; /* blocks of LANES outputs to pack */
     int64_t weights, scales;
-    int64_t zeros, zero;  /* int8: the sum of each output's levels, times `zero` */
+    int64_t zeros;        /* int8: the sum of each output's levels, times UNSIGNED_ZERO */
     int64_t group_scales; /* int4 */
     int64_t threads;
 };
@@ -139,7 +139,7 @@ static void pack_int8_block(const void *context, int64_t item) {
         }
     }
     store((float *)args->scales + block * LANES, scale);
-    *(ivec *)((int32_t *)args->zeros + block * LANES) = sums * (int32_t)args->zero;
+    *(ivec *)((int32_t *)args->zeros + block * LANES) = sums * UNSIGNED_ZERO;
 }
 
 /* The nearest fp16 of values below 65504; its bits, and its value in fp32. */

@@ -21,9 +21,7 @@ OUTPUTS_PER_CALL = 1024
 class PackArgs(ctypes.Structure):
     """``struct pack_args`` of ``pack.c``."""
 
-    _fields_ = int64_fields(
-        "rows outputs inputs type first_block end_block weights scales zeros zero group_scales threads"
-    )
+    _fields_ = int64_fields("rows outputs inputs type first_block end_block weights scales zeros group_scales threads")
 
 
 class WeightPacker:
@@ -37,8 +35,8 @@ class WeightPacker:
         self._pack_int8 = load_function(library, "pack_int8", PackArgs)
         self._pack_int4 = load_function(library, "pack_int4", PackArgs)
 
-    def pack_int8(self, weight: Tensor | WeightRows, zero: int) -> PackedInt8Weight:
-        """Packs with one scale per output. ``zero`` is the activations' zero point."""
+    def pack_int8(self, weight: Tensor | WeightRows) -> PackedInt8Weight:
+        """Packs with one scale per output."""
         rows = _weight_rows(weight)
         outputs, inputs = rows.shape
         blocks, padded_inputs = self._count_blocks(outputs), round_up(inputs, GEMM_TILE_INPUTS)
@@ -49,7 +47,7 @@ class WeightPacker:
             torch.empty(blocks * self._lanes),
             torch.empty(blocks * self._lanes, dtype=torch.int32),
         )
-        self._run(self._pack_int8, rows, packed.weights, packed.scales, packed.zeros.data_ptr(), zero, 0)
+        self._run(self._pack_int8, rows, packed.weights, packed.scales, packed.zeros.data_ptr(), 0)
         return packed
 
     def pack_int4(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
@@ -64,14 +62,14 @@ class WeightPacker:
             torch.empty(blocks * self._lanes),
             torch.empty((blocks, groups, self._lanes), dtype=torch.float16),
         )
-        self._run(self._pack_int4, rows, packed.weights, packed.scales, 0, 0, packed.group_scales.data_ptr())
+        self._run(self._pack_int4, rows, packed.weights, packed.scales, 0, packed.group_scales.data_ptr())
         return packed
 
     def _count_blocks(self, outputs: int) -> int:
         return round_up(outputs, 2 * self._lanes) // self._lanes
 
     def _run(
-        self, function: Any, rows: WeightRows, weights: Tensor, scales: Tensor, zeros: int, zero: int, group_scales: int
+        self, function: Any, rows: WeightRows, weights: Tensor, scales: Tensor, zeros: int, group_scales: int
     ) -> None:
         """Packs the rows, :data:`OUTPUTS_PER_CALL` at a time."""
         addresses = rows.row_addresses()
@@ -87,7 +85,6 @@ class WeightPacker:
                 weights.data_ptr(),
                 scales.data_ptr(),
                 zeros,
-                zero,
                 group_scales,
                 count_threads(),
             )

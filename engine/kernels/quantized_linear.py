@@ -35,15 +35,10 @@ class Mxfp4PackArgs(ctypes.Structure):
 
 
 class QuantizedLinearKernels:
-    """Matrix products of a loaded library. Raises :class:`AttributeError` if the library lacks one of them.
-
-    ``activation_levels`` is the largest magnitude of a quantized activation in :meth:`int8_linear`, 0 if the CPU has no
-    int8 kernel. It is always 127 in :meth:`int4_linear`, which every CPU has.
-    """
+    """Matrix products of a loaded library. Raises :class:`AttributeError` if the library lacks one of them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lanes = read_constant(library, "lanes")
-        self.activation_levels = read_constant(library, "activation_levels")
         self._packer = WeightPacker(library, self._lanes)
         self._int8_linear = load_function(library, "int8_linear", LinearArgs)
         self._int4_linear = load_function(library, "int4_linear", LinearArgs)
@@ -55,17 +50,13 @@ class QuantizedLinearKernels:
         """Outputs of a block of packed weights."""
         return self._lanes
 
-    def supports_int8_linear(self, weight: Tensor | WeightRows) -> bool:
-        """Tells whether :meth:`int8_linear` runs on this CPU and accepts a weight of this type and shape."""
-        return self.activation_levels > 0 and self.supports_int4_linear(weight)
-
-    def supports_int4_linear(self, weight: Tensor | WeightRows) -> bool:
-        """Tells whether :meth:`int4_linear` accepts a weight of this type and shape."""
+    def supports_weight(self, weight: Tensor | WeightRows) -> bool:
+        """Tells whether a weight of this type and shape can be packed in 8 or 4 bits."""
         return weight.dtype.is_floating_point and 0 < weight.shape[1] <= MAX_GEMM_INPUTS
 
     def pack_int8_weight(self, weight: Tensor | WeightRows) -> PackedInt8Weight:
         """Quantizes a weight (outputs, inputs) to int8 and packs it for :meth:`int8_linear`."""
-        return self._packer.pack_int8(weight, self.activation_levels + 1)
+        return self._packer.pack_int8(weight)
 
     def pack_int4_weight(self, weight: Tensor | WeightRows) -> PackedInt4Weight:
         """Quantizes a weight (outputs, inputs) to 4 bits and packs it for :meth:`int4_linear`."""

@@ -159,7 +159,7 @@ def build_int8_linear(
 
     Raises :class:`UnusableKernelError`, or torch's error where fbgemm is missing.
     """
-    if kernels is not None and kernels.supports_int8_linear(weight):
+    if kernels is not None and kernels.supports_weight(weight):
         compiled = _build_compiled_linear(packed or kernels.pack_int8_weight(weight), weight, bias, kernels)
         if compiled is not None:
             return compiled
@@ -174,7 +174,7 @@ def build_int4_linear(
     Raises :class:`UnusableKernelError`. A kernel is compared with the rounded weight: how far that is from the
     original depends on the weight, and shows in the model's logits.
     """
-    if kernels is not None and kernels.supports_int4_linear(weight):
+    if kernels is not None and kernels.supports_weight(weight):
         packed = packed or kernels.pack_int4_weight(weight)
         compiled = _build_compiled_linear(packed, packed, bias, kernels)
         if compiled is not None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from antiphon.engine.checkpoint.quantized.stored_weight import GroupedLevels
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.int4_layout import INT4_GROUP_INPUTS, INT4_MIN, PackedInt4Weight
-from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, PackedInt8Weight, round_up
+from antiphon.engine.kernels.int8_layout import GEMM_TILE_INPUTS, UNSIGNED_ZERO, PackedInt8Weight, round_up
 from antiphon.engine.model.mapped_weights import DecodedWeight, MappedLinear
 from antiphon.engine.optimize.linears import (
     INT8_MAX_RELATIVE_ERROR,
@@ -85,11 +85,11 @@ def _build_kernel(
     """Returns a layer that multiplies by the levels and scales, without zero points; None without a kernel."""
     if form == "int4" and kernels is None:
         return TorchInt4Linear(pack_int4_levels(levels, TORCH_INT4_LANES), bias)
-    if kernels is None or kernels.activation_levels == 0:
+    if kernels is None:
         return None
     if form == "int4":
         return CompiledLinear(pack_int4_levels(levels, kernels.lanes), bias, kernels)
-    return CompiledLinear(pack_int8_levels(levels, kernels.lanes, kernels.activation_levels + 1), bias, kernels)
+    return CompiledLinear(pack_int8_levels(levels, kernels.lanes), bias, kernels)
 
 
 def _join_levels(parts: Sequence[GroupedLevels]) -> GroupedLevels | None:
@@ -160,14 +160,14 @@ def pack_int4_levels(levels: GroupedLevels, lanes: int) -> PackedInt4Weight:
     return PackedInt4Weight(inputs, outputs, (low | high << 4).contiguous(), of_output, of_group)
 
 
-def pack_int8_levels(levels: GroupedLevels, lanes: int, zero: int) -> PackedInt8Weight:
-    """Packs levels of 8 bits with one scale for each output. ``zero`` is the activations' zero point."""
+def pack_int8_levels(levels: GroupedLevels, lanes: int) -> PackedInt8Weight:
+    """Packs levels of 8 bits with one scale for each output."""
     outputs, inputs = levels.levels.shape
     padded_outputs, padded_inputs = round_up(outputs, 2 * lanes), round_up(inputs, GEMM_TILE_INPUTS)
     numbers = functional.pad(levels.levels, (0, padded_inputs - inputs, 0, padded_outputs - outputs))
     weights = numbers.view(-1, lanes, padded_inputs // 4, 4).transpose(1, 2).contiguous()
     scales = functional.pad(levels.scales[:, 0], (0, padded_outputs - outputs), value=MIN_SCALE)
-    zeros = numbers.sum(1, dtype=torch.int32) * zero
+    zeros = numbers.sum(1, dtype=torch.int32) * UNSIGNED_ZERO
     return PackedInt8Weight(inputs, outputs, weights, scales.contiguous(), zeros)
 
 

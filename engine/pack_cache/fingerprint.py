@@ -17,7 +17,7 @@ import transformers
 from antiphon.engine.hardware import cpu_features
 from antiphon.engine.options import EngineOptions
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Raised when packed weights change in a way that the sources of the layouts do not show."""
 
 ENGINE_DIR = Path(__file__).parents[1]
@@ -62,10 +62,10 @@ def _read_samples(path: Path, size: int) -> Iterable[bytes]:
             yield file.read(SAMPLE_BYTES)
 
 
-def hash_layout(form: str, lanes: int, activation_levels: int) -> str:
+def hash_layout(form: str, lanes: int) -> str:
     """Returns a hash of what the packed form of a weight depends on: the code that packs it, and the kind of CPU."""
     decoder = version("gguf") if find_spec("gguf") is not None else ""
-    kind = repr((LAYOUT_VERSION, form, lanes, activation_levels, sys.byteorder, decoder)).encode()
+    kind = repr((LAYOUT_VERSION, form, lanes, sys.byteorder, decoder)).encode()
     return _hash_parts([kind, _hash_sources(LAYOUT_SOURCES).encode()])
 
 

@@ -34,7 +34,7 @@ def open_pack_session(checkpoint: Checkpoint | None, options: EngineOptions, ker
         )
         return PackSession(None)
     try:
-        layout = hash_layout(options.quantization, kernels.lanes, kernels.activation_levels)
+        layout = hash_layout(options.quantization, kernels.lanes)
         key, checks_key = f"{hash_model(checkpoint.path)}-{layout}", hash_checks(options)
     except OSError as error:
         log.warning("packed weights are not kept: %s", one_line(error))

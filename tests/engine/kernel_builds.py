@@ -6,7 +6,6 @@ import subprocess
 from typing import NoReturn
 
 import pytest
-import torch
 
 from antiphon.engine.kernels import compiler
 from antiphon.engine.kernels.bindings import Kernels
@@ -17,7 +16,7 @@ from tests.counts import FULL_COUNTS
 PORTABLE_FLAGS = "-mno-amx-int8 -mno-avx512f -mno-avx -DFUSED_MULTIPLY_ADD"
 """Compiler flags for portable C with four lanes, which rounds a product and its sum once, as ARM's instructions do."""
 
-INT8_BUILD_FLAGS = [
+INSTRUCTION_SET_FLAGS = [
     "",
     "-mno-amx-int8",
     "-mno-amx-int8 -mno-avx512vnni",
@@ -45,11 +44,6 @@ def require_kernels() -> Kernels:
         _refuse(error)
 
 
-def require_int8_kernels() -> Kernels:
-    """As :func:`require_kernels`, with an int8 linear layer. Skips the test if the CPU has no instructions for it."""
-    return _require_int8_linear(require_kernels())
-
-
 def build_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
     """Compiles the kernels with the flags, once for all processes of a test run.
 
@@ -64,17 +58,6 @@ def build_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
             patch.setattr(compiler, "COMPILER_FLAGS", ("-O1", *compiler.COMPILER_FLAGS[1:]))
         _skip_if_flags_are_unknown(flags)
         return require_kernels()
-
-
-def build_int8_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
-    """As :func:`build_kernels`, with an int8 linear layer. Skips the test if the CPU has no instructions for it."""
-    return _require_int8_linear(build_kernels(flags, factory))
-
-
-def _require_int8_linear(kernels: Kernels) -> Kernels:
-    if not kernels.supports_int8_linear(torch.ones(1, 1)):
-        pytest.skip("no int8 kernel for this CPU")
-    return kernels
 
 
 def _skip_if_flags_are_unknown(flags: str) -> None:

@@ -25,14 +25,14 @@ from antiphon.engine.optimize.replace import relative_error
 from antiphon.engine.options import EngineOptions
 from tests.engine.experts.mixtures import VOCAB_SIZE, save_mxfp4_checkpoint
 from tests.engine.experts.test_packed_experts import ROUNDING_ERROR, choose_routes, make_rows
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 
 IDS = [(5 + 17 * n) % VOCAB_SIZE for n in range(40)]
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    return require_int8_kernels()
+    return require_kernels()
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.optimize.replace import relative_error
 from antiphon.engine.options import EngineOptions
 from tests.engine.experts.mixtures import FAMILY_CONFIGS, VOCAB_SIZE, make_mixture
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 
 ROUNDING_ERROR = 2e-2
 """Largest relative error against rounded weights in fp32: that of 8-bit activations in two products."""
@@ -33,7 +33,7 @@ FORMS: list[ExpertForm] = ["int8", "int4"]
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    return require_int8_kernels()
+    return require_kernels()
 
 
 def choose_routes(rows: int, experts: int, seed: int = 1) -> tuple[Tensor, Tensor]:

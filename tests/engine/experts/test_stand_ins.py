@@ -21,7 +21,7 @@ from antiphon.engine.optimize.replace import relative_error
 from antiphon.engine.options import EngineOptions
 from tests.engine.experts.mixtures import VOCAB_SIZE, make_mixture, save_mixture, save_mxfp4_checkpoint
 from tests.engine.experts.test_packed_experts import choose_routes, make_rows
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 
 IDS = torch.tensor([[(5 + 17 * n) % VOCAB_SIZE for n in range(20)]])
 AMPLIFYING = {"num_local_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 32, "initializer_range": 0.3}
@@ -35,7 +35,7 @@ Arguments = tuple[Tensor, Tensor, Tensor]
 
 
 def test_a_model_whose_experts_amplify_the_last_bits_runs_packed(tmp_path: Path) -> None:
-    require_int8_kernels()
+    require_kernels()
     model, checkpoint = load_model(save_mxfp4_checkpoint(tmp_path, **AMPLIFYING), device="cpu")
     options = EngineOptions(max_model_len=128, kv_cache_gib=0.01, pack_linears=False)
     core = build_core_from_model(model, checkpoint, options, optimize=True)

@@ -19,14 +19,14 @@ from antiphon.engine.experts.tensor_files import ExpertTensors, leave_out_expert
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.model.loader import load_model
 from tests.engine.experts.mixtures import FAMILY_CONFIGS, VOCAB_SIZE, make_mixture, save_mixture
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 
 IDS = torch.tensor([[(5 + 17 * n) % VOCAB_SIZE for n in range(20)]])
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    return require_int8_kernels()
+    return require_kernels()
 
 
 def find_stored(model: nn.Module) -> list[StoredExperts]:

@@ -40,7 +40,7 @@ from antiphon.engine.model.loader import load_model
 from antiphon.engine.optimize.replace import relative_error
 from antiphon.engine.options import EngineOptions, Quantization
 from tests.engine.experts.test_packed_experts import choose_routes, make_rows
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.models.checkpoints import build_model, save_checkpoint
 from tests.models.rows import VOCAB_SIZE
 from tests.models.rows_mixture import MIXTURE_ROWS
@@ -59,7 +59,7 @@ IDS = torch.tensor([[(5 + 17 * n) % VOCAB_SIZE for n in range(20)]])
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    return require_int8_kernels()
+    return require_kernels()
 
 
 @pytest.fixture(scope="module", params=BLOCK_NAMES)

@@ -62,7 +62,7 @@ def make_random_tensor(*shape: int, seed: int = 1) -> Tensor:
 
 def test_all_kernels_of_an_arm_cpu_equal_torch(arm_kernels: Kernels) -> None:
     library = arm_kernels._rms_norm._library
-    assert verify_kernels(library).activation_levels == 127
+    verify_kernels(library)
 
 
 def compute_rows(kernels: Kernels) -> Iterator[Tensor]:
@@ -95,7 +95,7 @@ def compute_attention(kernels: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
 def compute_products(kernels: Kernels) -> Iterator[Tensor]:
     """Yields products of rows, in any number, with quantized weights."""
     weight, bias, x = make_random_tensor(90, 200), make_random_tensor(90, seed=2), make_random_tensor(70, 200, seed=3)
-    int8, int4 = pack_int8_weight(weight, 4, 128), pack_int4_weight(weight, 4)
+    int8, int4 = pack_int8_weight(weight, 4), pack_int4_weight(weight, 4)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 70):
         yield kernels.int8_linear(x[:count], int8, bias)
         yield kernels.int4_linear(x[:count], int4, bias)

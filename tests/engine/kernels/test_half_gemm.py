@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.half_linear import HALF_DTYPES, pack_half_weight, unpack_half_weight
 from antiphon.engine.kernels.weight_rows import WeightRows
-from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_kernels
+from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
 
-FMA_BUILD_FLAGS = [INT8_BUILD_FLAGS[index] for index in (1, 3, -1)]
+FMA_BUILD_FLAGS = [INSTRUCTION_SET_FLAGS[index] for index in (1, 3, -1)]
 """Compiler flags for AVX512, AVX2 and portable C without AMX, whose results have other bits."""
 
 NAN, INF = float("nan"), float("inf")

@@ -16,12 +16,12 @@ from antiphon.engine.kernels.int4_layout import (
     pack_int4_weight,
     unpack_int4_weight,
 )
-from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_kernels
+from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
 
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(scope="module", params=INT8_BUILD_FLAGS)
+@pytest.fixture(scope="module", params=INSTRUCTION_SET_FLAGS)
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return build_kernels(request.param, tmp_path_factory)
 
@@ -120,7 +120,7 @@ def test_non_finite_inputs_stay_non_finite_and_zeros_give_the_bias(compiled_kern
 def test_all_instruction_sets_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, weight, bias = make_random_matrix(70, 200), make_random_matrix(90, 200, seed=2), make_random_matrix(90, seed=3)
     results = []
-    for flags in INT8_BUILD_FLAGS:
+    for flags in INSTRUCTION_SET_FLAGS:
         kernels = build_kernels(flags, tmp_path_factory)
         results.append(kernels.int4_linear(x, kernels.pack_int4_weight(weight), bias))
     assert all(torch.equal(result, results[0]) for result in results)

@@ -34,7 +34,7 @@ from antiphon.engine.kernels.row_major_linear import RowMajorArgs
 from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
-from tests.engine.kernel_builds import require_int8_kernels, require_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
 NAN, INF = float("nan"), float("inf")
@@ -109,15 +109,17 @@ def test_model_output_is_the_same_with_and_without_kernels(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "mistral", "gemma2"])
 def test_int8_logits_are_close_with_and_without_kernels(family: str) -> None:
     """Both round to int8, at other points: they differ less from each other than from the logits without rounding."""
-    require_int8_kernels()
+    require_kernels()
     logits = []
     for options in ({"compile_kernels": True}, {"compile_kernels": False}, {"quantization": None}):
         model = copy_tiny_model(family)
         core = build_core_from_model(model, options=EngineOptions(**{"quantization": "int8"} | options), optimize=True)
         logits.append(reference_logits(core._forward, model))
     compiled_error, torch_error = ((part - logits[2]).norm() / logits[2].norm() for part in logits[:2])
-    assert 0 < compiled_error < 0.06 and 0.8 < compiled_error / torch_error < 1.25
-    assert (logits[0] - logits[1]).norm() / logits[2].norm() < 0.03
+    levels = 127 if torch.cpu._is_vnni_supported() else 63  # those of fbgemm; the kernels have 127 on every CPU
+    assert 0 < compiled_error < 0.06 and 0.8 * levels / 127 < compiled_error / torch_error < 1.25
+    difference = (logits[0] - logits[1]).norm() / logits[2].norm()
+    assert difference < (0.03 if levels == 127 else 1.1 * torch_error)
 
 
 @pytest.fixture
@@ -168,7 +170,7 @@ def build_altered_kernels(
 
 WRONG_CODE = (
     ("= levels / row_max", "= levels / (row_max + 1)", "int8_linear"),
-    ("reduce_sum_four(results + r, sums[k] + r, 1)", "reduce_sum_four(results + r, sums[k], 1)", "row_major_linear"),
+    ("args->out_stride + k] = results[r]", "args->out_stride + k] = results[0]", "row_major_linear"),
     ("if (args->silu_mul) silu_mul_row(x, x, size)", "if (0) silu_mul_row(x, x, size)", "int8_linear"),
     ("[row] * params->scale", "[0] * params->scale", "int8_linear"),
     ("sums[s * TILE_ROWS] = -WEIGHT_ZERO", "sums[s * TILE_ROWS] = -(WEIGHT_ZERO - 1)", "int4_linear"),
@@ -197,7 +199,7 @@ def test_library_with_wrong_results_is_rejected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if name == "int8_linear":
-        require_int8_kernels()
+        require_kernels()
     assert build_altered_kernels(original, replacement) is None
     assert f"results differ from torch's: {name}" in caplog.text
 
@@ -218,7 +220,7 @@ def test_failing_compiler_fails_the_tests_instead_of_skipping_them(
 ) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(pytest.fail.Exception, match="refused: false: compilation failed"):
-        require_int8_kernels()
+        require_kernels()
 
 
 @pytest.mark.parametrize(

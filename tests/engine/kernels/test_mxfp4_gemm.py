@@ -20,9 +20,9 @@ from antiphon.engine.kernels.mxfp4_layout import (
     unpack_mxfp4_levels,
     unpack_mxfp4_weight,
 )
-from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_kernels
+from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
 
-BUILD_FLAGS = [*INT8_BUILD_FLAGS, "-mno-amx-int8 -mno-avx512f -mno-avx2 -mno-fma -mno-f16c"]
+BUILD_FLAGS = [*INSTRUCTION_SET_FLAGS, "-mno-amx-int8 -mno-avx512f -mno-avx2 -mno-fma -mno-f16c"]
 """Compiler flags that disable instruction sets one by one; with the last, only portable C is left."""
 
 NAN, INF = float("nan"), float("inf")

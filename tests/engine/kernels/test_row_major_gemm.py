@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.half_linear import HALF_DTYPES
-from tests.engine.kernel_builds import INT8_BUILD_FLAGS, build_kernels
+from tests.engine.kernel_builds import INSTRUCTION_SET_FLAGS, build_kernels
 
 
-@pytest.fixture(scope="module", params=["", *INT8_BUILD_FLAGS[-2:]])
+@pytest.fixture(scope="module", params=["", *INSTRUCTION_SET_FLAGS[-2:]])
 def compiled_kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return build_kernels(request.param, tmp_path_factory)
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from antiphon.engine.builder import build_core_from_model
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import BASE_CONFIG, copy_tiny_model
 
 ODD_HEAD_DIM = 30
@@ -35,7 +35,7 @@ def refuse(model: PreTrainedModel, **options: Any) -> str:
 
 
 def test_refusal_names_the_size_of_the_heads() -> None:
-    require_int8_kernels()
+    require_kernels()
     message = refuse(build_odd_model())
     assert f"a float16 KV cache is not supported here: heads of {ODD_HEAD_DIM} elements" in message
     assert "leave --kv-cache-dtype out" in message and "missing" not in message
@@ -48,7 +48,7 @@ def test_refusal_names_other_reasons() -> None:
 
 
 def test_default_that_stays_fp32_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    require_int8_kernels()
+    require_kernels()
     options = EngineOptions(quantization="int8", force_quantization=True, kv_cache_gib=0.01)
     build_core_from_model(build_odd_model(), options=options, optimize=True)
     lines = [message for message in caplog.messages if "KV cache" in message]

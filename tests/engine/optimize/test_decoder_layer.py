@@ -20,7 +20,7 @@ from antiphon.engine.model.forward import SequenceInput
 from antiphon.engine.model.varlen import VarlenForward
 from antiphon.engine.optimize.decoder_layer import FusedDecoderLayer, fuse_decoder_layers
 from antiphon.engine.options import EngineOptions
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import BASE_CONFIG, copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,7 +41,7 @@ def build_model(family: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def inference_mode() -> Iterator[None]:
-    require_int8_kernels()
+    require_kernels()
     with torch.inference_mode():
         yield
 

@@ -18,7 +18,7 @@ from antiphon.engine.model.validation import reference_logits
 from antiphon.engine.optimize.fuse import ROTARY_FUNCTION, FusedRotary, FusedSwiGLU, fuse_layers_and_rotary
 from antiphon.engine.optimize.linears import MergedLinearSlice
 from antiphon.engine.optimize.pack_linears import pack_linears
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import copy_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -72,7 +72,7 @@ def test_fused_model_has_the_same_logits(compiled_kernels: Kernels, family: str,
 def test_int8_product_includes_the_gate_before_it(
     compiled_kernels: Kernels, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_int8_kernels()
+    require_kernels()
     model = copy_tiny_model(family)
     forward = select_forward(model, kernels=compiled_kernels)
     pack_linears(model, lambda: reference_logits(forward, model), "int8", compiled_kernels)

@@ -24,7 +24,7 @@ from antiphon.engine.optimize.pack_linears import find_linears
 from antiphon.engine.optimize.quantization_error import ReferenceLogits, check_similarity, compare_logits
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.scheduler.core import Core
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import BASE_CONFIG, copy_tiny_model, join_tokens, make_job, make_prompts, run_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -77,7 +77,7 @@ def test_int4_logits_are_those_of_the_rounded_weights() -> None:
 
 
 def test_output_layer_stays_int8_and_routers_stay_fp32() -> None:
-    require_int8_kernels()
+    require_kernels()
     dense, mixture = copy_tiny_model("qwen3"), copy_tiny_model("mixtral")
     for model in (dense, mixture):
         build_int4_core(model, force_quantization=True)
@@ -117,7 +117,7 @@ def iterate_packed_linears(model: Any) -> Any:
 
 
 def test_fused_decoder_layers_equal_their_parts() -> None:
-    require_int8_kernels()
+    require_kernels()
     model = make_wide_model()
     core = build_int4_core(model)
     assert all(isinstance(layer, FusedDecoderLayer) for layer in model.model.layers)

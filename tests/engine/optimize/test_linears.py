@@ -26,7 +26,7 @@ from antiphon.engine.optimize.linears import (
 )
 from antiphon.engine.optimize.torch_int4_linear import TorchInt4Linear
 from antiphon.engine.optimize.verification import UnusableKernelError
-from tests.engine.kernel_builds import require_int8_kernels, require_kernels
+from tests.engine.kernel_builds import require_kernels
 
 torch.set_num_threads(1)
 
@@ -35,7 +35,7 @@ ROW_COUNTS = [1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 100]
 
 
 def build_compiled_linear(weight: Any, bias: Any) -> CompiledLinear:
-    kernels = require_int8_kernels()
+    kernels = require_kernels()
     return CompiledLinear(kernels.pack_int8_weight(weight), bias, kernels)
 
 
@@ -152,7 +152,7 @@ def test_int8_linear_uses_compiled_kernels_or_falls_back_to_fbgemm(
     compiled_linear = build_compiled_linear(weight, bias)
     assert isinstance(build_int8_linear(weight, bias, load_kernels()), CompiledLinear)
     assert torch.allclose(compiled_linear(x), FbgemmInt8Linear(weight, bias)(x), rtol=0.05, atol=0.1)
-    monkeypatch.setattr(Kernels, "supports_int8_linear", lambda self, weight: False)
+    monkeypatch.setattr(Kernels, "supports_weight", lambda self, weight: False)
     assert isinstance(build_int8_linear(weight, bias, load_kernels()), FbgemmInt8Linear)
     assert not caplog.messages
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from antiphon.engine.pack_cache.fingerprint import hash_model
 from antiphon.engine.scheduler.core import Core
 from tests.engine.checkpoint.gguf_files import write_gguf_folder
 from tests.engine.checkpoint.quantized_folders import make_model
-from tests.engine.kernel_builds import require_int8_kernels
+from tests.engine.kernel_builds import require_kernels
 from tests.engine.tiny_models import copy_tiny_model, generate_tokens, make_job
 
 JOB = make_job([5, 9, 13, 17, 21, 25], max_tokens=12)
@@ -31,7 +31,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def keep_small_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the cache keep a tiny model, in a folder of its own, and writes its files before the start ends."""
-    require_int8_kernels()
+    require_kernels()
     finish = session.PackSession.finish
 
     def finish_and_wait(self: session.PackSession, checks: Any) -> None:
