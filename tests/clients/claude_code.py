@@ -13,7 +13,7 @@ from tests.install_lock import hold_lock
 from tests.serving import RunningServer
 from tests.syntax import ROOT
 
-CLAUDE_CODE_VERSION = "2.1.197"
+CLAUDE_CODE_VERSION = "2.1.330"
 INSTALL_FOLDER = ROOT / "build" / "claude-code"
 PROGRAM = INSTALL_FOLDER / "node_modules" / ".bin" / "claude"
 INSTALL_TIMEOUT_S = 180.0

@@ -1,8 +1,9 @@
-"""The real Codex on the embedded model: prompt, chat template, engine, dialect and tool calls, without a script."""
+"""The real Codex, and Claude Code, on the embedded model: prompt, chat template, engine, dialect and tool calls, without a script."""
 
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony import detect
 from antiphon.harmony.format import ModelFormat
+from tests.clients.claude_code import install_claude_code, run_claude_code
 from tests.codex.codex_process import API_KEY, CodexCli
 from tests.codex.codex_terminal import CodexTerminal, open_terminal
 from tests.codex.recorder import HttpExchange, TrafficRecorder
@@ -89,6 +91,16 @@ def test_embedded_model_runs_the_command_and_reports_its_output(
     _, report = recorder.turns
     [output] = report.items_of_type("function_call_output")
     assert output["output"].endswith("Output:\nantiphon-7391\n")
+
+
+@needs_weights
+@pytest.mark.parametrize("command", ["echo antiphon-7391", "echo first second"][: 1 + FULL_COUNTS])
+def test_embedded_model_runs_the_command_for_claude_code(
+    recorded_server: tuple[RunningServer, TrafficRecorder], tmp_path: Path, command: str
+) -> None:
+    program = install_claude_code()
+    result = run_claude_code(program, recorded_server[0], f"Please run `{command}`", tmp_path / "home", API_KEY)
+    assert (result["result"], result["num_turns"]) == (command.removeprefix("echo "), 2)
 
 
 @needs_weights

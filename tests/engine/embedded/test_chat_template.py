@@ -44,6 +44,22 @@ def test_prompt_of_a_codex_turn_is_short(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(chat.render_prompt(messages, TOOLS)).ids) < 800
 
 
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        ("<system-reminder>\nNo.\n</system-reminder>\nrun `ls`", "run `ls`"),
+        ("Hi.\n<system-reminder>a</system-reminder><system-reminder>b</system-reminder>", "Hi."),
+        ([{"type": "text", "text": "<system-reminder>a</system-reminder>\n"}, {"type": "text", "text": "Hi."}], "Hi."),
+        ("What does <system-reminder> mean?", "What does <system-reminder> mean?"),
+        ("<system-reminder>alone</system-reminder>", "<system-reminder>alone</system-reminder>"),
+    ],
+)
+def test_reminders_of_claude_code_are_no_words_of_the_user(content: object, kept: str) -> None:
+    assert chat.render_prompt([{"role": "user", "content": content}], []).startswith(
+        f"<|im_start|>user\n{kept}<|im_end|>"
+    )
+
+
 def test_tools_are_listed_by_name_and_required_parameters() -> None:
     optional = make_tool("free", ["a", "b"], [])
     custom = {"type": "custom", "custom": {"name": "apply_patch", "description": "Patches."}}
