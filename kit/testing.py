@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from antiphon.kit.chat.stream import ChatStreamChecker, check_chat_sse
-from antiphon.kit.checker.shapes import check_response_shape
 from antiphon.kit.checker.sse import END_MARKER, Frame
-from antiphon.kit.checker.stream import IGNORED_TYPES, check_events, check_response, check_sse
+from antiphon.kit.checker.stream import IGNORED_TYPES, check_events, check_sse, check_whole_response
 from antiphon.kit.findings import Finding, FindingList, load_codes
 from antiphon.kit.snapshot.event_lines import format_event
 from antiphon.kit.snapshot.id_numbers import IdNumbers
@@ -80,8 +79,7 @@ def _check(stream: object, request: Mapping[str, Any] | None) -> list[tuple[Find
         return [(finding, None) for finding in _check_chunks(events, request)]
     if len(events) == 1 and is_whole_response(events[0]):
         findings = FindingList()
-        check_response_shape(events[0], findings)
-        check_response(events[0], request, findings)
+        check_whole_response(events[0], request, findings)
         return [(finding, None) for finding in findings.list_findings()]
     return [pair for part in split_streams(events) for pair in _add_lines(check_events(part, request), part)]
 

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.kit.checker.shapes import as_list, as_text
+from antiphon.kit.checker.formats import check_arguments, check_json_text
+from antiphon.kit.checker.shapes import as_list, as_objects, as_text
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
 from antiphon.kit.findings import Finding, FindingList, quote
 
 Chunk = Mapping[str, Any]
 CONSTANT_KEYS = ("id", "created", "model")
+WHOLE_REASONS = ("stop", "tool_calls", "function_call")
+"""Reasons of choices that were not cut."""
 FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 
 
@@ -92,11 +95,26 @@ class ChatStreamChecker:
         for index, choice in sorted(self.choices.items()):
             if choice.finish_reason is None and not self._has_error:
                 self.findings.add("chat-finish-missing", "a finish_reason", "none", f"choice {index}")
+            if choice.finish_reason in WHOLE_REASONS:
+                self._check_json(choice, f"choice {index}")
         options = self._request.get("stream_options")
         wants_usage = isinstance(options, dict) and options.get("include_usage") is True
         if wants_usage and self.usage is None and not self._has_error:
             self.findings.add("chat-usage-missing", "usage in the last chunk", "none")
         return self.findings.list_findings()
+
+    def _check_json(self, choice: FoldedChoice, label: str) -> None:
+        """Checks the text and the arguments of a whole choice against the schemas of the request."""
+        form = self._request.get("response_format")
+        if isinstance(form, dict) and choice.content and not choice.calls:
+            schema = form.get("json_schema")
+            fields = schema if isinstance(schema, dict) else {}
+            check_json_text(choice.content, as_text(form.get("type")), fields, label, self.findings)
+        functions = [tool.get("function") for tool in as_objects(self._request.get("tools"))]
+        tools = {tool.get("name"): tool for tool in as_objects(functions)}
+        for index, call in enumerate(choice.calls):
+            if call.type == "function" and call.name in tools:
+                check_arguments(call.arguments, tools[call.name], f"{label} call {index}", self.findings)
 
     def _check_usage(self, chunk: Chunk) -> None:
         if self.usage is not None:

@@ -76,7 +76,7 @@ BODIES = {
         "image_generation_call.in_progress",
         "image_generation_call.generating?",
         "image_generation_call.partial_image*",
-        "image_generation_call.completed",
+        "image_generation_call.completed?",  # OpenAI leaves it out
     ),
     "compaction": _sequence("compaction.compacting*"),
     "shell_call": _sequence("shell_call_command.added", *_text("shell_call_command"), repeats=True),

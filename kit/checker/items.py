@@ -11,6 +11,9 @@ Event = Mapping[str, Any]
 
 CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
 CALL_TYPES = ("function_call", "custom_tool_call")
+DONE_STATUSES = ("completed", "incomplete", "failed", None)
+EXTRA_DONE_STATUSES = {"image_generation_call": ("generating",)}
+"""Statuses of done items besides those of all. OpenAI leaves an image that is done in the status generating."""
 PAYLOAD_KEYS = ("content", "summary", "arguments", "input", "code")
 
 
@@ -128,7 +131,13 @@ class ItemsChecker:
             self._check_constants(tracked, item)
             tracked.body.finish(item)
         status = item.get("status", "completed")
-        if status not in ("completed", "incomplete", "failed", None):
+        if status not in (
+            "completed",
+            "incomplete",
+            "failed",
+            None,
+            *EXTRA_DONE_STATUSES.get(label.split(maxsplit=1)[0], ()),
+        ):
             self._findings.add("item-status", "completed or incomplete", quote(status), label)
         if status == "incomplete" and item.get("type") in CALL_TYPES:
             self._findings.add("incomplete-call-done", "no output_item.done of a call that was cut", "one", label)
@@ -142,11 +151,14 @@ class ItemsChecker:
         if item.get("id") != tracked.added.get("id"):
             self._findings.add("item-id-changed", quote(tracked.id), quote(item.get("id")), tracked.label)
         for key in CONSTANT_ITEM_KEYS:
-            if item.get(key) != tracked.added.get(key):
-                code = "call-id-changed" if key == "call_id" else "item-key-changed"
-                self._findings.add(
-                    code, quote(tracked.added.get(key)), quote(item.get(key)), f"{tracked.label} {key}".rstrip()
-                )
+            self._check_constant(key, tracked, item)
+
+    def _check_constant(self, key: str, tracked: TrackedItem, later: Mapping[str, Any]) -> None:
+        """Reports a key that differs from that of the added item."""
+        if later.get(key) != tracked.added.get(key):
+            code = "call-id-changed" if key == "call_id" else "item-key-changed"
+            expected, actual = quote(tracked.added.get(key)), quote(later.get(key))
+            self._findings.add(code, expected, actual, f"{tracked.label} {key}")
 
     def _check_content(self, kind: str, event: Event) -> None:
         item_id = as_text(event.get("item_id"))
@@ -163,6 +175,8 @@ class ItemsChecker:
             self._findings.add("item-id-changed", quote(tracked.id), quote(event["item_id"]), tracked.label)
         self._check_index(event, tracked, kind)
         tracked.body.check_event(kind, event)
+        if kind == "function_call_arguments.done" and "name" in event:
+            self._check_constant("name", tracked, event)
 
     def _check_index(self, event: Event, tracked: TrackedItem, kind: str) -> None:
         index = event.get("output_index", tracked.index)

@@ -18,8 +18,11 @@ STATUSES = {
 }
 TERMINAL_TYPES = ("response.completed", "response.incomplete", "response.failed")
 INCOMPLETE_REASONS = ("max_output_tokens", "content_filter", "max_messages", "steered")
-CHANGING_KEYS = ("status", "completed_at", "incomplete_details", "output", "error", "usage")
-CONSTANT_KEYS = tuple(key for key in RESPONSE_SHAPE if key not in CHANGING_KEYS)
+CHANGING_KEYS = ("status", "completed_at", "incomplete_details", "output", "error", "usage", "service_tier")
+"""Keys whose values come to be known. `service_tier` is at first the one asked for, then the one that was used."""
+CONSTANT_KEYS = (*(key for key in RESPONSE_SHAPE if key not in CHANGING_KEYS), "conversation", "prompt", "user")
+MAX_TIME_S = 100_000_000_000
+"""A time in the year 5138. What is larger counts milliseconds."""
 
 
 class LifecycleChecker:
@@ -32,6 +35,7 @@ class LifecycleChecker:
         self._num_events = 0
         self._has_item = False
         self._has_progress = False
+        self._error: Mapping[str, Any] | None = None
         self.terminal_type: str | None = None
         self.final_response: Mapping[str, Any] | None = None
 
@@ -54,6 +58,11 @@ class LifecycleChecker:
         self._last_type = kind
         self._num_events += 1
 
+    @property
+    def first_snapshot(self) -> Mapping[str, Any] | None:
+        """The response of the first event that has one."""
+        return self._first_snapshot
+
     def finish(self) -> None:
         """Reports a stream without a terminal event. The item checker reports items that stayed open."""
         if self.terminal_type is not None:
@@ -74,11 +83,14 @@ class LifecycleChecker:
             self._findings.add("queued-late", "response.queued before response.in_progress", "it afterwards")
         elif kind == "response.in_progress" and self._has_item:
             self._findings.add("in-progress-late", "response.in_progress before the first item", "it afterwards")
+        elif kind == "response.output_item.added" and not (self._has_progress or self._has_item):
+            self._findings.add("in-progress-missing", "response.in_progress before the first item", "none")
         self._has_progress |= kind == "response.in_progress"
         self._has_item |= kind == "response.output_item.added"
 
     def _check_error(self, event: Event) -> None:
         nested = event.get("error")
+        self._error = nested if isinstance(nested, dict) else event
         if not isinstance(nested, dict):
             self._findings.add("error-form", "a nested error beside the flat fields", "no object error")
             return
@@ -103,6 +115,7 @@ class LifecycleChecker:
         if is_terminal:
             self.final_response = response if self.final_response is None else self.final_response
             check_ending(response, findings)
+            self._compare_error(response)
             return
         if as_list(response.get("output")):
             findings.add("snapshot-output-early", "an empty output before the terminal event", "items", kind)
@@ -110,17 +123,44 @@ class LifecycleChecker:
             if response.get(key) is not None:
                 findings.add("snapshot-ending-early", "null before the terminal event", quote(response[key]), key)
 
+    def _compare_error(self, response: Mapping[str, Any]) -> None:
+        """Reports an error of the response that differs from the error event before it."""
+        error = response.get("error")
+        if self._error is None or not isinstance(error, dict):
+            return
+        for key in ("code", "message"):
+            if key in self._error and key in error and self._error[key] != error[key]:
+                self._findings.add("error-differs", quote(self._error[key]), quote(error[key]), f"response.error.{key}")
+
 
 def check_ending(response: Mapping[str, Any], findings: FindingList) -> None:
     """Reports fields about the end of a response that contradict its status."""
     status = response.get("status")
     for key, owner in (("completed_at", "completed"), ("error", "failed"), ("incomplete_details", "incomplete")):
         has_value = response.get(key) is not None
-        if has_value != (status == owner) and key in response:
+        is_late_key = key == "completed_at" and key not in response
+        if has_value != (status == owner) and not is_late_key:
             expected = "a value" if status == owner else "null"
-            findings.add("response-ending", f"{expected} with status {status}", quote(response[key]), f"response.{key}")
+            findings.add(
+                "response-ending", f"{expected} with status {status}", quote(response.get(key)), f"response.{key}"
+            )
+    check_times(response, findings)
     details, error = response.get("incomplete_details"), response.get("error")
     if isinstance(details, dict) and details.get("reason") not in INCOMPLETE_REASONS:
         findings.add("incomplete-reason", " or ".join(INCOMPLETE_REASONS), quote(details.get("reason")))
     if isinstance(error, dict) and not (isinstance(error.get("code"), str) and isinstance(error.get("message"), str)):
         findings.add("response-error", "an error with a code and a message", quote(error))
+
+
+def check_times(response: Mapping[str, Any], findings: FindingList) -> None:
+    """Reports times that are no seconds since 1970, and an end before the beginning."""
+    times = {
+        key: value
+        for key in ("created_at", "completed_at")
+        if isinstance(value := response.get(key), int | float) and not isinstance(value, bool)
+    }
+    for key, value in times.items():
+        if not 0 <= value < MAX_TIME_S:
+            findings.add("time-unit", "seconds since 1970", quote(value), f"response.{key}")
+    if len(times) == 2 and times["completed_at"] < times["created_at"]:
+        findings.add("time-order", f"at least created_at, {times['created_at']}", quote(times["completed_at"]))

@@ -1,5 +1,6 @@
 """Bodies of messages and reasoning items: parts, their deltas, their done events."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,8 @@ from antiphon.kit.findings import FindingList, quote
 
 Event = Mapping[str, Any]
 
+ROUNDING = 1e-6
+"""Difference of a log-probability between the deltas and the item, where OpenAI rounds it to six digits."""
 PART_KINDS = {
     "output_text": "output_text",
     "refusal": "refusal",
@@ -77,7 +80,7 @@ class PartsBody:
         if self._open is not None:
             self._findings.add("part-never-done", "content_part.done before output_item.done", "none", self._subject)
         for key, parts in (("content", self._content), ("summary", self._summary)):
-            if as_list(item.get(key)) != parts and self._open is None:
+            if not _is_same(as_list(item.get(key)), parts) and self._open is None:
                 self._findings.add("item-differs-from-parts", quote(parts), quote(item.get(key)), self._subject)
 
     def check_frozen(self, item: Mapping[str, Any]) -> None:
@@ -127,7 +130,9 @@ class PartsBody:
                 "annotations-differ", quote(opened.annotations), quote(part.get("annotations")), self._subject
             )
         if "logprobs" in part and as_list(part["logprobs"]) != opened.logprobs:
-            self._findings.add("logprobs-differ", quote(opened.logprobs), quote(part["logprobs"]), self._subject)
+            code = "logprobs-differ" if as_list(part["logprobs"]) else "part-logprobs-empty"
+            self._findings.add(code, quote(opened.logprobs), quote(part["logprobs"]), self._subject)
+            part = {**part, "logprobs": opened.logprobs}  # the item is compared with what was streamed
         (self._summary if opened.is_summary else self._content).append(part)
         self._open = None
 
@@ -184,6 +189,17 @@ class PartsBody:
                 "annotation-index", str(len(part.annotations)), quote(event.get("annotation_index")), self._subject
             )
         part.annotations.append(event.get("annotation"))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Returns whether two JSON values are the same, apart from the last digits of log-probabilities."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, abs_tol=ROUNDING)
+    return bool(one == other)
 
 
 def _part_text(part: Mapping[str, Any]) -> str:

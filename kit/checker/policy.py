@@ -1,19 +1,24 @@
 """The output against the settings of the request: tools, their choice, JSON formats, log-probabilities."""
 
-import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from antiphon.kit.checker.formats import check_arguments, check_text_format
 from antiphon.kit.checker.items import CALL_TYPES
-from antiphon.kit.checker.shapes import as_list, as_objects
+from antiphon.kit.checker.output_text import check_messages
+from antiphon.kit.checker.shapes import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 
 Item = Mapping[str, Any]
+ToolKey = tuple[str, str | None, Any]
+"""Kind, namespace and name of a tool."""
 ECHOED_KEYS = (
     "tool_choice",
     "parallel_tool_calls",
     "temperature",
     "top_p",
+    "top_logprobs",
     "presence_penalty",
     "frequency_penalty",
     "max_output_tokens",
@@ -28,50 +33,105 @@ ECHOED_KEYS = (
     "prompt_cache_key",
 )
 """Fields of a request that the response repeats."""
+UNINVITED_KEYS = ("instructions", "previous_response_id", "conversation")
+"""Keys of a response that are null unless the request has them: they say what the model has read."""
+LIMITS = ("parallel_tool_calls", "tool_choice", "max_tool_calls")
+"""Settings that a known request decides alone. What the response says of them is compared, not believed."""
+SINGLE_PRECISION = 1e-6
+"""Relative error of a number that a server keeps in 32 bits."""
 CALL_TOOL_TYPES = {"function_call": "function", "custom_tool_call": "custom"}
 
 
 def check_policy(request: Mapping[str, Any] | None, response: Mapping[str, Any], findings: FindingList) -> None:
     """Checks the output of a terminal response. Settings that the request lacks are read from the response."""
-    settings = dict(response) | {key: value for key, value in (request or {}).items() if value is not None}
-    output = [item for item in as_list(response.get("output")) if isinstance(item, dict)]
+    settings = _join_settings(request, response)
+    output = as_objects(response.get("output"))
     calls = [item for item in output if item.get("type") in CALL_TYPES]
+    hosted_calls = [item for item in output if item not in calls and as_text(item.get("type")).endswith("_call")]
     is_completed = response.get("status") == "completed"
-    _check_echo(request or {}, response, findings)
-    _check_tool_choice(settings, calls, is_completed, findings)
-    _check_known_tools(settings, calls, findings)
+    if request is not None:
+        _check_echo(request, response, findings)
+        _check_uninvited(request, response, findings)
+    _check_tool_choice(settings, calls, hosted_calls, is_completed, findings)
     if settings.get("parallel_tool_calls") is False and len(calls) > 1:
         findings.add("parallel-calls", "at most one call", f"{len(calls)} calls")
-    limit = settings.get("max_tool_calls")
-    if isinstance(limit, int) and len(calls) > limit:
-        findings.add("too-many-calls", f"at most max_tool_calls, {limit}", f"{len(calls)} calls")
-    for call in calls:
-        if call.get("type") == "function_call" and call.get("status", "completed") == "completed":
-            _check_arguments(call, findings)
+    limit, count = settings.get("max_tool_calls"), len(calls) + len(hosted_calls)
+    if isinstance(limit, int) and count > limit:
+        findings.add("too-many-calls", f"at most max_tool_calls, {limit}", f"{count} calls")
+    _check_calls(settings, response, calls, findings)
     if is_completed:
-        _check_text_format(settings, output, findings)
-    check_logprobs(settings, request, output, findings)
+        check_text_format(settings.get("text"), output, findings)
+    check_messages(settings, request, output, findings)
+
+
+def _join_settings(request: Mapping[str, Any] | None, response: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that count: those of the request, and of the response where it may know better."""
+    if request is None:
+        return dict(response)
+    echoed = dict(response)
+    if "prompt" not in request:  # a stored prompt has settings of its own
+        echoed = {key: value for key, value in echoed.items() if key not in LIMITS}
+    return echoed | {key: value for key, value in request.items() if value is not None}
 
 
 def _check_echo(request: Mapping[str, Any], response: Mapping[str, Any], findings: FindingList) -> None:
     for key in ECHOED_KEYS:
         value = request.get(key)
-        if value is not None and key in response and response[key] != value:
+        if value is not None and key in response and not _is_same(response[key], value):
             findings.add("echo-differs", quote(value), quote(response[key]), f"response.{key}")
-    asked = [tool.get("name") for tool in as_list(request.get("tools")) if isinstance(tool, dict)]
-    echoed = [tool.get("name") for tool in as_list(response.get("tools")) if isinstance(tool, dict)]
+    asked = [tool.get("name") for tool in as_objects(request.get("tools"))]
+    echoed = [tool.get("name") for tool in as_objects(response.get("tools"))]
     if asked != echoed and request.get("tools") is not None and "tools" in response:
         findings.add("echo-differs", quote(asked), quote(echoed), "response.tools")
+    formats = [_read_format(each) for each in (request, response)]
+    if None not in formats and formats[0] != formats[1]:
+        findings.add("echo-differs", quote(formats[0]), quote(formats[1]), "response.text.format")
+    conversations = [_read_conversation(each) for each in (request, response)]
+    if conversations[0] is not None and "conversation" in response and conversations[0] != conversations[1]:
+        findings.add("echo-differs", quote(conversations[0]), quote(conversations[1]), "response.conversation")
+
+
+def _check_uninvited(request: Mapping[str, Any], response: Mapping[str, Any], findings: FindingList) -> None:
+    """Reports settings that the response has, though the request has none."""
+    for key in UNINVITED_KEYS:
+        if request.get(key) is None and response.get(key) not in (None, "") and "prompt" not in request:
+            findings.add("echo-uninvited", "null, as the request has none", quote(response[key]), f"response.{key}")
+    if request.get("store") is None and response.get("store") is False:
+        findings.add("store-off", "true, the default", "false", "response.store")
+
+
+def _is_same(echoed: object, asked: object) -> bool:
+    numbers = [each for each in (echoed, asked) if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(numbers) == 2:
+        return math.isclose(numbers[0], numbers[1], rel_tol=SINGLE_PRECISION)
+    return echoed == asked
+
+
+def _read_format(settings: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Returns the type and the name of the text's format."""
+    text = settings.get("text")
+    form = text.get("format") if isinstance(text, dict) else None
+    return (form.get("type"), form.get("name")) if isinstance(form, dict) else None
+
+
+def _read_conversation(settings: Mapping[str, Any]) -> Any:
+    value = settings.get("conversation")
+    return value.get("id") if isinstance(value, dict) else value
 
 
 def _check_tool_choice(
-    settings: Mapping[str, Any], calls: Sequence[Item], is_completed: bool, findings: FindingList
+    settings: Mapping[str, Any],
+    calls: Sequence[Item],
+    hosted_calls: Sequence[Item],
+    is_completed: bool,
+    findings: FindingList,
 ) -> None:
     choice = settings.get("tool_choice", "auto")
     mode = choice.get("mode", "auto") if isinstance(choice, dict) else choice
-    if mode == "none" and calls:
-        findings.add("tool-choice-none", "no call", f"{len(calls)} calls")
-    if mode == "required" and not calls and is_completed:
+    num_calls = len(calls) + len(hosted_calls)
+    if mode == "none" and num_calls:
+        findings.add("tool-choice-none", "no call", f"{num_calls} calls")
+    if mode == "required" and not num_calls and is_completed:
         findings.add("tool-choice-required", "a call", "none")
     if not isinstance(choice, dict):
         return
@@ -79,109 +139,50 @@ def _check_tool_choice(
     if is_named and not calls and is_completed:
         findings.add("tool-choice-required", f"a call of {choice.get('name')}", "none")
     if is_named or choice.get("type") == "allowed_tools":
-        chosen = [choice] if is_named else as_list(choice.get("tools"))
-        allowed = [tool.get("name") for tool in chosen if isinstance(tool, dict)]
+        allowed = [tool.get("name") for tool in ([choice] if is_named else as_objects(choice.get("tools")))]
         for call in calls:
             if call.get("name") not in allowed:
                 findings.add("tool-not-allowed", f"one of {quote(allowed)}", quote(call.get("name")))
 
 
-def _check_known_tools(settings: Mapping[str, Any], calls: Sequence[Item], findings: FindingList) -> None:
-    tools = list(_list_tools([*as_list(settings.get("tools")), *_list_added_tools(settings)]))
+def _check_calls(
+    settings: Mapping[str, Any], response: Mapping[str, Any], calls: Sequence[Item], findings: FindingList
+) -> None:
+    """Checks that the tools of the calls are known, and the arguments of whole calls."""
+    tools = dict(_list_tools([*as_list(settings.get("tools")), *_list_added_tools(settings)]))
+    echoed = dict(_list_tools(as_list(response.get("tools"))))
     for call in calls:
-        name, namespace = call.get("name"), call.get("namespace")
-        kind = CALL_TOOL_TYPES[call["type"]]
-        if (kind, namespace, name) in tools:
-            continue
+        key = (CALL_TOOL_TYPES[call["type"]], call.get("namespace"), call.get("name"))
         label = f"{call['type']} {call.get('id')}"
-        if any(known == name for _, _, known in tools):
-            near = ", ".join(f"{tool[0]} {tool[2]}, namespace {tool[1]}" for tool in tools if tool[2] == name)
-            findings.add("tool-form", near, f"{kind} {name}, namespace {namespace}", label)
-        else:
-            findings.add("tool-unknown", f"one of {quote([known for _, _, known in tools])}", quote(name), label)
+        if key not in tools:
+            _report_unknown(key, list(tools), label, findings)
+        if call.get("type") == "function_call" and call.get("status", "completed") == "completed":
+            tool = tools.get(key)
+            if tool is not None and tool.get("strict") is None:  # the server may have a default
+                tool = tool | {"strict": echoed.get(key, {}).get("strict")}
+            check_arguments(call.get("arguments"), tool, label, findings)
+
+
+def _report_unknown(key: ToolKey, tools: Sequence[ToolKey], label: str, findings: FindingList) -> None:
+    kind, namespace, name = key
+    if any(known == name for _, _, known in tools):
+        near = ", ".join(f"{tool[0]} {tool[2]}, namespace {tool[1]}" for tool in tools if tool[2] == name)
+        findings.add("tool-form", near, f"{kind} {name}, namespace {namespace}", label)
+    else:
+        findings.add("tool-unknown", f"one of {quote([known for _, _, known in tools])}", quote(name), label)
 
 
 def _list_added_tools(settings: Mapping[str, Any]) -> Iterator[Any]:
     """Yields the tools that items of the input add: those of lite models, and those that a search has found."""
-    for item in as_list(settings.get("input")):
-        if isinstance(item, dict) and item.get("type") in ("additional_tools", "tool_search_output"):
+    for item in as_objects(settings.get("input")):
+        if item.get("type") in ("additional_tools", "tool_search_output"):
             yield from as_list(item.get("tools"))
 
 
-def _list_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[tuple[str, str | None, Any]]:
-    for tool in tools:
-        if not isinstance(tool, dict):
-            continue
+def _list_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[tuple[ToolKey, dict[str, Any]]]:
+    """Yields functions and custom tools, those in namespaces among them."""
+    for tool in as_objects(tools):
         if tool.get("type") == "namespace":
             yield from _list_tools(as_list(tool.get("tools")), tool.get("name"))
         elif tool.get("type") in ("function", "custom"):
-            yield tool["type"], namespace, tool.get("name")
-
-
-def _check_arguments(call: Item, findings: FindingList) -> None:
-    label = f"{call['type']} {call.get('id')}"
-    arguments = call.get("arguments")
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else None
-    except ValueError:
-        findings.add("arguments-not-json", "a JSON object", quote(arguments), label)
-        return
-    if not isinstance(value, dict):
-        findings.add("arguments-not-object", "a JSON object", quote(arguments), label)
-
-
-def _check_text_format(settings: Mapping[str, Any], output: Sequence[Item], findings: FindingList) -> None:
-    text = settings.get("text")
-    form = text.get("format") if isinstance(text, dict) else None
-    kind = form.get("type", "text") if isinstance(form, dict) else "text"
-    if kind == "text":
-        return
-    for item in output:
-        for part in as_list(item.get("content")) if item.get("type") == "message" else []:
-            content = part.get("text") if isinstance(part, dict) else None
-            if not isinstance(content, str):
-                continue
-            try:
-                json.loads(content)
-            except ValueError:
-                findings.add("text-not-json", f"JSON, as text.format {kind} asks", quote(content), str(item.get("id")))
-
-
-def check_logprobs(
-    settings: Mapping[str, Any], request: Mapping[str, Any] | None, output: Sequence[Item], findings: FindingList
-) -> None:
-    """Checks the log-probabilities of the messages: whether they were requested, and each entry."""
-    count = settings.get("top_logprobs") or 0
-    included = "message.output_text.logprobs" in as_list((request or {}).get("include"))
-    for item in output:
-        for part in as_list(item.get("content")) if item.get("type") == "message" else []:
-            if not isinstance(part, dict) or part.get("type") != "output_text":
-                continue
-            entries, label = as_list(part.get("logprobs")), str(item.get("id"))
-            if request is not None and (count or included) and part.get("text") and not entries:
-                findings.add("logprobs-missing", "an entry for each token", "none", label)
-            if request is not None and not count and not included and entries:
-                findings.add("logprobs-unrequested", "no entries", f"{len(entries)}", label)
-            for entry in entries:
-                _check_entry(entry, count, label, findings)
-
-
-def _check_entry(entry: Any, count: int, label: str, findings: FindingList) -> None:
-    if not isinstance(entry, dict):
-        findings.add("logprob-entry", "an object", quote(entry), label)
-        return
-    tops = as_objects(entry.get("top_logprobs"))
-    for each in [entry, *tops]:
-        token, logprob, spelled = each.get("token"), each.get("logprob"), each.get("bytes")
-        if not isinstance(token, str) or isinstance(logprob, bool) or not isinstance(logprob, int | float):
-            findings.add("logprob-entry", "a token and a number", quote(each), label)
-            continue
-        if logprob > 0:
-            findings.add("logprob-positive", "a logarithm of at most 0", quote(logprob), label)
-        if isinstance(spelled, list) and "\ufffd" not in token and spelled != list(token.encode(errors="replace")):
-            findings.add("logprob-bytes", f"the bytes of {quote(token)}", quote(spelled), label)
-    values = [top["logprob"] for top in tops if isinstance(top.get("logprob"), int | float)]
-    if values != sorted(values, reverse=True):
-        findings.add("logprob-order", "top_logprobs from the most likely down", quote(values), label)
-    if len(tops) > count:
-        findings.add("logprob-count", f"at most {count} top_logprobs", str(len(tops)), label)
+            yield (tool["type"], namespace, tool.get("name")), tool

@@ -3,7 +3,7 @@
 Source: the Responses API reference, the types of the openai SDK 3.52, and Open Responses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.findings import FindingList, quote
@@ -168,9 +168,35 @@ RESPONSE_SHAPE: Shape = {
     "prompt_cache_key": (str, None),
 }
 """Keys of every Response object. All are present, null where the type allows it."""
+NULLABLE_KEYS = ("background", *(key for key, types in RESPONSE_SHAPE.items() if None in types))
+"""Keys without which SDKs read null. Clients read through the other ones without a check. `background` came in 2025."""
 
 NEVER_NULL = ("phase", "encrypted_content", "content", "status", "namespace")
 """Optional keys of items. They are left out rather than null."""
+
+ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "file_search_call": "fs",
+    "web_search_call": "ws",
+    "computer_call": "cu",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "local_shell_call": "lsh",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "compaction": "cmp",
+}
+"""Prefixes of OpenAI's ids. Other servers have ids of other forms, but none of them means another kind."""
+
+EARLY_API_LACKS = {"response.output_text.delta": ("logprobs",), "response.output_text.done": ("logprobs",)}
+"""Fields of events that streams of early 2025 do not have. They have no sequence numbers either."""
 
 
 def has_type(value: object, types: Types) -> bool:
@@ -184,25 +210,41 @@ def has_type(value: object, types: Types) -> bool:
     return any(kind is not None and isinstance(value, kind) for kind in types)
 
 
-def check_shape(value: Mapping[str, Any], shape: Shape, name: str, findings: FindingList) -> None:
-    """Reports missing fields and fields of a wrong type of one event, item or part."""
+def check_shape(
+    value: Mapping[str, Any], shape: Shape, name: str, findings: FindingList, optional: Sequence[str] = ()
+) -> None:
+    """Reports missing fields and fields of a wrong type of one event, item or part. `optional` ones may be missing."""
     for field, types in shape.items():
         if field not in value:
-            findings.add("field-missing", f"the field {field}", "no such field", f"{name}.{field}")
+            code = "field-missing-early" if field in optional else "field-missing"
+            findings.add(code, f"the field {field}", "no such field", f"{name}.{field}")
         elif not has_type(value[field], types):
             findings.add("field-type", _name_types(types), quote(value[field]), f"{name}.{field}")
 
 
+def is_early_response(response: Mapping[str, Any]) -> bool:
+    """Returns whether a Response has the form of early 2025, before background mode and service tiers."""
+    return "background" not in response and "service_tier" not in response
+
+
 def check_response_shape(response: Mapping[str, Any], findings: FindingList) -> None:
-    """Reports all missing keys of a Response object as one finding, and each key of a wrong type."""
+    """Reports missing keys of a Response object, each kind as one finding, and each key of a wrong type."""
     missing = [key for key in RESPONSE_SHAPE if key not in response]
-    if missing:
-        findings.add("response-key-missing", "every key of a Response", f"none of {', '.join(missing)}")
+    for code, keys in (
+        ("response-key-missing", [key for key in missing if key not in NULLABLE_KEYS]),
+        ("response-key-absent", [key for key in missing if key in NULLABLE_KEYS]),
+    ):
+        if keys:
+            findings.add(code, "every key of a Response", f"none of {', '.join(keys)}")
     for key, types in RESPONSE_SHAPE.items():
         if key in response and not has_type(response[key], types):
             findings.add("response-key-type", _name_types(types), quote(response[key]), f"response.{key}")
     if response.get("object", "response") != "response":
         findings.add("response-key-type", '"response"', quote(response["object"]), "response.object")
+    if "output_text" in response:
+        findings.add(
+            "output-text-on-wire", "no key output_text", quote(response["output_text"]), "response.output_text"
+        )
 
 
 def check_item_shape(item: Mapping[str, Any], findings: FindingList) -> None:
@@ -214,12 +256,23 @@ def check_item_shape(item: Mapping[str, Any], findings: FindingList) -> None:
     if kind not in ITEM_SHAPES and ":" not in kind:
         findings.add("item-type-unknown", "a kind of item that the API knows", quote(kind), kind)
     check_shape(item, ITEM_SHAPES.get(kind, {}), kind, findings)
+    if kind == "message" and item.get("role", "assistant") != "assistant":
+        findings.add("item-role", "assistant", quote(item["role"]), f"message {item.get('id')}")
+    _check_id_prefix(kind, as_text(item.get("id")), findings)
     for key in NEVER_NULL:
         if key in item and item[key] is None:
             findings.add("optional-null", "the key to be left out", "null", f"{kind}.{key}")
     for part in [*as_list(item.get("content")), *as_list(item.get("summary"))]:
         if isinstance(part, dict):
             check_part_shape(part, findings)
+
+
+def _check_id_prefix(kind: str, item_id: str, findings: FindingList) -> None:
+    prefix, separator, _ = item_id.partition("_")
+    owner = next((other for other, known in ID_PREFIXES.items() if known == prefix), kind)
+    if separator and owner != kind and kind in ID_PREFIXES:
+        expected = f"no prefix, or {ID_PREFIXES[kind]}_"
+        findings.add("item-id-prefix", expected, f"{prefix}_, the prefix of a {owner}", f"{kind} {item_id}")
 
 
 def check_part_shape(part: Mapping[str, Any], findings: FindingList) -> None:

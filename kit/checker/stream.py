@@ -4,15 +4,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from antiphon.kit.checker.items import ItemsChecker
-from antiphon.kit.checker.lifecycle import STATUSES, LifecycleChecker
+from antiphon.kit.checker.lifecycle import STATUSES, LifecycleChecker, check_ending
 from antiphon.kit.checker.policy import check_policy
-from antiphon.kit.checker.shapes import EVENT_SHAPES, OPEN_RESPONSES_NAMES, check_shape
+from antiphon.kit.checker.sequence import SequenceChecker
+from antiphon.kit.checker.shapes import (
+    EARLY_API_LACKS,
+    EVENT_SHAPES,
+    OPEN_RESPONSES_NAMES,
+    as_objects,
+    check_item_shape,
+    check_response_shape,
+    check_shape,
+    is_early_response,
+)
 from antiphon.kit.checker.sse import END_MARKER, Frame, SseReader, read_json
-from antiphon.kit.checker.terminal import check_output, check_usage
+from antiphon.kit.checker.terminal import check_output
+from antiphon.kit.checker.usage import check_usage
 from antiphon.kit.findings import Finding, FindingList, quote
 
 Event = Mapping[str, Any]
 IGNORED_TYPES = ("keepalive",)
+ENDED_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 
 
 class StreamChecker:
@@ -24,7 +36,7 @@ class StreamChecker:
     def __init__(self, request: Mapping[str, Any] | None = None, *, first_sequence_number: int = 0) -> None:
         self.findings = FindingList()
         self._request = request
-        self._next_number = first_sequence_number
+        self._sequence = SequenceChecker(self.findings, first_sequence_number)
         self._position = 0
         self._has_end_marker = False
         self._lifecycle = LifecycleChecker(self.findings)
@@ -34,6 +46,12 @@ class StreamChecker:
     def final_response(self) -> Mapping[str, Any] | None:
         """The response of the terminal event, None before it."""
         return self._lifecycle.final_response
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether the stream has the form of early 2025."""
+        first = self._lifecycle.first_snapshot
+        return first is not None and is_early_response(first)
 
     def check_frame(self, frame: Frame) -> None:
         """Checks a frame of server-sent events, and the event in it."""
@@ -65,8 +83,9 @@ class StreamChecker:
             return
         if kind in IGNORED_TYPES:
             self.findings.add("keepalive-event", "a comment or response.in_progress", kind)
+            self._sequence.skip_event(event)
             return
-        self._check_sequence_number(event)
+        self._sequence.check_event(event)
         self._position += 1
         if not _is_unicode(event):
             self.findings.add("text-surrogate", "whole characters", "half of a surrogate pair", kind)
@@ -77,7 +96,8 @@ class StreamChecker:
             code = "event-extension" if ":" in kind else "event-type-unknown"
             self.findings.add(code, "an event type of the API", kind, kind)
             return
-        check_shape(event, EVENT_SHAPES[kind], kind, self.findings)
+        optional = EARLY_API_LACKS.get(kind, ()) if self._is_early else ()
+        check_shape(event, EVENT_SHAPES[kind], kind, self.findings, optional)
         self._lifecycle.check_event(kind, event)
         if kind not in STATUSES and kind != "error" and not kind.startswith("response.audio."):
             self._items.check_event(kind.removeprefix("response."), event)
@@ -90,6 +110,7 @@ class StreamChecker:
             return self.findings.list_findings()
         if is_sse and not self._has_end_marker:
             self.findings.add("done-marker-missing", "[DONE] after the last event", "none")
+        self._sequence.finish(is_early=self._is_early)
         self._lifecycle.finish()
         response = self.final_response
         if response is None:
@@ -100,25 +121,21 @@ class StreamChecker:
             check_response(response, self._request, self.findings)
         return self.findings.list_findings()
 
-    def _check_sequence_number(self, event: Event) -> None:
-        number = event.get("sequence_number")
-        if not isinstance(number, int) or isinstance(number, bool):
-            self.findings.add("sequence-missing", f"sequence_number {self._next_number}", quote(number))
-            self._next_number += 1
-            return
-        if self._position == 0 and number != self._next_number:
-            self.findings.add("sequence-start", str(self._next_number), str(number))
-        elif number < self._next_number:
-            self.findings.add("sequence-repeated", str(self._next_number), str(number))
-        elif number > self._next_number:
-            self.findings.add("sequence-gap", str(self._next_number), str(number))
-        self._next_number = number + 1
-
 
 def check_response(response: Mapping[str, Any], request: Mapping[str, Any] | None, findings: FindingList) -> None:
     """Checks the usage of an ended response, and its output against its settings."""
     check_usage(response, findings)
     check_policy(request, response, findings)
+
+
+def check_whole_response(response: Mapping[str, Any], request: Mapping[str, Any] | None, findings: FindingList) -> None:
+    """Checks a Response that came in one piece."""
+    check_response_shape(response, findings)
+    for item in as_objects(response.get("output")):
+        check_item_shape(item, findings)
+    if response.get("status") in ENDED_STATUSES:
+        check_ending(response, findings)
+        check_response(response, request, findings)
 
 
 def check_events(events: Iterable[Event], request: Mapping[str, Any] | None = None) -> list[Finding]:

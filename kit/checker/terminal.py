@@ -1,19 +1,20 @@
 """The terminal response against the items that were streamed, and responses against each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.kit.checker.items import CALL_TYPES, ItemsChecker
-from antiphon.kit.checker.shapes import as_list, has_type
+from antiphon.kit.checker.shapes import as_list, as_text
 from antiphon.kit.findings import FindingList, quote
 
 Response = Mapping[str, Any]
+Item = Mapping[str, Any]
 UNSTABLE_KEYS = ("id", "call_id", "encrypted_content")
 
 
 def check_output(response: Response, items: ItemsChecker, findings: FindingList) -> None:
     """Checks that `output` is the list of the done items, followed by at most one item that stayed open."""
-    output, done = as_list(response.get("output")), items.done_items
+    output = as_list(response.get("output"))
     status = response.get("status")
     frozen = items.open_items
     if status == "completed":
@@ -23,32 +24,80 @@ def check_output(response: Response, items: ItemsChecker, findings: FindingList)
         for tracked in frozen:
             if tracked.type not in CALL_TYPES:
                 findings.add("item-never-done", "output_item.done of an item that was cut", "none", tracked.label)
-    expected_ids = [item.get("id") for item in done]
-    actual_ids = [item.get("id") for item in output if isinstance(item, dict)]
-    if sorted(map(quote, expected_ids)) == sorted(map(quote, actual_ids)) and expected_ids != actual_ids:
-        findings.add("output-order", quote(expected_ids), quote(actual_ids))
-        return
-    for position, item in enumerate(done):
-        if position >= len(output):
-            findings.add("output-item-missing", f"{item.get('type')} {item.get('id')} in the output", "no such item")
-        else:
-            _compare_items(item, output[position], findings)
-    _check_rest(output[len(done) :], items, findings)
+    rest = _compare_output(items.done_items, output, [tracked.id for tracked in frozen], findings)
+    _check_rest(rest, items, findings)
     _check_statuses(response, output, findings)
 
 
-def _compare_items(streamed: Mapping[str, Any], final: object, findings: FindingList) -> None:
+def _compare_output(
+    done: Sequence[Item], output: Sequence[Any], open_ids: Sequence[str], findings: FindingList
+) -> list[Any]:
+    """Compares the done items with those of the final output. Returns entries of the output that are none of them.
+
+    Items belong together by their ids, so that one item too many or too few is one finding. What is left belongs
+    together by kind and order: those ids have changed.
+    """
+    unmatched = list(output)
+    pairs: list[tuple[Item, Any]] = []
+    left = []
+    for item in done:
+        position = _find_position(unmatched, lambda entry, item=item: _read_id(entry) == item.get("id"))
+        pairs += [] if position is None else [(item, unmatched.pop(position))]
+        left += [item] if position is None else []
+    for item in left:
+        position = _find_position(
+            unmatched,
+            lambda entry, item=item: _read_type(entry) == item.get("type") and _read_id(entry) not in open_ids,
+        )
+        if position is None:
+            findings.add("output-item-missing", f"{item.get('type')} {item.get('id')} in the output", "no such item")
+            continue
+        pairs.append((item, unmatched.pop(position)))
+    _check_order(done, output, pairs, findings)
+    for item, entry in sorted(pairs, key=lambda pair: done.index(pair[0])):
+        _compare_items(item, entry, findings)
+    return unmatched
+
+
+def _check_order(
+    done: Sequence[Item], output: Sequence[Any], pairs: Sequence[tuple[Item, Any]], findings: FindingList
+) -> None:
+    positions = {id(entry): position for position, entry in enumerate(output)}
+    ordered = sorted(pairs, key=lambda pair: positions[id(pair[1])])
+    expected = [item.get("id") for item in done if any(item is pair[0] for pair in pairs)]
+    actual = [item.get("id") for item, _ in ordered]
+    if expected != actual:
+        findings.add("output-order", quote(expected), quote(actual))
+
+
+def _find_position(entries: Sequence[Any], is_wanted: Callable[[Any], bool]) -> int | None:
+    return next((position for position, entry in enumerate(entries) if is_wanted(entry)), None)
+
+
+def _read_id(entry: object) -> object:
+    return entry.get("id", "") if isinstance(entry, dict) else None
+
+
+def _read_type(entry: object) -> object:
+    return entry.get("type") if isinstance(entry, dict) else None
+
+
+def _compare_items(streamed: Item, final: Item, findings: FindingList) -> None:
     label = f"{streamed.get('type')} {streamed.get('id')}"
     if final == streamed:
         return
-    if not isinstance(final, dict) or final.get("type") != streamed.get("type"):
+    if final.get("type") != streamed.get("type"):
         findings.add("output-item-changed", label, quote(final), label)
         return
     if final.get("id") != streamed.get("id"):
         findings.add("output-id-changed", quote(streamed.get("id")), quote(final.get("id")), label)
     for key in sorted(streamed.keys() | final.keys()):
-        if key != "id" and final.get(key) != streamed.get(key):
-            findings.add("output-item-changed", quote(streamed.get(key)), quote(final.get(key)), f"{label} {key}")
+        before, after = streamed.get(key), final.get(key)
+        if key == "id" or before == after:
+            continue
+        is_reencrypted = key == "encrypted_content" and bool(as_text(before)) and bool(as_text(after))
+        code = "output-reencrypted" if is_reencrypted else "output-item-changed"
+        findings.add(code, quote(before), quote(after), f"{label} {key}")
 
 
 def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList) -> None:
@@ -80,44 +129,9 @@ def _check_statuses(response: Response, output: Sequence[Any], findings: Finding
         if position < len(output) - 1:
             findings.add("incomplete-item-not-last", "an incomplete item last", "an item after it", label)
     if len(output) > 1:
-        for item in output:
-            if isinstance(item, dict) and item.get("type") == "message" and _is_blank(item):
-                findings.add(
-                    "message-blank", "text in a message", "white space only", f"{item.get('type')} {item.get('id')}"
-                )
-
-
-def check_usage(response: Response, findings: FindingList) -> None:
-    """Checks the token counts of a terminal response."""
-    usage = response.get("usage")
-    if not isinstance(usage, dict):
-        if response.get("status") in ("completed", "incomplete") and "usage" in response:
-            findings.add("usage-missing", "token counts", quote(usage))
-        return
-    keys = ("input_tokens", "output_tokens", "total_tokens")
-    broken = [key for key in keys if not has_type(usage.get(key), (int,))]
-    for key in broken:
-        findings.add("usage-field", "an integer", quote(usage.get(key)), f"usage.{key}")
-    _check_details(usage, "input_tokens", "cached_tokens", findings)
-    _check_details(usage, "output_tokens", "reasoning_tokens", findings)
-    if broken:
-        return
-    if usage["total_tokens"] != usage["input_tokens"] + usage["output_tokens"]:
-        findings.add("usage-total", str(usage["input_tokens"] + usage["output_tokens"]), str(usage["total_tokens"]))
-    if any(usage[key] < 0 for key in keys):
-        findings.add("usage-field", "counts that are not negative", quote(usage))
-    limit = response.get("max_output_tokens")
-    if isinstance(limit, int) and usage["output_tokens"] > limit:
-        findings.add("usage-limit", f"at most max_output_tokens, {limit}", str(usage["output_tokens"]))
-
-
-def _check_details(usage: Mapping[str, Any], whole_key: str, part_key: str, findings: FindingList) -> None:
-    details, whole = usage.get(f"{whole_key}_details"), usage.get(whole_key)
-    part = details.get(part_key) if isinstance(details, dict) else None
-    if not isinstance(part, int):
-        findings.add("usage-field", "an integer", quote(part), f"usage.{whole_key}_details.{part_key}")
-    elif isinstance(whole, int) and not 0 <= part <= whole:
-        findings.add("usage-part", f"at most the {whole} {whole_key}", str(part), f"usage.{part_key}")
+        for position, item in enumerate(output):
+            if _read_type(item) == "message" and _is_blank(item) and not _follows_image(output, position):
+                findings.add("message-blank", "text in a message", "white space only", f"message {item.get('id')}")
 
 
 def compare_responses(streamed: Response, other: Response, code: str, findings: FindingList) -> None:
@@ -125,6 +139,11 @@ def compare_responses(streamed: Response, other: Response, code: str, findings: 
     for key in sorted(streamed.keys() | other.keys()):
         if streamed.get(key) != other.get(key):
             findings.add(code, quote(streamed.get(key)), quote(other.get(key)), f"response.{key}")
+
+
+def _follows_image(output: Sequence[Any], position: int) -> bool:
+    """Returns whether an item follows a picture. OpenAI ends such a turn with an empty message."""
+    return position > 0 and _read_type(output[position - 1]) == "image_generation_call"
 
 
 def _is_blank(item: Mapping[str, Any]) -> bool:

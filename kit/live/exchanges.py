@@ -1,21 +1,18 @@
 """Replies as values: reads and checks what came, whichever API it belongs to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from antiphon.kit.chat.stream import ChatStreamChecker, FoldedChoice, read_chat_sse
-from antiphon.kit.checker.lifecycle import check_ending
-from antiphon.kit.checker.shapes import check_response_shape
 from antiphon.kit.checker.sse import END_MARKER, SseReader
-from antiphon.kit.checker.stream import StreamChecker, check_response
+from antiphon.kit.checker.stream import StreamChecker, check_whole_response
 from antiphon.kit.findings import FindingList, quote
 from antiphon.kit.live.client import LiveReply
 
 Json = dict[str, Any]
 RESPONSES_PATH, CHAT_PATH = "/responses", "/chat/completions"
-ENDED_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 ERROR_KEYS = ("message", "type", "param", "code")
 
 
@@ -87,14 +84,6 @@ def read_json_reply(path: str, request: Json, reply: LiveReply, findings: Findin
     if path.startswith(RESPONSES_PATH) and value.get("object", "response") == "response" and "output" in value:
         check_whole_response(value, request if path == RESPONSES_PATH else None, findings)
     return value
-
-
-def check_whole_response(response: Json, request: Mapping[str, Any] | None, findings: FindingList) -> None:
-    """Checks a Response that came in one piece."""
-    check_response_shape(response, findings)
-    if response.get("status") in ENDED_STATUSES:
-        check_ending(response, findings)
-        check_response(response, request, findings)
 
 
 def check_arrival(reply: LiveReply, findings: FindingList) -> None:

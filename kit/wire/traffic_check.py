@@ -8,11 +8,11 @@ import msgspec
 
 from antiphon.kit.chat.stream import ChatStreamChecker
 from antiphon.kit.checker.sse import Frame, SseReader
-from antiphon.kit.checker.stream import StreamChecker
+from antiphon.kit.checker.stream import ENDED_STATUSES, StreamChecker, check_whole_response
 from antiphon.kit.checker.terminal import compare_responses
 from antiphon.kit.findings import Finding, FindingList, quote
 from antiphon.kit.live.client import LiveReply
-from antiphon.kit.live.exchanges import ENDED_STATUSES, check_error_body, check_whole_response
+from antiphon.kit.live.exchanges import check_error_body
 from antiphon.kit.wire.decoding import BodyDecoder, UnknownEncodingError, create_decoder, decode_body
 from antiphon.kit.wire.messages import ExchangeEnding, HeaderList, IncomingRequest, find_header, media_type
 

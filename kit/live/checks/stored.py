@@ -4,11 +4,12 @@ import time
 from typing import Any
 
 from antiphon.kit.checker.shapes import as_objects
+from antiphon.kit.checker.stream import ENDED_STATUSES
 from antiphon.kit.checker.terminal import compare_responses
 from antiphon.kit.findings import FindingList, quote
 from antiphon.kit.live.checks.context import CheckContext, quote_body
 from antiphon.kit.live.client import LiveReply
-from antiphon.kit.live.exchanges import ENDED_STATUSES, RESPONSES_PATH, check_arrival, list_frames, read_json_reply
+from antiphon.kit.live.exchanges import RESPONSES_PATH, check_arrival, list_frames, read_json_reply
 
 Json = dict[str, Any]
 POLL_INTERVAL_S = 0.05

@@ -91,11 +91,12 @@ class StreamText:
 
     def end(self, status: str = "completed", open_item: Event | None = None, **changes: Any) -> list[Event]:
         """Appends the terminal event. Returns the events."""
+        has_reasoning = any(item["type"] == "reasoning" for item in self.items)
         usage = {
             "input_tokens": 10,
             "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
             "output_tokens": 8,
-            "output_tokens_details": {"reasoning_tokens": 3},
+            "output_tokens_details": {"reasoning_tokens": 3 if has_reasoning else 0},
             "total_tokens": 18,
         }
         fields: dict[str, Any] = {"output": [*self.items, *([open_item] if open_item else [])], "usage": usage}
