@@ -24,6 +24,13 @@ class Body(Protocol):
         """Checks an item that stayed open, as the terminal response has it, against the events."""
 
 
+COUNTED_PLACES = {
+    "shell_call_command": "command_index",
+    "image_generation_call.partial_image": "partial_image_index",
+}
+"""Fields that count places in one item, by the events that have them."""
+
+
 class SequenceBody:
     """Checks an item whose events are one sequence, with at most one streamed text at a time."""
 
@@ -34,6 +41,7 @@ class SequenceBody:
         self._matcher = BodyMatcher(BODIES.get(item_type, BodyGrammar()))
         self._text = ""
         self._item_field: str | None = None
+        self._num_places = dict.fromkeys(COUNTED_PLACES, 0)
 
     def check_event(self, kind: str, event: Event) -> None:
         """Checks the order of the event, and its text if it has one."""
@@ -47,6 +55,7 @@ class SequenceBody:
             if kind in expected or any(missing.endswith(".done") for missing in expected):
                 code = "body-order"
             self._findings.add(code, " or ".join(expected) or "output_item.done", kind, self._subject)
+        self._check_place(kind, event)
         payload = PAYLOADS.get(prefix)
         if payload is None:
             return
@@ -76,6 +85,18 @@ class SequenceBody:
         field = _payload_field(self._type)
         if field is not None and as_text(item.get(field)) != self._text:
             self._findings.add("open-item-differs", quote(self._text), quote(item.get(field)), self._subject)
+
+    def _check_place(self, kind: str, event: Event) -> None:
+        """Checks the index of a command or of a picture. The last event of a place ends it."""
+        prefix, _, action = kind.rpartition(".")
+        name = prefix if prefix in COUNTED_PLACES else kind
+        if name not in COUNTED_PLACES:
+            return
+        field, expected = COUNTED_PLACES[name], self._num_places[name]
+        if event.get(field, expected) != expected:
+            self._findings.add("command-index", str(expected), quote(event[field]), self._subject)
+        if action in ("done", "partial_image"):
+            self._num_places[name] += 1
 
     def _is_known(self, kind: str) -> bool:
         return any(kind in step.kinds for step in BODIES.get(self._type, BodyGrammar()).steps)

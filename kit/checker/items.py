@@ -11,6 +11,8 @@ Event = Mapping[str, Any]
 
 CONSTANT_ITEM_KEYS = ("role", "name", "namespace", "phase", "server_label", "call_id")
 CALL_TYPES = ("function_call", "custom_tool_call")
+ADDED_STATUSES = ("in_progress", "completed", "incomplete", "failed", "searching", "interpreting", "generating", None)
+"""Statuses of added items whose content does not come in events: they may be whole."""
 DONE_STATUSES = ("completed", "incomplete", "failed", None)
 EXTRA_DONE_STATUSES = {"image_generation_call": ("generating",)}
 """Statuses of done items besides those of all. OpenAI leaves an image that is done in the status generating."""
@@ -76,7 +78,8 @@ class ItemsChecker:
         self._check_ids(item, label)
         if (filled := [key for key in PAYLOAD_KEYS if item.get(key) not in (None, "", [])]) and _is_streamed(item):
             self._findings.add("item-not-empty", "an added item without content", quote(item[filled[0]]), label)
-        if item.get("status", "in_progress") not in ("in_progress", None) and _is_streamed(item):
+        statuses = ("in_progress", None) if _is_streamed(item) else ADDED_STATUSES
+        if item.get("status") not in statuses:
             self._findings.add("item-status", "in_progress", quote(item["status"]), label)
         self._track(event, item, label)
 
@@ -131,13 +134,7 @@ class ItemsChecker:
             self._check_constants(tracked, item)
             tracked.body.finish(item)
         status = item.get("status", "completed")
-        if status not in (
-            "completed",
-            "incomplete",
-            "failed",
-            None,
-            *EXTRA_DONE_STATUSES.get(label.split(maxsplit=1)[0], ()),
-        ):
+        if status not in (*DONE_STATUSES, *EXTRA_DONE_STATUSES.get(as_text(item.get("type")), ())):
             self._findings.add("item-status", "completed or incomplete", quote(status), label)
         if status == "incomplete" and item.get("type") in CALL_TYPES:
             self._findings.add("incomplete-call-done", "no output_item.done of a call that was cut", "one", label)

@@ -20,7 +20,9 @@ TERMINAL_TYPES = ("response.completed", "response.incomplete", "response.failed"
 INCOMPLETE_REASONS = ("max_output_tokens", "content_filter", "max_messages", "steered")
 CHANGING_KEYS = ("status", "completed_at", "incomplete_details", "output", "error", "usage", "service_tier")
 """Keys whose values come to be known. `service_tier` is at first the one asked for, then the one that was used."""
-CONSTANT_KEYS = (*(key for key in RESPONSE_SHAPE if key not in CHANGING_KEYS), "conversation", "prompt", "user")
+ADDED_KEYS = ("conversation", "prompt", "user")
+"""Keys that only some responses have."""
+CONSTANT_KEYS = (*(key for key in RESPONSE_SHAPE if key not in CHANGING_KEYS), *ADDED_KEYS)
 MAX_TIME_S = 100_000_000_000
 """A time in the year 5138. What is larger counts milliseconds."""
 
@@ -108,8 +110,13 @@ class LifecycleChecker:
         if response.get("id") != first.get("id"):
             findings.add("response-id-changed", quote(first.get("id")), quote(response.get("id")))
         for key in CONSTANT_KEYS:
-            if key != "id" and key in first and key in response and response[key] != first[key]:
-                findings.add("response-setting-changed", quote(first[key]), quote(response[key]), f"response.{key}")
+            is_known = key in ADDED_KEYS or (key in first and key in response)
+            if key != "id" and is_known and response.get(key) != first.get(key):
+                expected, actual = quote(first.get(key)), quote(response.get(key))
+                findings.add("response-setting-changed", expected, actual, f"response.{key}")
+        if not _may_become(first.get("service_tier"), response.get("service_tier")):
+            expected, actual = quote(first.get("service_tier")), quote(response.get("service_tier"))
+            findings.add("response-setting-changed", expected, actual, "response.service_tier")
         if response.get("status") not in STATUSES[kind]:
             findings.add("response-status", " or ".join(STATUSES[kind]), quote(response.get("status")), kind)
         if is_terminal:
@@ -131,6 +138,11 @@ class LifecycleChecker:
         for key in ("code", "message"):
             if key in self._error and key in error and self._error[key] != error[key]:
                 self._findings.add("error-differs", quote(self._error[key]), quote(error[key]), f"response.error.{key}")
+
+
+def _may_become(asked: object, used: object) -> bool:
+    """Returns whether a service tier that was asked for may become the other: auto any, and each of them default."""
+    return used == asked or (asked in (None, "auto") and isinstance(used, str) and bool(used)) or used == "default"
 
 
 def check_ending(response: Mapping[str, Any], findings: FindingList) -> None:

@@ -30,7 +30,8 @@ def check_logprobs(
     findings: FindingList,
 ) -> None:
     """Checks the log-probabilities of a text: whether they were requested, each entry, and that they spell it."""
-    count = settings.get("top_logprobs") or 0
+    asked = settings.get("top_logprobs")
+    count = asked if isinstance(asked, int) else 0
     included = "message.output_text.logprobs" in as_list((request or {}).get("include"))
     entries, text = as_list(part.get("logprobs")), as_text(part.get("text"))
     if request is not None and (count or included) and text and not entries:

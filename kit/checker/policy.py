@@ -11,7 +11,7 @@ from antiphon.kit.checker.shapes import as_list, as_objects, as_text
 from antiphon.kit.findings import FindingList, quote
 
 Item = Mapping[str, Any]
-ToolKey = tuple[str, str | None, Any]
+ToolKey = tuple[str, str | None, str | None]
 """Kind, namespace and name of a tool."""
 ECHOED_KEYS = (
     "tool_choice",
@@ -87,7 +87,7 @@ def _check_echo(request: Mapping[str, Any], response: Mapping[str, Any], finding
     if None not in formats and formats[0] != formats[1]:
         findings.add("echo-differs", quote(formats[0]), quote(formats[1]), "response.text.format")
     conversations = [_read_conversation(each) for each in (request, response)]
-    if conversations[0] is not None and "conversation" in response and conversations[0] != conversations[1]:
+    if conversations[0] is not None and conversations[0] != conversations[1]:
         findings.add("echo-differs", quote(conversations[0]), quote(conversations[1]), "response.conversation")
 
 
@@ -152,7 +152,7 @@ def _check_calls(
     tools = dict(_list_tools([*as_list(settings.get("tools")), *_list_added_tools(settings)]))
     echoed = dict(_list_tools(as_list(response.get("tools"))))
     for call in calls:
-        key = (CALL_TOOL_TYPES[call["type"]], call.get("namespace"), call.get("name"))
+        key = (CALL_TOOL_TYPES[call["type"]], _read_name(call, "namespace"), _read_name(call, "name"))
         label = f"{call['type']} {call.get('id')}"
         if key not in tools:
             _report_unknown(key, list(tools), label, findings)
@@ -183,6 +183,10 @@ def _list_tools(tools: Sequence[Any], namespace: str | None = None) -> Iterator[
     """Yields functions and custom tools, those in namespaces among them."""
     for tool in as_objects(tools):
         if tool.get("type") == "namespace":
-            yield from _list_tools(as_list(tool.get("tools")), tool.get("name"))
+            yield from _list_tools(as_list(tool.get("tools")), _read_name(tool, "name"))
         elif tool.get("type") in ("function", "custom"):
-            yield (tool["type"], namespace, tool.get("name")), tool
+            yield (tool["type"], namespace, _read_name(tool, "name")), tool
+
+
+def _read_name(value: Mapping[str, Any], key: str) -> str | None:
+    return name if isinstance(name := value.get(key), str) else None

@@ -66,6 +66,8 @@ class SseReader:
         field, _, value = text.partition(":")
         value = value.removeprefix(" ")
         if field == "event":
+            if self._name not in (None, value):
+                self._findings.add("sse-event-name", f"one event field, {self._name}", f"another one, {value}")
             self._name = value
         elif field == "data":
             self._data.append(value)
@@ -89,12 +91,27 @@ class SseReader:
 
 def read_json(data: str, findings: FindingList) -> dict[str, Any] | None:
     """Returns the object in the data of a frame, or None if it is none, which is reported."""
+    repeated: list[str] = []
+
+    def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        built = dict(pairs)
+        if len(built) < len(pairs):
+            repeated.extend(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        return built
+
     try:
-        value = json.loads(data)
-    except ValueError:
+        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=build_object)
+    except (ValueError, RecursionError):
         findings.add("data-not-json", "a JSON object", quote(data))
         return None
+    if repeated:
+        findings.add("data-key-repeated", "each key once", f"{repeated[0]} again", repeated[0])
     if not isinstance(value, dict):
         findings.add("data-not-object", "a JSON object", quote(data))
         return None
     return value
+
+
+def _refuse_constant(name: str) -> None:
+    """Raises for NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(name)

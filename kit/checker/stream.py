@@ -56,13 +56,13 @@ class StreamChecker:
     def check_frame(self, frame: Frame) -> None:
         """Checks a frame of server-sent events, and the event in it."""
         self.findings.set_event(self._position, None)
+        if self._has_end_marker:
+            self.findings.add("frame-after-done-marker", "no frame after [DONE]", quote(frame.data))
         if frame.data == END_MARKER:
             if frame.name:
                 self.findings.add("done-marker-name", "[DONE] without an event name", quote(frame.name))
             self._has_end_marker = True
             return
-        if self._has_end_marker:
-            self.findings.add("frame-after-done-marker", "no frame after [DONE]", quote(frame.data))
         event = read_json(frame.data, self.findings)
         if event is None:
             self._position += 1

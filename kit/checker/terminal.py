@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.kit.checker.items import CALL_TYPES, ItemsChecker
-from antiphon.kit.checker.shapes import as_list, as_text
+from antiphon.kit.checker.items import CALL_TYPES, CONSTANT_ITEM_KEYS, ItemsChecker
+from antiphon.kit.checker.shapes import as_list, as_text, check_item_shape
 from antiphon.kit.findings import FindingList, quote
 
 Response = Mapping[str, Any]
@@ -107,6 +107,11 @@ def _check_rest(rest: Sequence[Any], items: ItemsChecker, findings: FindingList)
         if tracked is None:
             findings.add("output-item-never-streamed", "only items of the stream", quote(item))
             continue
+        check_item_shape(item, findings)
+        for key in ("type", *CONSTANT_ITEM_KEYS):
+            if item.get(key) != tracked.added.get(key):
+                expected, actual = quote(tracked.added.get(key)), quote(item.get(key))
+                findings.add("open-item-changed", expected, actual, f"{tracked.label} {key}")
         if item.get("status") != "incomplete" and tracked.type != "reasoning":
             findings.add("open-item-status", "incomplete", quote(item.get("status")), tracked.label)
         tracked.body.check_frozen(item)

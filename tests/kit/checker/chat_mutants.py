@@ -10,6 +10,15 @@ Chunk = dict[str, Any]
 REQUEST = {"stream": True, "stream_options": {"include_usage": True}}
 
 
+INTEGER_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+JSON_SCHEMA = {"name": "answer", "strict": True, "schema": INTEGER_SCHEMA}
+STRICT_TOOL = {
+    "name": "get_weather",
+    "strict": True,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
 def build_chunk(delta: Chunk | None = None, finish_reason: str | None = None, index: int = 0, **keys: Any) -> Chunk:
     """Returns a chunk with one choice, or with none if `delta` is None."""
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -47,6 +56,14 @@ def build_call_chunks() -> list[Chunk]:
     ]
 
 
+def build_json_chunks() -> list[Chunk]:
+    """Returns the chunks of an answer in JSON."""
+    chunks = build_text_chunks()
+    for chunk, text in zip(chunks[1:3], ('{"a": ', "1}"), strict=True):
+        chunk["choices"][0]["delta"]["content"] = text
+    return chunks
+
+
 def build_choice_chunks() -> list[Chunk]:
     """Returns the chunks of two choices."""
     return [
@@ -62,6 +79,12 @@ LEGAL_CHATS: dict[str, tuple[Callable[[], list[Chunk]], dict[str, Any]]] = {
     "text": (build_text_chunks, REQUEST),
     "calls": (build_call_chunks, REQUEST),
     "choices": (build_choice_chunks, REQUEST | {"n": 2}),
+    "json": (build_json_chunks, REQUEST | {"response_format": {"type": "json_schema", "json_schema": JSON_SCHEMA}}),
+    "strict_calls": (build_call_chunks, REQUEST | {"tools": [{"type": "function", "function": STRICT_TOOL}]}),
+    "loose_calls": (
+        build_call_chunks,
+        REQUEST | {"tools": [{"type": "function", "function": STRICT_TOOL | {"strict": False}}]},
+    ),
     "error": (lambda: [*build_text_chunks()[:2], {"error": {"message": "It broke.", "type": "server_error"}}], REQUEST),
 }
 
@@ -122,6 +145,11 @@ CHAT_MUTANTS = [
     C("chat_call_without_type", "calls", "chat-call-start", lambda chunks: call(chunks, 3).pop("type")),
     C("chat_call_without_name", "calls", "chat-call-start", lambda chunks: call(chunks, 0)["function"].pop("name")),
     C("chat_call_name_repeated", "calls", "chat-call-key-repeated", lambda chunks: call(chunks, 1)["function"].update(name="get_weather")),
+    C("chat_arguments_break_their_schema", "strict_calls", "arguments-schema", lambda chunks: call(chunks, 2)["function"].update(arguments="7}")),
+    C("chat_arguments_break_a_loose_schema", "loose_calls", "arguments-schema-not-strict", lambda chunks: call(chunks, 2)["function"].update(arguments="7}")),
+    C("chat_arguments_are_cut", "strict_calls", "arguments-not-json", lambda chunks: call(chunks, 2)["function"].update(arguments="7")),
+    C("chat_text_breaks_its_schema", "json", "text-schema", lambda chunks: choice(chunks, 2)["delta"].update(content='"one"}')),
+    C("chat_text_is_no_json", "json", "text-not-json", lambda chunks: choice(chunks, 2)["delta"].update(content="1")),
     C("chat_call_id_repeated", "calls", "chat-call-key-repeated", lambda chunks: call(chunks, 2).update(id="call_0")),
     C("chat_finish_missing", "text", "chat-finish-missing", lambda chunks: chunks.pop(3)),
     C("chat_finish_twice", "text", "chat-finish-repeated", lambda chunks: chunks.insert(3, chunks[3])),

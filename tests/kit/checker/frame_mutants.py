@@ -46,5 +46,18 @@ FRAME_MUTANTS = [
     ),
     F("marker_missing", lambda data: data.replace(b"data: [DONE]\n\n", b""), "done-marker-missing"),
     F("frame_after_the_marker", lambda data: data + data[: data.index(FIRST_END) + 2], "frame-after-done-marker"),
-    F("marker_twice", lambda data: data + b"data: [DONE]\n\ndata: {}\n\n", "frame-after-done-marker"),
+    F("marker_twice", lambda data: data + b"data: [DONE]\n\n", "frame-after-done-marker"),
+    F("two_names", lambda data: b"event: message\n" + data, "sse-event-name"),
+    F("data_has_no_number", lambda data: data.replace(b'"top_p": 1.0', b'"top_p": NaN', 1), "data-not-json"),
+    F("data_has_infinity", lambda data: data.replace(b'"top_p": 1.0', b'"top_p": -Infinity', 1), "data-not-json"),
+    F(
+        "data_is_nested_without_end",
+        lambda data: b"event: x\ndata: " + b"[" * 200_000 + b"\n\n" + data,
+        "data-not-json",
+    ),
+    F(
+        "key_twice",
+        lambda data: data.replace(b'"delta": "Hel"', b'"delta": "Hel", "delta": "Hul"'),
+        "data-key-repeated",
+    ),
 ]

@@ -129,6 +129,53 @@ def interleave(events: list[Event]) -> list[Event]:
     return events
 
 
+LATER_KEYS = ("background", "service_tier", "completed_at", "max_tool_calls")
+
+
+def _without(value: Any, *keys: str) -> Any:
+    """Returns a JSON value without these keys, at any depth."""
+    if isinstance(value, list):
+        return [_without(each, *keys) for each in value]
+    if isinstance(value, dict):
+        return {key: _without(each, *keys) for key, each in value.items() if key not in keys}
+    return value
+
+
+def _count(**fields: Any) -> Change:
+    """Changes the usage at the end."""
+    return lambda events: events[-1]["response"]["usage"].update(fields)
+
+
+def _each_annotation(events: list[Event], **fields: Any) -> None:
+    """Changes every annotation, wherever it stands."""
+
+    def visit(value: Any) -> None:
+        if isinstance(value, list):
+            for each in value:
+                visit(each)
+        elif isinstance(value, dict):
+            if value.get("type") == "url_citation":
+                value.update(fields)
+            for each in value.values():
+                visit(each)
+
+    visit(events)
+
+
+def _each_list(events: list[Event], name: str, change: Callable[[list[Any]], list[Any]]) -> list[Event]:
+    """Changes every list of this name but those of the deltas, of which the last is emptied."""
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, list):
+            return [visit(each) for each in value]
+        if isinstance(value, dict):
+            return {key: change(each) if key == name else visit(each) for key, each in value.items()}
+        return value
+
+    last = find(events, "output_text.delta", -1)
+    return [event | {name: []} if event is last else visit(event) for event in events]
+
+
 M = StreamMutant
 END = "completed"
 
@@ -138,6 +185,11 @@ SEQUENCE = [
     M("number_missing", "text", cut("output_text.delta", "sequence_number"), "sequence-missing", renumber=False),
     M("number_is_text", "text", put("output_text.delta", "sequence_number", "5"), "sequence-missing", renumber=False),
     M("number_is_true", "text", put("created", "sequence_number", True), "sequence-missing", renumber=False),
+    M("no_number_in_any_event", "text", lambda events: [_without(event, "sequence_number") for event in events], "sequence-missing", renumber=False),
+    M("no_number_in_the_first_event", "text", cut("created", "sequence_number"), "sequence-missing", renumber=False),
+    M("early_stream_without_numbers", "text", lambda events: [_without(event, "sequence_number", *LATER_KEYS) for event in events], "sequence-absent", renumber=False),
+    M("early_stream_without_logprobs", "text", lambda events: [_without(event, "logprobs", *LATER_KEYS) for event in events], "field-missing-early"),
+    M("keepalive_takes_a_wrong_number", "text", insert(2, {"type": "keepalive", "sequence_number": 9}), "keepalive-event", renumber=False),
     M("numbers_from_one", "text", lambda events: [event | {"sequence_number": event["sequence_number"] + 1} for event in events], "sequence-start", renumber=False),
     M("events_swapped_with_their_numbers", "text", move("output_text.delta", 1), "sequence-gap", renumber=False),
     M("event_lost", "text", drop("output_text.delta"), "sequence-gap", renumber=False),
@@ -187,6 +239,22 @@ LIFECYCLE = [
     M("errors_differ", "failed", put("error", "error.code", "invalid_prompt"), "error-forms-differ"),
     M("key_missing", "text", cut("created", "response.tools"), "response-key-missing"),
     M("key_missing_at_the_end", "text", cut(END, "response.parallel_tool_calls"), "response-key-missing"),
+    M("nullable_key_missing", "text", cut("created", "response.instructions"), "response-key-absent"),
+    M("usage_key_missing_at_the_end", "text", cut(END, "response.usage"), "usage-missing"),
+    M("details_key_missing", "token_limit", cut("incomplete", "response.incomplete_details"), "response-ending"),
+    M("error_key_missing", "failed", cut("failed", "response.error"), "response-ending"),
+    M("output_text_on_the_wire", "text", put(END, "response.output_text", ""), "output-text-on-wire"),
+    M("created_at_in_milliseconds", "text", everywhere("created_at", 1_700_000_000_000), "time-unit"),
+    M("completed_at_in_milliseconds", "text", put(END, "response.completed_at", 1_700_000_000_000), "time-unit"),
+    M("created_at_is_negative", "text", everywhere("created_at", -1), "time-unit"),
+    M("completed_before_it_was_created", "text", put(END, "response.completed_at", 1_699_999_999), "time-order"),
+    M("in_progress_missing", "text", drop("in_progress"), "in-progress-missing"),
+    M("error_messages_differ", "failed", put("failed", "response.error.message", "It is broken."), "error-differs"),
+    M("error_codes_differ", "failed", put("failed", "response.error.code", "invalid_prompt"), "error-differs"),
+    M("conversation_invented_at_the_end", "text", put(END, "response.conversation", {"id": "conv_1"}), "response-setting-changed"),
+    M("store_flipped_at_the_end", "text", put(END, "response.store", False), "response-setting-changed"),
+    M("service_tier_raised", "text", put(END, "response.service_tier", "priority"), "response-setting-changed"),
+    M("service_tier_lost", "text", put(END, "response.service_tier", None), "response-setting-changed"),
     M("created_at_is_text", "text", everywhere("created_at", "now"), "response-key-type"),
     M("output_is_null", "nothing", put(END, "response.output", None), "response-key-type"),
     M("object_is_another", "text", everywhere("object", "chat.completion"), "response-key-type"),
@@ -221,6 +289,9 @@ ITEMS = [
     M("added_with_arguments", "function_call", put("output_item.added", "item.arguments", "{}"), "item-not-empty"),
     M("added_with_summary", "summarised_reasoning", put("output_item.added", "item.summary", [{"type": "summary_text", "text": "A"}]), "item-not-empty"),
     M("added_as_completed", "text", put("output_item.added", "item.status", "completed"), "item-status"),
+    M("added_with_an_unknown_status", "web_search_call", put("output_item.added", "item.status", "begun"), "item-status"),
+    M("image_done_in_progress", "image_generation_call", put("output_item.done", "item.status", "in_progress"), "item-status"),
+    M("message_done_as_generating", "text", put("output_item.done", "item.status", "generating"), "item-status"),
     M("done_in_progress", "text", put("output_item.done", "item.status", "in_progress"), "item-status"),
     M("id_empty", "text", put("output_item.added", "item.id", ""), "item-id-empty"),
     M("id_missing", "text", cut("output_item.added", "item.id"), "item-id-empty"),
@@ -231,6 +302,10 @@ ITEMS = [
     M("id_at_the_end_changed", "text", put("output_item.done", "item.id", "msg_x"), "item-id-changed"),
     M("type_changed", "text", put("output_item.done", "item.type", "reasoning"), "item-type-changed"),
     M("role_changed", "text", put("output_item.done", "item.role", "user"), "item-key-changed"),
+    M("role_is_user", "text", lambda events: [_replace(event, {"assistant": "user"}) for event in events], "item-role"),
+    M("id_has_the_prefix_of_reasoning", "text", lambda events: [_replace(event, {"msg_0": "rs_0"}) for event in events], "item-id-prefix"),
+    M("id_has_the_prefix_of_a_message", "function_call", lambda events: [_replace(event, {"fc_0": "msg_0"}) for event in events], "item-id-prefix"),
+    M("name_in_the_done_event_differs", "function_call", put("function_call_arguments.done", "name", "apply_patch"), "item-key-changed"),
     M("name_changed", "function_call", put("output_item.done", "item.name", "apply_patch"), "item-key-changed"),
     M("namespace_lost", "function_call_in_namespace", cut("output_item.done", "item.namespace"), "item-key-changed"),
     M("phase_changed", "text_with_phase", put("output_item.done", "item.phase", "commentary"), "item-key-changed"),
@@ -266,6 +341,9 @@ ITEMS = [
     M("arguments_never_done", "function_call", drop("function_call_arguments.done"), "body-unfinished"),
     M("input_never_done", "custom_tool_call", drop("custom_tool_call_input.done"), "body-unfinished"),
     M("code_never_done", "code_interpreter_call", drop("code_interpreter_call_code.done"), "body-order"),
+    M("command_index_skipped", "shell_call", put("shell_call_command.added", "command_index", 2, 1), "command-index"),
+    M("command_index_of_a_delta", "shell_call", put("shell_call_command.delta", "command_index", 0, 1), "command-index"),
+    M("picture_index_from_one", "image_generation_call", put("image_generation_call.partial_image", "partial_image_index", 1), "command-index"),
     M("null_phase", "text", both(put("output_item.added", "item.phase", None), put("output_item.done", "item.phase", None)), "optional-null"),
     M("null_encrypted_content", "raw_reasoning", put("output_item.done", "item.encrypted_content", None), "optional-null"),
 ]  # fmt: skip
@@ -314,10 +392,14 @@ CONTENT = [
     M("item_input_differs", "custom_tool_call", put("output_item.done", "item.input", "x"), "item-differs-from-deltas"),
     M("mcp_arguments_differ", "mcp_call", put("output_item.done", "item.arguments", "{}"), "item-differs-from-deltas"),
     M("annotation_index_repeated", "text_with_annotations", put("output_text.annotation.added", "annotation_index", 0, 1), "annotation-index"),
+    M("annotation_past_the_end", "text_with_annotations", lambda events: _each_annotation(events, end_index=6), "annotation-place"),
+    M("annotation_before_the_text", "text_with_annotations", lambda events: _each_annotation(events, start_index=-1), "annotation-place"),
+    M("annotation_ends_before_it_begins", "text_with_annotations", lambda events: _each_annotation(events, start_index=3), "annotation-place"),
+    M("file_citation_past_the_end", "text_with_annotations", lambda events: _each_annotation(events, type="file_citation", index=6), "annotation-place"),
     M("annotation_lost", "text_with_annotations", lambda events: find(events, "content_part.done")["part"]["annotations"].pop(), "annotations-differ"),
     M("annotation_never_streamed", "text_with_annotations", drop("output_text.annotation.added", 1), "annotations-differ"),
     M("logprobs_of_done_differ", "text_with_logprobs", put("output_text.done", "logprobs", []), "logprobs-differ"),
-    M("logprobs_of_the_part_differ", "text_with_logprobs", put("content_part.done", "part.logprobs", []), "logprobs-differ"),
+    M("logprobs_of_the_part_differ", "text_with_logprobs", put("content_part.done", "part.logprobs", []), "part-logprobs-empty"),
 ]  # fmt: skip
 
 TERMINAL = [
@@ -328,7 +410,7 @@ TERMINAL = [
     M("output_call_id_differs", "function_call", put(END, "response.output.0.call_id", "call_x"), "output-item-changed"),
     M("output_status_differs", "text", put(END, "response.output.0.status", "incomplete"), "output-item-changed"),
     M("output_phase_lost", "text_with_phase", cut(END, "response.output.0.phase"), "output-item-changed"),
-    M("output_reasoning_sealed_otherwise", "sealed_reasoning", put(END, "response.output.0.encrypted_content", "x"), "output-item-changed"),
+    M("output_reasoning_sealed_otherwise", "sealed_reasoning", put(END, "response.output.0.encrypted_content", "x"), "output-reencrypted"),
     M("output_id_differs", "text", put(END, "response.output.0.id", "msg_x"), "output-id-changed"),
     M("output_call_has_another_id", "function_call", put(END, "response.output.0.id", "fc_x"), "output-id-changed"),
     M("output_reordered", "reasoning_text_and_calls", lambda events: events[-1]["response"]["output"].reverse(), "output-order"),
@@ -368,7 +450,7 @@ POLICY = [
     M("no_call_of_the_allowed", "text", everywhere("tool_choice", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "apply_patch"}]}), "tool-choice-required"),
     M("call_of_an_unknown_tool", "function_call", everywhere("tools", []), "tool-unknown"),
     M("function_call_of_a_custom_tool", "custom_tool_call", everywhere("tools", [{**WEATHER, "name": "apply_patch"}]), "tool-form"),
-    M("call_without_its_namespace", "function_call_in_namespace", lambda events: [_without_namespace(event) for event in events], "tool-form"),
+    M("call_without_its_namespace", "function_call_in_namespace", lambda events: [_without(event, "namespace") for event in events], "tool-form"),
     M("two_calls_in_spite_of_one", "two_calls", everywhere("parallel_tool_calls", False), "parallel-calls"),
     M("more_calls_than_allowed", "two_calls", everywhere("max_tool_calls", 1), "too-many-calls"),
     M("arguments_are_cut", "function_call", lambda events: [_replace(event, {'"Oslo"}': '"Os', '{"city": "Oslo"}': '{"city": "Os'}) for event in events], "arguments-not-json"),
@@ -384,7 +466,55 @@ POLICY = [
     M("alternatives_too_many", "text_with_logprobs", everywhere("top_logprobs", 1), "logprob-count"),
 ]  # fmt: skip
 
-MUTANTS = [*SEQUENCE, *LIFECYCLE, *ITEMS, *CONTENT, *TERMINAL, *USAGE, *POLICY]
+REQUEST = {"model": "m", "input": "x", "tools": [WEATHER]}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+LOOSE_WEATHER = {**WEATHER, "strict": False}
+
+
+def json_format(**fields: Any) -> dict[str, Any]:
+    return {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, **fields}}
+
+
+def write(*texts: str) -> Change:
+    """Replaces the texts of the stream: each pair is the old one and the new one."""
+    return lambda events: [_replace(event, dict(zip(texts[::2], texts[1::2], strict=True))) for event in events]
+
+
+ANSWER = write("{", '{"a": ', "}", '"one"}', "{}", '{"a": "one"}')
+ARGUMENTS = write('"Oslo"}', "7}", '{"city": "Oslo"}', '{"city": 7}')
+CONTENT_OF_REQUEST = [
+    M("instructions_that_nobody_sent", "text", everywhere("instructions", "Be brief."), "echo-uninvited", request=REQUEST),
+    M("previous_response_that_nobody_sent", "text", everywhere("previous_response_id", "resp_0"), "echo-uninvited", request=REQUEST),
+    M("conversation_that_nobody_sent", "text", everywhere("conversation", {"id": "conv_1"}), "echo-uninvited", request=REQUEST),
+    M("conversation_is_another", "text", everywhere("conversation", {"id": "conv_1"}), "echo-differs", request=REQUEST | {"conversation": "conv_2"}),
+    M("conversation_is_lost", "text", lambda events: None, "echo-differs", request=REQUEST | {"conversation": {"id": "conv_2"}}),
+    M("store_flipped", "text", everywhere("store", False), "store-off", request=REQUEST),
+    M("stored_in_spite_of_the_request", "text", lambda events: None, "echo-differs", request=REQUEST | {"store": False}),
+    M("format_is_another", "json_text", lambda events: None, "echo-differs", request=REQUEST | {"text": json_format()}),
+    M("two_calls_that_the_request_forbids", "two_calls", lambda events: None, "parallel-calls", request=REQUEST | {"parallel_tool_calls": False}),
+    M("hosted_call_in_spite_of_none", "web_search_call", everywhere("tool_choice", "none"), "tool-choice-none"),
+    M("more_hosted_calls_than_allowed", "web_search_call", everywhere("max_tool_calls", 0), "too-many-calls"),
+    M("text_breaks_its_schema", "json_text", both(ANSWER, everywhere("text", json_format(strict=True))), "text-schema"),
+    M("text_breaks_the_schema_of_the_request", "json_text", ANSWER, "text-schema", request=REQUEST | {"text": json_format(strict=True)}),
+    M("text_breaks_a_loose_schema", "json_text", both(ANSWER, everywhere("text", json_format())), "text-schema-not-strict"),
+    M("text_is_no_object", "json_text", write("{", "[", "}", "]", "{}", "[]"), "text-not-json"),
+    M("arguments_break_a_strict_schema", "function_call", ARGUMENTS, "arguments-schema"),
+    M("arguments_break_the_schema_of_the_request", "function_call", ARGUMENTS, "arguments-schema", request=REQUEST),
+    M("arguments_break_a_loose_schema", "function_call", both(ARGUMENTS, everywhere("tools", [LOOSE_WEATHER])), "arguments-schema-not-strict"),
+    M("arguments_break_a_schema_in_a_namespace", "function_call_in_namespace", ARGUMENTS, "arguments-schema"),
+    M("logprob_tokens_spell_another_text", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry.update(token="Ho", bytes=[72, 111])), "logprobs-text"),
+    M("logprob_token_is_lost", "text_with_logprobs", lambda events: _each_list(events, "logprobs", lambda entries: entries[:1]), "logprobs-text"),
+    M("no_output_tokens_beside_text", "text", _count(output_tokens=0, total_tokens=10), "usage-no-output"),
+    M("no_output_tokens_beside_a_call", "function_call", _count(output_tokens=0, total_tokens=10), "usage-no-output"),
+    M("reasoning_tokens_without_reasoning", "text", _count(output_tokens_details={"reasoning_tokens": 3}), "usage-hidden-reasoning"),
+    M("more_cached_writes_than_input", "text", _count(input_tokens_details={"cached_tokens": 0, "cache_write_tokens": 11}), "usage-part"),
+    M("reasoning_above_the_limit", "raw_reasoning", everywhere("max_output_tokens", 6), "usage-limit-reasoning"),
+    M("cut_call_has_another_call_id", "call_cut_open", put("incomplete", "response.output.0.call_id", "call_x"), "open-item-changed"),
+    M("cut_call_has_another_name", "call_cut_open", put("incomplete", "response.output.0.name", "apply_patch"), "open-item-changed"),
+    M("cut_message_is_another_kind", "cancelled", put("incomplete", "response.output.0.type", "reasoning"), "open-item-changed"),
+]  # fmt: skip
+
+MUTANTS = [*SEQUENCE, *LIFECYCLE, *ITEMS, *CONTENT, *TERMINAL, *USAGE, *POLICY, *CONTENT_OF_REQUEST]
 
 
 def _replace(value: Any, texts: dict[str, str]) -> Any:
@@ -395,14 +525,6 @@ def _replace(value: Any, texts: dict[str, str]) -> Any:
         return [_replace(each, texts) for each in value]
     if isinstance(value, dict):
         return {key: _replace(each, texts) for key, each in value.items()}
-    return value
-
-
-def _without_namespace(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_namespace(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _without_namespace(each) for key, each in value.items() if key != "namespace"}
     return value
 
 

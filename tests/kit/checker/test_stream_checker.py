@@ -1,10 +1,14 @@
 """The checker: legal streams have no finding, and every broken one has the right finding."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from antiphon.kit.checker.grammar import BODIES
+from antiphon.kit.checker.json_schema import find_schema_fault
 from antiphon.kit.checker.shapes import ITEM_SHAPES
 from antiphon.kit.checker.stream import StreamChecker, check_events, check_sse
 from antiphon.kit.findings import load_codes
@@ -17,6 +21,7 @@ GROUPS = ("framing", "sequence", "lifecycle", "items", "content", "terminal", "u
 CODES_WITHOUT_MUTANTS = {
     "chat-differs": "tests/kit/checker/test_chat_checker.py compares a response with chat streams",
     "chat-usage-differs": "tests/kit/checker/test_chat_checker.py compares a response with chat streams",
+    "schema-unchecked": "test_schemas_are_not_checked_without_jsonschema",
 }
 
 
@@ -47,8 +52,11 @@ def test_broken_stream_is_found(mutant: StreamMutant) -> None:
     events = mutant.build()
     if mutant.request is None:
         assert events != LEGAL[mutant.base](), "the mutant changes nothing"
-    codes = [finding.code for finding in check_events(events, mutant.request)]
-    assert mutant.code in codes, f"found only {codes}"
+    findings = {finding.code: finding for finding in check_events(events, mutant.request)}
+    assert mutant.code in findings, f"found only {list(findings)}"
+    finding = findings[mutant.code]
+    assert finding.position is None or 0 <= finding.position < max(len(events), 1)
+    assert finding.expected and finding.actual and finding.why and str(finding)
 
 
 def test_mutants_are_distinct_and_cover_every_code() -> None:
@@ -60,15 +68,6 @@ def test_mutants_are_distinct_and_cover_every_code() -> None:
     assert expected - covered == set(CODES_WITHOUT_MUTANTS)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_first_finding_names_the_event(mutant: StreamMutant) -> None:
-    """A finding about an event has its position, so that a person finds the place in a recorded stream."""
-    events = mutant.build()
-    finding = next(each for each in check_events(events, mutant.request) if each.code == mutant.code)
-    assert finding.position is None or 0 <= finding.position < max(len(events), 1)
-    assert finding.expected and finding.actual and finding.why and str(finding)
-
-
 def test_repeated_finding_is_counted() -> None:
     events = LEGAL["text"]()
     for event in events:
@@ -76,6 +75,113 @@ def test_repeated_finding_is_counted() -> None:
             event["item_id"] = "msg_x"
     findings = [finding for finding in check_events(events) if finding.code == "item-id-changed"]
     assert [finding.count for finding in findings] == [2]
+
+
+def test_numbered_keepalive_takes_a_number() -> None:
+    events = LEGAL["text"]()
+    events.insert(3, {"type": "keepalive"})
+    for number, event in enumerate(events):
+        event["sequence_number"] = number
+    assert [finding.code for finding in check_events(events)] == ["keepalive-event"]
+    assert [finding.code for finding in check_events(events, {"model": "m", "input": "x"})] == ["keepalive-event"]
+
+
+@pytest.mark.parametrize(
+    ("change", "codes"),
+    [
+        (lambda output: output.pop(1), ["output-item-missing"]),
+        (lambda output: output.insert(0, output[1] | {"id": "msg_9"}), ["output-item-never-streamed"]),
+        (lambda output: output[1].update(id="msg_9"), ["output-id-changed"]),
+        (lambda output: output.insert(0, output.pop()), ["output-order"]),
+        (lambda output: output.append(dict(output[0])), ["output-item-never-streamed"]),
+        (lambda output: output.insert(1, "text"), ["output-item-never-streamed"]),
+    ],
+    ids=["message_lost", "one_more", "id_changed", "last_first", "first_twice", "no_object"],
+)
+def test_one_fault_of_the_output_is_one_finding(change: Callable[[list[Any]], Any], codes: list[str]) -> None:
+    """Items belong together by id, so that the items after a fault are not reported as well."""
+    events = LEGAL["reasoning_text_and_calls"]()
+    change(events[-1]["response"]["output"])
+    assert [finding.code for finding in check_events(events)] == codes
+
+
+def test_request_decides_how_many_calls_there_may_be() -> None:
+    """A response that says something else than its request has one fault, not two."""
+    request = {"model": "m", "input": "x", "parallel_tool_calls": True}
+    events = LEGAL["two_calls"]()
+    for event in events:
+        event.get("response", {})["parallel_tool_calls"] = False
+    assert [finding.code for finding in check_events(events, request)] == ["echo-differs"]
+    assert [finding.code for finding in check_events(events, {"model": "m", "input": "x"})] == []
+    assert [finding.code for finding in check_events(events)] == ["parallel-calls"]
+
+
+def test_number_in_single_precision_is_the_one_asked_for() -> None:
+    events = LEGAL["text"]()
+    for event in events:
+        event.get("response", {})["temperature"] = 0.699999988079071
+    assert check_events(events, {"temperature": 0.7}) == []
+    assert [finding.code for finding in check_events(events, {"temperature": 0.70001})] == ["echo-differs"]
+
+
+def test_rounded_logprobs_of_the_item_are_the_same() -> None:
+    events = LEGAL["text_with_logprobs"]()
+    for event in events[-2:]:
+        item = event["item"] if "item" in event else event["response"]["output"][0]
+        item["content"][0]["logprobs"][1]["logprob"] = -0.5000004
+    assert check_events(events) == []
+
+
+def test_schemas_are_not_checked_without_jsonschema(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = LEGAL["function_call"]()
+    assert check_events(events) == []
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    (finding,) = check_events(events)
+    assert (finding.code, finding.level) == ("schema-unchecked", "note") and "antiphon[kit]" in finding.expected
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5},
+        {"$ref": "https://127.0.0.1:9/schema.json"},
+        {"$ref": "#/$defs/none"},
+        {"pattern": "("},
+        {"$ref": "#"},
+    ],
+    ids=["no_schema", "other_document", "no_target", "no_pattern", "endless"],
+)
+def test_faults_of_a_schema_are_not_the_streams(schema: dict[str, Any]) -> None:
+    assert find_schema_fault("text", schema) is None
+
+
+@pytest.mark.parametrize("name", ["two_calls", "failed", "text_with_logprobs", "shell_call"])
+def test_no_change_of_a_value_stops_the_checker(name: str) -> None:
+    """Each value of each event is replaced by one of another type, and each key is deleted."""
+    events = LEGAL[name]()
+    for number, event in enumerate(events):
+        for path in list_paths(event):
+            for value in (None, -1, [1], {"a": 1}):
+                changed = replace_at(event, path, value)
+                check_events([*events[:number], changed, *events[number + 1 :]])
+
+
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the places in a JSON value, those of the first entry of each list."""
+    if path:
+        yield path
+    keys = list(value) if isinstance(value, dict) else range(min(len(value), 1)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from list_paths(value[key], (*path, key))
+
+
+def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Returns a copy of a JSON value with another value at a place."""
+    if not path:
+        return new
+    copied = dict(value) if isinstance(value, dict) else list(value)
+    copied[path[0]] = replace_at(value[path[0]], path[1:], new)
+    return copied
 
 
 def test_resumed_stream_begins_at_the_number_asked_for() -> None:
