@@ -6,7 +6,14 @@ from typing import Any
 from antiphon.kit.checker.stream import StreamChecker
 
 Event = dict[str, Any]
-MODEL_FAULTS = {"tool-unknown", "arguments-not-json", "arguments-not-object", "text-not-json"}
+MODEL_FAULTS = {
+    "tool-unknown",
+    "arguments-not-json",
+    "arguments-not-object",
+    "arguments-schema-not-strict",
+    "text-not-json",
+    "text-schema-not-strict",
+}
 """Codes of faults of a model, which a script can have: the server passes on what the model writes."""
 
 

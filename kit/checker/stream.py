@@ -124,7 +124,7 @@ class StreamChecker:
 
 def check_response(response: Mapping[str, Any], request: Mapping[str, Any] | None, findings: FindingList) -> None:
     """Checks the usage of an ended response, and its output against its settings."""
-    check_usage(response, findings)
+    check_usage(response, request, findings)
     check_policy(request, response, findings)
 
 

@@ -7,11 +7,13 @@ from antiphon.kit.checker.shapes import as_objects, as_text, has_type
 from antiphon.kit.findings import FindingList, quote
 
 Response = Mapping[str, Any]
+SHOWING_REASONING = ("reasoning", "compaction")
+"""Kinds of items that reasoning tokens are spent on: what a compaction has thought is sealed in it."""
 COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 
 
-def check_usage(response: Response, findings: FindingList) -> None:
-    """Checks the token counts of a terminal response."""
+def check_usage(response: Response, request: Mapping[str, Any] | None, findings: FindingList) -> None:
+    """Checks the token counts of a terminal response. The limit is that of the request, if it is known."""
     usage = response.get("usage")
     if not isinstance(usage, dict):
         if response.get("status") in ("completed", "incomplete"):
@@ -28,7 +30,8 @@ def check_usage(response: Response, findings: FindingList) -> None:
         findings.add("usage-total", str(usage["input_tokens"] + usage["output_tokens"]), str(usage["total_tokens"]))
     if any(usage[key] < 0 for key in COUNTS):
         findings.add("usage-field", "counts that are not negative", quote(usage))
-    limit, reasoning = response.get("max_output_tokens"), _read_reasoning_tokens(usage)
+    limit = (response if request is None else request).get("max_output_tokens")
+    reasoning = _read_reasoning_tokens(usage)
     if isinstance(limit, int) and usage["output_tokens"] > limit:
         is_reasoning = usage["output_tokens"] - reasoning <= limit
         code = "usage-limit-reasoning" if is_reasoning else "usage-limit"
@@ -40,7 +43,7 @@ def _check_output(output: list[dict[str, Any]], count: int, reasoning: int, find
     """Compares the counts with what the output shows."""
     if count == 0 and any(map(_has_generated_text, output)):
         findings.add("usage-no-output", "tokens of the output", "0 output_tokens")
-    if reasoning > 0 and not any(item.get("type") == "reasoning" for item in output):
+    if reasoning > 0 and not any(item.get("type") in SHOWING_REASONING for item in output):
         findings.add("usage-hidden-reasoning", "a reasoning item", f"{reasoning} reasoning_tokens without one")
 
 

@@ -326,6 +326,14 @@ def _image() -> list[Event]:
     )
 
 
+def _image_of_openai() -> list[Event]:
+    """OpenAI sends no completed event for a picture, leaves it in the status generating, and ends with an empty message."""
+    item = {"type": "image_generation_call", "result": None}
+    steps = ("image_generation_call.in_progress", "image_generation_call.generating")
+    stream = _begin().hosted(item | {"status": "in_progress"}, *steps, done={"status": "generating", "result": "AA=="})
+    return stream.message(("output_text", [])).end()
+
+
 def _shell_output() -> list[Event]:
     content = {"command_index": 0}
     return (
@@ -410,6 +418,7 @@ LEGAL: dict[str, Callable[[], list[Event]]] = {
     "file_search_call": lambda: _hosted_search("file_search_call", queries=["q"]),
     "code_interpreter_call": _code_interpreter,
     "image_generation_call": _image,
+    "image_generation_call_of_openai": _image_of_openai,
     "compaction": lambda: (
         _begin()
         .hosted({"type": "compaction", "encrypted_content": "blob"}, "compaction.compacting", "compaction.compacting")

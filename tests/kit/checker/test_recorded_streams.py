@@ -1,0 +1,80 @@
+"""Streams that OpenAI and DeepSeek sent have no error: they are what clients are made for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.kit.checker.stream import check_events, check_sse
+from antiphon.kit.findings import Finding
+from antiphon.kit.snapshot.sources import parse_sse
+from antiphon.kit.testing import find_faults
+
+FOLDER = Path(__file__).parent / "recorded"
+EARLY = {"response-key-absent", "sequence-absent"}
+WARNINGS = {
+    "deepseek_answer_after_a_tool": {"store-off"},
+    "openai_background": {"store-off"},
+    "openai_conversation": set(),
+    "openai_early_answer": EARLY | {"field-missing-early"},
+    "openai_early_call": EARLY,
+    "openai_file_search": {"response-key-absent"},
+    "openai_logprobs": set(),
+    "openai_moderation": set(),
+    "openai_phase": set(),
+    "openai_reasoning_and_call": {"response-key-absent"},
+    "openai_web_search_with_citations": {"usage-hidden-reasoning"},
+}
+"""Codes of warnings by stream: what a strict client, or one that was made for another year, may stumble over."""
+
+
+def read_stream(name: str) -> tuple[bytes, dict[str, Any]]:
+    """Returns the bytes of a stream, and its request."""
+    return (FOLDER / f"{name}.sse").read_bytes(), json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def list_codes(findings: list[Finding], *levels: str) -> set[str]:
+    return {finding.code for finding in findings if finding.level in levels}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_recorded_stream_has_no_error(name: str) -> None:
+    data, request = read_stream(name)
+    events = parse_sse(data)
+    assert len(events) > 8
+    for findings in (
+        check_sse(data, request),
+        check_sse(data),
+        check_events(events, request),
+        find_faults(data, request),
+    ):
+        assert [str(finding) for finding in findings if finding.level == "error"] == []
+    assert list_codes(check_sse(data, request), "warning") == WARNINGS[name]
+
+
+def test_each_recorded_stream_is_in_the_table() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    assert (
+        {path.stem for path in FOLDER.glob("*.sse")} == {path.stem for path in FOLDER.glob("*.json")} == set(WARNINGS)
+    )
+    assert all(f"| `{name}` |" in readme for name in WARNINGS) and "MIT License" in readme
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "code"),
+    [
+        ("openai_conversation", {"conversation": None}, "echo-uninvited"),
+        ("openai_conversation", {"instructions": None}, "echo-uninvited"),
+        ("openai_conversation", {"conversation": "conv_2"}, "echo-differs"),
+        ("openai_logprobs", {"include": []}, "logprobs-unrequested"),
+        ("openai_reasoning_and_call", {"tools": []}, "echo-differs"),
+        ("openai_reasoning_and_call", {"tool_choice": "none"}, "tool-choice-none"),
+        ("openai_web_search_with_citations", {"tool_choice": "none"}, "tool-choice-none"),
+        ("openai_phase", {"max_output_tokens": 3}, "usage-limit"),
+    ],
+)
+def test_request_is_the_measure_of_a_recorded_stream(name: str, changes: dict[str, Any], code: str) -> None:
+    data, request = read_stream(name)
+    assert code not in list_codes(check_sse(data, request), "error", "warning")
+    assert code in list_codes(check_sse(data, request | changes), "error", "warning")
