@@ -1,8 +1,9 @@
 """Removes secrets before an exchange is written.
 
 Secrets are found by their places: headers, parameters of the query and keys of JSON bodies that are named like a key,
-a token or a password. Where a value of at least `MIN_SECRET_LENGTH` characters occurs elsewhere, in this exchange or a
-later one, it is removed as well. A shorter one is removed only in its place: "none" as a key must not destroy the text.
+a token or a password. Others are found by their form, see `secret_shapes`. Where a value of at least
+`MIN_SECRET_LENGTH` characters occurs elsewhere, in this exchange or a later one, it is removed as well. A shorter one
+is removed only in its place: "none" as a key must not destroy the text.
 """
 
 import base64
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from antiphon.kit.cassette.secret_shapes import redact_shapes
 from antiphon.kit.cassette.toml_text import encode_json
 
 REDACTED = "REDACTED"
@@ -20,8 +22,12 @@ MIN_SECRET_LENGTH = 8
 
 SECRET_HEADER = re.compile(
     r"(?i)authorization|cookie|api[-_]?key|token|secret|password|credential|session-key|signature|^x-amz-security"
+    r"|organi[sz]ation|^openai-project|^x-goog-user-project|subscription|account"
 )
-"""Names of headers with secrets. The headers that count tokens, such as x-ratelimit-limit-tokens, are plural."""
+"""Names of headers with secrets, or with the name of an account.
+
+The headers that count tokens, such as x-ratelimit-limit-tokens, are plural.
+"""
 _COUNTED_TOKENS = re.compile(r"(?i)tokens")
 SECRET_KEY = re.compile(
     r"(?i)^(.*[-_])?(api[-_]?key|authorization|password|passwd|passphrase|secret|secret[-_]?key|client[-_]?secret|"
@@ -82,9 +88,12 @@ class Redactor:
         return self.redact_bytes(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
 
     def redact_bytes(self, data: bytes) -> bytes:
-        """Returns the bytes without the values of known secrets: plain, in JSON, or in a URL."""
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            for form in _list_forms(secret):
+        """Returns the bytes without secrets: those of a known form, and known values, plain, in JSON, or in a URL."""
+        data, found = redact_shapes(data, REDACTED.encode())
+        for secret in found:
+            self._add_secret(secret.decode(errors="surrogateescape"))
+        for known in sorted(self._secrets, key=len, reverse=True):
+            for form in _list_forms(known):
                 data = data.replace(form, REDACTED.encode())
         return data
 

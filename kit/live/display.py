@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from antiphon.kit.findings import escape_controls
 from antiphon.kit.live.reports import list_case_lines, list_summary_rows
 from antiphon.kit.live.runner import CaseReport
 
@@ -71,9 +72,12 @@ def create_display(console: Console, num_cases: int) -> LineDisplay | TerminalDi
 
 
 def write_lines(console: Console, lines: Sequence[str], first_style: str = "") -> None:
-    """Writes lines as they are: without markup, without wrapping where the output is no terminal."""
+    """Writes lines as they are: without markup, without wrapping where the output is no terminal.
+
+    Controls that a server put into them are escaped.
+    """
     for number, line in enumerate(lines):
-        console.print(Text(line, style=first_style if number == 0 else ""), soft_wrap=True)
+        console.print(Text(escape_controls(line), style=first_style if number == 0 else ""), soft_wrap=True)
 
 
 def show_summary(console: Console, reports: Sequence[CaseReport]) -> None:

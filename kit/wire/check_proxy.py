@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import click
 
-from antiphon.kit.findings import load_codes
+from antiphon.kit.findings import escape_controls, load_codes
 from antiphon.kit.wire.messages import IncomingRequest
 from antiphon.kit.wire.proxy import open_proxy, wait_for_signal
 from antiphon.kit.wire.traffic_check import ExchangeChecker, ExchangeReport, KnownStreams
@@ -106,7 +106,7 @@ def describe_exchange(report: ExchangeReport) -> str:
     if report.kind != "not checked":
         parts.append(count_things(len(report.findings), "finding") if report.findings else "no finding")
     status = report.status or "no reply"
-    return f"{report.number:4} {report.method} {report.path} {status}: {', '.join(parts)}"
+    return escape_controls(f"{report.number:4} {report.method} {report.path} {status}: {', '.join(parts)}")
 
 
 def count_things(number: int, thing: str) -> str:

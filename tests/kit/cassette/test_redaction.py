@@ -12,6 +12,7 @@ import pytest
 
 from antiphon.kit.cassette.reading import read_cassette
 from antiphon.kit.cassette.redaction import Redactor, is_secret_key
+from antiphon.kit.cassette.secret_shapes import redact_shapes
 from antiphon.kit.wire.exchange import ServerExchange
 from tests.kit.cassette.cassette_files import run_player, run_recorder
 from tests.kit.wire.wire_servers import run_handler
@@ -109,6 +110,95 @@ def test_key_of_the_option_is_sent_and_redacted(tmp_path: Path) -> None:
     )
     text = cassette.read_text()
     assert "option-api-key-12" not in text and "sk-authorization-01" not in text
+
+
+KEY = "A1b2C3d4E5f6G7h8" * 4
+SHAPES = {
+    "openai": f"sk-proj-{KEY}",
+    "anthropic": f"sk-ant-api03-{KEY}",
+    "xai": f"xai-{KEY}",
+    "groq": f"gsk_{KEY}",
+    "hugging_face": f"hf_{KEY}",
+    "google": f"AIza{KEY[:35]}",
+    "aws": "AKIAABCDEFGHIJ234567",
+    "aws_session": "ASIAABCDEFGHIJ234567",
+    "github": f"ghp_{KEY[:36]}",
+    "github_fine": f"github_pat_{KEY}",
+    "gitlab": f"glpat-{KEY[:20]}",
+    "npm": f"npm_{KEY[:36]}",
+    "pypi": f"pypi-{KEY}",
+    "slack": f"xoxb-{KEY[:30]}",
+    "stripe": f"sk_live_{KEY}",
+    "stripe_test": f"rk_test_{KEY}",
+    "json_web_token": f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{KEY}",
+    "organization": f"org-{KEY[:24]}",
+    "project": f"proj_{KEY[:24]}",
+    "private_key": f"-----BEGIN RSA PRIVATE KEY-----\n{KEY}\n-----END RSA PRIVATE KEY-----",
+    "bearer": f"Authorization: Bearer {KEY[:24]}",
+    "password_of_a_url": f"https://user:pw{KEY[:10]}@host.example/mcp",
+    "short_password_of_a_url": "https://user:{}@host.example/mcp",
+    "escaped_url": f"https:\\/\\/user:pw{KEY[:10]}@host.example",
+    "parameter": f"https://host.example/mcp?api_key={KEY[:12]}&limit=2",
+    "last_parameter": f"https://host.example/mcp?limit=2&access_token={KEY[:12]}",
+}
+"""Texts that a person pastes into a prompt, each with one secret."""
+
+
+@pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
+def test_secret_of_a_known_form_is_removed_from_a_prompt(text: str) -> None:
+    redactor = Redactor()
+    body = json.dumps({"input": f"Why is this refused: '{text}'? It is mine."}).encode()
+    redacted = json.loads(redactor.redact_bytes(redactor.redact_json(body)))["input"]
+    assert redacted.count("REDACTED") == 1 and KEY[:10] not in redacted and "{}" not in redacted
+    assert redacted.startswith("Why is this refused: '") and redacted.endswith("'? It is mine.")
+    assert redactor.redact_bytes(redacted.encode()) == redacted.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a desk-lamp, a task-force-of-twenty-people and risk-assessment-documents",
+        "gAAAAABp4W-sk-QG0E9NNg0EX06Ei2scR4A0R2QPfZzvD5T5pYAMLnYDssmY3_sk-RYVZTKHkbzOxp-yMDAB",
+        "mail me@example.org: the ratio is 3:2 @ noon",
+        "https://host.example/path?q=token&limit=2",
+        "organisation, proj_1, org-wide, https://user@host.example/",
+        "sk-short, hf_x, the bearer of news that is good",
+    ],
+)
+def test_text_that_looks_like_no_secret_stays(text: str) -> None:
+    assert Redactor().redact_text(text) == text
+
+
+def test_url_and_account_of_a_recorded_exchange_are_removed(tmp_path: Path) -> None:
+    async def answer(exchange: ServerExchange) -> None:
+        await exchange.read_body()
+        exchange.start_reply(200, [(b"openai-organization", b"user-diligent-1"), (b"openai-project", b"proj-12345678")])
+        exchange.write_data(b"Rate limit of user-diligent-1")
+        exchange.end_reply()
+
+    cassette = tmp_path / "secrets.toml"
+    tool = {"type": "mcp", "server_url": "https://me:pass-word-77@mcp.example/sse?token=url-token-88"}
+    with run_handler(answer) as upstream, run_recorder(upstream, cassette) as url:
+        httpx.post(f"{url}/responses", json={"tools": [tool]}, headers={"OpenAI-Organization": "org-sent-by-me"})
+    text = cassette.read_text()
+    assert not [each for each in ("diligent", "12345678", "pass-word", "url-token", "sent-by-me") if each in text]
+    assert 'openai-organization = "REDACTED"' in text and "https://me:REDACTED@mcp.example/sse?token=REDACTED" in text
+
+
+@pytest.mark.parametrize(
+    "piece", [*SHAPES.values(), "-----BEGIN PRIVATE KEY-----", "://a:", "sk-", "eyJ", "?token=", ":"]
+)
+def test_redaction_takes_linear_time(piece: str) -> None:
+    """Twice the text takes about twice the time, whatever it is."""
+
+    def measure(count: int) -> float:
+        data = piece.encode() * count
+        started_at = time.process_time()
+        redact_shapes(data, b"REDACTED")
+        return time.process_time() - started_at
+
+    count = 100_000 // len(piece)
+    assert measure(8 * count) < 40 * measure(count) + 0.5
 
 
 def test_secret_of_an_earlier_exchange_is_removed_from_later_ones(tmp_path: Path) -> None:
