@@ -40,22 +40,27 @@ def check_logprobs(
         findings.add("logprobs-unrequested", "no entries", f"{len(entries)}", label)
     for entry in entries:
         _check_entry(entry, count, label, findings)
-    spelled = _spell(as_objects(entries))
-    if entries and spelled is not None and spelled != text.encode(errors="replace"):
-        findings.add("logprobs-text", quote(text), quote(spelled.decode(errors="replace")), label)
+    tokens = _spell(as_objects(entries))
+    if tokens and not _is_spelled(text.encode(errors="replace"), tokens):
+        findings.add("logprobs-text", quote(text), quote(b"".join(tokens).decode(errors="replace")), label)
 
 
-def _spell(entries: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """Returns the bytes of the tokens together, None if they are unknown."""
-    spelled = b""
+def _is_spelled(text: bytes, tokens: Sequence[bytes]) -> bool:
+    """Returns whether the tokens spell the text. A stop string may cut it inside the last one."""
+    return b"".join(tokens).startswith(text) and len(b"".join(tokens[:-1])) < len(text)
+
+
+def _spell(entries: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
+    """Returns the bytes of the tokens, None if they are unknown."""
+    spelled = []
     for entry in entries:
         token, octets = as_text(entry.get("token")), entry.get("bytes")
         if isinstance(octets, list) and all(isinstance(each, int) and 0 <= each < 256 for each in octets):
-            spelled += bytes(octets)
+            spelled.append(bytes(octets))
         elif REPLACEMENT in token:
             return None
         else:
-            spelled += token.encode(errors="replace")
+            spelled.append(token.encode(errors="replace"))
     return spelled
 
 

@@ -504,6 +504,7 @@ CONTENT_OF_REQUEST = [
     M("arguments_break_a_schema_in_a_namespace", "function_call_in_namespace", ARGUMENTS, "arguments-schema"),
     M("logprob_tokens_spell_another_text", "text_with_logprobs", lambda events: _each_logprob(events, lambda entry: entry.update(token="Ho", bytes=[72, 111])), "logprobs-text"),
     M("logprob_token_is_lost", "text_with_logprobs", lambda events: _each_list(events, "logprobs", lambda entries: entries[:1]), "logprobs-text"),
+    M("logprob_token_too_many", "text_with_logprobs", lambda events: _each_list(events, "logprobs", lambda entries: [*entries, *entries[-1:]]), "logprobs-text"),
     M("no_output_tokens_beside_text", "text", _count(output_tokens=0, total_tokens=10), "usage-no-output"),
     M("no_output_tokens_beside_a_call", "function_call", _count(output_tokens=0, total_tokens=10), "usage-no-output"),
     M("reasoning_tokens_without_reasoning", "text", _count(output_tokens_details={"reasoning_tokens": 3}), "usage-hidden-reasoning"),
