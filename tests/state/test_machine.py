@@ -107,15 +107,16 @@ def create_logprob(token: str) -> Logprob:
 
 
 def test_logprobs_are_dropped_with_their_text() -> None:
+    first, second = (Logprob(token="\ufffd", bytes=(byte,), logprob=-1.0) for byte in "é".encode())
     entries = (
         PlacedLogprob(0, create_logprob(" ")),
-        PlacedLogprob(1, create_logprob("a")),
-        PlacedLogprob(1, create_logprob("completes")),
+        PlacedLogprob(1, first),
+        PlacedLogprob(1, second),
         PlacedLogprob(2, create_logprob("\n")),
     )
-    events, response = run_machine(Think("t"), Say(" a\n", logprobs=entries), Call("f"), Close())
+    events, response = run_machine(Think("t"), Say(" é\n", logprobs=entries), Call("f"), Close())
     deltas = [event for event in events if isinstance(event, TextDelta)]
-    assert [[entry.token for entry in delta.logprobs] for delta in deltas] == [["a", "completes"]]
+    assert [delta.logprobs for delta in deltas] == [(first, second)]
     message = response.output[1]
     assert isinstance(message, Message) and isinstance(message.content[0], OutputText)
     assert message.content[0].logprobs == deltas[0].logprobs
