@@ -1,16 +1,27 @@
 """The server itself: chunk borders, cuts, resets, keep-alive, invalid HTTP, clients that leave."""
 
 import asyncio
+import json
 import struct
-import time
+import threading
 
 import httpx
 import pytest
 
 from antiphon.kit.wire.exchange import ServerExchange
 from antiphon.kit.wire.server import WireServerError, run_server
-from tests.kit.wire.wire_servers import make_request, read_all, run_handler, run_in_thread, send_raw, wait_until
+from tests.kit.wire.wire_servers import (
+    make_request,
+    read_all,
+    read_until,
+    run_handler,
+    run_in_thread,
+    send_raw,
+    wait_until,
+)
 
+MAX_POLLS = 400
+"""Polls of five milliseconds until a request that was sent must have been read."""
 SSE = [(b"content-type", b"text/event-stream")]
 
 
@@ -83,6 +94,36 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     )
 
 
+@pytest.mark.parametrize("is_in_one_write", [False, True], ids=["in_two_writes", "in_one_write"])
+@pytest.mark.parametrize("size", [0, 5, 100_000], ids=["without_a_body", "with_a_body", "with_a_large_body"])
+def test_request_that_comes_while_a_reply_runs_is_answered(size: int, is_in_one_write: bool) -> None:
+    """The second request is read while the client is watched, or with the first one. It must not be lost."""
+    is_sent = threading.Event()
+
+    async def handle(exchange: ServerExchange) -> None:
+        body = await exchange.read_body()
+        if exchange.request.path == "/second":
+            await exchange.send_json(200, {"second": len(body)})
+            return
+        exchange.start_reply(200, SSE)
+        exchange.write_data(b"data: 1\n\n")
+        await exchange.drain()
+        for _ in range(MAX_POLLS):  # only the server knows when it has read the second one
+            if is_sent.is_set() and exchange._connection.trailing_data[0]:
+                break
+            await asyncio.sleep(0.005)
+        exchange.end_reply()
+
+    first = make_request("GET", "/first")
+    second = make_request("POST", "/second", b"x" * size, "Connection: close")
+    with run_handler(handle) as url, send_raw(url, first + second if is_in_one_write else first) as client:
+        read_until(client, b"data: 1")
+        if not is_in_one_write:
+            client.sendall(second)
+        is_sent.set()
+        assert read_all(client).endswith(json.dumps({"second": size}).encode())
+
+
 def test_expect_100_continue_is_answered_before_the_body() -> None:
     async def handle(exchange: ServerExchange) -> None:
         await exchange.send_json(200, len(await exchange.read_body()))
@@ -122,24 +163,22 @@ def test_error_of_a_handler_gets_500(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
 def test_leaving_client_cancels_the_handler(reset: bool) -> None:
-    ends: list[float] = []
+    ends: list[str] = []
 
     async def handle(exchange: ServerExchange) -> None:
         exchange.start_reply(200, SSE)
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
-            ends.append(time.monotonic())
+            ends.append("left")
 
     with run_handler(handle) as url:
         client = send_raw(url, make_request("GET", "/"))
         client.recv(1 << 16)
         if reset:
             client.setsockopt(1, 13, struct.pack("ii", 1, 0))
-        left_at = time.monotonic()
         client.close()
         wait_until(lambda: bool(ends), "the handler runs on")
-    assert ends[0] - left_at < 1
 
 
 def test_used_port_is_reported_in_one_line() -> None:

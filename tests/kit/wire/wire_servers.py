@@ -77,6 +77,12 @@ class CheckedProxy:
     def codes(self) -> list[str]:
         return [finding.code for report in self.reports for finding in report.findings]
 
+    def wait_report(self, path: str) -> ExchangeReport:
+        """Waits for the only exchange with this path to end. Reports of other tests may come at any time."""
+        wait_until(lambda: any(report.path == path for report in self.reports), f"no report of {path}")
+        (report,) = (report for report in self.reports if report.path == path)
+        return report
+
     def wait_reports(self, count: int) -> list[ExchangeReport]:
         """Waits for a number of exchanges to end."""
         wait_until(lambda: len(self.reports) >= count, f"{count} reports, not {self.reports}")
@@ -90,7 +96,7 @@ def run_checked_proxy(upstream_url: str) -> Iterator[CheckedProxy]:
         yield CheckedProxy(url, reports)
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -100,7 +106,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) 
 def send_raw(url: str, data: bytes) -> socket.socket:
     """Opens a connection and sends bytes."""
     host, port = url.removeprefix("http://").removesuffix("/v1").rsplit(":", 1)
-    client = socket.create_connection((host, int(port)), timeout=20)
+    client = socket.create_connection((host, int(port)), timeout=60)
     client.sendall(data)
     return client
 
@@ -110,6 +116,16 @@ def make_request(method: str, target: str, body: bytes = b"", *headers: str) -> 
     if body:
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def read_until(client: socket.socket, wanted: bytes) -> bytes:
+    """Reads until these bytes have come."""
+    data = b""
+    while wanted not in data:
+        piece = client.recv(1 << 16)
+        assert piece, f"the connection ended after {data!r}"
+        data += piece
+    return data
 
 
 def read_all(client: socket.socket) -> bytes:
