@@ -46,7 +46,9 @@ class CassettePlayer:
         speed: float = 1.0,
         fallback: UpstreamServer | None = None,
         print_line: Callable[[str], None] = click.echo,
+        report_miss: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._report_miss = report_miss
         self._matcher = ExchangeMatcher(exchanges, match)
         self._faults = {
             index: CountedFault(exchange.fault) for index, exchange in enumerate(exchanges, 1) if exchange.fault
@@ -70,6 +72,7 @@ class CassettePlayer:
                 await self._fallback.forward_exchange(exchange)
                 return
             self._print_line(f"{title}: 404; {error}")
+            self._report_miss(str(error))
             await exchange.send_json(404, make_error(str(error), NO_MATCH_CODE))
             return
         self._print_line(f"{title}: exchange {index}")
@@ -228,13 +231,17 @@ async def open_player(
     speed: float = 1.0,
     fallback_url: str | None = None,
     print_line: Callable[[str], None] = click.echo,
+    report_miss: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[str]:
     """Serves a cassette until the block ends. Yields the base URL for clients.
 
-    Raises `UpstreamUrlError` and `WireServerError`.
+    `report_miss` gets a message for each request that was not recorded. Raises `UpstreamUrlError` and
+    `WireServerError`.
     """
     fallback = UpstreamServer(fallback_url) if fallback_url else None
-    player = CassettePlayer(exchanges, match=match, speed=speed, fallback=fallback, print_line=print_line)
+    player = CassettePlayer(
+        exchanges, match=match, speed=speed, fallback=fallback, print_line=print_line, report_miss=report_miss
+    )
     try:
         async with run_server(guard_handler(player.answer_request, host), host, port) as bound_port:
             yield make_base_url(host, bound_port)

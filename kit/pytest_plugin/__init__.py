@@ -12,15 +12,23 @@ import pytest
 if TYPE_CHECKING:
     from syrupy.assertion import SnapshotAssertion
 
+    from antiphon.kit.pytest_plugin.cassette import CassetteServer
     from antiphon.kit.pytest_plugin.server import ScriptedServer
 
     StartServer = Callable[..., ScriptedServer]
+    OpenCassette = Callable[..., CassetteServer]
 
 INSTALL_HINT = "pip install 'antiphon[pytest]'"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the setting of the server's command."""
+    """Adds the setting of the server's command, and the option of cassettes."""
+    parser.getgroup("antiphon").addoption(
+        "--cassettes",
+        choices=("replay", "record", "rewrite"),
+        default="replay",
+        help="Cassettes of responses_cassette: replay them, record those that are missing, or record all anew.",
+    )
     parser.addini(
         "antiphon_command",
         "Command of responses_server, with its arguments. Default: antiphon, beside Python or on PATH.",
@@ -51,6 +59,21 @@ def responses_server_factory(request: pytest.FixtureRequest) -> "Iterator[StartS
 
     with ServerPool(request.config.getini("antiphon_command"), request.config.rootpath) as pool:
         yield pool.start_server
+
+
+@pytest.fixture
+def responses_cassette(request: pytest.FixtureRequest) -> "Iterator[OpenCassette]":
+    """Opens cassettes: `responses_cassette(path=None, upstream=None, api_key=None, match="body", speed=0)`.
+
+    The server that it returns replays the cassette, without a network. `pytest --cassettes=record` records those that
+    are missing: requests go on to `upstream`, with `api_key` or the key in OPENAI_API_KEY, and what passes is written
+    without secrets. `path` is next to the test's file; without it, the file is in `__cassettes__` and has the test's
+    name. A request that the cassette does not have fails the test.
+    """
+    from antiphon.kit.pytest_plugin.cassette import CassettePool  # noqa: PLC0415  see the module's docstring
+
+    with CassettePool(request.config.getoption("--cassettes"), request.path, request.node.name) as pool:
+        yield pool.open_cassette
 
 
 @pytest.fixture

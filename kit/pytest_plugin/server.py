@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, NoReturn, Self
+from typing import IO, NoReturn, Self
 from urllib.parse import urlsplit
 
 import pytest
 
 from antiphon.kit.pytest_plugin import INSTALL_HINT
-from antiphon.kit.pytest_plugin.exchanges import RelayedExchange
-from antiphon.kit.pytest_plugin.relay import RecordingRelay
+from antiphon.kit.pytest_plugin.relayed_server import RelayedServer
 from antiphon.kit.pytest_plugin.script_file import Cases, CasesError, find_script
-from antiphon.kit.snapshot.recorded_stream import RecordedStream
 
 START_TIMEOUT_S = 120.0
 """Longest time until the server is ready. It takes about a second on an idle machine."""
@@ -74,62 +72,27 @@ class ServerOutput:
         self._ready.set()
 
 
-class ScriptedServer:
-    """A running server, and what went over its connections."""
+class ScriptedServer(RelayedServer):
+    """A running scripted server."""
 
     model = "scripted"
     """Name of the model."""
-    api_key = "none"
-    """A key for clients that insist on one. The server requires none."""
 
     def __init__(self, process: subprocess.Popen[str], output: ServerOutput, upstream_url: str) -> None:
+        super().__init__(urlsplit(upstream_url).port or 0)
         self._process, self._output = process, output
-        self._relay = RecordingRelay(urlsplit(upstream_url).port or 0)
-        self._relay.start()
-        self.url = f"http://127.0.0.1:{self._relay.port}"
-        """URL of the server, for clients of Anthropic's API."""
-        self.base_url = f"{self.url}/v1"
-        """Base URL for clients of OpenAI's APIs."""
-        self._first = 0
-        self._is_stopped = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    @property
-    def exchanges(self) -> list[RelayedExchange]:
-        """All requests with their replies, in the order in which they came."""
-        return self._relay.exchanges[self._first :]
-
-    @property
-    def requests(self) -> list[dict[str, Any]]:
-        """The bodies of all requests that have one, in the order in which they came."""
-        return [body for exchange in self.exchanges if (body := exchange.request) is not None]
-
-    @property
-    def streams(self) -> list[RecordedStream]:
-        """The server-sent events of each streamed reply, as they came, in the order of their requests."""
-        return [exchange.stream for exchange in self.exchanges if exchange.is_stream]
 
     @property
     def output(self) -> str:
         """The end of the server's log."""
         return self._output.text
 
-    def clear(self) -> None:
-        """Forgets the exchanges so far, for a server that several tests share."""
-        self._first = len(self._relay.exchanges)
-
     def stop(self) -> None:
         """Stops the server. Fails the test if the server has died before."""
         if self._is_stopped:
             return
-        self._is_stopped = True
         exit_status = self._process.poll()
-        self._relay.stop()
+        super().stop()
         _end_process(self._process)
         output = self._output.read_to_end()
         if exit_status is not None:
