@@ -60,7 +60,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 def run(project: pytest.Pytester, upstream: str, *args: str, recording: bool = False) -> pytest.RunResult:
     project.makepyfile(test_it=TESTS.format(upstream=upstream, recording=recording))
-    return project.runpytest_subprocess(*args)
+    return project.runpytest_inprocess(*args)
 
 
 def list_files(folder: Path) -> list[str]:
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_told(project: pytest.Pytester) -> None:
     (project.path / "broken.toml").write_text("version = ")
     request = '[exchange.request]\nmethod = "POST"\npath = "/v1/responses"\njson = \'{"input": "Hi"}\'\n'
     (project.path / "turns.toml").write_text(f"version = 1\n[[exchange]]\n{request}[exchange.response]\nstatus = 200\n")
-    result = project.runpytest_subprocess()
+    result = project.runpytest_inprocess()
     result.assert_outcomes(failed=2, passed=1, errors=1)  # the third test passes; its cassette does not
     text = result.stdout.str()
     assert "absent.toml. To record it: pytest --cassettes=record" in text and "broken.toml: no TOML" in text
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_told(project: pytest.Pytester) -> None:
             responses_cassette("absent.toml", upstream="localhost")
         """
     )
-    result = project.runpytest_subprocess("--cassettes=record")
+    result = project.runpytest_inprocess("--cassettes=record")
     result.assert_outcomes(failed=2)
     assert "pass upstream, the base URL of the server" in result.stdout.str() and "no base URL" in result.stdout.str()
     assert list_files(project.path) == ["broken.toml", "turns.toml"]
