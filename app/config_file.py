@@ -1,7 +1,8 @@
 """The configuration file of `antiphon serve`: TOML with the names of options as keys.
 
-Keys are written with `-` or `_`. Repeatable options take arrays, flags take booleans. Paths are relative to the working
-directory, as on the command line. Secrets are refused, because such files are shared and kept in repositories.
+Keys are written with `-` or `_`. Repeatable options take arrays or one string, flags take booleans. Paths are relative
+to the working directory, as on the command line. Secrets are refused, because such files are shared and kept in
+repositories.
 """
 
 import difflib
@@ -44,7 +45,7 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, tuple[str,
             raise ConfigFileError(f"{path}: {written}: expected {_describe_type(parameters[key])}")
         found[name] = (
             written,
-            [value] if _is_repeatable_argument(parameters[key]) and isinstance(value, str) else value,
+            [value] if _is_repeatable(parameters[key]) and isinstance(value, str) else value,
         )
     return found
 
@@ -65,10 +66,9 @@ def _key(parameter: click.Parameter) -> str:
 
 
 def _has_type(value: object, parameter: click.Parameter) -> bool:
-    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-        return bool(getattr(parameter, "multiple", False)) or _is_repeatable_argument(parameter)
-    if getattr(parameter, "multiple", False):
-        return False
+    if _is_repeatable(parameter):
+        entries = value if isinstance(value, list) else [value]
+        return all(isinstance(entry, str) for entry in entries)
     if getattr(parameter, "is_flag", False):
         return isinstance(value, bool)
     if isinstance(parameter.type, click.IntRange):
@@ -78,15 +78,13 @@ def _has_type(value: object, parameter: click.Parameter) -> bool:
     return isinstance(value, str)
 
 
-def _is_repeatable_argument(parameter: click.Parameter) -> bool:
-    return parameter.nargs == -1
+def _is_repeatable(parameter: click.Parameter) -> bool:
+    return parameter.nargs == -1 or bool(getattr(parameter, "multiple", False))
 
 
 def _describe_type(parameter: click.Parameter) -> str:
-    if _is_repeatable_argument(parameter):
+    if _is_repeatable(parameter):
         return "a string, or an array of strings"
-    if getattr(parameter, "multiple", False):
-        return "an array of strings"
     if getattr(parameter, "is_flag", False):
         return "true or false"
     if isinstance(parameter.type, click.IntRange):

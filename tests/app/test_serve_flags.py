@@ -319,6 +319,13 @@ def test_empty_variable_is_refused(starts: list[Reached], name: str) -> None:
     assert not starts
 
 
+@pytest.mark.parametrize("text", ["served-model-name = 'qwen'", "served-model-name = ['qwen']"])
+def test_repeatable_key_of_a_file_takes_one_string(starts: list[Reached], text: str) -> None:
+    Path("serve.toml").write_text(f"{text}\n", encoding="utf-8")
+    cli.serve.main(["--config", "serve.toml", "--port", "0"], standalone_mode=False)
+    assert starts.pop()["options.served_model_names"] == ("qwen",)
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
     [
@@ -356,8 +363,8 @@ def test_unusable_variable_is_refused_in_one_line(
         ("kv_cache_gib = 0", "kv_cache_gib: 0.0 is not in the range x>0"),
         ("offline = 'yes'", "offline: expected true or false"),
         ("websocket = 1", "websocket: expected true or false"),
-        ("allowed-host = 'box'", "allowed-host: expected an array of strings"),
-        ("allowed-host = ['box', 1]", "allowed-host: expected an array of strings"),
+        ("allowed-host = 5", "allowed-host: expected a string, or an array of strings"),
+        ("allowed-host = ['box', 1]", "allowed-host: expected a string, or an array of strings"),
         ("allowed-origin = ['box']", "allowed-origin: 'box' is not an origin"),
         ("engine = 'steam'", "engine: 'steam' is not one of 'torch', 'scripted'"),
         ("model = 1", "model: expected a string"),

@@ -12,6 +12,7 @@ import pytest
 from antiphon.engine.scripted.script import Recording, parse_script
 from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.faults.fault import FaultKind, WireFault, parse_fault
+from antiphon.kit.snapshot.sources import parse_sse
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.snapshots.cases import RUN
 from tests.syntax import ROOT
@@ -63,6 +64,16 @@ def test_checker_finds_what_the_page_says(server: RunningServer, reply: dict[str
     found = {finding.code for finding in check_sse(stream) if finding.level == "error"}
     promised = dict(ROWS)[reply["fault"]["kind"]].strip("`")
     assert promised in found if not promised.startswith("nothing") else not found
+
+
+@pytest.mark.parametrize(("tokens_per_chunk", "text"), [(1, "He"), (0, "Hello,")])
+def test_number_counts_what_the_page_says(start_server: Any, tokens_per_chunk: int, text: str) -> None:
+    [cut] = [reply for reply in SCRIPTS[0]["reply"] if reply["name"] == "cut"]
+    server = start_server([cut | {"tokens_per_chunk": tokens_per_chunk}])
+    body = {"model": "scripted", "input": "cut", "stream": True}
+    events = parse_sse(httpx.post(f"{server.url}/responses", json=body, timeout=60).content)
+    assert "".join(event.get("delta", "") for event in events) == text
+    assert f"after `{text}`" in PAGE
 
 
 def test_recording_example_is_a_script() -> None:

@@ -1,9 +1,14 @@
 """The programs and outputs of docs/testing-agents.md."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+from antiphon.kit.cassette.exchanges import RecordedExchange, RecordedFrame, RecordedReply, RecordedRequest
+from antiphon.kit.cassette.toml_text import HEADER, format_exchange
+from tests.kit.checker.legal_streams import LEGAL, encode_sse
 from tests.syntax import ROOT
 
 pytest_plugins = ["pytester"]
@@ -19,7 +24,18 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         monkeypatch.delenv(name, raising=False)
     pytester.makeini("[pytest]\naddopts = -p no:asyncio -p no:xdist -p no:faker -p no:cacheprovider\n")
     pytester.makepyfile(**PROGRAMS)
+    write_cassette(pytester.path / "greeting.toml")
     return pytester
+
+
+def write_cassette(path: Path) -> None:
+    """Writes the cassette that the page's program replays: in its request, each key is that of the program."""
+    body = {"model": "gpt-5", "input": "Hi", "stream": True}
+    request = RecordedRequest(method="POST", path="/v1/responses", body=json.dumps(body).encode())
+    frames = [frame + b"\n\n" for frame in encode_sse(LEGAL["text"]()).split(b"\n\n")[:-1]]
+    headers = (("content-type", "text/event-stream"),)
+    reply = RecordedReply(status=200, headers=headers, frames=tuple(RecordedFrame(0, frame) for frame in frames))
+    path.write_text(HEADER + format_exchange(RecordedExchange(request=request, response=reply)))
 
 
 def list_failure_lines(result: pytest.RunResult) -> list[str]:
@@ -30,7 +46,7 @@ def list_failure_lines(result: pytest.RunResult) -> list[str]:
 
 
 def test_programs_run(project: pytest.Pytester) -> None:
-    assert len(PROGRAMS) == PAGE.count("```python") == 5
+    assert len(PROGRAMS) == PAGE.count("```python") == 6
     tests = sum(len(re.findall(r"^def test_", program, re.MULTILINE)) for program in PROGRAMS.values())
     written = project.runpytest_subprocess("--snapshot-update")
     written.assert_outcomes(passed=tests + 1)  # one has two parameters
