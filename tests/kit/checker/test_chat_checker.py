@@ -81,6 +81,12 @@ def test_chat_reasoning_refusal_and_usage_are_compared() -> None:
     assert _compare(reasoned, [build_chunk({"role": "assistant", "reasoning": "Hm"}), *build_text_chunks()[1:]]) == [
         ("chat-differs", "reasoning")
     ]
+    summarised = LEGAL["summarised_reasoning"]()[-1]["response"]
+    assert _compare(summarised, [start, *build_text_chunks()[1:]]) == []
+    both = LEGAL["both_kinds_of_reasoning"]()[-1]["response"]
+    assert _compare(both, [start, *build_text_chunks()[1:]]) == [("chat-differs", "reasoning")]
+    silent = LEGAL["text"]()[-1]["response"]
+    assert _compare(silent, [start, *build_text_chunks()[1:]]) == [("chat-differs", "reasoning")]
     refused = LEGAL["refusal"]()[-1]["response"]
     assert _compare(refused, build_text_chunks()) == [("chat-differs", "content"), ("chat-differs", "refusal")]
     usage = build_chunk(usage=build_usage() | {"completion_tokens": 7, "total_tokens": 17})
