@@ -10,14 +10,20 @@ INTRODUCTION = """# Is your stream right?
 Every finding of `antiphon check`, of the pytest plugin and of `antiphon check --proxy` has a code from this page. A
 code never changes its meaning, so that a build can depend on it.
 
-- An **error** breaks some client: the last column names what happens.
-- A **warning** may break one.
+- An **error** breaks some client that is made for OpenAI's API: the last column names what happens.
+- A **warning** may break one: a strict one, one that was made for another year, or one that counts on what is usual.
 - A **note** is a known difference between servers that clients accept.
+
+What OpenAI itself sends is no error, because clients are made for it. The checker is held to recorded streams of OpenAI
+and DeepSeek (`tests/kit/checker/recorded`), those of early 2025 among them, which lack fields that came later.
 
 The checker is an acceptor of its own. It shares no code with Antiphon's state machine, and each of its rules is tested
 by streams that break it (`tests/kit/checker`). It accepts the event grammar of the Responses API: `response.created`,
 then items one after the other, each with its parts, then one terminal event whose output is the list of the items that
-were done.
+were done. Items of the final response belong to those of the stream by their ids, so that one item too many is one
+finding. With the request, the checker tests whether the reply follows it; settings that the request decides are read
+from the request, not from the response. Texts and arguments are held to their JSON Schemas if the package jsonschema is
+installed: `pip install 'antiphon[kit]'`.
 
 This page is printed from `kit/codes.toml` by `python -m antiphon.kit.codes_page`.
 """

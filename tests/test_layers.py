@@ -36,7 +36,7 @@ EXTERNAL_IMPORTS = {
         "llguidance",
         "httptools",
     },
-    "kit": {"msgspec", "httpx", "h11", "click", "rich", "websockets", "pytest", "syrupy"},
+    "kit": {"msgspec", "httpx", "h11", "click", "rich", "websockets", "pytest", "syrupy", "jsonschema", "referencing"},
     "app": {
         "msgspec",
         "litestar",
