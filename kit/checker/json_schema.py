@@ -12,7 +12,7 @@ class SchemaSupportError(Exception):
     """Raised where no schema can be checked, because jsonschema is not installed."""
 
 
-def find_schema_fault(value: object, schema: Mapping[str, Any]) -> str | None:
+def find_schema_fault(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Returns what is wrong with a JSON value. None if it follows the schema, or if the schema is none itself.
 
     References to other documents are not followed. Raises `SchemaSupportError`.
@@ -23,8 +23,8 @@ def find_schema_fault(value: object, schema: Mapping[str, Any]) -> str | None:
     except ImportError:
         raise SchemaSupportError from None
     try:
-        validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        validator = validator_class(schema, registry=EMPTY_REGISTRY)  # type: ignore[call-arg]  the stubs lack it
+        default: Any = jsonschema.Draft202012Validator
+        validator = jsonschema.validators.validator_for(schema, default=default)(schema, registry=EMPTY_REGISTRY)
         error = jsonschema.exceptions.best_match(validator.iter_errors(value))
     except Exception:  # noqa: BLE001  the schema is the client's own: its faults are not the stream's
         return None

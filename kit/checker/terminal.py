@@ -1,5 +1,6 @@
 """The terminal response against the items that were streamed, and responses against each other."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,41 +38,41 @@ def _compare_output(
     Items belong together by their ids, so that one item too many or too few is one finding. What is left belongs
     together by kind and order: those ids have changed.
     """
-    unmatched = list(output)
-    pairs: list[tuple[Item, Any]] = []
-    left = []
-    for item in done:
-        position = _find_position(unmatched, lambda entry, item=item: _read_id(entry) == item.get("id"))
-        pairs += [] if position is None else [(item, unmatched.pop(position))]
-        left += [item] if position is None else []
-    for item in left:
-        position = _find_position(
-            unmatched,
-            lambda entry, item=item: _read_type(entry) == item.get("type") and _read_id(entry) not in open_ids,
-        )
-        if position is None:
-            findings.add("output-item-missing", f"{item.get('type')} {item.get('id')} in the output", "no such item")
+    by_id = _group_positions(output, lambda entry: quote(_read_id(entry)))
+    pairs = {number: found.popleft() for number, item in enumerate(done) if (found := by_id[quote(item.get("id", ""))])}
+    taken = set(pairs.values())
+    changed = [each for number, each in enumerate(output) if number not in taken and _read_id(each) not in open_ids]
+    by_type = _group_positions(changed, lambda entry: quote(_read_type(entry)))
+    for number, item in enumerate(done):
+        if number in pairs:
             continue
-        pairs.append((item, unmatched.pop(position)))
-    _check_order(done, output, pairs, findings)
-    for item, entry in sorted(pairs, key=lambda pair: done.index(pair[0])):
-        _compare_items(item, entry, findings)
-    return unmatched
+        if found := by_type[quote(item.get("type"))]:
+            entry = changed[found.popleft()]
+            pairs[number] = next(position for position, each in enumerate(output) if each is entry)
+        else:
+            findings.add("output-item-missing", f"{item.get('type')} {item.get('id')} in the output", "no such item")
+    _check_order(done, pairs, findings)
+    for number in sorted(pairs):
+        _compare_items(done[number], output[pairs[number]], findings)
+    taken = set(pairs.values())
+    return [entry for position, entry in enumerate(output) if position not in taken]
 
 
-def _check_order(
-    done: Sequence[Item], output: Sequence[Any], pairs: Sequence[tuple[Item, Any]], findings: FindingList
-) -> None:
-    positions = {id(entry): position for position, entry in enumerate(output)}
-    ordered = sorted(pairs, key=lambda pair: positions[id(pair[1])])
-    expected = [item.get("id") for item in done if any(item is pair[0] for pair in pairs)]
-    actual = [item.get("id") for item, _ in ordered]
+def _group_positions(entries: Sequence[Any], read_key: Callable[[Any], str]) -> defaultdict[str, deque[int]]:
+    """Returns the positions of the entries by a key, each in order."""
+    positions: defaultdict[str, deque[int]] = defaultdict(deque)
+    for position, entry in enumerate(entries):
+        positions[read_key(entry)].append(position)
+    return positions
+
+
+def _check_order(done: Sequence[Item], pairs: Mapping[int, int], findings: FindingList) -> None:
+    """Checks that pairs of a done item and its place in the output have one order."""
+    expected = sorted(pairs)
+    actual = sorted(pairs, key=lambda number: pairs[number])
     if expected != actual:
-        findings.add("output-order", quote(expected), quote(actual))
-
-
-def _find_position(entries: Sequence[Any], is_wanted: Callable[[Any], bool]) -> int | None:
-    return next((position for position, entry in enumerate(entries) if is_wanted(entry)), None)
+        ids = [[done[number].get("id") for number in numbers] for numbers in (expected, actual)]
+        findings.add("output-order", quote(ids[0]), quote(ids[1]))
 
 
 def _read_id(entry: object) -> object:

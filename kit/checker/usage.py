@@ -62,9 +62,9 @@ def _read_reasoning_tokens(usage: Mapping[str, Any]) -> int:
 
 def _check_details(usage: Mapping[str, Any], whole_key: str, part_key: str, findings: FindingList) -> None:
     details, whole = usage.get(f"{whole_key}_details"), usage.get(whole_key)
-    parts = {part_key: None} | (details if isinstance(details, dict) else {})
+    parts: dict[str, Any] = details if isinstance(details, dict) else {}
+    if not has_type(parts.get(part_key), (int,)):
+        findings.add("usage-field", "an integer", quote(parts.get(part_key)), f"usage.{whole_key}_details.{part_key}")
     for key, part in parts.items():
-        if not has_type(part, (int,)) and key == part_key:
-            findings.add("usage-field", "an integer", quote(part), f"usage.{whole_key}_details.{key}")
-        elif has_type(part, (int,)) and has_type(whole, (int,)) and not 0 <= part <= whole:
+        if isinstance(part, int) and isinstance(whole, int) and not 0 <= part <= whole:
             findings.add("usage-part", f"at most the {whole} {whole_key}", str(part), f"usage.{key}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,10 +22,12 @@ from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as websocket_serve
 
 from antiphon.kit.findings import Finding
+from antiphon.kit.live.reports import list_finding_lines
 from antiphon.kit.wire.check_proxy import TrafficPrinter
 from antiphon.kit.wire.exchange import ServerExchange
 from antiphon.kit.wire.traffic_check import ExchangeReport
 from tests.app.http.certificates import write_certificate
+from tests.kit.checker.legal_streams import LEGAL, encode_sse
 from tests.kit.wire.wire_servers import CheckedProxy, run_checked_proxy, run_handler
 from tests.serving import RunningServer, serve
 
@@ -292,6 +295,63 @@ def test_printer_shows_findings_and_a_summary() -> None:
         "     1 error    first-event",
     ]
     assert printer.exit_status == 1
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\ud83d"
+"""What a terminal obeys: a new title, an empty screen, a colour, text from right to left, and half a character."""
+
+
+def write_hostile_reply(place: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Returns the headers and the body of a reply with escape codes in one place."""
+    headers = [(b"content-type", b"text/event-stream")]
+    events = LEGAL["text"]()
+    if place == "encoding":
+        headers.append((b"content-encoding", b"x\x9b2J\x85"))
+    elif place == "name":
+        return headers, f"event: {ESCAPE.replace(chr(13), '')[:-1]}\ndata: {{}}\n\n".encode()
+    elif place == "line":
+        return headers, f"{ESCAPE.replace(chr(13), '')[:-1]}\n\n".encode()
+    elif place == "error":
+        return [(b"content-type", b"application/json")], json.dumps(
+            {"error": {"message": ESCAPE, "type": ESCAPE}}
+        ).encode()
+    elif place == "response":
+        return [(b"content-type", b"application/json")], json.dumps({"output": ESCAPE, "object": ESCAPE}).encode()
+    elif place == "type":
+        events[3]["type"] = ESCAPE[:-1].replace("\r", "")
+    elif place == "id":
+        for event in events[2:]:
+            event["item_id"] = ESCAPE
+        events[2]["item"] |= {"id": ESCAPE, "type": f"{ESCAPE}_call", ESCAPE: ESCAPE}
+    elif place == "key":
+        events[-1]["response"]["usage"] |= {"input_tokens": ESCAPE, "input_tokens_details": {ESCAPE: -1}}
+        events[-1]["response"]["output"][0][ESCAPE] = ESCAPE
+    return headers, encode_sse(events)
+
+
+@pytest.mark.parametrize("place", ["encoding", "name", "line", "error", "response", "type", "id", "key"])
+def test_server_writes_no_escape_codes_to_the_terminal(place: str) -> None:
+    headers, body = write_hostile_reply(place)
+
+    async def handle(exchange: ServerExchange) -> None:
+        await exchange.read_body()
+        exchange.start_reply(200, headers)
+        exchange.write_data(body)
+        exchange.end_reply()
+
+    lines: list[str] = []
+    with run_handler(handle) as url, run_checked_proxy(url) as proxy:
+        reply = httpx.post(
+            f"{proxy.url}/responses", json={"input": "x", "stream": True}, headers={"accept-encoding": "x"}
+        )
+        assert reply.status_code == 200
+        [report] = proxy.wait_reports(1)
+    printer = TrafficPrinter(lines.append)
+    printer.print_exchange(report)
+    text = "\n".join([*lines, *(line for each in report.findings for line in list_finding_lines(each))])
+    assert report.findings or report.remark
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]", text), ascii(text)
+    assert (r"2J" in text) is (place != "error")  # an error in the form of the API has no finding that quotes it
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [("Hi", 0), (None, 1)], ids=["good", "bad"])
