@@ -179,6 +179,8 @@ class ArgumentsDelta(ItemEvent, frozen=True, kw_only=True, tag="response.functio
 class ArgumentsDone(ItemEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
     """The whole arguments of a function call: their deltas, concatenated."""
 
+    name: str | UnsetType = UNSET
+    """Name of the function, which openai 2.0 to 3.3 require. Events stored by an earlier version lack it."""
     arguments: str
 
 

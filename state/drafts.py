@@ -227,7 +227,7 @@ class FunctionCallDraft(_CallDraft):
         if not "".join(self._text).strip():
             self.grow("{}")
         item = self._build_item(status)
-        self._emitter.emit_arguments_done(self._position, item.arguments)
+        self._emitter.emit_arguments_done(self._position, item.name, item.arguments)
         self._emitter.emit_item_done(self._position.output_index, item)
         return item
 

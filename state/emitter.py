@@ -221,13 +221,14 @@ class EventEmitter:
             )
         )
 
-    def emit_arguments_done(self, at: ItemPosition, arguments: str) -> None:
+    def emit_arguments_done(self, at: ItemPosition, name: str, arguments: str) -> None:
         """Emits `response.function_call_arguments.done`."""
         self._events.append(
             ev.ArgumentsDone(
                 sequence_number=self._take_number(),
                 item_id=at.item_id,
                 output_index=at.output_index,
+                name=name,
                 arguments=arguments,
             )
         )

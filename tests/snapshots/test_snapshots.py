@@ -36,6 +36,25 @@ async def test_case(case: Case, case_snapshot: SnapshotAssertion) -> None:
     assert text == case_snapshot(name=case.name)
 
 
+OLDER_SDK_FIELDS = {
+    "response.function_call_arguments.done": {"name"},
+    "response.output_text.annotation.added": {"annotation"},
+}
+"""Fields of events that openai 2.0 to 3.3 require and later versions do not."""
+
+
+@pytest.mark.parametrize("name", ["reasoning_text_and_two_calls", "namespaced_call", "call_without_arguments", "citation"])
+async def test_events_have_the_fields_that_older_sdks_require(name: str) -> None:
+    case = next(case for case in (*CASES, *EXTRA_CASES) if case.name == name)
+    events = (await read_responses(case)).data
+    checked = [event for event in events if event["type"] in OLDER_SDK_FIELDS]
+    assert checked
+    for event in checked:
+        assert OLDER_SDK_FIELDS[event["type"]] <= event.keys()
+    names = [event["name"] for event in checked if "arguments" in event]
+    assert names == [item["name"] for item in events[-1]["response"]["output"] if item["type"] == "function_call"]
+
+
 def _format_case(case: Case, response_result: CaseResult | None, chat_result: CaseResult | None) -> str:
     lines = [
         f"# {case.name.replace('_', ' ')}" + (f": {case.comment}" if case.comment else ""),
