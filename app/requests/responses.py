@@ -14,7 +14,7 @@ from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.responses import RESPONSES_FIELDS
 from antiphon.app.requests.history import NO_HISTORY, History, decrypt_items
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.requests.tool_choice import read_tool_choice
+from antiphon.app.requests.tool_choice import ToolChoice, read_tool_choice
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.settings import DEFAULT_SETTINGS, Settings
 from antiphon.engine.protocol import Sampling
@@ -48,15 +48,16 @@ def read_responses_request(
     model = models.find_model(body.get("model"))
     shared.check_stream_options(body)
     request_tools = tools.read_tools(body.get("tools") or (), "tools")
-    tools.check_choice(body.get("tool_choice"), request_tools)
     request_input = _read_input(body, history)
     media.check_media(body.get("input"), "input", refused=settings.unsupported_media == "refuse")
     _check_exclusive(body)
-    refuse_unsupported(RESPONSES_FIELDS, body)
     earlier_items = history.items_before_input(body)
     all_tools = request_tools + input_items.additional_tools(earlier_items) + request_input.tools
+    tool_table = all_tools.build_table()
+    tool_choice = read_tool_choice(body.get("tool_choice"), all_tools, tool_table)
+    refuse_unsupported(RESPONSES_FIELDS, body)
     items = _history_items(earlier_items, request_input, history)
-    prompt_input = _prompt_input(body, items, all_tools.build_table(), settings)
+    prompt_input = _prompt_input(body, items, tool_table, tool_choice, settings)
     if request_input.compact:
         prompt_input = _with_compaction_prompt(prompt_input)
     output_constraints = [] if request_input.compact else _output_constraints(all_tools, prompt_input)
@@ -85,9 +86,12 @@ def _history_items(
 
 
 def _prompt_input(
-    body: Mapping[str, Any], items: tuple[AnyInput, ...], table: ToolTable, settings: Settings
+    body: Mapping[str, Any],
+    items: tuple[AnyInput, ...],
+    table: ToolTable,
+    tool_choice: ToolChoice,
+    settings: Settings,
 ) -> PromptInput:
-    tool_choice, text_format = read_tool_choice(body.get("tool_choice"), table), (body.get("text") or {}).get("format")
     return PromptInput(
         instructions=body.get("instructions"),
         items=items,
@@ -95,7 +99,7 @@ def _prompt_input(
         tool_choice=tool_choice.mode,
         allowed_tools=tool_choice.allowed_tools,
         single_call=body.get("parallel_tool_calls") is False,
-        answer_form=constraints.answer_form(text_format),
+        answer_form=constraints.answer_form((body.get("text") or {}).get("format")),
         effort=(body.get("reasoning") or {}).get("effort"),
         unknown_tools=settings.unknown_tools,
     )

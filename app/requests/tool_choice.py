@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from antiphon.app.errors import clip_text, invalid_value, unsupported_field
 from antiphon.app.requests import validators as c
-from antiphon.harmony.tools import ToolTable
+from antiphon.app.requests.tools import RequestTools
+from antiphon.harmony.tools import VALID_NAME, ToolTable
 
 NAMED_TOOL_TYPES = ("function", "custom")
 
@@ -19,8 +20,10 @@ class ToolChoice(Struct, frozen=True):
     allowed_tools: frozenset[str] | None = None
 
 
-def read_tool_choice(sent: Any, table: ToolTable) -> ToolChoice:
-    """Parses `tool_choice` in the form of Responses. Raises `ApiError` 400."""
+def read_tool_choice(sent: Any, offered: RequestTools, table: ToolTable) -> ToolChoice:
+    """Parses `tool_choice` in the form of Responses. `table`: the offered tools. Raises `ApiError` 400."""
+    if sent == "required" and not (offered.echo or offered.served):
+        raise invalid_value("tool_choice", "Tool choice 'required' must be specified with 'tools' parameter.")
     if sent in ("auto", "none", "required"):
         return ToolChoice(sent)
     if sent is None:
@@ -45,10 +48,24 @@ def read_tool_choice(sent: Any, table: ToolTable) -> ToolChoice:
 
 
 def _find_named_tool(sent: Mapping[str, Any], table: ToolTable, path: str) -> str:
-    """Returns the `model_name` of a named tool. Raises `ApiError` 400 if the request does not offer it."""
+    """Returns the `model_name` of a named tool. Raises `ApiError` 400 if the request does not offer exactly one.
+
+    A tool in a namespace is named by `name` and `namespace`. Without `namespace`, a plain tool takes precedence over
+    those of namespaces; `name` may also be the name that the model uses.
+    """
     name, namespace = c.require_key(sent, "name", path), sent.get("namespace")
-    c.string_like()(name, f"{path}.name")
-    for tool in table:
-        if tool.name == name and tool.kind == sent["type"] and namespace in (None, tool.namespace):
-            return tool.model_name
-    raise invalid_value("tool_choice", f"Tool choice '{clip_text(name)}' not found in 'tools' parameter.")
+    c.string_like(None, VALID_NAME)(name, f"{path}.name")
+    if namespace is not None:
+        c.string_like()(namespace, f"{path}.namespace")
+    same_kind = [tool for tool in table if tool.kind == sent["type"]]
+    found = [tool for tool in same_kind if (tool.name, tool.namespace) == (name, namespace)]
+    if namespace is None:
+        found = found or [tool for tool in same_kind if tool.name == name]
+        found = found or [tool for tool in same_kind if tool.model_name == name]
+    if not found:
+        raise invalid_value("tool_choice", f"Tool choice '{clip_text(name)}' not found in 'tools' parameter.")
+    if len(found) > 1:
+        namespaces = ", ".join(f"'{tool.namespace}'" for tool in found)
+        message = f"Tool choice '{clip_text(name)}' is in the namespaces {namespaces}. Send the 'namespace' of one."
+        raise invalid_value("tool_choice", message)
+    return found[0].model_name

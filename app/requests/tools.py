@@ -56,17 +56,6 @@ def read_tools(tools: Sequence[Any], path: str, tool_paths: Sequence[str] | None
     return RequestTools(tuple(echo), tuple(served), tuple(paths))
 
 
-def check_choice(choice: Any, tools: RequestTools) -> None:
-    """Checks that the tool that `tool_choice` names is in the request, whether it is offered to the model or not."""
-    if choice == "required" and not tools.echo:
-        raise invalid_value("tool_choice", "Tool choice 'required' must be specified with 'tools' parameter.")
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        name = c.require_key(choice, "name", "tool_choice")
-        _name(name, "tool_choice.name")
-        if all(tool.get("name") != name for tool in tools.echo):
-            raise invalid_value("tool_choice", f"Tool choice '{name}' not found in 'tools' parameter.")
-
-
 def _read_one(tool: Any, path: str) -> RequestTool | None:
     """Reads a tool. Returns None for a hosted tool, which the server would have to run itself."""
     c.is_object(tool, path)

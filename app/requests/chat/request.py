@@ -52,8 +52,9 @@ def read_chat_request(
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, chat = read_template_options(body, items, settings), read_chat_options(body, items)
     tool_table = offered.tools.build_table()
+    tool_choice = read_tool_choice(offered.choice, offered.tools, tool_table)
     refuse_unsupported(CHAT_FIELDS, body)
-    tool_choice, structure = read_tool_choice(offered.choice, tool_table), read_structure(body)
+    structure = read_structure(body)
     prompt_input = PromptInput(
         items=items,
         tools=tool_table,
@@ -137,7 +138,6 @@ def _read_offered_tools(body: Mapping[str, Any]) -> OfferedTools:
         offered = OfferedTools(
             request_tools, choice, as_functions=False, single_call=body.get("parallel_tool_calls") is False
         )
-    tools.check_choice(offered.choice, offered.tools)
     return offered
 
 

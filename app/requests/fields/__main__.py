@@ -28,7 +28,7 @@ _TAIL = """
 |---|---|
 | `function` | offered to the model; with `strict: true` its `parameters` are enforced during sampling |
 | `custom` | offered as a tool that takes raw text; a grammar in its `format` is enforced during sampling |
-| `namespace` | its functions and custom tools are offered; a call of one of them carries `namespace` |
+| `namespace` | its functions and custom tools are offered; a call and a `tool_choice` name one with `namespace` |
 | {hosted} | accepted and echoed, but not offered to the model: they run elsewhere |
 
 Any other type returns 400 `invalid_value`.

@@ -48,7 +48,7 @@ def read_messages_request(
     _check_thinking_budget(body)
     _check_begun_answer(body)
     request_tools = _read_tools(body.get("tools") or ())
-    choice = _flatten_tool_choice(body.get("tool_choice"), request_tools)
+    choice = _flatten_tool_choice(body.get("tool_choice"))
     reader = ConversationReader(decrypt, refuse_media=settings.unsupported_media == "refuse")
     items = reader.read_messages(body["messages"])
     prompt_input = _prompt_input(body, items, choice, request_tools, settings)
@@ -85,7 +85,7 @@ def _prompt_input(
     body: Mapping[str, Any], items: tuple[Any, ...], choice: Any, request_tools: RequestTools, settings: Settings
 ) -> PromptInput:
     table = request_tools.build_table()
-    tool_choice = read_tool_choice(choice, table)
+    tool_choice = read_tool_choice(choice, request_tools, table)
     return PromptInput(
         instructions=read_system(body.get("system")),
         items=items,
@@ -185,13 +185,10 @@ def _with_own_paths(read: Callable[[], RequestTools]) -> RequestTools:
         raise
 
 
-def _flatten_tool_choice(choice: Mapping[str, Any] | None, request_tools: RequestTools) -> Any:
-    """Returns `tool_choice` in the form of Responses. Raises `ApiError` 400 if it needs a tool that is not offered."""
+def _flatten_tool_choice(choice: Mapping[str, Any] | None) -> Any:
+    """Returns `tool_choice` in the form of Responses."""
     if choice is None:
         return "auto"
     if choice["type"] == "tool":
-        flat: Any = {"type": "function", "name": choice["name"]}
-    else:
-        flat = RESPONSES_CHOICES[choice["type"]]
-    tools.check_choice(flat, request_tools)
-    return flat
+        return {"type": "function", "name": choice["name"]}
+    return RESPONSES_CHOICES[choice["type"]]

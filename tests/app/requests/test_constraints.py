@@ -214,6 +214,21 @@ def test_required_tool_call_is_generated(client: openai.OpenAI, model: str, tool
         jsonschema.validate(json.loads(call.arguments), TOOLS[0]["parameters"])
 
 
+def test_chosen_tool_of_a_namespace_is_called(client: openai.OpenAI) -> None:
+    crew, jobs = ({"type": "namespace", "name": name, "description": "", "tools": TOOLS} for name in ("crew", "jobs"))
+    choice: Any = {"type": "function", "name": "second", "namespace": "jobs"}
+    reply = create_response(
+        client,
+        model="ignorant",
+        tools=[crew, jobs],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        extra_body={"seed": 1},
+    )
+    (call,) = [item for item in reply.output if item.type == "function_call"]
+    assert (call.name, call.namespace) == ("second", "jobs")
+
+
 def test_tool_choice_none_generates_no_call(client: openai.OpenAI) -> None:
     for seed in range(3):
         reply = create_response(
