@@ -1,5 +1,7 @@
 """`python -m tests.mutation [NAME …]`: checks that each mutant of the list is killed by its tests.
 
+With `--second [FILE …]` or `--since COMMIT`, the mutants are made of these modules instead: see `second_mode.py`.
+
 The runner copies the tree, so that other work on it can go on. In the copy it runs the tests of all selected mutants
 once without a change, which must pass. Then it applies one mutant at a time, runs the tests that the list names, and
 expects a failure.
@@ -13,12 +15,15 @@ from contextlib import ExitStack
 from queue import SimpleQueue
 
 from tests.mutation.mutants import Mutant, load_mutants
+from tests.mutation.second_mode import run_second_mode
 from tests.mutation.tree_copy import TreeCopy
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns 0 if every selected mutant is killed."""
     options = _parse_args(args)
+    if options.second or options.since:
+        return run_second_mode(options.names, options.since, options.jobs)
     mutants = [mutant for mutant in load_mutants() if not options.names or mutant.name in options.names]
     unknown = set(options.names) - {mutant.name for mutant in mutants}
     if unknown:
@@ -32,7 +37,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("names", nargs="*", help="names of mutants; all by default")
+    parser.add_argument("names", nargs="*", help="names of mutants; all by default. With --second, paths of modules")
+    parser.add_argument("--second", action="store_true", help="make mutants of the second conditions of modules")
+    parser.add_argument("--since", metavar="COMMIT", help="with --second: the modules that have changed since COMMIT")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that run at the same time; 2 by default")
     parser.add_argument("--list", action="store_true", help="list the mutants and exit")
     return parser.parse_args(args)

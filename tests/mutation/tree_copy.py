@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
-from tests.mutation.mutants import Mutant
 from tests.syntax import PACKAGES, ROOT
 
 Verdict = Literal["killed", "survived", "broken", "outdated"]
@@ -32,6 +31,21 @@ class TestRun:
     output: str
 
 
+class TestedMutant(Protocol):
+    """A change of one file, and the arguments of pytest that select its tests."""
+
+    @property
+    def file(self) -> str:
+        """Path of the file in the tree."""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """At least one of these tests must fail."""
+
+    def apply(self, code: str) -> str:
+        """Returns the changed code. Raises `ValueError` if the change does not fit the code."""
+
+
 class TreeCopy:
     """A folder with the tracked and the new files of the tree. It imports its own code as `antiphon`."""
 
@@ -49,8 +63,16 @@ class TreeCopy:
             copy._link_packages()
             yield copy
 
-    def run_mutant(self, mutant: Mutant) -> Verdict:
-        """Runs the mutant's tests with the mutant applied, and restores the file."""
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of a process that imports the code of the copy."""
+        # Compiled kernels have a cache of their own: a broken library must not be found by another process.
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "XDG_CACHE_HOME": str(self.folder / ".cache")}
+        environment.pop("ANTIPHON_TEST_FULL", None)
+        return environment
+
+    def run_mutant(self, mutant: TestedMutant, *, limit_s: float = RUN_TIMEOUT_S) -> Verdict:
+        """Runs the mutant's tests with the mutant applied, and restores the file. A run past the limit is a kill."""
         path = self.folder / mutant.file
         original = path.read_text(encoding="utf-8")
         try:
@@ -60,27 +82,24 @@ class TreeCopy:
             return "outdated"
         self._write(path, changed)
         try:
-            run = self.run_tests(mutant.tests)
+            run = self.run_tests(mutant.tests, limit_s=limit_s)
         finally:
             self._write(path, original)
         if run.verdict == "broken":
             print(run.output)
         return {"passed": "survived", "failed": "killed", "broken": "broken"}[run.verdict]  # type: ignore[return-value]
 
-    def run_tests(self, tests: Sequence[str], *, workers: int = 0) -> TestRun:
+    def run_tests(self, tests: Sequence[str], *, workers: int = 0, limit_s: float = RUN_TIMEOUT_S) -> TestRun:
         """Runs tests up to the first failure."""
         args = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", str(TEST_TIMEOUT_S)]
-        # Compiled kernels have a cache of their own: a broken library must not be found by another process.
-        environment = os.environ | {"PYTHONPATH": str(self.folder), "XDG_CACHE_HOME": str(self.folder / ".cache")}
-        environment.pop("ANTIPHON_TEST_FULL", None)
         try:
             done = subprocess.run(
                 [*args, "-n", str(workers), *tests],
                 cwd=self.folder,
-                env=environment,
+                env=self.environment,
                 capture_output=True,
                 text=True,
-                timeout=RUN_TIMEOUT_S,
+                timeout=limit_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:

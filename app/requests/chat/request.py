@@ -52,9 +52,8 @@ def read_chat_request(
     top_logprobs, effort = _top_logprobs(body), read_effort(body)
     template, chat = read_template_options(body, items, settings), read_chat_options(body, items)
     tool_table = offered.tools.build_table()
-    tool_choice = read_tool_choice(offered.choice, offered.tools, tool_table)
+    tool_choice, structure = read_tool_choice(offered.choice, offered.tools, tool_table), read_structure(body)
     refuse_unsupported(CHAT_FIELDS, body)
-    structure = read_structure(body)
     prompt_input = PromptInput(
         items=items,
         tools=tool_table,
