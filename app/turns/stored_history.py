@@ -61,8 +61,9 @@ class StoredHistory(Struct, frozen=True):
     def response_chain(self, response_id: str) -> tuple[AnyInput, ...]:
         """Returns all items up to the end of a response, oldest first. Raises `ApiError` 400."""
         parts: list[tuple[AnyInput, ...]] = []
-        count, next_id = 0, response_id
-        while next_id:
+        count = 0
+        next_id: str | None = response_id
+        while next_id is not None:
             log = self._find_finished(next_id)
             parts.append((*log.input_items, *output_as_input(log.response)))
             count += len(parts[-1])
@@ -70,7 +71,7 @@ class StoredHistory(Struct, frozen=True):
                 raise ApiError(
                     400, "context_length_exceeded", "The conversation has too many items. Start a new one.", "input"
                 )
-            next_id = log.base_response.previous_response_id or ""
+            next_id = log.base_response.previous_response_id
             if log.conversation_id:
                 parts.append(self._conversation_before(log))
         return tuple(item for part in reversed(parts) for item in part)

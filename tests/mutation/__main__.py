@@ -23,7 +23,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Returns 0 if every selected mutant is killed."""
     options = _parse_args(args)
     if options.second or options.since:
-        return run_second_mode(options.names, options.since, options.jobs)
+        return run_second_mode(options.names, options.since, options.jobs, is_quick=options.quick)
     mutants = [mutant for mutant in load_mutants() if not options.names or mutant.name in options.names]
     unknown = set(options.names) - {mutant.name for mutant in mutants}
     if unknown:
@@ -39,6 +39,7 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("names", nargs="*", help="names of mutants; all by default. With --second, paths of modules")
     parser.add_argument("--second", action="store_true", help="make mutants of the second conditions of modules")
+    parser.add_argument("--quick", action="store_true", help="with --second: survivors are not run a second time")
     parser.add_argument("--since", metavar="COMMIT", help="with --second: the modules that have changed since COMMIT")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that run at the same time; 2 by default")
     parser.add_argument("--list", action="store_true", help="list the mutants and exit")

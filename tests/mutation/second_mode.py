@@ -59,7 +59,7 @@ class Survivor(Struct, frozen=True):
     verdict: str
 
 
-def run_second_mode(names: Sequence[str], since: str | None, jobs: int) -> int:
+def run_second_mode(names: Sequence[str], since: str | None, jobs: int, *, is_quick: bool = False) -> int:
     """Runs the mutants of the modules. Returns 0 if all are killed or argued, 1 if some survive, 2 for a wrong call."""
     files = [*names, *(list_changed_modules(since) if since else ())]
     if not files:
@@ -69,7 +69,9 @@ def run_second_mode(names: Sequence[str], since: str | None, jobs: int) -> int:
     untested = [module.file for module in modules if module.mutants and not module.mutants[0].tests]
     for file in untested:
         print(f"{file}: no tests are known; add a row to {DATA_FOLDER.relative_to(ROOT)}/covered_by.toml")
-    survivors = _run_modules([module for module in modules if module.mutants and module.file not in untested], jobs)
+    survivors = _run_modules(
+        [module for module in modules if module.mutants and module.file not in untested], jobs, is_quick=is_quick
+    )
     num_mutants = sum(len(module.mutants) for module in modules)
     num_equivalent = sum(module.num_equivalent for module in modules)
     print(f"{num_mutants - len(survivors)} of {num_mutants} mutants killed, {num_equivalent} equivalent")
@@ -110,7 +112,7 @@ def find_tests(file: str) -> tuple[str, ...]:
     return (*([str(own)] if (ROOT / own).exists() else []), *load_coverage().get(file, ()))
 
 
-def _run_modules(modules: Sequence[ModuleMutants], jobs: int) -> list[Survivor]:
+def _run_modules(modules: Sequence[ModuleMutants], jobs: int, *, is_quick: bool) -> list[Survivor]:
     """Runs all mutants, in as many copies of the tree as there are jobs. Prints the survivors."""
     parts = [
         msgspec.structs.replace(module, mutants=part) for module in modules for part in _split(module.mutants, JOB_SIZE)
@@ -123,7 +125,7 @@ def _run_modules(modules: Sequence[ModuleMutants], jobs: int) -> list[Survivor]:
         def run(part: ModuleMutants) -> list[Survivor]:
             copy = copies.get()
             try:
-                survivors = list(_run_part(copy, part))
+                survivors = list(_run_part(copy, part, is_quick=is_quick))
             finally:
                 copies.put(copy)
             print(f"{part.file}: {len(part.mutants) - len(survivors)} of {len(part.mutants)} killed", flush=True)
@@ -141,12 +143,15 @@ def _split(mutants: tuple[SecondConditionMutant, ...], size: int) -> Iterator[tu
         yield part
 
 
-def _run_part(copy: TreeCopy, part: ModuleMutants) -> Iterator[Survivor]:
+def _run_part(copy: TreeCopy, part: ModuleMutants, *, is_quick: bool) -> Iterator[Survivor]:
     """Runs mutants in forks of one process. Yields those that a process of their own does not kill, either."""
     verdicts = _run_forks(copy, part)
     for index, mutant in enumerate(part.mutants):
         verdict = verdicts[index] if index < len(verdicts) else "not run"
         if verdict in ("killed", "late"):
+            continue
+        if verdict == "survived" and is_quick:
+            yield Survivor(mutant, verdict)
             continue
         fresh = copy.run_mutant(mutant, limit_s=FRESH_RUN_LIMIT_S)
         if fresh != "killed":

@@ -2,17 +2,22 @@
 
 from datetime import UTC, datetime
 from random import Random
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from antiphon.app.turns.token_history import (
+    BYTES_PER_TOKEN,
     MAX_COMPARED_TURNS,
+    MAX_OMITTED_TOKENS,
     TURN_OVERHEAD_TOKENS,
     FinishedTurn,
     TokenHistory,
     TurnPrompt,
     _last_message_end,
     _prefix_keys,
+    _size_tokens,
 )
 from antiphon.events.inputs import (
     AnyInput,
@@ -24,7 +29,7 @@ from antiphon.events.inputs import (
 )
 from antiphon.events.items import FunctionCall, Message, OutputText, Reasoning, ReasoningText
 from antiphon.harmony.detect import bytes_format
-from antiphon.harmony.format import ModelFormat, PromptInput
+from antiphon.harmony.format import ModelFormat, PromptInput, RenderedPrompt
 from antiphon.harmony.tools import ToolTable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -165,7 +170,7 @@ def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
     for _ in range(200):
         turn_prompt = render_random_prompt()
         expected = [
-            entry.number
+            entry
             for entry in reversed(history._turns)
             if (entry.turn.turn_prompt.owner, entry.turn.turn_prompt.format) == (turn_prompt.owner, turn_prompt.format)
             and turn_prompt.rendered_tokens[
@@ -176,7 +181,131 @@ def test_indexed_lookup_agrees_with_a_search_of_all_turns() -> None:
         found = history._find_candidates(
             _prefix_keys(turn_prompt.format, turn_prompt.owner, turn_prompt.rendered_tokens)
         )
-        assert [entry.number for entry in found] == expected[:MAX_COMPARED_TURNS]
+        assert found == expected[:MAX_COMPARED_TURNS]
         history.add_turn(FinishedTurn(render_random_prompt(), (1,), ANSWER_ITEMS))
     assert sum(map(len, history._by_start.values())) == len(history._turns) < 60, "evicted turns are not found"
     assert all(history._by_start.values())
+
+
+def remember(history: TokenHistory, *, num_tokens: int = 1, request_bytes: int = 0) -> FinishedTurn:
+    model_format = bytes_format("hermes")
+    turn_prompt = render_prompt(history, model_format, QUESTION)
+    turn = FinishedTurn(turn_prompt, (65,) * num_tokens, ANSWER_ITEMS, request_bytes)
+    history.add_turn(turn)
+    return turn
+
+
+def test_long_turn_evicts_as_many_short_ones_as_it_needs() -> None:
+    history = TokenHistory(bound=10_000)
+    for _ in range(10):
+        short = remember(history)
+    num_tokens = 10_000 - 3 * _size_tokens(short)
+    remember(history, num_tokens=num_tokens)
+    assert len(history._turns) < 5
+    assert history._size == sum(_size_tokens(entry.turn) for entry in history._turns) <= 10_000
+
+
+@pytest.mark.parametrize(("room", "num_kept"), [(0, 3), (-1, 2), (1, 3)])
+def test_turns_are_kept_up_to_the_bound_itself(room: int, num_kept: int) -> None:
+    size = _size_tokens(remember(TokenHistory()))
+    history = TokenHistory(bound=3 * size + room)
+    for _ in range(5):
+        remember(history)
+    assert len(history._turns) == num_kept
+
+
+def test_size_of_a_turn_counts_prompt_output_and_request() -> None:
+    turn = remember(TokenHistory(), num_tokens=5, request_bytes=3 * BYTES_PER_TOKEN)
+    num_prompt_tokens = len(turn.turn_prompt.rendered_tokens)
+    assert _size_tokens(turn) == TURN_OVERHEAD_TOKENS + 2 * num_prompt_tokens + 5 + 3
+
+
+END, START = 0, 1
+"""Ids of the tokens of `CharacterFormat` that end a message and start an answer."""
+
+
+class CharacterFormat:
+    """A format with one token for each character. Its prompts end in `num_start_tokens`, which history leaves out."""
+
+    end_ids = frozenset((END,))
+
+    def __init__(self, num_start_tokens: int = 1, end_of_message: tuple[int, ...] = (END,)) -> None:
+        self._start, self._end = (START,) * num_start_tokens, end_of_message
+
+    def render_prompt(self, prompt_input: PromptInput, *, now: datetime, owner: str) -> RenderedPrompt:
+        tokens: list[int] = []
+        for item in prompt_input.items:
+            assert isinstance(item, InputMessage)
+            text = item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)  # type: ignore[union-attr]
+            tokens += [*map(ord, text), *self._end]
+        return RenderedPrompt(tokens=(*tokens, *self._start), text="")
+
+    def decode(self, tokens: Any) -> str:
+        return "".join(map(chr, tokens))
+
+
+def say(text: str) -> tuple[Message, ...]:
+    return (Message(id="msg_1", status="completed", content=(OutputText(text=text),)),)
+
+
+def add_spaced_answer(history: TokenHistory, model_format: Any, text: str, *items: AnyInput) -> FinishedTurn:
+    """Adds a turn whose answer was generated with other white space than its item has."""
+    prompt = render_prompt(history, model_format, *items)
+    return FinishedTurn(prompt, (*map(ord, f" {text} "), END), say(text))
+
+
+def read_following(history: TokenHistory, model_format: Any, *items: AnyInput) -> str:
+    """Returns the prompt of a following turn, with a bar for each end and without the start of the answer."""
+    return "".join(map(chr, render_prompt(history, model_format, *items).prompt.tokens)).replace(chr(END), "|")
+
+
+Q, A, R = (InputMessage(role=role, content=text) for role, text in [("user", "q"), ("assistant", "a"), ("user", "r")])
+
+
+@pytest.mark.parametrize(
+    ("num_start_tokens", "is_replayed"), [(MAX_OMITTED_TOKENS, True), (MAX_OMITTED_TOKENS + 1, False)]
+)
+def test_tokens_that_history_leaves_out_are_limited(num_start_tokens: int, *, is_replayed: bool) -> None:
+    model_format, history = CharacterFormat(num_start_tokens), TokenHistory()
+    history.add_turn(add_spaced_answer(history, model_format, "a", Q))
+    start = chr(START) * num_start_tokens
+    expected = f"q|{start} a |r|{start}" if is_replayed else f"q|a|r|{start}"
+    assert read_following(history, model_format, Q, A, R) == expected
+
+
+def test_longest_turn_is_replayed_whenever_it_was_added() -> None:
+    model_format = CharacterFormat()
+    for order in (1, -1):
+        history = TokenHistory()
+        first = add_spaced_answer(history, model_format, "a", Q)
+        second = add_spaced_answer(history, model_format, "b", Q, A, R)
+        for turn in (first, second)[::order]:
+            history.add_turn(turn)
+        following = read_following(history, model_format, Q, A, R, InputMessage(role="assistant", content="b"))
+        assert following == "q|a|r|\x01 b |\x01", "the second turn was rendered before the first one was known"
+
+
+def test_latest_of_two_equal_turns_is_replayed() -> None:
+    model_format, history = CharacterFormat(), TokenHistory()
+    turn = add_spaced_answer(history, model_format, "a", Q)
+    history.add_turn(turn)
+    history.add_turn(msgspec.structs.replace(turn, generated_tokens=(*map(ord, "a  "), END)))
+    assert read_following(history, model_format, Q, A, R) == "q|\x01a  |r|\x01"
+
+
+@pytest.mark.parametrize("output", [(), say("")])
+def test_turn_that_left_nothing_in_the_history_is_not_replayed(output: tuple[Message, ...]) -> None:
+    model_format, history = CharacterFormat(), TokenHistory()
+    turn = add_spaced_answer(history, model_format, "", Q)
+    history.add_turn(msgspec.structs.replace(turn, output=output))
+    empty = [InputMessage(role="assistant", content="")] if output else []
+    assert read_following(history, model_format, Q, *empty, R) == ("q||r|\x01" if output else "q|r|\x01")
+    assert read_following(history, model_format, Q) == "q|\x01"
+
+
+def test_turn_without_output_or_without_a_message_end_is_not_remembered() -> None:
+    history, without_ends = TokenHistory(), CharacterFormat(end_of_message=())
+    for model_format, tokens in [(CharacterFormat(), ()), (without_ends, (ord("a"), END))]:
+        prompt = render_prompt(history, cast("Any", model_format), Q)
+        history.add_turn(FinishedTurn(prompt, tokens, say("a")))
+        assert history._size == len(history._turns) == 0

@@ -1,0 +1,269 @@
+"""Earlier items from the store: chains of responses, conversations, compactions, and content sealed for one owner."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from antiphon.app.encryption import KEY_BYTES, Sealer
+from antiphon.app.errors import ApiError
+from antiphon.app.event_log import EventLog
+from antiphon.app.store.base import StoredConversation
+from antiphon.app.store.memory import MemoryStore
+from antiphon.app.turns import stored_history
+from antiphon.app.turns.stored_history import StoredHistory, after_compaction, with_ids
+from antiphon.events.inputs import (
+    AdditionalToolsInput,
+    AnyInput,
+    CompactionInput,
+    HostedInput,
+    InputCustomCall,
+    InputFunctionCall,
+    InputMessage,
+    InputReasoning,
+)
+from antiphon.events.items import ReasoningText
+from antiphon.events.response import ConversationRef, Response
+from antiphon.state.machine import Machine
+from antiphon.state.segments import Arguments, Call, Say, Think
+from tests.app.requests.request_builders import summarize_error
+from tests.state.machine_helpers import USAGE, MachineStep
+
+SEALER = Sealer(b"k" * KEY_BYTES)
+
+
+def user(text: str, **more: Any) -> InputMessage:
+    return InputMessage(role="user", content=text, **more)
+
+
+def assistant(text: str) -> InputMessage:
+    return InputMessage(role="assistant", content=text)
+
+
+def system(text: str) -> InputMessage:
+    return InputMessage(role="system", content=text)
+
+
+def summary(text: str) -> CompactionInput:
+    return CompactionInput(encrypted_content=text)
+
+
+TOOLS = AdditionalToolsInput(tools=({"type": "custom", "name": "note"},))
+CALL = InputFunctionCall(call_id="c1", name="f", arguments="{}")
+
+
+def add_response(
+    store: MemoryStore,
+    name: str,
+    items: Sequence[AnyInput] = (),
+    *,
+    output: Sequence[Any] = (Say("yes"),),
+    owner: str = "me",
+    end: MachineStep | None = Machine.stop,
+    **fields: Any,
+) -> EventLog:
+    """Stores a response that has ended, unless `end` is None. The ids of its output items contain its name."""
+    response = Response(id=f"resp_{name}", created_at=1, model="m", metadata={}, **fields)
+    numbers = itertools.count()
+    machine = Machine(
+        response, new_id=lambda prefix: f"{prefix}_{name}{next(numbers)}", clock=lambda: 2, usage=lambda: USAGE,
+        reasoning_output="content", seal=None,
+    )  # fmt: skip
+    log = EventLog(response, owner, with_ids(tuple(items), response.id))
+    log.append_step(machine.begin())
+    store.add_log(log)
+    for segment in output:
+        log.append_step(machine.feed(segment))
+    if end is not None:
+        log.append_step(end(machine))
+        log.end_log()
+    return log
+
+
+def history_of(store: MemoryStore, owner: str = "me") -> StoredHistory:
+    return StoredHistory(store, owner, SEALER)
+
+
+def texts_of(items: Sequence[AnyInput]) -> list[str]:
+    """Returns the text of each message and summary, and the type of each other item."""
+    texts = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            texts.append(item.content if isinstance(item.content, str) else "".join(part.text for part in item.content))  # type: ignore[union-attr]
+        else:
+            texts.append(getattr(item, "encrypted_content", None) or str(item.__struct_config__.tag))
+    return texts
+
+
+def test_chain_has_the_items_of_all_turns_in_order() -> None:
+    store = MemoryStore()
+    add_response(store, "a", [user("1")], output=[Think("hm"), Say("one")], instructions="never inherited")
+    add_response(store, "b", [user("2"), user("3")], output=[Say("two")], previous_response_id="resp_a")
+    assert texts_of(history_of(store).response_chain("resp_b")) == ["1", "reasoning", "one", "2", "3", "two"]
+    assert texts_of(history_of(store).items_before_input({"previous_response_id": "resp_a"})) == [
+        "1",
+        "reasoning",
+        "one",
+    ]
+
+
+def test_response_that_is_not_ended_or_not_published_is_not_continued() -> None:
+    store = MemoryStore()
+    add_response(store, "a", [user("1")], end=None)
+    check_in_progress(store)
+    log = add_response(store, "a", [user("1")])
+    log.withhold(len(log.entries) - 1)
+    check_in_progress(store)
+    log.publish(len(log.entries))
+    assert texts_of(history_of(store).response_chain("resp_a")) == ["1", "yes"]
+
+
+def check_in_progress(store: MemoryStore) -> None:
+    with pytest.raises(ApiError, match="'resp_a' is still in progress") as caught:
+        history_of(store).response_chain("resp_a")
+    assert summarize_error(caught.value) == (400, "previous_response_in_progress", "previous_response_id")
+
+
+def test_unpublished_response_in_the_middle_of_a_chain_is_not_continued() -> None:
+    store = MemoryStore()
+    add_response(store, "a", [user("1")]).withhold(2)
+    add_response(store, "b", [user("2")], previous_response_id="resp_a")
+    check_not_continued(store, "resp_b", "previous_response_in_progress")
+
+
+@pytest.mark.parametrize(("response_id", "owner"), [("resp_x", "me"), ("resp_a", "you")])
+def test_response_of_nobody_or_of_another_owner_is_not_found(response_id: str, owner: str) -> None:
+    store = MemoryStore()
+    add_response(store, "a", [user("1")])
+    check_not_continued(store, response_id, "previous_response_not_found", owner)
+
+
+def check_not_continued(store: MemoryStore, response_id: str, code: str, owner: str = "me") -> None:
+    with pytest.raises(ApiError) as caught:
+        history_of(store, owner).response_chain(response_id)
+    assert summarize_error(caught.value) == (400, code, "previous_response_id")
+
+
+def test_chain_of_exactly_the_maximum_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    add_response(store, "a", [user("1")])
+    add_response(store, "b", [user("2"), user("3")], previous_response_id="resp_a")
+    monkeypatch.setattr(stored_history, "MAX_CHAIN_ITEMS", 5)
+    assert len(history_of(store).response_chain("resp_b")) == 5
+    monkeypatch.setattr(stored_history, "MAX_CHAIN_ITEMS", 4)
+    with pytest.raises(ApiError) as caught:
+        history_of(store).response_chain("resp_b")
+    assert summarize_error(caught.value) == (400, "context_length_exceeded", "input")
+
+
+def test_incomplete_call_is_left_out_of_the_chain() -> None:
+    store = MemoryStore()
+    add_response(store, "a", [user("1")], output=[Say("I run it."), Call("f"), Arguments('{"x')], end=Machine.cut)
+    assert texts_of(history_of(store).response_chain("resp_a")) == ["1", "I run it."]
+
+
+async def add_conversation(store: MemoryStore, items: Sequence[AnyInput] = (), owner: str = "me") -> None:
+    await store.save_conversation(owner, StoredConversation(id="conv_1", created_at=1, metadata={}))
+    await store.add_items(owner, "conv_1", items)
+
+
+@pytest.mark.parametrize("sent", ["conv_1", {"id": "conv_1"}])
+async def test_items_of_a_conversation_precede_the_input(sent: Any) -> None:
+    store = MemoryStore()
+    await add_conversation(store, [user("1"), assistant("one"), summary("s"), user("2")])
+    assert texts_of(history_of(store).items_before_input({"conversation": sent})) == ["1", "s", "2"]
+    with pytest.raises(ApiError) as caught:
+        history_of(store, "you").items_before_input({"conversation": sent})
+    assert summarize_error(caught.value) == (404, None, "conversation")
+
+
+async def test_chain_through_a_conversation_begins_with_what_preceded_the_response_there() -> None:
+    store = MemoryStore()
+    await add_conversation(store, [user("1", id="msg_1"), user("2", id="msg_2")])
+    add_response(store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
+    await store.add_items("me", "conv_1", [user("4", id="msg_4")])
+    add_response(store, "b", [user("5")], previous_response_id="resp_a")
+    assert texts_of(history_of(store).response_chain("resp_b")) == ["1", "2", "3", "yes", "5", "yes"]
+
+
+async def test_response_whose_items_were_deleted_from_its_conversation_has_none_before_it() -> None:
+    store = MemoryStore()
+    await add_conversation(store, [user("1", id="msg_1")])
+    log = add_response(store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
+    for item in store.conversation_items("me", "conv_1")[1:]:
+        assert await store.delete_item("me", "conv_1", item.id or "")
+    assert log.conversation_id and texts_of(history_of(store).response_chain("resp_a")) == ["3", "yes"]
+
+
+def test_nothing_precedes_the_input_of_a_first_turn() -> None:
+    assert history_of(MemoryStore()).items_before_input({"conversation": None, "previous_response_id": None}) == ()
+
+
+COMPACTIONS: list[tuple[list[AnyInput], list[str]]] = [
+    ([], []),
+    ([user("1"), assistant("a"), user("2")], ["1", "a", "2"]),
+    ([user("1"), assistant("a"), summary("s"), user("2")], ["1", "s", "2"]),
+    ([summary("s"), assistant("a"), user("1")], ["s", "a", "1"]),
+    # The last of two compactions decides, and removes the first
+    ([user("1"), summary("s"), assistant("a"), summary("t"), user("2"), assistant("b")], ["1", "t", "2", "b"]),
+    # Of what precedes it, messages of the client and tools stay
+    ([system("x"), TOOLS, CALL, assistant("a"), summary("s")], ["x", "additional_tools", "s"]),
+    ([CALL, summary("s"), CALL, TOOLS], ["s", "function_call", "additional_tools"]),
+]
+
+
+@pytest.mark.parametrize(("items", "texts"), COMPACTIONS)
+def test_items_before_the_last_compaction_are_removed(items: list[AnyInput], texts: list[str]) -> None:
+    assert texts_of(after_compaction(tuple(items))) == texts
+
+
+def sealed(purpose: Any, text: str = "secret", owner: str = "me") -> str:
+    return SEALER.seal(owner, purpose, text)
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (InputReasoning(encrypted_content=sealed("reasoning")), "secret"),
+        (InputReasoning(encrypted_content=sealed("reasoning", "")), ""),
+        (CompactionInput(encrypted_content=sealed("compaction")), "secret"),
+        (InputReasoning(encrypted_content=sealed("compaction")), None),
+        (CompactionInput(encrypted_content=sealed("reasoning")), None),
+        (InputReasoning(encrypted_content=sealed("reasoning", owner="you")), None),
+        (InputReasoning(encrypted_content="forged"), None),
+        (InputReasoning(content=(ReasoningText(text="open"),)), None),
+    ],
+)
+def test_only_content_sealed_for_this_owner_and_purpose_is_decrypted(
+    item: InputReasoning | CompactionInput, text: str | None
+) -> None:
+    assert history_of(MemoryStore()).decrypt(item) == text
+
+
+def test_item_is_found_by_its_owner_only() -> None:
+    store = MemoryStore()
+    log = add_response(store, "a", [user("1", id="msg_sent")])
+    assert history_of(store).find_item("msg_sent") == log.input_items[0]
+    assert history_of(store, "you").find_item("msg_sent") is None
+
+
+def test_items_get_ids_of_their_kind_unless_the_client_has_sent_one() -> None:
+    items = (
+        user("1"),
+        user("2", id="msg_own"),
+        CALL,
+        InputCustomCall(call_id="c2", name="g", input="x"),
+        InputReasoning(),
+        HostedInput(kind="web_search_call", payload={}),
+        TOOLS,
+    )
+    assert [item.id for item in with_ids(items, "resp_ab")] == [
+        "msg_ab0000",
+        "msg_own",
+        "fc_ab0002",
+        "ctc_ab0003",
+        "rs_ab0004",
+        "item_ab0005",
+        "item_ab0006",
+    ]
