@@ -100,6 +100,7 @@ CASES = [
     Case("engine_fault_before_anything_was_said", [FAULT], fails=True),
     Case("engine_refuses", [{"refuse": "too many requests are waiting", "code": "server_is_overloaded", "retryable": True}], refused=True),
     Case("cancelled_inside_a_message", ["Half a sen", {"stall": True}], cancel=True),
+    Case("cancelled_inside_reasoning", ["<think>\nHalf a thou", {"stall": True}], cancel=True),
     Case("cancelled_inside_a_call", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r', {"stall": True}], cancel=True),
     Case("end_of_turn_inside_arguments", ['<tool_call>\n{"name": "run", "arguments": {"cmd": "rm -r'],
          comment="the model stopped inside a call: loud, so that an agent tries again", fails=True),

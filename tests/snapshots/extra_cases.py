@@ -36,6 +36,7 @@ COHERE_TURNS: list[dict[str, Any]] = [
         "content": [{"type": "tool_result", "tool_use_id": "call_history", "content": "4 degrees, wet"}],
     },
 ]
+COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Oslo"}}\n]<|END_ACTION|>'
 BEGUN = {"role": "assistant", "content": "Once upon"}
 THOUGHT = "<think>\nA greeting is due.\n</think>\n\n"
 SEALED = {"include": ["reasoning.encrypted_content"], "store": False}
@@ -45,6 +46,9 @@ EXTRA_CASES = [
     Case("text_then_refusal", ["Let me see. ", "No: I cannot", " do that.\n"], "the refusal is a part of its own", chars_before_refusal=12),
     Case("citation", ["<|START_RESPONSE|>It is ", "<co>4 degrees </co: 0:[0]>", "and <co>wet</co: 0:[0]>.", "<|END_RESPONSE|>"],
          "a source of the text, without the markers and the blank before one", dialect="cohere",
+         responses={"input": COHERE_HISTORY}, chat={"messages": COHERE_MESSAGES}, messages={"messages": COHERE_TURNS}),
+    Case("citation_after_a_call", ["<|START_RESPONSE|>I ask.<|END_RESPONSE|>", COHERE_CALL, "<|START_RESPONSE|>It is <co>wet</co: 0:[0]>.<|END_RESPONSE|>"],
+         "its place counts from the start of its own text", dialect="cohere",
          responses={"input": COHERE_HISTORY}, chat={"messages": COHERE_MESSAGES}, messages={"messages": COHERE_TURNS}),
     Case("background_with_a_keepalive", ["Hello."], "queued, reported again, then run", responses={"background": True},
          faces=("responses",), waits=True),

@@ -28,7 +28,6 @@ from antiphon.app.projections.messages.schema import (
     MessageUpdate,
     MessageUsage,
     Ping,
-    RedactedThinkingBlock,
     SignatureDelta,
     StopDetails,
     StopReason,
@@ -154,14 +153,13 @@ class MessagesFold:
                 yield from self._end_reasoning(item)
 
     def _end_reasoning(self, item: Reasoning) -> Iterator[AnyMessageEvent]:
-        """Ends the block of a reasoning item with its signature. An item without visible text becomes an opaque one."""
+        """Ends the block of a reasoning item with its signature. Without the text, a block has nothing else."""
         sealed = item.encrypted_content if isinstance(item.encrypted_content, str) else ""
+        if not sealed and self._open is None:
+            return
         if self._open is None:
-            if not sealed:
-                return
-            has_text = self._reasoning_kind is not None and self._reasoning_kind[0] == item.id
-            yield self._start_block(ThinkingBlock() if has_text else RedactedThinkingBlock(data=sealed))
-        if self._open is ThinkingBlock and sealed:
+            yield self._start_block(ThinkingBlock())
+        if sealed:
             yield self._update(SignatureDelta(signature=sealed))
         yield self._stop_block()
 
@@ -240,7 +238,6 @@ class MessageAccumulator:
                 self._add_delta(delta)
             case BlockStop() if self._open is not None:
                 self._blocks.append(_complete_block(self._open, "".join(self._parts)))
-                self._open = None
             case MessageUpdate(delta=stop, usage=usage) if self._message is not None:
                 self._message = structs.replace(
                     self._message, stop_reason=stop.stop_reason, stop_sequence=stop.stop_sequence, usage=usage
@@ -266,7 +263,6 @@ def _complete_block(block: MessageBlock, text: str) -> MessageBlock:
             return structs.replace(block, thinking=text)
         case ToolUseBlock():
             return structs.replace(block, input=_parse_input(text))
-    return block
 
 
 def _parse_input(text: str) -> msgspec.Raw | dict[str, str]:

@@ -52,12 +52,6 @@ class ThinkingBlock(ContentBlock, frozen=True, kw_only=True, tag="thinking"):
     signature: str = ""
 
 
-class RedactedThinkingBlock(ContentBlock, frozen=True, kw_only=True, tag="redacted_thinking"):
-    """Reasoning that only this server can read."""
-
-    data: str
-
-
 class ToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_use"):
     """A call of a tool. `input` is the JSON object that the model wrote, byte for byte."""
 
@@ -66,7 +60,7 @@ class ToolUseBlock(ContentBlock, frozen=True, kw_only=True, tag="tool_use"):
     input: msgspec.Raw | dict[str, Any]
 
 
-MessageBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
+MessageBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class BlockDelta(Struct, frozen=True, kw_only=True, tag_field="type"):
