@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.harmony.format import ModelFormat
-from tests.snapshots.cases import CASES, Case
+from tests.snapshots.cases import CASES, WEATHER_CALL, Case
 from tests.snapshots.chunkings import output_tokens
 from tests.snapshots.extra_cases import EXTRA_CASES
 from tests.snapshots.run_case import CaseResult, load_case_format, read_chat
@@ -64,12 +64,18 @@ def check_names(entry: dict[str, Any], token_ids: list[int], model_format: Model
 @pytest.mark.parametrize("case", CHAT_CASES, ids=lambda case: case.name)
 async def test_token_ids_are_those_that_the_model_generated(case: Case) -> None:
     result = await read_with_fields(case, 0, return_token_ids=True)
+    assert isinstance(result.reply, ApiError) == case.fails
     if isinstance(result.reply, ApiError):
         return
-    tokens = output_tokens(case, load_case_format(case.dialect))
+    model_format = load_case_format(case.dialect)
+    tokens = output_tokens(case, model_format)
     for choice in json.loads(result.reply)["choices"]:
-        count = min(len(choice["token_ids"]), len(tokens))
-        assert choice["token_ids"][:count] == tokens[:count] and len(choice["token_ids"]) <= len(tokens) + 1
+        token_ids = choice["token_ids"]
+        if case.name == "second_call_when_parallel_calls_are_off":
+            assert WEATHER_CALL in model_format.decode(token_ids) and token_ids == tokens[: len(token_ids)] != tokens
+        else:  # the engine may end the turn with a token that the script does not have
+            ending = token_ids[len(tokens) :]
+            assert token_ids == tokens + ending and (not ending or ending[0] in model_format.end_ids)
 
 
 @pytest.mark.parametrize("case", CHAT_CASES, ids=lambda case: case.name)
