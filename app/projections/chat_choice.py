@@ -87,7 +87,7 @@ class ChoiceFold:
 
     def _name_by_id(self, entry: Logprob) -> Logprob:
         """Returns the entry with ids in place of texts. Its token is the next one of the details that equals it."""
-        text = spell_token(bytes(entry.bytes or ()))
+        text = spell_token(bytes(entry.bytes))
         while self._scored:
             token = self._scored.popleft()
             if token.logprob == entry.logprob and token.text == text:

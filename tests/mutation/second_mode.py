@@ -130,7 +130,8 @@ def _run_modules(modules: Sequence[ModuleMutants], jobs: int, *, is_quick: bool)
                 copies.put(copy)
             print(f"{part.file}: {len(part.mutants) - len(survivors)} of {len(part.mutants)} killed", flush=True)
             for survivor in survivors:
-                print(_format_survivor(survivor), flush=True)
+                if survivor.verdict != "broken":
+                    print(_format_survivor(survivor), flush=True)
             return survivors
 
         with ThreadPoolExecutor(jobs) as pool:
@@ -144,8 +145,14 @@ def _split(mutants: tuple[SecondConditionMutant, ...], size: int) -> Iterator[tu
 
 
 def _run_part(copy: TreeCopy, part: ModuleMutants, *, is_quick: bool) -> Iterator[Survivor]:
-    """Runs mutants in forks of one process. Yields those that a process of their own does not kill, either."""
+    """Runs mutants in forks of one process. Yields those that a process of their own does not kill, either.
+
+    All are broken if the tests fail without a mutant.
+    """
     verdicts = _run_forks(copy, part)
+    if not verdicts:
+        yield from (Survivor(mutant, "broken") for mutant in part.mutants)
+        return
     for index, mutant in enumerate(part.mutants):
         verdict = verdicts[index] if index < len(verdicts) else "not run"
         if verdict in ("killed", "late"):
