@@ -69,6 +69,7 @@ def test_prompt_begins_the_text_with_echo_only() -> None:
         parts = read_parts(("a", first), ("b", detail(logprobs=(scored(2, "b", -1.0, 1),))), **options)
         choice = join_parts(parts, 0, logprobs="logprobs" in options)
         assert choice.text == text
+        assert "logprobs" in options or all(part.logprobs is None for part in parts), "nor in a chunk"
         assert (choice.logprobs and choice.logprobs.tokens, choice.logprobs and choice.logprobs.text_offset) == (
             tokens,
             offsets,
