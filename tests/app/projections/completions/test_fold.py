@@ -90,12 +90,10 @@ def test_numbers_of_candidates_are_those_of_their_own_field(logprobs: int, promp
 
 
 def test_prompt_ids_and_candidates_are_shown_if_requested() -> None:
-    step = detail(prompt=PROMPT, tokens=(7,))
+    steps = [("w", detail(tokens=(6,))), ("x", detail(prompt=PROMPT, tokens=(7,))), ("y", detail(tokens=(8,)))]
     for options in ({"token_ids": True}, {"prompt_logprobs": 0}, {}):
-        choice = join_parts(
-            read_parts(("x", step), ("y", detail(tokens=(8,))), last=detail(tokens=(9,)), **options), 0, logprobs=False
-        )
-        assert choice.token_ids == ((7, 8, 9) if "token_ids" in options else UNSET)
+        choice = join_parts(read_parts(*steps, last=detail(tokens=(9,)), **options), 0, logprobs=False)
+        assert choice.token_ids == ((6, 7, 8, 9) if "token_ids" in options else UNSET)
         assert choice.prompt_token_ids == ((21, 22) if "token_ids" in options else UNSET)
         assert (choice.prompt_logprobs is not UNSET) == ("prompt_logprobs" in options)
 
