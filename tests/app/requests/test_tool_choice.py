@@ -101,6 +101,20 @@ def test_tools_of_the_input_can_be_chosen(choice: Any) -> None:
     assert spec.base_response.tools == ()
 
 
+@pytest.mark.parametrize("mode", ["auto", "none", "required", None])
+def test_mode_allows_all_tools(mode: str | None) -> None:
+    spec = read_responses_spec(tools=PLAIN, tool_choice=mode)
+    assert (spec.prompt_input.tool_choice, spec.prompt_input.allowed_tools) == (mode or "auto", None)
+
+
+def test_tools_that_run_elsewhere_count_as_tools_and_are_not_offered() -> None:
+    search = {"type": "web_search"}
+    assert read_responses_spec(tools=[search], tool_choice="required").prompt_input.tool_choice == "required"
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [search, chosen("custom", "note")]}
+    prompt_input = read_responses_spec(tools=[search, *PLAIN], tool_choice=choice).prompt_input
+    assert (prompt_input.tool_choice, prompt_input.allowed_tools) == ("auto", {"note"})
+
+
 def test_unknown_tool_is_reported_before_an_unsupported_field() -> None:
     with pytest.raises(ApiError) as caught:
         read_chat_spec(tool_choice=chosen("function", "spawn"), modalities=["audio"])
