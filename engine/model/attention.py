@@ -155,7 +155,6 @@ def attend(  # noqa: PLR0913  the signature is transformers'
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    indices: list[Tensor | None] | None = None,
     block_indices: list[Tensor | None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -163,7 +162,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
 
     Also writes ``key`` and ``value`` to the caches. ``softcap`` limits the scores (Gemma 2), ``s_aux`` holds one sink
     score per head (gpt-oss). A layer that reads an earlier layer's keys gets their new ones as ``key`` and ``value``.
-    ``indices`` or ``block_indices`` hold the masks of :class:`antiphon.engine.variants.indexers.PackedIndexer`.
+    ``block_indices`` are the masks of :class:`antiphon.engine.variants.indexers.PackedIndexer`.
     """
     if attn_metadata is None:
         attn_metadata = CURRENT_METADATA.get()
@@ -188,7 +187,7 @@ def attend(  # noqa: PLR0913  the signature is transformers'
         keys_values = batch.write_and_read(layer, key[:, :, first:end], value[:, :, first:end], view)
         rows = heads[0, :, :, first:end].permute(2, 0, 1, 3)
         results.append(_attend_batch(rows, *keys_values, view.mask, params)[None])
-    masks = iter(indices or block_indices or ())
+    masks = iter(block_indices or ())
     for span in attn_metadata.spans:
         results += _attend_span(span, layer, heads, (key, value), params, attn_metadata, masks)
     return (results[0] if len(results) == 1 else torch.cat(results, 1)).flatten(2, 3), None
@@ -243,9 +242,9 @@ def _attend_block(
 
 
 def _attend_selected(query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """:func:`_attend_block` to the keys of a mask (heads or 1, n, m); an indexer's heads are those of the keys."""
+    """:func:`_attend_block` to the keys of a mask (heads, n, m); an indexer's heads are those of the keys."""
     groups, length = query.shape[2], query.shape[3]
-    by_head = mask.repeat_interleave(groups, 0) if len(mask) > 1 else mask
+    by_head = mask.repeat_interleave(groups, 0)
     attention = functional.scaled_dot_product_attention
     rows = query.flatten(1, 2)
     return _to_token_major(

@@ -238,8 +238,6 @@ class VarlenForward:
     ) -> Tensor:
         """Logits (rows, vocabulary) at the ``chosen`` indices of the row, or at all."""
         options: dict[str, Any] = {"past_key_values": RowPositions(positions[0])} if self._asks_cache else {}
-        if self._indexers:  # a mask that layers hand over to the indexer, which makes its own
-            options["attention_mask"] = torch.ones((1, 1, ids.shape[1], 1), dtype=torch.bool, device=ids.device)
         if self.selects_logits and logit_indices is not None:
             options["logits_to_keep"] = logit_indices
         attn_metadata.variants = self._variants

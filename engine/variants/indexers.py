@@ -1,7 +1,10 @@
-"""Layers that attend to selected keys: their indexers run in packed passes, for one sequence after another.
+"""Layers that attend to selected blocks of keys: their indexers run in packed passes, one sequence after another.
 
-An indexer scores the keys of a sequence for each of its tokens and selects the best, single ones (DeepSeek V3.2, GLM-5)
-or blocks (MiniMax M3). Its own keys are kept in the KV cache of the sequence, as another layer.
+An indexer scores the keys of a sequence for each of its tokens and selects the best blocks (MiniMax M3). Its own keys
+are kept in the KV cache of the sequence, as another layer.
+
+Indexers that select single keys (DeepSeek V3.2, GLM-5) are not packed. They cut negative scores off, so many keys have
+the score 0, and which of them ``topk`` returns depends on the shape of the pass.
 """
 
 import inspect
@@ -14,12 +17,11 @@ from torch import Tensor, nn
 from antiphon.engine.cache.base import KVCache
 from antiphon.engine.model.attention import CURRENT_METADATA
 
-INDEXED_KINDS = {"indexed_attention", "minimax_m3_sparse"}
-"""Types of layers with an indexer, as transformers' caches name them."""
+INDEXED_KINDS = {"minimax_m3_sparse"}
+"""Types of layers with such an indexer, as transformers' caches name them."""
 
-TOKEN_PARAMETERS = ["hidden_states", "q_resid", "position_embeddings", "attention_mask", "position_ids"]
 BLOCK_PARAMETERS = ["hidden_states", "position_embeddings", "past_key_values", "position_ids"]
-"""Parameters of the indexers that are known: of those that select tokens, and of those that select blocks."""
+"""Parameters of the indexers that select blocks."""
 
 
 class SequenceIndex:
@@ -31,10 +33,6 @@ class SequenceIndex:
         self._new: list[Tensor] = []
         self.layers = {layer: self}
 
-    def update_indexer(self, keys: Tensor, _layer: int) -> Tensor:
-        """Adds keys (1, n, dim). Returns those of all tokens."""
-        return self.update_index(keys[:, None])[:, 0]
-
     def update_index(self, keys: Tensor) -> Tensor:
         """Adds keys (1, 1, n, dim). Returns those of all tokens."""
         self._new.append(keys)
@@ -45,17 +43,16 @@ class SequenceIndex:
 class PackedIndexer:
     """The ``forward`` of an indexer in packed passes.
 
-    It returns a mask for each block of the row (heads or 1, tokens, keys), True for the keys to attend to, or None
-    where these are all earlier ones.
+    It returns a mask for each part of the row (heads, tokens, keys), True for the keys to attend to, or None where
+    these are all earlier ones.
     """
 
     def __init__(self, indexer: Any) -> None:
         self._forward: Callable[..., Tensor] = indexer.forward
         self._signature = inspect.signature(indexer.forward)
         self._layer = int(indexer.layer_idx)
-        self._selects_blocks = list(self._signature.parameters) == BLOCK_PARAMETERS
-        self._block_tokens = indexer.block_size if self._selects_blocks else 1
-        self._max_tokens = indexer.topk_blocks * indexer.block_size if self._selects_blocks else indexer.index_topk
+        self._block_tokens = indexer.block_size
+        self._max_tokens = indexer.topk_blocks * indexer.block_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the indexer for each block of each sequence."""
@@ -79,13 +76,9 @@ class PackedIndexer:
         device = part["hidden_states"].device
         positions = torch.arange(start + past, stop + past, device=device)
         earlier = torch.arange(stop + past, device=device) <= positions[:, None]
-        if "attention_mask" in part:
-            part["attention_mask"] = earlier[None]
         selected = self._forward(**part | {"past_key_values": index})[0].long()
         if stop + past <= self._max_tokens:
             return None
-        if not self._selects_blocks:
-            selected = selected[None]
         num_blocks = -(-(stop + past) // self._block_tokens)
         mask = earlier.new_zeros((*selected.shape[:2], num_blocks + 1))  # the last one is for slots without a block
         mask.scatter_(-1, selected.masked_fill(selected < 0, num_blocks), value=True)
@@ -109,8 +102,7 @@ def find_indexers(model: nn.Module) -> list[nn.Module]:
 def _is_known(indexer: Any) -> bool:
     if isinstance(indexer.forward, PackedIndexer):
         return True
-    names = list(inspect.signature(indexer.forward).parameters)
-    return names in (BLOCK_PARAMETERS, [*TOKEN_PARAMETERS, "past_key_values"])
+    return list(inspect.signature(indexer.forward).parameters) == BLOCK_PARAMETERS
 
 
 def attach_indexers(indexers: list[nn.Module]) -> None:

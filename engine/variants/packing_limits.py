@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.variants.indexers import INDEXED_KINDS, find_indexers
 from antiphon.engine.variants.layer_variants import ATTENTION_KINDS, find_layer_kinds
 from antiphon.engine.variants.long_rope import RECOMPUTING_TYPES, find_rope_limit
@@ -11,7 +12,7 @@ from antiphon.engine.variants.long_rope import RECOMPUTING_TYPES, find_rope_limi
 OWN_ATTENTION = "its code in transformers computes attention by itself instead of through the attention interface"
 
 REASONS_BY_KIND = {
-    "indexed_attention": "its layers select keys by an index that is not known here",
+    "indexed_attention": "its layers select single keys by an index",
     "minimax_m3_sparse": "its layers select keys by an index that is not known here",
     "compressed_sparse_attention": "its layers attend to compressed keys",
     "heavily_compressed_attention": "its layers attend to compressed keys",
@@ -51,5 +52,7 @@ def explain_unpackable(model: PreTrainedModel, more_kinds: set[str], rope_limit:
 def exceeds_rope_limit(config: Any, context: int | None) -> int | None:
     """Returns the limit of LongRoPE if sequences may exceed it; None if all are shorter or the model has none."""
     limit = find_rope_limit(config)
-    served = min(context or config.max_position_embeddings, config.max_position_embeddings)
-    return limit if limit is not None and served > limit else None
+    if limit is None:
+        return None
+    longest = read_context_length(lambda name: getattr(config, name, None)) or DEFAULT_CONTEXT_TOKENS
+    return limit if min(context or longest, longest) > limit else None
