@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from antiphon.engine.embeddings.messages import EncoderInput, VectorOptions
 from antiphon.engine.embeddings.repository import EncoderKind, SentenceModules, read_json_object, uses_identity
 from antiphon.engine.errors import LoadError, one_line
+from antiphon.engine.model.finite_logits import check_finite_weights
 from antiphon.engine.model.loader import choose_device
 from antiphon.engine.model.loading_report import describe_missing, list_missing
 
@@ -54,7 +55,7 @@ class TextEncoder:
 
     def __init__(self, model: PreTrainedModel, modules: SentenceModules) -> None:
         self._model, self._modules = model, modules
-        self._pad_id = model.config.pad_token_id or 0
+        self._pad_id = getattr(model.config, "pad_token_id", None) or 0
         self._dense = [_load_dense(path, model.device) for path in modules.dense]
         self.vector_size = len(self._pool_and_project(EncoderInput(tokens=(0,)))[0])
 
@@ -88,7 +89,7 @@ class PairScorer:
 
     def __init__(self, model: PreTrainedModel, modules: SentenceModules) -> None:
         self._model = model
-        if model.config.pad_token_id is None:
+        if getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = 0  # the model searches for it to find the last token
         self._pad_id = model.config.pad_token_id
         self._takes_types = (getattr(model.config, "type_vocab_size", None) or 0) > 1
@@ -156,6 +157,7 @@ def load_encoder(
     missing = [name for name in names if kind == "rerank" or "pooler." not in name]
     if missing:
         raise LoadError(f"{modules.transformer}: {describe_missing(missing)}; fetch it again")
+    check_finite_weights(modules.transformer, model.named_parameters())
     if kind == "embedding":
         return model, TextEncoder(model, modules)
     if model.config.num_labels != 1:
@@ -172,6 +174,7 @@ def _load_dense(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor
     if not (folder / "model.safetensors").is_file():
         raise LoadError(f"{folder}: no model.safetensors; convert the weights to safetensors")
     weights = {key: tensor.float().to(device) for key, tensor in load_file(folder / "model.safetensors").items()}
+    check_finite_weights(folder, weights.items())
     weight, bias, activation = weights["linear.weight"], weights.get("linear.bias"), ACTIVATIONS[name]
     return lambda vectors: activation(nn.functional.linear(vectors, weight, bias))
 

@@ -1,6 +1,6 @@
-"""Refuses a model whose logits are not finite numbers, and finds the weight that is the cause."""
+"""Refuses a model whose logits or weights are not finite numbers, and finds the weight that is the cause."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -36,6 +36,15 @@ def check_finite(logits: Tensor, model: PreTrainedModel) -> None:
     )
 
 
+def check_finite_weights(place: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises :class:`LoadError` if one of the named weights holds NaN or infinity. ``place``: where they come from."""
+    for name, weight in weights:
+        if not _is_finite(weight):
+            raise LoadError(
+                f"{place}: the weight {name} holds NaN or infinity; fetch the model again, or choose another one"
+            )
+
+
 def _find_broken_weights(folder: Path) -> Iterator[str]:
     """Yields the names of weights in the safetensors files of a folder that hold NaN or infinity."""
     try:
@@ -51,4 +60,5 @@ def _find_broken_weights(folder: Path) -> Iterator[str]:
 def _is_finite(weight: Tensor) -> bool:
     if not weight.is_floating_point():
         return True
+    weight = weight.detach()
     return all(bool(part.float().isfinite().all()) for part in torch.split(weight.flatten(), ELEMENTS_PER_PART))

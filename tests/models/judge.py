@@ -98,7 +98,7 @@ def judge_row(
     with tempfile.TemporaryDirectory(prefix="antiphon-models-") as folder:
         for dtype in dtypes:
             path = Path(folder, dtype)
-            save_checkpoint(model, dtype, path)
+            save_checkpoint(model, dtype, path, row)
             with _original_rotary():
                 expected = generate_expected(path)
             try:

@@ -36,6 +36,7 @@ INTRODUCTION = f"""# Models
 
 `python -m tests.models.table > docs/models.md` writes this page. Each row is a configuration of an architecture of transformers
 {transformers.__version__}, as a tiny model with random weights: four layers, {len(PROMPT_LENGTHS_TOKENS)} prompts of {min(PROMPT_LENGTHS_TOKENS)} to {max(PROMPT_LENGTHS_TOKENS)} tokens, windows of 24 tokens.
+Its config.json has the keys of that family's published files, and no others.
 
 - **output**: the greedy output of {NUM_OUTPUT_TOKENS} tokens equals that of transformers' `generate`, from files in fp32 and in bf16: alone, among eight
   prompts of mixed length, and after a beginning that is in the cache.

@@ -14,8 +14,8 @@ from tests.models.table import ROWS, format_row
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
-FAST_ROWS = ("llama (biases)", "qwen3_moe", "phi3 (longrope)")
-"""Rows that differ in layers, experts and attention."""
+FAST_ROWS = ("llama (biases)", "qwen3_moe", "phi3 (longrope)", "mamba")
+"""Rows that differ in layers, experts and attention, and one whose config.json has no context length."""
 
 
 def find_line(text: str, result: RowResult) -> list[str]:

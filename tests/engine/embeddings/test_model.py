@@ -147,3 +147,27 @@ def test_model_with_several_labels_does_not_rerank(tmp_path: Path) -> None:
 def test_embedding_model_without_a_head_does_not_rerank(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="weights are missing"):
         build_rerank_core(tiny.save_bert(tmp_path), OPTIONS)
+
+
+def spoil_weight(file: Path, name: str) -> None:
+    """Makes the last number of a tensor in a file NaN."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    weights[name].view(-1)[-1] = torch.nan
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["embedding", "dense", "rerank"])
+def test_weight_that_is_not_finite_is_named(tmp_path: Path, kind: str) -> None:
+    if kind == "rerank":
+        folder = tiny.save_cross_encoder(tmp_path)
+    else:
+        folder = tiny.save_bert(tmp_path)
+        tiny.write_modules(folder, ("mean",), "Dense")
+        tiny.write_dense(folder / "2_Dense", 5, "Tanh")
+    name = "linear.bias" if kind == "dense" else "embeddings.word_embeddings.weight"  # of a token that no text has
+    prefix = "bert." if kind == "rerank" else ""
+    spoil_weight(folder / ("2_Dense/model.safetensors" if kind == "dense" else "model.safetensors"), prefix + name)
+    with pytest.raises(LoadError, match=f"the weight {prefix}{name} holds NaN or infinity"):
+        (build_rerank_core if kind == "rerank" else build_embedding_core)(folder, OPTIONS)
