@@ -3,12 +3,13 @@
 This module reads JSON and the headers of safetensors files, never weights, and needs neither torch nor transformers.
 """
 
-import json
+import math
+import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,6 +24,10 @@ from antiphon.engine.checkpoint.gguf.folder import find_gguf_file
 from antiphon.engine.checkpoint.gguf.header import read_gguf_sizes
 from antiphon.engine.checkpoint.quantized.support import read_settings, stored_bits
 from antiphon.engine.errors import LoadError
+from antiphon.engine.regular_files import check_folder_entries, open_regular_file, parse_json, read_json_object
+
+MAX_HEADER_BYTES = 100_000_000
+"""Largest header of a safetensors file, as the format limits it."""
 
 DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes per element in a safetensors file; types not listed take 1."""
@@ -33,6 +38,22 @@ EMBEDDING_NAME = re.compile(
 )
 EXPERT_NAME = re.compile(r"\.experts\.|_exps\.")
 """Parts of the names of tensors, in safetensors and GGUF files."""
+
+
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: tuple[Size, ...]
+    data_offsets: tuple[Size, Size]
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -94,9 +115,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
 def inspect_checkpoint(path: Path) -> Checkpoint:
     """Checks a local model folder and reads its metadata. Raises :class:`LoadError`."""
     check_is_folder(path)
+    check_folder_entries(path)
     if not (path / "config.json").exists():
         raise explain_missing_config(path)
-    config = _read_json_object(path / "config.json")
+    config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{path / 'config.json'}: no model_type; give a model folder in transformers' format")
     check_kind(path, config)
@@ -110,7 +132,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path,
         config,
-        _read_json_object(generation) if generation.exists() else {},
+        read_json_object(generation) if generation.exists() else {},
         _count_by_dtype(tensors),
         None if gguf_file is None else gguf_file.name,
         _count_by_dtype(tensor for tensor in tensors if EMBEDDING_NAME.search(tensor[0])),
@@ -126,23 +148,16 @@ def _count_by_dtype(tensors: Iterable[tuple[str, str, int]]) -> dict[str, int]:
     return totals
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: not readable as JSON ({error}); fetch the file again") from error
-    if not isinstance(table, dict):
-        raise LoadError(f"{path}: not a JSON object; fetch the file again")
-    return table
-
-
 def find_weight_files(path: Path) -> list[Path]:
     """Returns the weight files. Raises :class:`LoadError` if one is missing or there are none."""
     index = path / "model.safetensors.index.json"
     if index.exists():
-        weight_map = _read_json_object(index).get("weight_map")
-        names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-        files = [path / str(name) for name in names]
+        weight_map = read_json_object(index).get("weight_map")
+        names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
+        outside = next((name for name in sorted(names) if Path(name).is_absolute() or ".." in Path(name).parts), None)
+        if outside is not None:
+            raise LoadError(f"{index}: {outside[:200]} is outside of the model's folder; fetch the file again")
+        files = [path / name for name in sorted(names)]
         missing = [file.name for file in files if not file.exists()]
         if missing or not files:
             example = missing[0] if missing else "every shard"
@@ -155,28 +170,25 @@ def find_weight_files(path: Path) -> list[Path]:
 
 def _read_header(path: Path) -> list[tuple[str, str, int]]:
     """Returns name, dtype and number of elements of each tensor in a safetensors file, whose length must be right."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    try:
+        file = open_regular_file(path)
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read ({error}); fetch it again") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         if start == b"version ":
             raise LoadError(f"{path} is a git-lfs pointer, not the weights; run `git lfs pull`")
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
+        if length > min(size - 8, MAX_HEADER_BYTES):
             raise LoadError(f"{path} is cut short or not safetensors; fetch it again")
         try:
-            entries = json.loads(file.read(length))
-            entries.pop("__metadata__", None)
-            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            tensors = [(name, str(entry["dtype"]), _num_elements(entry["shape"])) for name, entry in entries.items()]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            table = parse_json(file.read(length))
+            table.pop("__metadata__", None)
+            entries = msgspec.convert(table, dict[str, TensorEntry])
+        except (ValueError, TypeError, AttributeError) as error:
             raise LoadError(f"{path} is not safetensors; fetch it again") from error
+    end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != 8 + length + end:
         raise LoadError(f"{path} has {size} bytes, its header promises {8 + length + end}; fetch it again")
-    return tensors
-
-
-def _num_elements(shape: list[int]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total
+    return [(name, entry.dtype, entry.num_elements) for name, entry in entries.items()]

@@ -3,7 +3,6 @@
 Needs neither torch nor transformers, so that the error comes at once.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from antiphon.engine.checkpoint.quantized.support import explain_unread_format, read_settings
 from antiphon.engine.errors import LoadError
+from antiphon.engine.regular_files import read_json_object
 
 FORMATS_BY_SUFFIX = {
     ".gguf": "GGUF weights, the format of llama.cpp",
@@ -91,8 +91,8 @@ def _explain_other_format(path: Path) -> LoadError | None:
 def _base_model(path: Path) -> str:
     """Returns " of" and the name of an adapter's base model, or nothing if the adapter does not name it."""
     try:
-        name = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
+        name = read_json_object(path / "adapter_config.json").get("base_model_name_or_path")
+    except LoadError:
         return ""
     return f" of {name}" if isinstance(name, str) and name else ""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Sampling
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -25,6 +26,15 @@ def sampling_defaults(generation: Mapping[str, Any]) -> Sampling:
 
 
 def read_eos_ids(generation: Mapping[str, Any], default: int | list[int] | None) -> tuple[int, ...]:
-    """Token ids that end an answer. ``default``: those of the model's configuration."""
+    """Token ids that end an answer. ``default``: those of the model's configuration. Raises :class:`LoadError`."""
     eos = generation.get("eos_token_id", default)
-    return tuple(int(token) for token in ([eos] if isinstance(eos, int) else eos or ()))
+    return read_token_ids("eos_token_id", [eos] if isinstance(eos, int) else eos)
+
+
+def read_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Returns a setting that is a list of token ids, or None. Raises :class:`LoadError`."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(token, int) for token in value):
+        raise LoadError(f"{name} is no list of token ids; fetch config.json and generation_config.json again")
+    return tuple(value)

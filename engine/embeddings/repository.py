@@ -4,7 +4,6 @@ The modules of sentence-transformers (`modules.json`) say how the vectors of the
 an encoder's vectors are averaged and a decoder's last one is taken, and the result is normalized.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import msgspec
 
 from antiphon.engine.checkpoint.formats import check_is_folder, explain_missing_config, explain_missing_weights
 from antiphon.engine.errors import LoadError
+from antiphon.engine.regular_files import check_folder_entries, read_json, read_json_object
 
 EncoderKind = Literal["embedding", "rerank"]
 """`embedding`: a vector for a text. `rerank`: a score for a pair of texts."""
@@ -72,8 +72,11 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
 def read_repository(folder: Path, kind: EncoderKind) -> SentenceModules:
     """Reads and checks a local repository. Raises :class:`LoadError`."""
     check_is_folder(folder)
+    check_folder_entries(folder)
     modules = _read_modules(folder)
     transformer = folder / next((path for name, path in modules if name == "Transformer"), "")
+    if transformer.is_dir():
+        check_folder_entries(transformer)
     if not (transformer / "config.json").is_file():
         raise explain_missing_config(transformer)
     config = read_json_object(transformer / "config.json")
@@ -115,28 +118,13 @@ def uses_identity(config: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(".Identity") for name in names)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads a file that holds a JSON object. Raises :class:`LoadError`."""
-    value = _read_json(path)
-    if not isinstance(value, dict):
-        raise LoadError(f"{path}: not a JSON object; fetch the file again")
-    return value
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: not readable as JSON ({error}); fetch the file again") from error
-
-
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
     """Returns the class name and the folder of each module; none if the repository has no `modules.json`."""
     file = folder / "modules.json"
     if not file.is_file():
         return []
     try:
-        modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in _read_json(file)]
+        modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in read_json(file)]
     except (TypeError, KeyError):
         raise LoadError(f"{file}: not a list of modules; fetch the file again") from None
     unknown = [name for name, _ in modules if name not in ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")]

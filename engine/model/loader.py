@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.engine.checkpoint.context_length import DEFAULT_CONTEXT_TOKENS, read_context_length
 from antiphon.engine.checkpoint.files import Checkpoint, inspect_checkpoint
-from antiphon.engine.checkpoint.generation_settings import read_eos_ids, sampling_defaults
+from antiphon.engine.checkpoint.generation_settings import read_eos_ids, read_token_ids, sampling_defaults
 from antiphon.engine.checkpoint.held_size import estimate_held_size
 from antiphon.engine.checkpoint.quantized.support import DECODED_METHODS
 from antiphon.engine.errors import LoadError, one_line
@@ -222,7 +222,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
     config = model.config.get_text_config(decoder=True)
     context = read_context_length(lambda name: getattr(config, name, None))
     generation = folder.generation_config if folder else {}
-    suppressed = generation.get("suppress_tokens") or ()
+    suppressed = read_token_ids("suppress_tokens", generation.get("suppress_tokens"))
     parameters = _count_parameters(model, folder)
     return EngineInfo(
         max_model_len=context or DEFAULT_CONTEXT_TOKENS,
@@ -231,7 +231,7 @@ def engine_info(model: PreTrainedModel, folder: Checkpoint | None = None) -> Eng
         dtype=str(model.dtype).removeprefix("torch."),
         default_sampling=sampling_defaults(generation),
         eos_ids=read_eos_ids(generation, getattr(config, "eos_token_id", None)),
-        suppressed_ids=tuple(int(token) for token in suppressed if 0 <= int(token) < config.vocab_size),
+        suppressed_ids=tuple(token for token in suppressed if 0 <= token < config.vocab_size),
         description=f"{type(model).__name__}, {parameters / 1e6:.1f} M parameters{_describe_method(folder)}",
         architecture=str(model.config.model_type),
     )
