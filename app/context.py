@@ -84,6 +84,6 @@ def create_context(
         turn_manager=turn_manager,
         store=store,
         metrics=metrics,
-        adapter_updates=AdapterUpdates(models, allowed=settings.allow_lora_updates),
+        adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
         script_faults=connect_script_faults(models),
     )

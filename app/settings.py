@@ -59,7 +59,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     chat_reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     """Field of chat messages and deltas that holds the model's reasoning. OpenAI's API has none."""
     allow_lora_updates: bool = False
-    """Whether clients may load and unload adapters. They name folders of this machine."""
+    """Whether clients may load and unload adapters."""
+    lora_dirs: tuple[str, ...] = ()
+    """Folders whose adapters clients may load."""
     trust_request_chat_template: bool = False
     """Whether `chat_template` of a request is used. A client can write any control token with it."""
     max_body_bytes: int = 32 * 1024 * 1024

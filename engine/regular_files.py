@@ -54,9 +54,9 @@ def open_regular_file(path: Path, root: Path | None = None) -> BinaryIO:
 def _open_below(root: Path, path: Path) -> int:
     """Opens a path below a folder, one part after another, without following links. Returns the descriptor."""
     real_root, real_path = os.path.realpath(root), os.path.realpath(path)
-    if os.path.commonpath([real_root, real_path]) != real_root:
+    if not _is_part(real_path, real_root):
         raise UnreadableFileError(f"it is outside of {root}")
-    *folders, name = os.path.relpath(real_path, real_root).split(os.sep)
+    *folders, name = Path(os.path.relpath(real_path, real_root)).parts or (".",)
     descriptor = os.open(real_root, READ_FLAGS | os.O_DIRECTORY)
     for part in (*folders, name):
         try:
@@ -69,13 +69,27 @@ def _open_below(root: Path, path: Path) -> int:
     return descriptor
 
 
+def is_below(path: Path, root: Path) -> bool:
+    """Tells whether a path is a folder or in it, once links are followed."""
+    try:
+        return _is_part(os.path.realpath(path), os.path.realpath(root))
+    except (OSError, ValueError):  # a name that is too long, or with a null character
+        return False
+
+
+def _is_part(real_path: str, real_root: str) -> bool:
+    return os.path.commonpath([real_root, real_path]) == real_root
+
+
 def read_regular_file(path: Path, max_bytes: int, root: Path | None = None) -> bytes:
     """Returns the bytes of a regular file. Raises :class:`OSError` for others, and for more than ``max_bytes``."""
     with open_regular_file(path, root) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(max_bytes + 1) if size <= max_bytes else b""
-    if max(size, len(data)) > max_bytes:
-        raise UnreadableFileError(f"it has more than {max_bytes} bytes")
+        if size > max_bytes:
+            raise UnreadableFileError(f"it has more than {max_bytes} bytes")
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise UnreadableFileError("another process writes to it")
     return data
 
 

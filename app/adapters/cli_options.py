@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,8 +41,13 @@ OPTIONS = (
     serve_option(
         "--allow-lora-updates",
         is_flag=True,
-        help="Let clients load and unload adapters by /v1/load_lora_adapter, which names folders of this machine. "
-        "Requires an API key.",
+        help="Let clients load and unload adapters of --lora-dir by /v1/load_lora_adapter. Requires an API key.",
+    ),
+    serve_option(
+        "--lora-dir",
+        "lora_dirs",
+        multiple=True,
+        help="Folder whose adapters clients may load with --allow-lora-updates; repeatable.",
     ),
 )
 
@@ -54,9 +60,17 @@ def add_adapter_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def check_lora_updates(settings: Settings, *, insecure: bool) -> None:
-    """Raises `ServeError` if clients may load adapters and none needs an API key."""
+    """Raises `ServeError` if clients may load adapters, and of no folder, or none needs an API key."""
+    if settings.allow_lora_updates != bool(settings.lora_dirs):
+        raise ServeError(
+            "--allow-lora-updates requires --lora-dir: name the folder whose adapters clients may load"
+            if settings.allow_lora_updates
+            else "--lora-dir names folders for clients: add --allow-lora-updates, or name adapters by --lora"
+        )
+    missing = next((folder for folder in settings.lora_dirs if not Path(folder).is_dir()), None)
+    if missing is not None:
+        raise ServeError(f"--lora-dir {missing}: there is no such folder; create it, or name another one")
     if settings.allow_lora_updates and not settings.api_key_digests and not insecure:
         raise ServeError(
-            "--allow-lora-updates lets clients name folders of this machine: set an API key with --api-key-file, "
-            "or pass --insecure"
+            "--allow-lora-updates lets clients load adapters: set an API key with --api-key-file, or pass --insecure"
         )

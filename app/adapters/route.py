@@ -6,7 +6,7 @@ from typing import Any
 from litestar import post
 from litestar.response import Response
 
-from antiphon.app.context import AnyRequest, server_context
+from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import missing_field
 from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.adapters import LOAD_ADAPTER_FIELDS, UNLOAD_ADAPTER_FIELDS
@@ -15,12 +15,12 @@ from antiphon.app.requests.json_body import parse_object
 
 @post("/v1/load_lora_adapter", status_code=200)
 async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
-    """Loads an adapter from a folder of the server. Requires `--allow-lora-updates`."""
+    """Loads an adapter from a folder of `--lora-dir`. Requires `--allow-lora-updates`."""
     body = parse_object(await request.body())
     check_fields(LOAD_ADAPTER_FIELDS, body)
     name, path = _require_text(body, "lora_name"), _require_text(body, "lora_path")
     updates, replace = server_context(request).adapter_updates, body.get("load_inplace") is True
-    await updates.load(name, path, replace=replace, base=body.get("base_model_name"))
+    await updates.load(name, path, request_owner(request), replace=replace, base=body.get("base_model_name"))
     return _success(f"LoRA adapter '{name}' added successfully.")
 
 
@@ -30,7 +30,7 @@ async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
     body = parse_object(await request.body())
     check_fields(UNLOAD_ADAPTER_FIELDS, body)
     name = _require_text(body, "lora_name")
-    await server_context(request).adapter_updates.unload(name)
+    await server_context(request).adapter_updates.unload(name, request_owner(request))
     return _success(f"LoRA adapter '{name}' removed successfully.")
 
 

@@ -1,9 +1,10 @@
 """Loads and unloads adapters while the server runs: in the engine, and among the names of models."""
 
 import asyncio
-from collections.abc import Coroutine
+import os
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphon.app.adapters.served import describe_adapter
 from antiphon.app.errors import ApiError, clip_text, from_engine, invalid_value, missing_field
@@ -12,31 +13,56 @@ from antiphon.app.models.status import keep_loaded
 from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.protocol import EngineError
+from antiphon.engine.regular_files import is_below
+
+MAX_ADAPTERS, MAX_ADAPTERS_OF_OWNER = 64, 16
+"""Largest number of adapters that clients have loaded at once: all of them, and those of an API key."""
+
+
+class AdapterPlace(NamedTuple):
+    """Folder of an adapter, and the one of `--lora-dir` that it is in."""
+
+    folder: Path
+    root: Path
+
+    @property
+    def shown_path(self) -> str:
+        """Path of the adapter as clients see it: without what lies above the folder of `--lora-dir`."""
+        return str(Path(os.path.realpath(self.folder)).relative_to(self.root))
 
 
 class AdapterUpdates:
-    """Applies one update after another. An update that has begun ends, also if its client disconnects."""
+    """Applies one update after another. An update that has begun ends, also if its client disconnects.
 
-    def __init__(self, models: ModelRegistry, *, allowed: bool) -> None:
-        self._models, self._allowed = models, allowed
+    ``folders``: those whose adapters may be loaded; without one, no update is allowed.
+    """
+
+    def __init__(self, models: ModelRegistry, folders: Sequence[str]) -> None:
+        self._models, self._folders = models, [Path(os.path.realpath(folder)) for folder in folders]
+        self._owners: dict[str, str] = {}
+        """Owners of the adapters that clients have loaded, by name."""
         self._lock = asyncio.Lock()
 
-    async def load(self, name: str, path: str, *, replace: bool, base: str | None = None) -> None:
+    async def load(self, name: str, path: str, owner: str, *, replace: bool, base: str | None = None) -> None:
         """Loads an adapter of the model `base`, or of the only one.
 
-        Raises `ApiError`: 404 if updates are not allowed, 409 if the name is in use, 400.
+        Raises `ApiError`: 404 if updates are not allowed, 409 if the name is in use or there are too many adapters, 403
+        if the one to replace is another key's, 400.
         """
-        await asyncio.shield(self._run(self._load(name, _make_absolute(path), base, replace=replace)))
+        await asyncio.shield(self._run(self._load(name, path, owner, base, replace=replace)))
 
-    async def unload(self, name: str) -> None:
-        """Unloads an adapter; running turns keep it. Raises `ApiError`: 404 if there is none with this name."""
-        await asyncio.shield(self._run(self._unload(name)))
+    async def unload(self, name: str, owner: str) -> None:
+        """Unloads an adapter; running turns keep it.
+
+        Raises `ApiError`: 404 if there is none with this name, 403 if it is another key's.
+        """
+        await asyncio.shield(self._run(self._unload(name, owner)))
 
     async def _run(self, update: Coroutine[Any, Any, None]) -> None:
         async with self._lock:
             await update
 
-    async def _load(self, name: str, path: str, base_name: str | None, *, replace: bool) -> None:
+    async def _load(self, name: str, path: str, owner: str, base_name: str | None, *, replace: bool) -> None:
         current = self._models.get_model(name)
         base = self._find_base(base_name, current)
         adapters = self._find_adapters(base)
@@ -49,24 +75,31 @@ class AdapterUpdates:
                 "Set 'load_inplace' to true to load it again."
             )
             raise ApiError(409, "adapter_already_loaded", message, "lora_name")
+        if current is not None:
+            self._check_owner(name, owner)
+        else:
+            self._check_number(owner)
+        place = await asyncio.to_thread(self._find_place, path)
         try:
             async with keep_loaded(base.engine):
-                await adapters.load(name, path)
+                await adapters.load(name, str(place.folder), str(place.root))
         except EngineError as error:
             if error.code == "model_not_loadable":
                 raise ApiError(400, "invalid_value", error.message, "lora_path") from None
             raise from_engine(error) from None
         if current is not None:
             self._models.remove_adapter(name)
-        self._models.add_adapter(describe_adapter(base, name, path))
+        self._models.add_adapter(describe_adapter(base, name, place.shown_path))
+        self._owners[name] = owner
 
-    async def _unload(self, name: str) -> None:
+    async def _unload(self, name: str, owner: str) -> None:
         current = self._models.get_model(name)
         adapters = self._find_adapters(current or self._models.served[0])
         if current is None or not current.adapter:
             raise ApiError(
                 404, "model_not_found", f"The lora adapter '{clip_text(name)}' cannot be found.", "lora_name"
             )
+        self._check_owner(name, owner)
         self._models.remove_adapter(name)  # first, so that no new turn names it
         try:
             async with keep_loaded(current.engine):
@@ -75,6 +108,35 @@ class AdapterUpdates:
             if error.code != "adapter_not_found":  # a restarted engine may have lost it
                 self._models.add_adapter(current)
                 raise from_engine(error) from None
+        del self._owners[name]
+
+    def _check_owner(self, name: str, owner: str) -> None:
+        """Raises `ApiError` unless this owner has loaded the adapter. Those of `--lora` belong to the operator."""
+        if self._owners.get(name) != owner:
+            whose = "with another API key" if name in self._owners else "at the start of the server"
+            message = f"The lora adapter '{clip_text(name)}' was loaded {whose}. Choose another name."
+            raise ApiError(403, "adapter_not_owned", message, "lora_name")
+
+    def _check_number(self, owner: str) -> None:
+        """Raises `ApiError` if no further adapter of this owner may be loaded."""
+        owned = sum(other == owner for other in self._owners.values())
+        if owned >= MAX_ADAPTERS_OF_OWNER or len(self._owners) >= MAX_ADAPTERS:
+            message = (
+                f"{owned} adapters were loaded with this API key, and {len(self._owners)} with all keys, of at most "
+                f"{MAX_ADAPTERS_OF_OWNER} and {MAX_ADAPTERS}. Unload one first."
+            )
+            raise ApiError(409, "too_many_adapters", message, "lora_name")
+
+    def _find_place(self, path: str) -> AdapterPlace:
+        """Returns the folder that a client's path names. A relative one is below the first folder that has it.
+
+        Raises `ApiError`. It tells nothing of other folders: not even which ones exist.
+        """
+        for root in self._folders:
+            if is_below(root / path, root) and os.path.isdir(root / path):  # noqa: PTH112  the method raises for long names
+                return AdapterPlace(root / path, root)
+        message = f"There is no folder '{clip_text(path)}' in those of --lora-dir. Ask the operator to copy it there."
+        raise invalid_value("lora_path", message)
 
     def _find_base(self, name: str | None, current: ServedModel | None) -> ServedModel:
         """Returns the base model of an adapter to load. Raises `ApiError` if it is unclear which one is meant.
@@ -103,12 +165,7 @@ class AdapterUpdates:
     def _find_adapters(self, model: ServedModel) -> WorkerAdapters:
         engine = unwrap_engine(model.engine)
         adapters = getattr(engine, "adapters", None)
-        if not self._allowed or not isinstance(adapters, WorkerAdapters):
-            message = "Adapters cannot be loaded at run time. Start the server with --allow-lora-updates."
+        if not self._folders or not isinstance(adapters, WorkerAdapters):
+            message = "Adapters cannot be loaded at run time. Start the server with --allow-lora-updates --lora-dir."
             raise ApiError(404, "lora_updates_disabled", message)
         return adapters
-
-
-def _make_absolute(path: str) -> str:
-    """Returns the path from the root, since the worker process may have another current folder."""
-    return str(Path(path).expanduser().absolute())

@@ -5,12 +5,17 @@ from typing import NamedTuple
 
 import torch
 
+from antiphon.engine.adapters.layer_pattern import PatternError
 from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.adapters.lora_config import LoraConfig, clip
 from antiphon.engine.adapters.lora_weight import LoraWeight
 from antiphon.engine.adapters.peft_files import AdapterFiles, MatrixPair
 from antiphon.engine.errors import LoadError, show_shape
 
 MAX_NAMES_SHOWN = 4
+
+MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of matrices that trainers save."""
 
 
 class LoadedAdapter:
@@ -52,14 +57,14 @@ def match_layers(files: AdapterFiles, layers: AdaptableLayers) -> dict[str, Scal
     ranks: dict[str, int] = {}
     unknown = []
     for written, pair in files.pairs.items():
-        if not config.is_target(written):
-            raise LoadError(f"adapter {folder}: has weights for {written}, which target_modules does not name")
         layer = layers.find_name(written)
         if layer is None:
             unknown.append(written)
             continue
-        matched[layer] = ScaledPair(pair, config.scale_of(written))
-        ranks[layer] = config.rank_of(written)
+        if layer in matched:
+            raise LoadError(f"adapter {folder}: has weights for {layer} twice; copy the adapter again")
+        ranks[layer], scale = _read_settings(folder, config, written)
+        matched[layer] = ScaledPair(pair, scale)
     if unknown:
         raise LoadError(
             f"adapter {folder}: target_modules names layers that the base model does not have: "
@@ -68,6 +73,18 @@ def match_layers(files: AdapterFiles, layers: AdaptableLayers) -> dict[str, Scal
     for layer, (pair, _) in matched.items():
         _check_matrices(folder, layer, pair, layers.shapes[layer], ranks[layer])
     return matched
+
+
+def _read_settings(folder: Path, config: LoraConfig, written: str) -> tuple[int, float]:
+    """Returns the rank and the scale of a layer. ``written``: its name in the file."""
+    try:
+        if not config.is_target(written):
+            raise LoadError(f"adapter {folder}: has weights for {written}, which target_modules does not name")
+        return config.rank_of(written), config.scale_of(written)
+    except PatternError as error:
+        raise LoadError(
+            f"adapter {folder}: a pattern of its configuration cannot be used ({error}); name the layers instead"
+        ) from None
 
 
 def build_adapter(
@@ -90,6 +107,11 @@ def _check_matrices(folder: Path, layer: str, pair: MatrixPair, shape: tuple[int
     """Raises :class:`LoadError` unless A is (rank, inputs), B is (outputs, rank), and all their numbers are finite."""
     inputs, outputs = shape
     for matrix, found, expected in (("A", pair.a, (rank, inputs)), ("B", pair.b, (outputs, rank))):
+        if found.dtype not in MATRIX_DTYPES:
+            kind = str(found.dtype).removeprefix("torch.")
+            raise LoadError(
+                f"adapter {folder}: lora_{matrix} of {layer} is stored in {kind}; save it in float32 or bfloat16"
+            )
         if tuple(found.shape) != expected:
             raise LoadError(
                 f"adapter {folder}: lora_{matrix} of {layer} has the shape {show_shape(found.shape)}, and r and the "
@@ -104,4 +126,4 @@ def _check_matrices(folder: Path, layer: str, pair: MatrixPair, shape: tuple[int
 
 def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    return ", ".join(names[:MAX_NAMES_SHOWN]) + more
+    return ", ".join(clip(name, 200) for name in names[:MAX_NAMES_SHOWN]) + more

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from antiphon.engine.adapters.lora_config import WEIGHTS_FILE
 from antiphon.engine.adapters.peft_files import AdapterFiles
 from antiphon.engine.checkpoint.files import EMBEDDING_NAME, find_weight_files
 from antiphon.engine.errors import LoadError
@@ -26,12 +26,12 @@ def check_base_weights(files: AdapterFiles, base_folder: Path | None) -> None:
 
     Weights that cannot be compared, because the base model's files hold no such tensor, are named in the log.
     """
-    if not files.base_keys:
+    if not files.base_copies:
         return
     places = _find_tensors(base_folder)
-    for name, key in files.base_keys.items():
+    for name, (key, copy) in files.base_copies.items():
         found = _find_place(name, places)
-        is_equal = None if found is None else _are_equal(files.folder / WEIGHTS_FILE, key, places[found], found)
+        is_equal = None if found is None else _are_equal(copy, places[found], found)
         if is_equal is None:
             log.warning(
                 "adapter %s: its copy of %s is not used, and cannot be compared with the base model's files",
@@ -67,10 +67,10 @@ def _find_place(name: str, places: dict[str, Path]) -> str | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def _are_equal(path: Path, key: str, base_path: Path, base_key: str) -> bool | None:
-    """Tells whether two tensors in files are equal in the type of the first; None for other types than floats."""
-    with safe_open(path, framework="pt") as file, safe_open(base_path, framework="pt") as base_file:
-        saved, base = file.get_tensor(key), base_file.get_tensor(base_key)
+def _are_equal(saved: Tensor, base_path: Path, base_key: str) -> bool | None:
+    """Tells whether a tensor equals one in a file in the type of the first; None for other types than floats."""
+    with safe_open(base_path, framework="pt") as base_file:
+        base = base_file.get_tensor(base_key)
         if not (saved.is_floating_point() and base.is_floating_point()):
             return None
         return saved.shape == base.shape and all(

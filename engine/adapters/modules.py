@@ -12,6 +12,8 @@ class LoraModule(msgspec.Struct, frozen=True):
 
     name: str
     path: str
+    root: str = ""
+    """Folder that the adapter's files must be in; empty for an adapter that the operator names."""
     required: bool = True
     """False: an engine that cannot load the adapter starts without it, because it served others before."""
 

@@ -10,9 +10,9 @@ import torch
 from antiphon.engine.adapters.adapter import LoadedAdapter, build_adapter, match_layers
 from antiphon.engine.adapters.base_weights import check_base_weights
 from antiphon.engine.adapters.layers import AdaptableLayers
-from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_weights_file
+from antiphon.engine.adapters.lora_config import WEIGHTS_FILE, check_adapter_folder, check_weights_file
 from antiphon.engine.adapters.modules import LoraModule
-from antiphon.engine.adapters.peft_files import AdapterFiles, read_adapter_files
+from antiphon.engine.adapters.peft_files import MAX_WEIGHTS_BYTES, AdapterFiles, read_adapter_files
 from antiphon.engine.errors import LoadError
 from antiphon.engine.hardware import free_memory
 from antiphon.engine.protocol import EngineError
@@ -54,7 +54,7 @@ class AdapterRegistry:
         """Reads adapters for :meth:`load_all`, before the model is packed. Raises :class:`LoadError` as it does."""
         for module in modules:
             try:
-                self._files[module.name] = self._read_files(Path(module.path))
+                self._files[module.name] = self._read_files(Path(module.path), _find_root(module.root))
             except LoadError:
                 if module.required:
                     raise
@@ -64,15 +64,18 @@ class AdapterRegistry:
         for module in modules:
             log.info("loading adapter %s", module.name)
             try:
-                self.load(module.name, module.path)
+                self.load(module.name, module.path, module.root)
             except LoadError as error:
                 if module.required:
                     raise
                 log.warning("adapter %s is not served: %s", module.name, error.message)
 
-    def load(self, name: str, path: str) -> LoadedAdapter:
-        """Loads an adapter; one with the same name is replaced. Raises :class:`LoadError`."""
-        files = self._files.pop(name, None) or self._read_files(Path(path))
+    def load(self, name: str, path: str, root: str = "") -> LoadedAdapter:
+        """Loads an adapter; one with the same name is replaced. Raises :class:`LoadError`.
+
+        ``root``: the folder that its files must be in, empty for any.
+        """
+        files = self._files.pop(name, None) or self._read_files(Path(path), _find_root(root))
         with torch.inference_mode():
             adapter = build_adapter(name, next(self._numbers), files, self._layers, self._dtype)
         if name in self._adapters:
@@ -80,20 +83,21 @@ class AdapterRegistry:
         self._adapters[name] = adapter
         return adapter
 
-    def _read_files(self, folder: Path) -> AdapterFiles:
+    def _read_files(self, folder: Path, root: Path | None) -> AdapterFiles:
         """Reads an adapter and compares it with the base model. Raises :class:`LoadError`."""
-        files_size = check_weights_file(folder).stat().st_size if folder.is_dir() else 0
+        check_adapter_folder(folder, root)
+        files_size = check_weights_file(folder).stat().st_size
         free = free_memory(str(self._layers.device))
         if free is not None and 2 * files_size > free:  # the file and the packed matrices
             raise LoadError(
                 f"adapter {folder}: {WEIGHTS_FILE} has {files_size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are "
                 "free; unload another adapter, or free some memory"
             )
-        files = read_adapter_files(folder)
+        files = read_adapter_files(folder, root, MAX_WEIGHTS_BYTES if free is None else free // 2)
         match_layers(files, self._layers)
         self._compare_base(folder, files.config.base_model)
         check_base_weights(files, self._base_folder)
-        return files
+        return files._replace(base_copies={})
 
     def unload(self, name: str) -> None:
         """Removes an adapter. Jobs that have it keep it until their end. Raises :class:`EngineError`."""
@@ -116,6 +120,10 @@ class AdapterRegistry:
                 "adapter %s was trained on %s, and the base model is %s: its output may be useless",
                 folder, trained_on, self._base_folder,
             )  # fmt: skip
+
+
+def _find_root(root: str) -> Path | None:
+    return Path(root) if root else None
 
 
 def adapter_not_found(name: str) -> EngineError:

@@ -19,7 +19,7 @@ def apply_adapter_command(core: Any, command: LoadAdapter | UnloadAdapter) -> Ad
         if isinstance(command, UnloadAdapter):
             adapters.unload(command.name)
         else:
-            adapters.load(command.name, command.path)
+            adapters.load(command.name, command.path, command.root)
     except EngineError as error:
         return AdapterReport(command.request, error.code, error.message)
     except Exception as error:

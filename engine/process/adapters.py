@@ -26,10 +26,13 @@ class WorkerAdapters:
         """Options of the next worker, with the adapters that are loaded now."""
         return msgspec.structs.replace(self._options, lora_modules=tuple(self._modules.values()))
 
-    async def load(self, name: str, path: str) -> None:
-        """Loads an adapter, in place of one with the same name. Raises :class:`EngineError`."""
-        await self._request(LoadAdapter(next(self._numbers), name, path))
-        self._modules[name] = LoraModule(name, path, required=False)
+    async def load(self, name: str, path: str, root: str = "") -> None:
+        """Loads an adapter, in place of one with the same name. Raises :class:`EngineError`.
+
+        ``root``: the folder that its files must be in, empty for any.
+        """
+        await self._request(LoadAdapter(next(self._numbers), name, path, root))
+        self._modules[name] = LoraModule(name, path, root, required=False)
 
     async def unload(self, name: str) -> None:
         """Unloads an adapter; jobs that have it keep it. Raises :class:`EngineError`."""

@@ -51,6 +51,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=5):
     request: int
     name: str
     path: str
+    root: str = ""
+    """Folder that the adapter's files must be in; empty for any."""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=6):

@@ -28,6 +28,13 @@ from antiphon.harmony.tools import ToolTable
 Reached = dict[str, Any]
 """What `serve` starts the server with: `settings.*`, `options.*`, `remote.*`, `engine.*` and `log_format`."""
 
+LORA_UPDATES: Reached = {
+    "settings.allow_lora_updates": True,
+    "settings.lora_dirs": ("/",),
+    "engine.allow_lora_updates": True,
+}
+"""Changes by options for adapters, which are given together."""
+
 FLAGS: dict[str, tuple[list[str], Reached]] = {
     "model": (["some/model", "b=other/model"], {"options.models": ("some/model", "b=other/model")}),
     "served_model_names": (
@@ -90,9 +97,10 @@ FLAGS: dict[str, tuple[list[str], Reached]] = {
         ["--lora", "sql=/a/b", "--lora", "chat=/c"],
         {"engine.lora_modules": (LoraModule("sql", "/a/b"), LoraModule("chat", "/c"))},
     ),
-    "allow_lora_updates": (
-        ["--allow-lora-updates", "--insecure"],
-        {"settings.allow_lora_updates": True, "engine.allow_lora_updates": True},
+    "allow_lora_updates": (["--allow-lora-updates", "--lora-dir", "/", "--insecure"], LORA_UPDATES),
+    "lora_dirs": (
+        ["--lora-dir", "/", "--lora-dir", "/usr", "--allow-lora-updates", "--insecure"],
+        LORA_UPDATES | {"settings.lora_dirs": ("/", "/usr")},
     ),
     "script": (["--script", "a.toml"], {"options.script": Path("a.toml")}),
     "record": (["--record", "a.toml"], {"options.record": Path("a.toml")}),

@@ -11,7 +11,7 @@ LOAD_ADAPTER_FIELDS = (
         "lora_path",
         "honoured",
         c.string_like(MAX_PATH_CHARS),
-        "Required. A folder of the server's machine that PEFT has saved.",
+        "Required. A folder that PEFT has saved, in one of `--lora-dir`: its path, or its path from there.",
     ),
     RequestField(
         "load_inplace", "honoured", c.is_boolean, "True: replaces an adapter with this name, which otherwise is a 409."

@@ -40,12 +40,22 @@ def test_a_folder_without_an_adapter_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_updates_without_a_key_are_refused() -> None:
-    settings = Settings(allow_lora_updates=True)
+    settings = Settings(allow_lora_updates=True, lora_dirs=("/",))
     with pytest.raises(ServeError, match="set an API key"):
         check_lora_updates(settings, insecure=False)
     check_lora_updates(settings, insecure=True)
-    check_lora_updates(Settings(allow_lora_updates=True, api_key_digests=(b"x",)), insecure=False)
+    with_key = Settings(allow_lora_updates=True, lora_dirs=("/",), api_key_digests=(b"x",))
+    check_lora_updates(with_key, insecure=False)
     check_lora_updates(Settings(), insecure=False)
+
+
+def test_updates_and_their_folders_are_given_together() -> None:
+    with pytest.raises(ServeError, match="requires --lora-dir"):
+        check_lora_updates(Settings(allow_lora_updates=True), insecure=True)
+    with pytest.raises(ServeError, match="add --allow-lora-updates"):
+        check_lora_updates(Settings(lora_dirs=("/",)), insecure=True)
+    with pytest.raises(ServeError, match="--lora-dir /nowhere: there is no such folder"):
+        check_lora_updates(Settings(allow_lora_updates=True, lora_dirs=("/", "/nowhere")), insecure=True)
 
 
 def test_an_option_without_a_path_is_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from antiphon.app.adapters import updates
 from antiphon.app.adapters.served import describe_adapter
 from antiphon.engine.adapters.modules import LoraModule
 from tests.app.server_helpers import process_engine_registry, wait_until
@@ -20,14 +21,17 @@ from tests.serving import RunningServer, serve
 
 CORE_FACTORY = "tests.engine.fake_core:build_byte_model_core"
 KEY = {"authorization": "Bearer sk-test"}
+OTHER_KEY = {"authorization": "Bearer sk-other"}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("adapters")
+    # Only what is in `clients` may be loaded at run time.
     # The model's weights are small, so that large adapters decide its output.
     return {
-        name: make_adapter(root / name, "bytes", seed, size=0.5) for seed, name in enumerate(("sql", "late", "new"))
+        name: make_adapter(root / place / name, "bytes", seed, size=0.5)
+        for seed, (place, name) in enumerate((("operator", "sql"), ("clients", "late"), ("clients", "new")))
     }
 
 
@@ -36,7 +40,8 @@ def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
     module = LoraModule("sql", str(folders["sql"]))
     models = process_engine_registry(CORE_FACTORY, lora_modules=(module,), allow_lora_updates=True)
     models.add_adapter(describe_adapter(models.served[0], module.name, module.path))
-    with serve(models, api_keys=("sk-test",), allow_lora_updates=True) as running:
+    settings: dict[str, Any] = {"allow_lora_updates": True, "lora_dirs": (str(folders["late"].parent),)}
+    with serve(models, api_keys=("sk-test", "sk-other"), **settings) as running:
         yield running
 
 
@@ -51,12 +56,12 @@ def complete(server: RunningServer, model: str, prompt: str = "select") -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-def load(server: RunningServer, name: str, path: Path, **more: Any) -> httpx.Response:
-    return post(server, "load_lora_adapter", {"lora_name": name, "lora_path": str(path), **more})
+def load(server: RunningServer, name: str, path: Path | str, key: dict[str, str] = KEY, **more: Any) -> httpx.Response:
+    return post(server, "load_lora_adapter", {"lora_name": name, "lora_path": str(path), **more}, **key)
 
 
-def unload(server: RunningServer, name: str) -> httpx.Response:
-    return post(server, "unload_lora_adapter", {"lora_name": name})
+def unload(server: RunningServer, name: str, key: dict[str, str] = KEY) -> httpx.Response:
+    return post(server, "unload_lora_adapter", {"lora_name": name}, **key)
 
 
 def test_an_adapter_is_a_model_with_a_parent(server: RunningServer, folders: dict[str, Path]) -> None:
@@ -125,6 +130,73 @@ def test_a_turn_keeps_the_adapter_that_is_unloaded(server: RunningServer, folder
                 assert late.status_code == 404
     assert removed == 200
     assert "".join(texts) == expected
+
+
+def test_an_adapter_belongs_to_the_key_that_has_loaded_it(server: RunningServer, folders: dict[str, Path]) -> None:
+    assert load(server, "late", "late").status_code == 200  # relative to the folder of the option
+    entry = httpx.get(f"{server.url}/models/late", headers=OTHER_KEY).json()
+    assert (entry["parent"], entry["root"]) == ("chatter", "late")
+    body = {"model": "late", "prompt": "a", "max_tokens": 1}
+    assert post(server, "completions", body, **OTHER_KEY).status_code == 200
+    for reply in (
+        unload(server, "late", OTHER_KEY),
+        load(server, "late", folders["new"], OTHER_KEY, load_inplace=True),
+        unload(server, "sql"),
+        load(server, "sql", folders["new"], load_inplace=True),
+    ):
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "adapter_not_owned"), reply.text
+    assert unload(server, "late").status_code == 200
+    assert load(server, "late", folders["new"], OTHER_KEY).status_code == 200
+    assert unload(server, "late", OTHER_KEY).status_code == 200
+
+
+@pytest.mark.parametrize(("limit", "others"), [("MAX_ADAPTERS", 409), ("MAX_ADAPTERS_OF_OWNER", 200)])
+def test_number_of_adapters_is_limited(
+    limit: str, others: int, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, limit, 1)
+    assert load(server, "late", "late").status_code == 200
+    assert load(server, "late", "new", load_inplace=True).status_code == 200
+    full = load(server, "new", "new")
+    assert (full.status_code, full.json()["error"]["code"]) == (409, "too_many_adapters")
+    assert load(server, "new", "new", OTHER_KEY).status_code == others
+    assert unload(server, "late").status_code == 200
+    if others == 200:
+        assert unload(server, "new", OTHER_KEY).status_code == 200
+    assert load(server, "new", "new").status_code == 200
+    assert unload(server, "new").status_code == 200
+
+
+def test_adapter_of_an_attack_holds_no_other_client(server: RunningServer, folders: dict[str, Path]) -> None:
+    attack = make_adapter(folders["late"].parent / "attack", "bytes", 3)
+    (attack / "adapter_config.json").unlink()
+    os.mkfifo(attack / "adapter_config.json")
+    pattern = make_adapter(folders["late"].parent / "pattern", "bytes", 3, targets=["q_proj"])
+    config = json.loads((pattern / "adapter_config.json").read_text())
+    config["target_modules"] = "(([a-z._0-9]+)+)+!"
+    (pattern / "adapter_config.json").write_text(json.dumps(config))
+    body = {"model": "chatter", "prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    statuses = []
+    with httpx.stream("POST", f"{server.url}/completions", json=body, headers=OTHER_KEY, timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        for folder, word in ((attack, "a named pipe"), (pattern, "target_modules")):
+            reply = load(server, "attack", folder)
+            statuses.append((reply.status_code, word in reply.json()["error"]["message"]))
+            assert httpx.get(f"{server.url.removesuffix('/v1')}/health", timeout=30).status_code == 200
+        assert any("[DONE]" in line for line in lines)
+    assert statuses == [(400, True), (400, True)]
+
+
+@pytest.mark.parametrize("path", ["/etc", "../operator/sql", "/nowhere", "nowhere", "x" * 1000, "a\0b", "link"])
+def test_paths_of_other_folders_are_refused_alike(path: str, server: RunningServer, folders: dict[str, Path]) -> None:
+    link = folders["late"].parent / "link"
+    if not link.is_symlink():
+        link.symlink_to(folders["sql"])
+    for written in (path, str(folders["late"].parent / path)):
+        reply = load(server, "other", written)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "lora_path"), reply.text
+        assert reply.json()["error"]["message"].startswith("There is no folder ")
 
 
 @pytest.mark.parametrize(
