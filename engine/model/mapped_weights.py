@@ -67,7 +67,7 @@ class MappedWeight:
 
         Only pages that hold nothing but the given rows are given back.
         """
-        if not self._is_in_file or sys.platform != "linux":
+        if not self._is_in_file or sys.platform != "linux" or not self.stored.ndim:
             return
         rows = self.stored[first_row:end_row]
         first = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,9 +1,17 @@
 """Adapters come and go while jobs run: caches are never shared, and a running job keeps its adapter."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
+from antiphon.engine.adapters import registry
+from antiphon.engine.adapters.layers import AdaptableLayers
+from antiphon.engine.adapters.modules import LoraModule
+from antiphon.engine.adapters.registry import AdapterRegistry
+from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineError, Job
 from tests.engine.adapters.adapter_folders import (
     base_model,
@@ -77,6 +85,68 @@ def test_a_job_keeps_an_adapter_that_is_unloaded(tmp_path: Path) -> None:
     assert not core.stats().idle_cache_tokens
     with pytest.raises(EngineError, match="'a' is not loaded"):
         core.adapters.unload("a")
+
+
+def test_an_adapter_that_is_unloaded_is_freed(tmp_path: Path) -> None:
+    core = build_adapted_core("qwen3", {"a": make_adapter(tmp_path, "qwen3", 1)})
+    assert core.adapters is not None
+    generate_tokens(core, greedy_job("j", "a"))
+    adapter = core.adapters.find("a")
+    assert adapter is not None
+    freed = weakref.ref(adapter)
+    del adapter
+    core.adapters.unload("a")
+    gc.collect()
+    assert freed() is None
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "base", "warns"),
+    [
+        ("Qwen/Qwen3-4B", "/models/Qwen3-4B", False),
+        ("qwen/qwen3-4b/", "/models/Qwen3-4B", False),
+        ("Qwen/Qwen3-4B", "/hub/models--Qwen--Qwen3-4B/snapshots/0f", False),
+        ("Qwen/Qwen3-8B", "/models/Qwen3-4B", True),
+        ("", "/models/Qwen3-4B", False),
+        ("Qwen/Qwen3-8B", None, False),
+    ],
+)
+def test_base_model_of_another_name_is_told(
+    trained_on: str, base: str | None, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_adapter(tmp_path, "qwen3", 1, base_model_name_or_path=trained_on)
+    layers = AdaptableLayers(base_model("qwen3"))
+    AdapterRegistry(layers, torch.float32, None if base is None else Path(base)).load("a", str(folder))
+    assert ("was trained on" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(("free", "is_loaded"), [(None, True), (2.0, True), (1.9, False)])
+def test_an_adapter_must_fit_twice_into_the_free_memory(
+    free: float | None, is_loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_adapter(tmp_path, "qwen3", 1)
+    size = (folder / "adapter_model.safetensors").stat().st_size
+    monkeypatch.setattr(registry, "free_memory", lambda _: None if free is None else int(free * size))
+    adapters = AdapterRegistry(AdaptableLayers(base_model("qwen3")), torch.float32)
+    if is_loaded:
+        assert adapters.load("a", str(folder)).num_bytes
+        return
+    with pytest.raises(LoadError, match="unload another adapter, or free some memory"):
+        adapters.load("a", str(folder))
+
+
+def test_an_adapter_that_is_not_required_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good = make_adapter(tmp_path, "qwen3", 1)
+    modules = (LoraModule("bad", str(tmp_path / "nothing"), required=False), LoraModule("good", str(good)))
+    adapters = AdapterRegistry(AdaptableLayers(base_model("qwen3")), torch.float32)
+    adapters.read_all(modules)
+    adapters.load_all(modules)
+    assert "adapter bad is not served" in caplog.text
+    assert adapters.find("good") is not None and adapters.find("") is None
+    required = (LoraModule("bad", str(tmp_path / "nothing")),)
+    for load in (adapters.read_all, adapters.load_all):
+        with pytest.raises(LoadError, match="there is no such folder"):
+            load(required)
 
 
 def test_an_adapter_that_is_not_loaded_is_refused() -> None:

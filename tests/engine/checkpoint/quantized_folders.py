@@ -138,8 +138,30 @@ def awq_layer(weight: Tensor, group: int = 64) -> StoredLayer:
     return StoredLayer({".qweight": pack(levels.T), ".qzeros": pack(zeros.T), ".scales": scales.T}, rounded)
 
 
-def packed_layer(weight: Tensor, bits: int = 4, group: int = 64, *, symmetric: bool = True) -> StoredLayer:
+def shuffle_inputs(inputs: int, group: int) -> tuple[Tensor, Tensor]:
+    """Returns an order of the inputs, and the group of each input if groups are formed in this order."""
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
+    index = torch.empty(inputs, dtype=torch.int32)
+    index[order] = (torch.arange(inputs) // group).int()
+    return order, index
+
+
+def positive_layer(weight: Tensor, quantize: Quantize) -> StoredLayer:
+    """A layer whose weights are all positive, so that every zero point is 0."""
+    return quantize(weight.detach().abs())
+
+
+def packed_layer(
+    weight: Tensor, bits: int = 4, group: int = 64, *, symmetric: bool = True, act_order: bool = False
+) -> StoredLayer:
     """A layer of compressed-tensors in the format `pack-quantized`."""
+    if act_order:
+        order, index = shuffle_inputs(weight.shape[1], group)
+        layer = packed_layer(weight[:, order], bits, group, symmetric=symmetric)
+        back = order.argsort()
+        levels = unpack_levels(layer.tensors[".weight_packed"], bits, weight.shape[1])
+        layer.tensors[".weight_packed"] = pack_words(levels[:, back], bits)
+        return StoredLayer(layer.tensors | {".weight_g_idx": index}, layer.weight[:, back])
     levels, scales, zeros, rounded = round_to_levels(weight, bits, group, symmetric=symmetric)
     tensors = {
         ".weight_packed": pack_words(levels, bits),
@@ -151,10 +173,40 @@ def packed_layer(weight: Tensor, bits: int = 4, group: int = 64, *, symmetric: b
     return StoredLayer(tensors, rounded)
 
 
-def int8_layer(weight: Tensor) -> StoredLayer:
-    """A layer of compressed-tensors in the format `int-quantized`."""
-    levels, scales, _, rounded = round_to_levels(weight, 8, -1, symmetric=True)
-    return StoredLayer({".weight": (levels - 128).to(torch.int8), ".weight_scale": scales}, rounded)
+def int8_layer(
+    weight: Tensor, group: int = -1, *, symmetric: bool = True, act_order: bool = False, index: int | None = None
+) -> StoredLayer:
+    """A layer of compressed-tensors in the format `int-quantized`. ``index``: the group that the file has for inputs."""
+    inputs = weight.shape[1]
+    order, groups = shuffle_inputs(inputs, group) if act_order else (torch.arange(inputs), None)
+    levels, scales, zeros, rounded = round_to_levels(weight[:, order], 8, group, symmetric=symmetric)
+    back = order.argsort()
+    tensors = {".weight": (levels[:, back] - 128).to(torch.int8), ".weight_scale": scales}
+    if not symmetric:
+        tensors[".weight_zero_point"] = (zeros - 128).to(torch.int8)
+    if groups is not None or index is not None:
+        tensors[".weight_g_idx"] = torch.full((inputs,), index, dtype=torch.int32) if groups is None else groups
+    return StoredLayer(tensors, rounded[:, back])
+
+
+def one_scale_layer(weight: Tensor) -> StoredLayer:
+    """A layer of compressed-tensors in int8 with a scale for the whole weight, without dimensions."""
+    scale = (weight.detach().abs().amax() / 127).half()
+    levels = (weight.detach() / scale.float()).round().clamp(-127, 127)
+    return StoredLayer({".weight": levels.to(torch.int8), ".weight_scale": scale}, levels * scale.float())
+
+
+def reshape_scales(weight: Tensor, quantize: Quantize, shape: tuple[int, ...]) -> StoredLayer:
+    """A layer of compressed-tensors whose scales have another shape in the file."""
+    layer = quantize(weight)
+    return StoredLayer(layer.tensors | {".weight_scale": layer.tensors[".weight_scale"].reshape(shape)}, layer.weight)
+
+
+def unpack_levels(words: Tensor, bits: int, count: int) -> Tensor:
+    """Returns the unsigned numbers in int32 words (rows, words), the first in the lowest bits."""
+    flags = (words.long()[..., None] >> torch.arange(32)) & 1
+    numbers = flags.reshape(len(words), -1)[:, : count * bits].view(len(words), count, bits)
+    return (numbers << torch.arange(bits)).sum(-1)
 
 
 def fp8_layer(weight: Tensor, block: tuple[int, int], scale_name: str) -> StoredLayer:

@@ -53,15 +53,35 @@ CASES: dict[str, tuple[folders.Quantize, dict[str, Any], str]] = {
     "gptq-g32": (partial(folders.gptq_layer, group=32), GPTQ | {"group_size": 32}, "int8"),
     "gptq-zeros": (partial(folders.gptq_layer, symmetric=False), GPTQ | {"sym": False}, "int4"),
     "gptq-v2": (partial(folders.gptq_layer, symmetric=False, v2=True), GPTQ | {"checkpoint_format": "gptq_v2"}, "int4"),
+    "gptq-zeros-of-0": (
+        partial(folders.positive_layer, quantize=partial(folders.gptq_layer, symmetric=False)),
+        GPTQ | {"sym": False},
+        "int4",
+    ),
     "gptq-act-order": (partial(folders.gptq_layer, act_order=True), GPTQ | {"desc_act": True}, "int4"),
     "gptq-3bit": (partial(folders.gptq_layer, bits=3), GPTQ | {"bits": 3}, "int4"),
     "gptq-8bit": (partial(folders.gptq_layer, bits=8, group=-1), GPTQ | {"bits": 8}, "int8"),
     "awq": (folders.awq_layer, AWQ, "int4"),
     "ct-w4a16": (folders.packed_layer, PACKED, "int4"),
     "ct-w4a16-zeros": (partial(folders.packed_layer, symmetric=False), PACKED, "int4"),
+    "ct-w4a16-act-order": (partial(folders.packed_layer, act_order=True), PACKED, "int4"),
     "ct-w8a16": (partial(folders.packed_layer, bits=8, group=-1), PACKED, "int8"),
     "ct-w8a8": (folders.int8_layer, INT8, "int8"),
+    "ct-w8a8-zeros": (partial(folders.int8_layer, symmetric=False), INT8, "int8"),
+    "ct-w8a8-act-order": (partial(folders.int8_layer, group=64, act_order=True), INT8, ""),
+    "ct-w8a8-no-order": (partial(folders.int8_layer, index=-1), INT8, "int8"),
+    "ct-w8a8-flat": (partial(folders.reshape_scales, quantize=folders.int8_layer, shape=(-1,)), INT8, "int8"),
+    "ct-w8a8-one-scale": (folders.one_scale_layer, INT8, "int8"),
     "ct-fp8-tensor": (partial(folders.fp8_layer, block=(1000, 1000), scale_name=".weight_scale"), FLOAT, ""),
+    "ct-fp8-scalar": (
+        partial(
+            folders.reshape_scales,
+            quantize=partial(folders.fp8_layer, block=(1000, 1000), scale_name=".weight_scale"),
+            shape=(),
+        ),
+        FLOAT,
+        "",
+    ),
     "ct-fp8-channel": (partial(folders.fp8_layer, block=(1, 1000), scale_name=".weight_scale"), FLOAT, ""),
     "ct-fp8-block": (partial(folders.fp8_layer, block=(128, 128), scale_name=".weight_scale"), BLOCKS, ""),
     "fp8-block": (partial(folders.fp8_layer, block=(128, 128), scale_name=".weight_scale_inv"), FP8, ""),
@@ -107,10 +127,10 @@ def test_engine_packs_dequantized_experts(tmp_path: Path) -> None:
     assert "experts in int8" in core.info.description
 
 
-def make_exact_rows(inputs: int) -> Tensor:
-    """Rows that are their own int8 levels, so that quantized activations have no error."""
-    rows = torch.randint(-127, 128, (19, inputs), generator=torch.Generator().manual_seed(1)).float()
-    rows[:, 0] = 127
+def make_exact_rows(inputs: int, levels: int) -> Tensor:
+    """Rows that are their own levels, of which the largest is ``levels``: quantized activations have no error."""
+    rows = torch.randint(-levels, levels + 1, (19, inputs), generator=torch.Generator().manual_seed(1)).float()
+    rows[:, 0] = levels
     return rows
 
 
@@ -131,7 +151,7 @@ def test_layers_compute_with_their_stored_numbers(
             assert kernel is None  # no layout can hold these levels, so they are dequantized
             continue
         assert kernel is not None
-        x = make_exact_rows(layers[0].in_features)
+        x = make_exact_rows(layers[0].in_features, kernels.activation_levels if kernels and form == "int8" else 127)
         expected = torch.cat([x @ part.weight.T + part.bias for part in layers], -1).detach()
         assert relative_error(kernel(x), expected) < 1e-6
         assert torch.equal(kernel(x)[7:8], kernel(x[7:8]))

@@ -1,9 +1,11 @@
 """The folder of packed files: its limit, faults of the disk, and the keys of its files."""
 
 import os
+import struct
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,10 @@ from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.kernels.int4_layout import pack_int4_weight
 from antiphon.engine.kernels.int8_layout import pack_int8_weight
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.pack_cache import fingerprint, opening
 from antiphon.engine.pack_cache import folder as pack_folder
-from antiphon.engine.pack_cache import opening
-from antiphon.engine.pack_cache.fingerprint import hash_checks, hash_layout, hash_model
-from antiphon.engine.pack_cache.folder import find_pack_folder
+from antiphon.engine.pack_cache.fingerprint import CHECKED_OPTIONS, hash_checks, hash_layout, hash_model
+from antiphon.engine.pack_cache.folder import find_pack_folder, make_room
 from antiphon.engine.pack_cache.pack_file import PackFileWriter
 from antiphon.engine.pack_cache.session import PackSession, StartChecks
 
@@ -205,5 +207,82 @@ def test_hash_of_a_model_does_not_depend_on_its_place_and_sees_any_change(tmp_pa
 def test_hashes_differ_by_form_cpu_and_options() -> None:
     assert len({hash_layout(*kind) for kind in (("int8", 16), ("int4", 16), ("int8", 8))}) == 3
     assert hash_layout("int8", 16) == hash_layout("int8", 16)
-    assert hash_checks(EngineOptions(quantization="int8")) != hash_checks(EngineOptions(quantization="int4"))
     assert hash_checks(EngineOptions()) == hash_checks(EngineOptions(max_num_seqs=3))
+
+
+OTHER_OPTIONS: dict[str, Any] = {
+    "quantization": "int4",
+    "dtype": "bfloat16",
+    "pack_linears": False,
+    "compile_kernels": False,
+    "kv_cache_dtype": "float16",
+    "paged_cache": True,
+}
+
+
+@pytest.mark.parametrize("name", CHECKED_OPTIONS)
+def test_checks_are_those_of_the_same_options(name: str) -> None:
+    assert hash_checks(EngineOptions(**{name: OTHER_OPTIONS[name]})) != hash_checks(EngineOptions())
+
+
+@pytest.mark.parametrize("change", ["version", "cpu", "compiler"])
+def test_checks_are_those_of_the_same_machine(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hash_checks(EngineOptions())
+    if change == "version":
+        monkeypatch.setattr(fingerprint.transformers, "__version__", "0.0")
+    elif change == "cpu":
+        monkeypatch.setattr(fingerprint, "cpu_features", lambda: "another")
+    else:
+        monkeypatch.setenv("CC", "another-compiler")
+    assert hash_checks(EngineOptions()) != before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_hash_of_a_model_covers_the_start_of_a_file(name: str, tmp_path: Path) -> None:
+    """Beyond the samples, it covers the header of a safetensors file, and hyperparameters of a GGUF file."""
+    file = tmp_path / name
+    header = 900_000 if name.endswith("safetensors") else 0
+    content = bytearray(struct.pack("<Q", header) + bytes(8_000_000))
+    place = 8 + 850_000  # between two samples
+    hashes = []
+    for value in (0, 1):
+        content[place] = value
+        file.write_bytes(content)
+        os.utime(file, ns=(10**18, 10**18))
+        hashes.append(hash_model(tmp_path))
+    assert hashes[0] != hashes[1]
+    file.write_bytes(b"")
+    assert hash_model(tmp_path) not in hashes
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("missing", "reason"), [(0, None), (1, "GiB left")])
+def test_file_must_leave_a_gibibyte_of_the_disk(
+    missing: int, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(free=pack_folder.MIN_FREE_DISK_BYTES + 5 * GIB - missing)
+    monkeypatch.setattr(pack_folder.shutil, "disk_usage", lambda _: usage)
+    found = make_room(tmp_path, 5 * GIB, 5 * GIB)
+    assert found is None if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(30, ["a", "b"]), (29, ["b"]), (19, []), (9, None)])
+def test_files_are_deleted_until_the_new_one_fits_exactly(limit: int, left: list[str] | None, tmp_path: Path) -> None:
+    for age, name in enumerate("ba"):
+        (tmp_path / f"{name}.packed").write_bytes(bytes(10))
+        os.utime(tmp_path / f"{name}.packed", (1e9 - age, 1e9 - age))
+    reason = make_room(tmp_path, 10, limit)
+    assert (reason is None) == (left is not None)
+    assert sorted(path.stem for path in tmp_path.glob("*.packed")) == (["a", "b"] if left is None else left)
+
+
+def test_folder_that_cannot_be_made_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "antiphon").mkdir(mode=0o700)
+    (tmp_path / "antiphon/packed").write_text("a file")
+    assert find_pack_folder() is None
+    (tmp_path / "antiphon/packed").unlink()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert find_pack_folder() is None

@@ -261,6 +261,63 @@ def test_abort_ends_all_jobs_with_the_fault() -> None:
     assert is_idle(core)
 
 
+def test_abort_leaves_no_cache_to_later_jobs() -> None:
+    core, _ = build_core_with_fake_model()
+    job = make_job([5] * 40, max_tokens=2)
+    run_jobs(core, job)
+    assert run_jobs(core, job)["j"][0].cached_tokens
+    core.add(make_job([6] * 40, "running", max_tokens=9))
+    core.step(), core.step()
+    core.abort(Fault("engine_unavailable", "stopped", retryable=True))
+    assert core.stats().idle_cache_tokens == 0
+    for prompt in (5, 6):
+        assert run_jobs(core, make_job([prompt] * 40, max_tokens=2))["j"][0].cached_tokens == 0
+
+
+def test_core_has_work_while_a_chunk_waits() -> None:
+    core, _ = build_core_with_fake_model()
+    core.add(make_job(SHORT_PROMPT, "a"))
+    core.cancel("a")
+    assert core.has_work and core.stats().running == core.stats().waiting == 0
+    assert core.step() == [("a", Chunk(finish="cancelled"))]
+    assert not core.has_work
+
+
+def test_admission_is_told_before_the_model_runs() -> None:
+    core, model = build_core_with_fake_model()
+    core.add(make_job(SHORT_PROMPT, "a", max_tokens=2, ignore_eos=True))
+    assert core.step() == [("a", Chunk())]
+    assert model.passes == []
+    assert core.step() and len(model.passes) == 1
+
+
+def test_finished_and_failed_jobs_are_counted_apart() -> None:
+    core, model = build_core_with_fake_model()
+    run_jobs(core, make_job(SHORT_PROMPT, "a", max_tokens=1))
+    model.fails = True
+    run_jobs(core, make_job(SHORT_PROMPT, "b", max_tokens=1))
+    assert (core.stats().finished_jobs, core.stats().failed_jobs) == (2, 1)
+    core.cancel("b")  # it has ended
+    assert core.stats().finished_jobs == 2
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "limit", "has_drafts"), [(1, 1, True), (2, 1, False), (2, 2, True), (1, 0, False)]
+)
+def test_drafts_need_few_sequences_of_which_all_decode(num_prompts: int, limit: int, has_drafts: bool) -> None:
+    core, model = build_core_with_fake_model(lambda history: 3 + len(history) % 4, max_draft_seqs=limit)
+    for name in range(num_prompts):
+        prompt = [3 + (name + index) % 4 for index in range(40)]
+        core.add(make_job(prompt, str(name), max_tokens=60, ignore_eos=True))
+    for _ in range(20):
+        core.step()
+    assert any(count > 1 for tokens in model.passes[1:] for count, _ in tokens) is has_drafts
+    model.passes.clear()
+    core.add(make_job([7] * 900, "prompt", max_tokens=1))
+    core.step(), core.step()
+    assert all(rows <= 1 for tokens in model.passes for _, rows in tokens), "no drafts beside a prompt"
+
+
 @pytest.mark.parametrize(
     ("job", "code"),
     [
