@@ -10,13 +10,17 @@ import json
 import mmap
 import os
 import struct
+import tempfile
 import warnings
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
+
+from antiphon.engine.regular_files import open_regular_file
 
 ALIGNMENT_BYTES = 64
 CHECKED_BYTES = 4096
@@ -38,12 +42,15 @@ class PackEntry(NamedTuple):
     details: dict[str, Any]
 
 
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class TensorPlace(NamedTuple):
     """Where a tensor lies in the file."""
 
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[Size, ...]
+    offset: Size
     checksum: int
 
     @property
@@ -55,13 +62,28 @@ class TensorPlace(NamedTuple):
         return count * _find_dtype(self.dtype).itemsize
 
 
+class IndexEntry(msgspec.Struct, frozen=True):
+    """A packed weight in the index of a file."""
+
+    tensors: dict[str, TensorPlace]
+    details: dict[str, str | int | float | bool | None]
+
+
+def create_unfinished_file(path: Path) -> tuple[BinaryIO, Path]:
+    """Creates the file under whose name another one is written before it takes its place. Returns it and its path.
+
+    The name is new: processes in several containers may have the same number, and a link is not followed.
+    """
+    descriptor, name = tempfile.mkstemp(".tmp", f"{path.name}.", path.parent)
+    return os.fdopen(descriptor, "wb"), Path(name)
+
+
 class PackFileWriter:
     """Writes a file under a temporary name. Every method may raise :class:`OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        self._file = os.fdopen(os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        self._file, self._unfinished = create_unfinished_file(path)
         self._index: dict[str, Any] = {}
         self._file.write(MAGIC)
 
@@ -101,7 +123,7 @@ class PackFile:
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             try:
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
@@ -110,7 +132,7 @@ class PackFile:
         if hasattr(mmap, "MADV_WILLNEED"):
             self._memory.madvise(mmap.MADV_WILLNEED)  # reads the file ahead while the model is built
 
-    def _read_index(self) -> dict[str, Any]:
+    def _read_index(self) -> dict[str, IndexEntry]:
         size = len(self._memory)
         if size < len(MAGIC) + TRAILER.size or self._memory[: len(MAGIC)] != MAGIC:
             raise DamagedPackError("it does not start with the format's name")
@@ -119,8 +141,10 @@ class PackFile:
         is_whole = offset + length + TRAILER.size == size and magic == MAGIC[:16]
         if not is_whole or hashlib.sha256(index).digest() != digest:
             raise DamagedPackError("its index is damaged")
-        entries: dict[str, Any] = json.loads(index)
-        return entries
+        try:
+            return msgspec.json.decode(index, type=dict[str, IndexEntry])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise DamagedPackError("its index is damaged") from error
 
     @property
     def names(self) -> set[str]:
@@ -135,8 +159,7 @@ class PackFile:
         entry = self._index.get(name)
         if entry is None:
             return None
-        tensors = {field: self._map_tensor(TensorPlace(*place)) for field, place in entry["tensors"].items()}
-        return PackEntry(tensors, entry["details"])
+        return PackEntry({field: self._map_tensor(place) for field, place in entry.tensors.items()}, entry.details)
 
     def _map_tensor(self, place: TensorPlace) -> Tensor:
         with memoryview(self._memory) as whole:
@@ -165,6 +188,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def _find_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DamagedPackError(f"{name[:40]} is no type of tensors")
     return dtype

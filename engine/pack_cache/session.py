@@ -19,13 +19,23 @@ from antiphon.engine.errors import one_line
 from antiphon.engine.kernels.int4_layout import PackedInt4Weight
 from antiphon.engine.kernels.int8_layout import PackedInt8Weight
 from antiphon.engine.pack_cache.folder import CHECKS_SUFFIX, PACK_SUFFIX, delete_pack, make_room, mark_used
-from antiphon.engine.pack_cache.pack_file import DamagedPackError, PackEntry, PackFile, PackFileWriter
+from antiphon.engine.pack_cache.pack_file import (
+    DamagedPackError,
+    PackEntry,
+    PackFile,
+    PackFileWriter,
+    create_unfinished_file,
+)
+from antiphon.engine.regular_files import read_regular_file
 
 log = logging.getLogger(__name__)
 
 WEIGHT_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (PackedInt8Weight, PackedInt4Weight)}
 """Classes of packed weights, named tuples of tensors and numbers, by the names that stand for them in files."""
 
+
+MAX_CHECKS_BYTES = 64 << 20
+"""Largest file of checks. One for each matrix of a mixture of experts takes a megabyte."""
 
 WRITER_NICENESS = 10
 """Niceness of the thread that writes the files."""
@@ -87,18 +97,23 @@ class PackSession:
 
     def _read_checks(self) -> StartChecks | None:
         try:
-            return msgspec.json.decode(self._checks_path.read_bytes(), type=StartChecks)
-        except (OSError, msgspec.DecodeError):
+            checks = read_regular_file(self._checks_path, MAX_CHECKS_BYTES)
+            return msgspec.json.decode(checks, type=StartChecks)
+        except (OSError, msgspec.DecodeError, RecursionError):
             return None
 
     def load(self, name: str) -> Any:
         """Returns the packed weight of this name, mapped read-only; None if there is none."""
         entry = self.load_entry(name)
-        cls = None if entry is None else WEIGHT_CLASSES.get(entry.details.get("class", ""))
+        cls = None if entry is None else WEIGHT_CLASSES.get(str(entry.details.get("class", "")))
         if entry is None or cls is None:
             return None
         numbers = {field: value for field, value in entry.details.items() if field != "class"}
-        return cls(**numbers, **entry.tensors)
+        try:
+            return cls(**numbers, **entry.tensors)
+        except TypeError as error:
+            self._give_up(error)
+            return None
 
     def load_entry(self, name: str) -> PackEntry | None:
         """Returns the tensors of this name, mapped read-only; None if there are none.
@@ -109,17 +124,21 @@ class PackSession:
             return None
         try:
             entry = self._file.load(name)
-        except (DamagedPackError, ValueError, TypeError, AttributeError) as error:
-            self._drop_file(error)
-            self._file = self.checks = None
-            self.begin()
-            if self._unwritten is not None:
-                self._unwritten |= self._loaded
-            self._loaded = {}
+        except (DamagedPackError, ValueError, TypeError, RuntimeError) as error:
+            self._give_up(error)
             return None
         if entry is not None:
             self._loaded[name] = entry
         return entry
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends the use of a damaged file. The weights that were loaded from it are written to the next one."""
+        self._drop_file(error)
+        self._file = self.checks = None
+        self.begin()
+        if self._unwritten is not None:
+            self._unwritten |= self._loaded
+        self._loaded = {}
 
     def begin(self) -> None:
         """Prepares to store the weights of a model that is packed now, if ``expected_bytes`` fit."""
@@ -175,8 +194,9 @@ class PackSession:
             if entries is not None:
                 self._write_pack(entries)
             if checks is not None and not self._stopping.is_set():
-                unfinished = self._checks_path.with_name(f"{self._checks_path.name}.{os.getpid()}.tmp")
-                unfinished.write_text(json.dumps(msgspec.to_builtins(checks)), encoding="utf-8")
+                file, unfinished = create_unfinished_file(self._checks_path)
+                with file:
+                    file.write(json.dumps(msgspec.to_builtins(checks)).encode())
                 unfinished.replace(self._checks_path)
         except OSError as error:
             log.warning("the packed weights are not kept: %s", one_line(error))

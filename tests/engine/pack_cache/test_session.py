@@ -1,9 +1,12 @@
 """The folder of packed files: its limit, faults of the disk, and the keys of its files."""
 
+import hashlib
+import json
 import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +26,7 @@ from antiphon.engine.pack_cache import fingerprint, opening
 from antiphon.engine.pack_cache import folder as pack_folder
 from antiphon.engine.pack_cache.fingerprint import hash_checks, hash_layout, hash_model
 from antiphon.engine.pack_cache.folder import find_pack_folder, make_room
-from antiphon.engine.pack_cache.pack_file import PackFileWriter
+from antiphon.engine.pack_cache.pack_file import TRAILER, PackEntry, PackFile, PackFileWriter
 from antiphon.engine.pack_cache.session import PackSession, StartChecks
 
 CHECKS = StartChecks("VarlenForward", [["a", "b"], ["c"]], 0.99, 0.5)
@@ -286,3 +289,101 @@ def test_folder_that_cannot_be_made_is_none(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "antiphon/packed").unlink()
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert find_pack_folder() is None
+
+
+def rewrite_index(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the index of a file as a program does that knows the format: with the right hash."""
+    content = path.read_bytes()
+    offset, length, _, magic = TRAILER.unpack(content[-TRAILER.size :])
+    index = json.loads(content[offset : offset + length])
+    written = change(index)
+    data = written if isinstance(written, bytes) else json.dumps(index).encode()
+    path.write_bytes(content[:offset] + data + TRAILER.pack(offset, len(data), hashlib.sha256(data).digest(), magic))
+
+
+def set_field(field: int, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Returns a change of a field of the place of a tensor: 0 type, 1 shape, 2 offset, 3 checksum."""
+
+    def change(index: dict[str, Any]) -> None:
+        next(iter(index["int4 c"]["tensors"].values()))[field] = value
+
+    return change
+
+
+DAMAGED_INDEXES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no types": set_field(0, "nn"),
+    "another type": set_field(0, "int64"),
+    "negative shape": set_field(1, [-1]),
+    "huge shape": set_field(1, [1 << 40, 1 << 40]),
+    "negative offset": set_field(2, -64),
+    "offset beyond the file": set_field(2, 1 << 60),
+    "another checksum": set_field(3, 1),
+    "no tensors": lambda index: index["int4 c"].pop("tensors"),
+    "tensor without a field": lambda index: index["int4 c"]["tensors"].pop(next(iter(index["int4 c"]["tensors"]))),
+    "another class": lambda index: index["int4 c"]["details"].update({"class": "PackedInt8Weight"}),
+    "unknown class": lambda index: index["int4 c"]["details"].update({"class": "Thing"}),
+    "class of a list": lambda index: index["int4 c"]["details"].update({"class": []}),
+    "a list": lambda _: b"[]",
+    "nested": lambda _: b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_INDEXES)
+def test_weight_that_the_index_describes_wrongly_is_packed_again(name: str, tmp_path: Path) -> None:
+    packed = keep_weights(tmp_path, "key")
+    rewrite_index(tmp_path / "key.packed", DAMAGED_INDEXES[name])
+    session = PackSession(tmp_path, "key", "checks", LIMIT_BYTES, 100)
+    session.begin()
+    assert session.load("int4 c") is None
+    for key, weight in packed.items():
+        session.store(key, weight)
+    session.finish(CHECKS)
+    session.wait()
+    if name == "unknown class":  # of a later version, which may share the folder
+        return
+    again = PackSession(tmp_path, "key", "checks", LIMIT_BYTES)
+    assert type(again.load("int4 c")) is type(packed["int4 c"])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to nothing"])
+@pytest.mark.parametrize("name", ["key.packed", "key-checks.json"])
+def test_file_of_another_kind_neither_holds_nor_ends_a_start(name: str, kind: str, tmp_path: Path) -> None:
+    keep_weights(tmp_path, "key")
+    path = tmp_path / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "nothing")
+    session = PackSession(tmp_path, "key", "checks", LIMIT_BYTES)
+    assert session.is_loaded is (name != "key.packed")
+    assert session.checks is None
+
+
+def test_unfinished_file_never_follows_a_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    for name in (f"key.packed.{os.getpid()}.tmp", f"key-checks.json.{os.getpid()}.tmp"):
+        (folder / name).symlink_to(secret)
+    keep_weights(folder, "key")
+    assert secret.read_text() == "secret"
+    assert PackSession(folder, "key", "checks", LIMIT_BYTES).checks == CHECKS
+
+
+def test_processes_of_the_same_number_write_different_files(tmp_path: Path) -> None:
+    """Two containers that share the folder start at once, and each has this process's number."""
+    first, second = PackFileWriter(tmp_path / "key.packed"), PackFileWriter(tmp_path / "key.packed")
+    entries = {name: PackEntry({"a": torch.full((100,), value)}, {}) for value, name in enumerate("xy")}
+    for writer in (first, second):
+        for name, entry in entries.items():
+            writer.add(name, entry)
+    first.commit()
+    assert PackFile(tmp_path / "key.packed").names == {"x", "y"}
+    second.commit()
+    loaded = PackFile(tmp_path / "key.packed").load("y")
+    assert loaded is not None and torch.equal(loaded.tensors["a"], entries["y"].tensors["a"])
+    assert [path.name for path in tmp_path.iterdir()] == ["key.packed"]
