@@ -173,7 +173,8 @@ class LayerPattern:
         if code is codes.SUBPATTERN and not (argument[1] or argument[2]):
             return self._add_sequence(argument[3], following)
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
-            return self._add_repetition(*argument, following)
+            low, high, items = argument
+            return self._add_repetition(low, high, items, following)
         if code in (codes.ASSERT, codes.ASSERT_NOT) and argument[0] > 0:
             return self._add_lookahead(argument[1], following, is_negative=code is codes.ASSERT_NOT)
         raise PatternError(f"{str(code).lower()} is not supported")

@@ -16,7 +16,9 @@ from multiprocessing import get_context
 import torch
 import transformers
 
+from antiphon.engine.hardware import cpu_features
 from tests.models.judge import NUM_OUTPUT_TOKENS, PROMPT_LENGTHS_TOKENS, FormResult, RowResult, judge_row
+from tests.models.published import PUBLISHED_KEYS
 from tests.models.rows import ModelRow
 from tests.models.rows_dense import DENSE_ROWS
 from tests.models.rows_hybrid import HYBRID_ROWS
@@ -36,14 +38,14 @@ INTRODUCTION = f"""# Models
 
 `python -m tests.models.table > docs/models.md` writes this page. Each row is a configuration of an architecture of transformers
 {transformers.__version__}, as a tiny model with random weights: four layers, {len(PROMPT_LENGTHS_TOKENS)} prompts of {min(PROMPT_LENGTHS_TOKENS)} to {max(PROMPT_LENGTHS_TOKENS)} tokens, windows of 24 tokens.
-Its config.json has the keys of that family's published files, and no others.
+Its config.json has the keys of published files ({len(PUBLISHED_KEYS)} families), or those that its configuration class declares (the others).
 
 - **output**: the greedy output of {NUM_OUTPUT_TOKENS} tokens equals that of transformers' `generate`, from files in fp32 and in bf16: alone, among eight
   prompts of mixed length, and after a beginning that is in the cache.
 - **path**: *packed* runs the tokens of all requests in one pass. *One sequence at a time* is right, but several requests take as long
   as one after the other.
 - **prefixes**: whether a request reads the beginning of an earlier one from the cache.
-- **int8**, **int4**: cosine similarity of the logits to those in fp32. Random weights have more outliers in their products than trained ones, and
+- **int8**, **int4**: cosine similarity of the logits to those in fp32, here on a CPU with {cpu_features()}. Random weights have more outliers in their products than trained ones, and
   random routers choose other experts at the slightest error, so compare rows rather than read the figures as quality. *≠* marks
   a row whose quantized output depends on the batch.
 - **experts**: the forms in which the weights of experts are held. Where one is missing, they stay in fp32 in that form.
