@@ -64,7 +64,7 @@ PLACES: dict[Any, Callable[[Place], bool]] = {
 """Conditions on a position. A name has no line breaks, before which ``$`` would match, too."""
 
 
-class State(NamedTuple):
+class PatternState(NamedTuple):
     """A state of the automaton. It goes on to one of ``following``, unless a condition fails.
 
     ``reads`` tests the character that the state consumes, None if it consumes none. ``place`` tests the position.
@@ -88,7 +88,7 @@ class LayerPattern:
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise PatternError(f"it has more than {MAX_PATTERN_CHARS} characters")
-        self._states = [State([]), State([])]
+        self._states = [PatternState([]), PatternState([])]
         self._steps_left = MAX_STEPS
         try:
             with warnings.catch_warnings():
@@ -139,7 +139,7 @@ class LayerPattern:
                 stack += state.following
         return reached
 
-    def _is_passed(self, state: State, place: Place, name: str, position: int) -> bool:
+    def _is_passed(self, state: PatternState, place: Place, name: str, position: int) -> bool:
         """Tells whether the conditions of a state hold at a position."""
         if state.place is not None:
             return state.place(place)
@@ -150,7 +150,7 @@ class LayerPattern:
             self._aheads[key] = self._run(name, *key)
         return self._aheads[key] != state.is_negative
 
-    def _add(self, state: State) -> int:
+    def _add(self, state: PatternState) -> int:
         if len(self._states) >= MAX_STATES:
             raise PatternError("it is too long")
         self._states.append(state)
@@ -165,11 +165,11 @@ class LayerPattern:
     def _add_item(self, code: Any, argument: Any, following: int) -> int:
         reads = _find_test(code, argument)
         if reads is not None:
-            return self._add(State([following], reads=reads))
+            return self._add(PatternState([following], reads=reads))
         if code is codes.AT and argument in PLACES:
-            return self._add(State([following], place=PLACES[argument]))
+            return self._add(PatternState([following], place=PLACES[argument]))
         if code is codes.BRANCH:
-            return self._add(State([self._add_sequence(each, following) for each in argument[1]]))
+            return self._add(PatternState([self._add_sequence(each, following) for each in argument[1]]))
         if code is codes.SUBPATTERN and not (argument[1] or argument[2]):
             return self._add_sequence(argument[3], following)
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
@@ -182,14 +182,14 @@ class LayerPattern:
     def _add_repetition(self, low: int, high: Any, items: Any, following: int) -> int:
         """Adds ``low`` to ``high`` copies of a sequence, of which those after ``low`` may be left out."""
         if high is codes.MAXREPEAT:
-            loop = self._add(State([following]))
+            loop = self._add(PatternState([following]))
             self._states[loop].following.append(self._add_sequence(items, loop))
             following = loop
         else:
             self._check_copies(high)
             end = following
             for _ in range(high - low):
-                following = self._add(State([self._add_sequence(items, following), end]))
+                following = self._add(PatternState([self._add_sequence(items, following), end]))
         self._check_copies(low)
         for _ in range(low):
             following = self._add_sequence(items, following)
@@ -201,7 +201,7 @@ class LayerPattern:
 
     def _add_lookahead(self, items: Any, following: int, *, is_negative: bool) -> int:
         ahead = self._add_sequence(items, END_AHEAD)
-        return self._add(State([following], ahead=ahead, is_negative=is_negative))
+        return self._add(PatternState([following], ahead=ahead, is_negative=is_negative))
 
 
 def _find_test(code: Any, argument: Any) -> Callable[[str], bool] | None:
