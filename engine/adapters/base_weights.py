@@ -75,5 +75,5 @@ def _are_equal(saved: Tensor, base_path: Path, base_key: str) -> bool | None:
             return None
         return saved.shape == base.shape and all(
             torch.equal(part, of_base.to(saved.dtype))
-            for part, of_base in zip(saved.split(ROWS_PER_PART), base.split(ROWS_PER_PART), strict=True)
+            for part, of_base in zip(torch.split(saved, ROWS_PER_PART), base.split(ROWS_PER_PART), strict=True)
         )
