@@ -15,10 +15,15 @@ from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.surfaces.base import JobTarget, read_error_body
-from antiphon.engine.remote.transport.http_client import HttpResponse, RemoteConnectionError
+from antiphon.engine.remote.transport.connection import HttpResponse, RemoteConnectionError
 
 EndCause = Literal["deadline", "cancelled", "closed"]
 STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)
+
+
+MIN_REPLY_BYTES = 1 << 20
+BYTES_PER_LOGPROB = 200
+"""Bytes of one candidate for a token of the prompt, with room: its id, its text, its log-probability and its rank."""
 
 
 class RemoteJob:
@@ -114,19 +119,19 @@ class AttemptRunner:
         headers: dict[str, str],
     ) -> FailedAttempt | None:
         surface = profile.surface if job.sampling.top_logprobs is None else profile.logprobs_surface
-        on_body = stream.on_body if job.prompt_logprobs is None else None
-        body = surface.encode_job(job, target)
-        request = asyncio.ensure_future(replica.client.request("POST", surface.path, body, headers, on_body))
+        client, sink = replica.client, stream if job.prompt_logprobs is None else None
+        body, limit = surface.encode_job(job, target), max_reply_bytes(job)
+        request = asyncio.ensure_future(client.request("POST", surface.path, body, headers, sink, limit))
         lost: str | None = None
         try:
             response = await self._wait_for_end(request, stream)
         except RemoteConnectionError as error:
             response, lost = None, str(error)
         if response is not None and response.status != 200:
-            attempt = classify_failure(read_error_body(response.status, response.body), replica.name)
+            attempt = classify_failure(read_error_body(response.status, response.body), replica.name, client.secrets)
         else:
-            if response is not None and on_body is None:
-                stream.on_payload(response.body)
+            if response is not None and sink is None:
+                await _read_whole_reply(stream, response.body)
             stream.finish_reply()
             if stream.has_left_grammar:
                 replica.stats.grammar_departures += 1
@@ -134,7 +139,9 @@ class AttemptRunner:
             if stream.failure is None:
                 return None
             attempt = (
-                lost_attempt(replica.name, lost) if lost is not None else classify_failure(stream.failure, replica.name)
+                lost_attempt(replica.name, lost)
+                if lost is not None
+                else classify_failure(stream.failure, replica.name, client.secrets)
             )
         replica.stats.failures += attempt.is_retryable
         if attempt.is_down:
@@ -189,3 +196,16 @@ class AttemptRunner:
             stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *eos_ids))),
             cache_salt=salt,
         )
+
+
+def max_reply_bytes(job: Job) -> int:
+    """Returns the maximum size of a reply that is not streamed: that of a job with prompt log-probabilities."""
+    return MIN_REPLY_BYTES + len(job.tokens) * ((job.prompt_logprobs or 0) + 2) * BYTES_PER_LOGPROB
+
+
+async def _read_whole_reply(stream: JobStream, body: bytes) -> None:
+    """Reads a reply that was not streamed, a part in each pass of the event loop."""
+    is_enough = stream.on_payload(body)
+    while stream.has_backlog and not is_enough:
+        await asyncio.sleep(0)
+        is_enough = stream.process_backlog()

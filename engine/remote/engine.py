@@ -52,7 +52,7 @@ class RemoteEngine:
             child.on_exit = self._on_child_exit
         self._options, self._model, self._base_info = options, model, info
         self._timeouts, self._on_status = timeouts or RemoteTimeouts(), on_status
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._api_key, self._shown_status = api_key, ""
         self._followers: GrammarFollowers | None = None
         if model.tokenizer_file is not None and options.grammar != "off":
             self._followers = GrammarFollowers(
@@ -91,7 +91,7 @@ class RemoteEngine:
             model=self._model,
             followers=self._followers,
             timeouts=self._timeouts,
-            headers=self._headers,
+            api_key=self._api_key,
             on_change=self._on_change,
         )
         self._replicas = tuple(create(endpoint) for endpoint in self._options.endpoints)
@@ -276,7 +276,10 @@ class RemoteEngine:
                 abilities=functools.reduce(common_abilities, (profile.abilities for profile in profiles)),
                 description=", ".join(dict.fromkeys(f"{each.kind} {each.version}".strip() for each in profiles)),
             )
-        self._on_status(self.unready_reason() or "ready")
+        status = self.unready_reason() or "ready"
+        if status != self._shown_status:
+            self._shown_status = status
+            self._on_status(status)
         self._changed.set()
 
     async def _wait_for_change(self) -> None:

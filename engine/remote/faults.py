@@ -1,6 +1,7 @@
 """Classifies an error of a remote engine: its cause, and whether another replica may be tried."""
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -9,6 +10,8 @@ from antiphon.engine.remote.surfaces.base import RemoteFailure
 
 TOO_LONG = re.compile(r"maximum (model|context) length|context (size|length|window)|input.*too long", re.IGNORECASE)
 BUSY = re.compile(r"\bbusy\b|queue is full|too many requests", re.IGNORECASE)
+MAX_MESSAGE_CHARS = 500
+HIDDEN_SECRET = "[key]"  # noqa: S105  not a password
 STREAM_BROKEN = Fault("engine_unavailable", "the engine stopped in the middle of the output", retryable=True)
 GRAMMAR_LEFT = Fault("server_error", "the engine left the grammar it was given")
 
@@ -22,9 +25,17 @@ class FailedAttempt(msgspec.Struct, frozen=True):
     """True if the replica did not answer as a working server: its health must be checked."""
 
 
-def classify_failure(failure: RemoteFailure, name: str) -> FailedAttempt:
+def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """Returns a server's message as one printable line without the secrets."""
+    line = " ".join(message.split())
+    for secret in secrets:
+        line = re.sub(re.escape(" ".join(secret.split())), HIDDEN_SECRET, line, flags=re.IGNORECASE)
+    return "".join(letter for letter in line[:max_chars] if letter.isprintable())
+
+
+def classify_failure(failure: RemoteFailure, name: str, secrets: Sequence[str] = ()) -> FailedAttempt:
     """Returns the error for the client. Only messages about its request come from the server; others name it alone."""
-    status, message = failure.status, " ".join(failure.message.split())[:500]
+    status, message = failure.status, clean_message(failure.message, secrets)
     if status in (401, 403):
         return FailedAttempt(_unavailable(f"the engine {name} does not accept the server's key"), is_retryable=True)
     if status == 429 or (status == 503 and BUSY.search(message)):

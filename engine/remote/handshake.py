@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from antiphon.engine.protocol import Abilities, Sampling
+from antiphon.engine.remote.faults import clean_message
 from antiphon.engine.remote.grammar_follower import GrammarFollowers
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts, list_names
 from antiphon.engine.remote.probes import ProbeResult, ServerProbes
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 GRAMMAR_PROBES = 3
 """Probes of grammars that must fail before the server is taken for one that does not follow them."""
+MAX_CONTEXT = 1 << 31
+"""Context length above which a server's number is not believed."""
 MIN_VERSIONS: dict[EngineKind, tuple[int, ...]] = {"vllm": (0, 12), "sglang": (0, 5, 17)}
 """Oldest versions that return token ids and take our grammars."""
 KINDS_BY_OWNER: dict[str, EngineKind] = {
@@ -156,7 +159,7 @@ class Handshake:
         """Returns the version and what the server tells about its configuration."""
         path = {"sglang": "/server_info", "llama.cpp": "/props"}.get(kind, "/version")
         details = await self._queries.get_json(path, dict[str, Any])
-        version = str(details.get("build_info" if kind == "llama.cpp" else "version", ""))
+        version = clean_message(str(details.get("build_info" if kind == "llama.cpp" else "version", "")), max_chars=64)
         oldest = MIN_VERSIONS.get(kind)
         if oldest is not None and parse_version(version) < oldest:
             needed = ".".join(map(str, oldest))
@@ -174,7 +177,7 @@ class Handshake:
             (listed.meta or {}).get("n_ctx"),
             server_info.get("max_model_len") or server_info.get("context_length"),
         )
-        length = next((value for value in candidates if isinstance(value, int) and value > 0), None)
+        length = next((value for value in candidates if isinstance(value, int) and 0 < value <= MAX_CONTEXT), None)
         ours = self._model.max_model_len
         if length is None and ours is None:
             raise self._queries.mismatch("does not tell its context length: set --max-model-len")
@@ -249,14 +252,14 @@ class Handshake:
             result = await probes.probe_grammar(surface)
             if result.failure is None:
                 return result, True
-            log.info("%s: a probe of grammars failed: %s", self._name, result.failure.message)
+            log.info("%s", self._queries.mismatch(f"failed a probe of grammars: {result.failure.message}"))
         if self._options.grammar == "require":
             remedy = GRAMMAR_REMEDIES[kind]
             raise self._queries.mismatch(f"does not follow grammars from the first token: start it with {remedy}")
         result = await probes.run_probe(surface, Sampling(max_tokens=1))
         if (failure := result.failure) is not None:
             is_refused = 400 <= failure.status < 500 and failure.status != 429
-            raise HandshakeError(f"{self._name} cannot run a job: {failure.message}", is_permanent=is_refused)
+            raise self._queries.mismatch(f"cannot run a job: {failure.message}", is_permanent=is_refused)
         return result, False
 
     def _warn_about(self, kind: EngineKind, abilities: Abilities) -> None:

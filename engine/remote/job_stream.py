@@ -1,7 +1,8 @@
 """Turns the reply of a remote engine into the chunks of a job, by the rules of ``engine.protocol``."""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -9,8 +10,16 @@ from antiphon.engine.protocol import Chunk, Fault, FinishReason, Job, OnChunk, T
 from antiphon.engine.remote.faults import GRAMMAR_LEFT, STREAM_BROKEN
 from antiphon.engine.remote.grammar_follower import GrammarFollower
 from antiphon.engine.remote.surfaces.base import Decoder, Finish, JobTarget, RemoteFailure, RemoteOutput
-from antiphon.engine.remote.transport.sse import OversizedEventError, SseSplitter
+from antiphon.engine.remote.transport.sse import MAX_EVENT_BYTES, OversizedEventError, SseSplitter
 
+EVENTS_PER_PASS = 64
+"""Events that are processed at once. The others wait for the next pass of the event loop."""
+TOKENS_PER_PASS = 256
+"""Tokens that are processed at once. An engine whose reader was behind reports many in one event."""
+BYTES_PER_PROMPT_TOKEN = 16
+"""Bytes of a token id in JSON, with room: vLLM repeats the prompt in the first event."""
+MAX_IDLE_BYTES = 1 << 20
+"""Bytes of comments and of events without tokens that may follow each other."""
 BROKEN_REPLY = RemoteFailure(502, "the reply is not in the format of this engine")
 UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was reported")
 
@@ -38,8 +47,9 @@ class JobStream:
         self._max_tokens, self._stop_ids = target.max_tokens, frozenset(target.stop_ids)
         self._vocab_size, self._follower, self._on_first_token = vocab_size, follower, on_first_token
         self._has_logprobs = job.sampling.top_logprobs is not None
-        self._splitter = SseSplitter()
-        self._cached = 0
+        self._splitter = SseSplitter(MAX_EVENT_BYTES + BYTES_PER_PROMPT_TOKEN * len(job.tokens))
+        self._backlog = deque[bytes | RemoteOutput]()
+        self._idle_bytes = self._cached = 0
         self._final: Chunk | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self.finishing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,16 +58,35 @@ class JobStream:
         """True once the last chunk was passed on."""
         self.has_left_grammar = False
         self.num_tokens = 0
+        self.num_outputs = 0
+        """Events so far that show a progress of the job."""
         self.failure: RemoteFailure | None = None
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if events wait for the next pass of the event loop."""
+        return bool(self._backlog)
 
     def on_body(self, data: bytes) -> bool:
         """Reads a part of the reply's body. Returns true if the rest is not needed."""
+        self._idle_bytes += len(data)
         try:
-            payloads = self._splitter.feed(data)
+            self._backlog.extend(self._splitter.feed(data))
         except OversizedEventError:
             return self._fail(BROKEN_REPLY)
-        for payload in payloads:  # noqa: SIM110  # a generator costs as much as decoding an event
-            if self.on_payload(payload):
+        if self.process_backlog():
+            return True
+        return self._idle_bytes > self._splitter.max_bytes + MAX_IDLE_BYTES and self._fail(BROKEN_REPLY)
+
+    def process_backlog(self) -> bool:
+        """Processes a part of the events that wait. Returns true if the rest is not needed."""
+        backlog, last_token = self._backlog, self.num_tokens + TOKENS_PER_PASS
+        for _ in range(EVENTS_PER_PASS):
+            if not backlog or self.num_tokens >= last_token:
+                break
+            event = backlog.popleft()
+            if self.on_payload(event) if isinstance(event, bytes) else self._process_output(event):
+                backlog.clear()
                 return True
         return False
 
@@ -67,12 +96,17 @@ class JobStream:
             return True
         try:
             output = self._decode(payload)
-        except (msgspec.DecodeError, ValueError, KeyError):
+        except (msgspec.DecodeError, ValueError, KeyError, RecursionError):
             return self._fail(BROKEN_REPLY)
+        if len(output.tokens) > TOKENS_PER_PASS:
+            output, *others = split_output(output)
+            self._backlog.extendleft(reversed(others))
         return self._process_output(output)
 
     def finish_reply(self) -> None:
         """Handles the end of the reply, or the end of the wait for its final event."""
+        while self._backlog and not self.process_backlog():
+            pass
         if self._final is not None:
             self._deliver_final()
         elif not self.is_over and self.failure is None:
@@ -87,9 +121,11 @@ class JobStream:
     def _process_output(self, output: RemoteOutput) -> bool:
         if output.failure is not None:
             return self._fail(output.failure)
-        if output.cached_tokens is not None:
+        if output.cached_tokens is not None and 0 <= output.cached_tokens <= len(self._job.tokens):
             self._cached = max(self._cached, output.cached_tokens)
         if output.prompt_logprobs:
+            if not all(entry is None or self._is_entry_valid(entry) for entry in output.prompt_logprobs):
+                return self._fail(BROKEN_REPLY)
             self._prompt_logprobs = output.prompt_logprobs
         if output.finish == "abort":
             return self._fail(RemoteFailure(502, "the engine aborted the job"))
@@ -97,6 +133,7 @@ class JobStream:
             if output.tokens or output.finish is not None:
                 return self._process_tokens(output)
             if output.is_admission:
+                self.num_outputs += 1
                 self._admit()
         elif output.is_last:
             self._deliver_final()
@@ -110,7 +147,7 @@ class JobStream:
             output = self._cut_output(output)
             tokens = output.tokens
         finish = output.finish
-        if self._has_logprobs and len(output.logprobs) != len(tokens):
+        if self._has_logprobs and not self._are_logprobs_valid(output):
             return self._fail(BROKEN_REPLY)
         if not self._keeps_grammar(tokens, finish):
             self.has_left_grammar = True
@@ -120,6 +157,8 @@ class JobStream:
         if tokens and self.num_tokens == 0:
             self._on_first_token()
         self._admit()
+        self.num_outputs += 1
+        self._idle_bytes = 0
         self.num_tokens += len(tokens)
         chunk = Chunk(tokens=tokens, logprobs=output.logprobs, prompt_logprobs=self._prompt_logprobs)
         self._prompt_logprobs = ()
@@ -151,6 +190,16 @@ class JobStream:
         logprobs = output.logprobs[: len(tokens)]
         return msgspec.structs.replace(output, tokens=tokens, logprobs=logprobs, finish=finish)
 
+    def _are_logprobs_valid(self, output: RemoteOutput) -> bool:
+        """Returns true if there is an entry for each token, about tokens of the vocabulary."""
+        return len(output.logprobs) == len(output.tokens) and all(
+            entry.id == token and self._is_entry_valid(entry)
+            for token, entry in zip(output.tokens, output.logprobs, strict=True)
+        )
+
+    def _is_entry_valid(self, entry: TokenLogprob) -> bool:
+        return all(0 <= token < self._vocab_size for token, _ in entry.top)
+
     def _keeps_grammar(self, tokens: tuple[int, ...], finish: Finish | None) -> bool:
         follower = self._follower
         if follower is None:
@@ -176,3 +225,14 @@ class JobStream:
         elif self.num_tokens:
             self.end_with("error", STREAM_BROKEN)
         return True
+
+
+def split_output(output: RemoteOutput) -> Iterator[RemoteOutput]:
+    """Yields outputs of at most `TOKENS_PER_PASS` tokens. The last one has the end."""
+    tokens, logprobs = output.tokens, output.logprobs
+    for start in range(0, len(tokens), TOKENS_PER_PASS):
+        end = start + TOKENS_PER_PASS
+        part = msgspec.structs.replace(output, tokens=tokens[start:end], logprobs=logprobs[start:end])
+        if start:
+            part = msgspec.structs.replace(part, prompt_logprobs=())
+        yield part if end >= len(tokens) else msgspec.structs.replace(part, finish=None, is_last=False)

@@ -10,6 +10,7 @@ from antiphon.engine.remote.surfaces.base import EngineKind
 from antiphon.engine.remote.transport.endpoint import Endpoint
 
 SurfaceChoice = Literal["auto", "completions", "generate"]
+MAX_LISTED_NAMES = 8
 GrammarPolicy = Literal["probe", "require", "off"]
 
 
@@ -86,5 +87,6 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Returns names for a message, such as `'a', 'b'`."""
-    return ", ".join(f"'{name}'" for name in names)
+    """Returns names for a message, such as `'a', 'b'`. Of many names, the first ones."""
+    rest = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(f"'{name}'" for name in names[:MAX_LISTED_NAMES]) + rest

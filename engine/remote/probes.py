@@ -76,7 +76,7 @@ class ServerProbes:
             follower=follower,
         )
         body = surface.encode_job(job, target)
-        response = await self._queries.request("POST", surface.path, body, on_body=stream.on_body)
+        response = await self._queries.request("POST", surface.path, body, sink=stream)
         if response.status != 200:
             return ProbeResult(read_error_body(response.status, response.body))
         stream.finish_reply()

@@ -5,9 +5,10 @@ from typing import TypeVar
 
 import msgspec
 
-from antiphon.engine.remote.faults import classify_failure
+from antiphon.engine.remote.faults import classify_failure, clean_message
 from antiphon.engine.remote.surfaces.base import read_error_body
-from antiphon.engine.remote.transport.http_client import HttpClient, HttpResponse, OnBody, RemoteConnectionError
+from antiphon.engine.remote.transport.connection import BodySink, HttpResponse, RemoteConnectionError
+from antiphon.engine.remote.transport.http_client import HttpClient
 
 Body = TypeVar("Body")
 
@@ -36,11 +37,11 @@ class ServerQueries:
         response = await self.request("POST", path, msgspec.json.encode(content))
         return self._decode_body(path, response, body_type)
 
-    async def request(self, method: str, path: str, body: bytes = b"", on_body: OnBody | None = None) -> HttpResponse:
+    async def request(self, method: str, path: str, body: bytes = b"", sink: BodySink | None = None) -> HttpResponse:
         """Sends a request. Raises `HandshakeError` if there is no answer in time, or the key is not accepted."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._client.request(method, path, body, on_body=on_body)
+                response = await self._client.request(method, path, body, sink=sink)
         except TimeoutError:
             raise HandshakeError(f"{self.name}: no answer within {self._timeout_s:g} s", is_permanent=False) from None
         except RemoteConnectionError as error:
@@ -51,9 +52,10 @@ class ServerQueries:
             raise self.mismatch("does not accept the key: set the variable of --engine-key-env")
         return response
 
-    def mismatch(self, message: str) -> HandshakeError:
-        """Returns the error for a server that answers, but does not fit."""
-        return HandshakeError(f"{self.name} {message}", is_permanent=True)
+    def mismatch(self, message: str, *, is_permanent: bool = True) -> HandshakeError:
+        """Returns the error for a server that answers, but does not fit. The message may quote the server."""
+        line = clean_message(f"{self.name} {message}", self._client.secrets)
+        return HandshakeError(line, is_permanent=is_permanent)
 
     def _decode_body(self, path: str, response: HttpResponse, body_type: type[Body]) -> Body:
         if response.status == 503:
@@ -64,5 +66,5 @@ class ServerQueries:
             raise HandshakeError(message, is_permanent=not attempt.is_retryable)
         try:
             return msgspec.json.decode(response.body, type=body_type)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise self.mismatch(f"answered {path} in an unknown format") from None

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,8 +11,9 @@ from antiphon.engine.remote.grammar_follower import GrammarFollowers
 from antiphon.engine.remote.handshake import Handshake, ServerProfile
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.queries import HandshakeError
+from antiphon.engine.remote.transport.connection import RemoteConnectionError
 from antiphon.engine.remote.transport.endpoint import Endpoint
-from antiphon.engine.remote.transport.http_client import HttpClient, RemoteConnectionError
+from antiphon.engine.remote.transport.http_client import HttpClient
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,15 @@ class Replica:
         followers: GrammarFollowers | None,
         timeouts: RemoteTimeouts,
         *,
-        headers: Mapping[str, str],
+        api_key: str | None,
         on_change: Callable[[], None],
     ) -> None:
-        self.client = HttpClient(endpoint, headers, silence_timeout_s=options.silence_timeout_s)
+        self.client = HttpClient(
+            endpoint,
+            {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            silence_timeout_s=options.silence_timeout_s,
+            secrets=() if api_key is None else (api_key,),
+        )
         self.name = endpoint.name
         self.profile: ServerProfile | None = None
         self.unready_reason: str | None = f"connecting to {self.name}"
@@ -61,6 +67,7 @@ class Replica:
         self._options, self._model, self._followers = options, model, followers
         self._timeouts, self._on_change = timeouts, on_change
         self._recheck = asyncio.Event()
+        self._shown_steps = {self.unready_reason}
 
     @property
     def num_jobs(self) -> int:
@@ -106,6 +113,7 @@ class Replica:
             self._set_state(None, f"the handshake with {self.name} failed")
             return False
         self.mismatch = None
+        self._shown_steps.clear()
         for warning in profile.warnings:
             log.warning("engine %s", warning)
         self._set_state(profile, None)
@@ -135,7 +143,9 @@ class Replica:
         return response.status == 200
 
     def _show_step(self, step: str) -> None:
-        if self.unready_reason != step:
+        """Shows each step once until a handshake succeeds. While one after another fails, the reason stays."""
+        if step not in self._shown_steps:
+            self._shown_steps.add(step)
             self.unready_reason = step
             self._on_change()
 

@@ -1,5 +1,6 @@
 """Interface between the engine and the HTTP interfaces of remote servers."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeVar
 
@@ -37,6 +38,8 @@ class RemoteOutput(msgspec.Struct, frozen=True, kw_only=True):
 NO_OUTPUT = RemoteOutput()
 END_MARKER = b"[DONE]"
 """Data of the last event of a stream."""
+
+STATUS = re.compile(r"[0-9]{3}")
 
 Decoder = Callable[[bytes], RemoteOutput]
 """Decodes the events of one stream, in order. Raises ``msgspec.DecodeError`` or ``ValueError``."""
@@ -85,7 +88,7 @@ def read_error_body(status: int, body: bytes) -> RemoteFailure:
     """Reads the error formats of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
     try:
         error = msgspec.json.decode(body, type=ErrorReport)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         text = " ".join(body[:300].decode(errors="replace").split())
         return RemoteFailure(status, text or f"HTTP status {status}")
     if isinstance(error.error, ErrorReport):
@@ -99,7 +102,7 @@ def _event_failure(error: ErrorReport | str) -> RemoteFailure:
     if isinstance(error, str):
         return RemoteFailure(500, error)
     code = error.code
-    status = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else 500
+    status = int(code) if isinstance(code, int) or (isinstance(code, str) and STATUS.fullmatch(code)) else 500
     return RemoteFailure(status if 400 <= status < 600 else 500, error.message or "an error without a message")
 
 

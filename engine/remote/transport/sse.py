@@ -1,9 +1,7 @@
 """Splits a stream of server-sent events into the payloads of its events."""
 
-MAX_FIRST_EVENT_BYTES = 64 << 20
-"""Maximum size of the first event. vLLM repeats the whole prompt in it."""
 MAX_EVENT_BYTES = 1 << 20
-"""Maximum size of any other event."""
+"""Maximum size of an event."""
 
 
 class OversizedEventError(ValueError):
@@ -14,26 +12,27 @@ class SseSplitter:
     """Takes the bytes of a body, however they are cut, and returns the ``data`` of each complete event.
 
     Line ends may be LF, CRLF or CR. Several ``data`` lines of an event are joined with LF; comments and other fields
-    are ignored.
+    are ignored. ``max_first_bytes``: maximum size of the first event with data. vLLM repeats the whole prompt in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_first_bytes: int = MAX_EVENT_BYTES) -> None:
         self._buffer = bytearray()
         self._searched = 0  # a blank line begins at this offset or later
         self._ends_with_cr = False
-        self._max_bytes = MAX_FIRST_EVENT_BYTES
+        self.max_bytes = max_first_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the payloads that these bytes complete. Raises `OversizedEventError`."""
         if self._is_one_event(data):  # nearly always
-            self._max_bytes = MAX_EVENT_BYTES
+            self.max_bytes = MAX_EVENT_BYTES
             return [data[6:-2]]
         if self._ends_with_cr or b"\r" in data:
             data = self._normalize_line_ends(data)
         events = self._split_buffered(data)
-        if events:
-            self._max_bytes = MAX_EVENT_BYTES
-        return [payload for event in events if (payload := _read_payload(event)) is not None]
+        payloads = [payload for event in events if (payload := _read_payload(event)) is not None]
+        if payloads:
+            self.max_bytes = MAX_EVENT_BYTES
+        return payloads
 
     def _is_one_event(self, data: bytes) -> bool:
         return (
@@ -47,8 +46,8 @@ class SseSplitter:
         self._buffer += data
         end = self._buffer.rfind(b"\n\n", self._searched)
         if end < 0:
-            if len(self._buffer) > self._max_bytes:
-                raise OversizedEventError(f"an event has more than {self._max_bytes} bytes")
+            if len(self._buffer) > self.max_bytes:
+                raise OversizedEventError(f"an event has more than {self.max_bytes} bytes")
             self._searched = max(len(self._buffer) - 1, 0)
             return []
         events = bytes(self._buffer[:end]).split(b"\n\n")
