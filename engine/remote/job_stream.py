@@ -18,7 +18,7 @@ TOKENS_PER_PASS = 256
 """Tokens that are processed at once. An engine whose reader was behind reports many in one event."""
 BYTES_PER_PROMPT_TOKEN = 16
 """Bytes of a token id in JSON, with room: vLLM repeats the prompt in the first event."""
-MAX_IDLE_BYTES = 1 << 20
+MAX_IDLE_BYTES = 512 << 10
 """Bytes of comments and of events without tokens that may follow each other."""
 BROKEN_REPLY = RemoteFailure(502, "the reply is not in the format of this engine")
 UNFINISHED_REPLY = RemoteFailure(502, "the reply ended before its end was reported")
@@ -76,7 +76,8 @@ class JobStream:
             return self._fail(BROKEN_REPLY)
         if self.process_backlog():
             return True
-        return self._idle_bytes > self._splitter.max_bytes + MAX_IDLE_BYTES and self._fail(BROKEN_REPLY)
+        num_idle_bytes = self._idle_bytes - self._splitter.num_buffered_bytes
+        return num_idle_bytes > MAX_IDLE_BYTES and self._fail(BROKEN_REPLY)
 
     def process_backlog(self) -> bool:
         """Processes a part of the events that wait. Returns true if the rest is not needed."""

@@ -21,6 +21,11 @@ class SseSplitter:
         self._ends_with_cr = False
         self.max_bytes = max_first_bytes
 
+    @property
+    def num_buffered_bytes(self) -> int:
+        """Bytes of the event that is not complete."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the payloads that these bytes complete. Raises `OversizedEventError`."""
         if self._is_one_event(data):  # nearly always

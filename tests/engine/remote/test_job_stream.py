@@ -178,7 +178,7 @@ class TestSizes:
     @pytest.mark.parametrize("event", [b": comment", b"data: {}", b"data: [DONE]", b""])
     async def test_events_without_tokens(self, event: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         limit = 100_000
-        monkeypatch.setattr(job_stream, "MAX_IDLE_BYTES", limit - MAX_EVENT_BYTES)
+        monkeypatch.setattr(job_stream, "MAX_IDLE_BYTES", limit)
         reading = Reading()
         reading.read(vllm_tokens(5))
         piece = (event + b"\n\n") * 1000
@@ -191,14 +191,23 @@ class TestSizes:
     async def test_count_of_idle_bytes_ends_at_its_limit_and_begins_anew_with_a_token(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(job_stream, "MAX_IDLE_BYTES", 500 - MAX_EVENT_BYTES)
+        monkeypatch.setattr(job_stream, "MAX_IDLE_BYTES", 500)
         for extra in (0, 1):
             reading = Reading()
             reading.read(vllm_tokens(5))
             for _ in range(2):
-                assert not reading.stream.on_body(b":\n" * 100)
+                assert not reading.stream.on_body(b":\n\n" * 100)
                 reading.read(vllm_tokens(5))
-            assert reading.stream.on_body(b":\n" * 250 + b"x" * extra) is (extra == 1)
+            data = b": " + b"x" * (496 + extra) + b"\n\n"
+            assert len(data) == 500 + extra
+            assert reading.stream.on_body(data) is (extra == 1)
+
+    async def test_event_that_is_not_complete_is_not_idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(job_stream, "MAX_IDLE_BYTES", 500)
+        reading = Reading()
+        assert not reading.stream.on_body(b"data: " + b" " * 1000)
+        assert not reading.stream.on_body(sse(vllm_tokens(5))[0].removeprefix(b"data:"))
+        assert reading.tokens == (5,)
 
     async def test_first_event_may_repeat_the_prompt(self) -> None:
         limit = MAX_EVENT_BYTES + job_stream.BYTES_PER_PROMPT_TOKEN * len(PROMPT)

@@ -257,7 +257,7 @@ class TestConnecting:
 
         monkeypatch.setattr(http_client, "CONNECT_TIMEOUT_S", 0.01)
         monkeypatch.setattr(type(asyncio.get_running_loop()), "create_connection", wait_forever, raising=False)
-        with pytest.raises(RemoteConnectionError, match="no connection to localhost:80 within 0.01 s"):
+        with pytest.raises(RemoteConnectionError, match=r"no connection to localhost:80 within 0\.01 s"):
             await create_client(Endpoint()).request("GET", "/")
 
     def test_certificates_are_verified(self) -> None:
