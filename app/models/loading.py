@@ -182,12 +182,8 @@ async def _plan_model(options: ServeOptions, settings: Settings, on_status: OnSt
         return await _plan_torch_model(options, on_status, spawn)
     else:
         template = None if options.chat_template is None else _read_template(options.chat_template)
-        engine, loaded, name = await create_remote_engine(
-            options,
-            template,
-            partial(on_status, options.name or options.model or ""),
-            separate_owners=bool(settings.api_key_digests),
-        )
+        separate_owners = bool(settings.api_key_digests)
+        engine, loaded, name = await create_remote_engine(options, template, on_status, separate_owners=separate_owners)
     return _ModelPlan(options=options, name=options.name or name, loaded=loaded, build_engine=lambda _: engine)
 
 

@@ -45,9 +45,12 @@ VLLM_FLAGS = (
 
 
 async def create_remote_engine(
-    options: ServeOptions, template: str | None, on_status: Callable[[str], None], *, separate_owners: bool
+    options: ServeOptions, template: str | None, on_status: Callable[[str, str], None], *, separate_owners: bool
 ) -> tuple[Engine, LoadedFormat, str]:
-    """Returns the engine, the model's format, and the model's name. Raises `ServeError` or `LoadError`."""
+    """Returns the engine, the model's format, and the model's name. Raises `ServeError` or `LoadError`.
+
+    ``on_status`` is called with the model's name and a step of the start.
+    """
     remote = options.remote
     endpoints, child = tuple(_parse_url(url) for url in remote.urls), None
     if not endpoints:
@@ -77,9 +80,9 @@ async def create_remote_engine(
         grammar=remote.grammar,
         separate_owners=separate_owners,
     )
-    key = _read_key(remote.key_env)
-    engine = RemoteEngine(remote_options, model, info, api_key=key, on_status=on_status, child=child)
-    return engine, loaded, remote.model or default_name(source)
+    key, name = _read_key(remote.key_env), options.name or remote.model or default_name(source)
+    engine = RemoteEngine(remote_options, model, info, api_key=key, on_status=partial(on_status, name), child=child)
+    return engine, loaded, name
 
 
 def _create_child(options: ServeOptions) -> tuple[Endpoint, ChildServer]:

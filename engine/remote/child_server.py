@@ -15,13 +15,26 @@ from antiphon.engine.process.spawn import describe_exit
 log = logging.getLogger(__name__)
 
 GUARD = """
-import os, signal, subprocess, sys, threading
+import os, signal, subprocess, sys, threading, time
+timeout = float(sys.argv[1])
+watched, held = os.pipe()
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.close(held)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.read(watched, 1)
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(timeout)
+    os.killpg(0, signal.SIGKILL)
+os.close(watched)
 child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def end_group():
     os.killpg(0, signal.SIGTERM)
     try:
-        child.wait(float(sys.argv[1]))
+        child.wait(timeout)
     except subprocess.TimeoutExpired:
         pass
     code = child.poll()
@@ -35,7 +48,11 @@ child.wait()
 end_group()
 """
 """Code of the process between this one and the server. It ends the server with all its processes when the server exits,
-and when its standard input ends, which also happens if this process is killed."""
+and when its standard input ends, which also happens if this process is killed.
+
+If the guard is killed itself, a second process, which waits for the end of a pipe that the guard holds open, ends the
+server with all its processes. A pipe works on every system, unlike a signal at the death of a parent.
+"""
 EXIT_LINE = "exit "
 TERM_TIMEOUT_S = 5.0
 """Time that the server has to exit after SIGTERM."""

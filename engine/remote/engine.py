@@ -126,7 +126,10 @@ class RemoteEngine:
     async def wait_ready(self) -> None:
         """Returns as soon as a job would be accepted. Raises `EngineError` like :meth:`generate`."""
         self._check_capacity()
-        deadline = asyncio.get_running_loop().time() + self._timeouts.ready_timeout_s
+        await self._wait_for_replica(asyncio.get_running_loop().time() + self._timeouts.retry_window_s)
+
+    async def _wait_for_replica(self, deadline: float) -> None:
+        """Returns as soon as a replica can take jobs. Raises `EngineError` at the deadline of the event loop."""
         while (reason := self.unready_reason()) is not None:
             if not self._monitors:
                 raise EngineError.from_fault(STOPPED_FAULT)
@@ -192,9 +195,9 @@ class RemoteEngine:
 
     async def _run_attempts(self, run: RemoteJob) -> None:
         loop, tried = asyncio.get_running_loop(), list[Replica]()
-        await self.wait_ready()
-        self._check_job(run.job)
         give_up_at = loop.time() + self._timeouts.retry_window_s
+        await self._wait_for_replica(give_up_at)
+        self._check_job(run.job)
         while candidates := self._list_candidates(tried):
             job = run.job
             key = job.affinity or affinity_of_prompt(job.owner, job.tokens)

@@ -21,6 +21,7 @@ from antiphon.engine.remote.surfaces.completions import CompletionsSurface
 from antiphon.engine.remote.surfaces.llama_cpp import LlamaCppSurface
 from antiphon.engine.remote.surfaces.sglang_generate import SglangGenerateSurface
 from antiphon.engine.remote.surfaces.vllm_generate import VllmGenerateSurface
+from antiphon.engine.remote.tokenizer_checks import TokenizerChecks
 from antiphon.engine.remote.transport.http_client import HttpClient
 
 log = logging.getLogger(__name__)
@@ -80,12 +81,6 @@ class ModelPage(msgspec.Struct):
     data: list[ListedModel] = []
 
 
-class TokenList(msgspec.Struct):
-    """Body of ``/tokenize``."""
-
-    tokens: list[int]
-
-
 class Handshake:
     """One handshake with the server of ``client``. ``on_step`` is called with a short text for each step."""
 
@@ -111,7 +106,8 @@ class Handshake:
         version, server_info = await self._read_version(kind)
         max_model_len = self._find_context(listed, server_info)
         self._on_step(f"comparing the tokenizer of {self._name}")
-        await self._compare_tokenizer(kind, listed.id)
+        checks = TokenizerChecks(self._queries, self._model, kind, listed.id)
+        self._warnings += [*await checks.compare_text(), *await checks.compare_vocabulary(max_model_len)]
         probes = ServerProbes(self._queries, self._model, self._followers, listed.id)
         surface, logprobs_surface = await self._choose_surfaces(kind, probes)
         abilities = await self._find_abilities(kind, probes, surface, logprobs_surface)
@@ -182,30 +178,6 @@ class Handshake:
         if length is None and ours is None:
             raise self._queries.mismatch("does not tell its context length: set --max-model-len")
         return min(value for value in (length, ours) if value is not None)
-
-    async def _compare_tokenizer(self, kind: EngineKind, model: str) -> None:
-        """Compares token ids of a text, so that a prompt means the same there as here."""
-        if kind == "trtllm":
-            self._warnings.append(f"{self._name} has no /tokenize: the tokenizers were not compared")
-            return
-        check = self._model.tokenizer_check
-        request: dict[str, Any] = {"model": model, "prompt": check.text, "add_special_tokens": False}
-        if kind == "llama.cpp":
-            request = {"content": check.text, "add_special": False, "parse_special": True}
-        theirs = (await self._queries.post_json("/tokenize", request, TokenList)).tokens
-        ours = list(check.ids)
-        if theirs == ours:
-            return
-        place = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-        if place is None:
-            raise self._queries.mismatch(
-                f"has another tokenizer: it makes {len(theirs)} tokens of a text, --tokenizer {len(ours)}"
-            )
-        text = check.decode(ours[place])
-        raise self._queries.mismatch(
-            f"has another tokenizer: {text!r} (token {place} of the check) is {ours[place]} in --tokenizer "
-            f"and {theirs[place]} there"
-        )
 
     async def _choose_surfaces(self, kind: EngineKind, probes: ServerProbes) -> tuple[Surface, Surface]:
         """Returns the interface of most jobs, and that of jobs with log-probabilities."""

@@ -11,6 +11,7 @@ from antiphon.engine.checkpoint.generation_settings import read_eos_ids, samplin
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.remote.options import GrammarProbe, RemoteModel, TokenizerCheck
+from antiphon.engine.remote.vocabulary import Vocabulary
 
 CHECK_TEXT = (
     "The quick brown fox jumps over 13 lazy dogs.\n\tdef f(x): return x**2  # 3.14159265358979\n"
@@ -55,6 +56,7 @@ def describe_model(
         eos_ids=eos_ids,
         tokenizer_file=file,
         tokenizer_check=check,
+        vocabulary=Vocabulary(tokenizer),
         grammar_probe=None if grammar_probe is None else GrammarProbe(grammar_probe(first_id), first_id),
         relax_grammar=relax_grammar,
     )

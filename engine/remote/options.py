@@ -8,6 +8,7 @@ import msgspec
 
 from antiphon.engine.remote.surfaces.base import EngineKind
 from antiphon.engine.remote.transport.endpoint import Endpoint
+from antiphon.engine.remote.vocabulary import Vocabulary
 
 SurfaceChoice = Literal["auto", "completions", "generate"]
 MAX_LISTED_NAMES = 8
@@ -38,10 +39,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits and intervals, in seconds."""
 
-    ready_timeout_s: float = 30.0
-    """Time that a job waits for a replica while none is up."""
     retry_window_s: float = 5.0
-    """Time within which a job that got no token is tried again."""
+    """Time within which a job waits for a replica while none is up, and is tried again if it got no token."""
     final_count_grace_s: float = 0.05
     """Time that the last chunk waits for the count of cached tokens."""
     health_interval_s: float = 2.0
@@ -81,6 +80,8 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_file: Path | None
     """File of the tokenizer, to follow grammars with. None: grammars are not available."""
     tokenizer_check: TokenizerCheck
+    vocabulary: Vocabulary | None = None
+    """Tokens to compare with the engine's. None: only the text is compared."""
     grammar_probe: GrammarProbe | None
     relax_grammar: Callable[[str], str] = str
     """Returns what an engine with an older grammar library may generate under a grammar."""

@@ -21,6 +21,10 @@ class HandshakeError(Exception):
         self.is_permanent = is_permanent
 
 
+class UnsupportedPathError(HandshakeError):
+    """The server does not have an endpoint."""
+
+
 class ServerQueries:
     """Sends the requests of a handshake. Every method raises `HandshakeError` with the name of the server."""
 
@@ -60,6 +64,9 @@ class ServerQueries:
     def _decode_body(self, path: str, response: HttpResponse, body_type: type[Body]) -> Body:
         if response.status == 503:
             raise HandshakeError(f"{self.name} is not ready yet", is_permanent=False)
+        if response.status in (404, 405, 501):
+            message = f"{self.name} answered {path} with status {response.status}"
+            raise UnsupportedPathError(message, is_permanent=True)
         if response.status != 200:
             attempt = classify_failure(read_error_body(response.status, response.body), self.name)
             message = f"{self.name} answered {path} with status {response.status}"

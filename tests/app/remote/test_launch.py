@@ -18,16 +18,17 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.errors import LoadError
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.protocol import Chunk
-from antiphon.engine.remote.engine import RemoteEngine
+from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine
+from antiphon.engine.remote.options import RemoteTimeouts
 from tests.engine.remote.remote_helpers import EOS, make_job, merge_chunks
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 async def create_engine(**options: Any) -> RemoteEngine:
-    remote = RemoteServeOptions(**options.pop("remote", {}))
+    remote, on_status = RemoteServeOptions(**options.pop("remote", {})), options.pop("on_status", lambda *_: None)
     serve_options = ServeOptions(**{"engine": "vllm", "models": (str(MODEL_DIR),), "remote": remote, **options})
-    engine, _, _ = await create_remote_engine(serve_options, None, lambda _: None, separate_owners=False)
+    engine, _, _ = await create_remote_engine(serve_options, None, on_status, separate_owners=False)
     assert isinstance(engine, RemoteEngine)
     return engine
 
@@ -57,6 +58,24 @@ async def test_unusable_options_are_refused(options: dict[str, Any], message: st
         await create_engine(**options)
 
 
+async def test_steps_are_told_with_the_name_of_the_model() -> None:
+    shown: list[tuple[str, str]] = []
+    for options, name in (({}, "model"), ({"name": "mine"}, "mine")):
+        remote = {"urls": ("http://127.0.0.1:9",), "tokenizer": str(MODEL_DIR)}
+        engine = await create_engine(remote=remote, models=(), on_status=lambda *each: shown.append(each), **options)
+        start = asyncio.create_task(engine.start())
+        await wait_until(lambda: bool(shown))
+        await engine.close()
+        await asyncio.wait({start})
+        assert {each for each, _ in shown} == {name}
+        shown.clear()
+
+
+def test_page_tells_the_limits_of_tries() -> None:
+    page = " ".join((ROOT / "docs" / "remote.md").read_text(encoding="utf-8").split())
+    assert f"another replica is tried, at most {MAX_ATTEMPTS} in {RemoteTimeouts().retry_window_s:g} seconds" in page
+
+
 async def test_missing_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ServeError, match="the command vllm is not installed"):
@@ -72,8 +91,12 @@ async def test_vllm_is_started_restarted_and_ended(vllm_command: Path) -> None:
     await engine.start()
     assert await run_job(engine) == (50, EOS)
     first = list_session(child.pid)
-    assert len(first) >= 3, "the guard, the server and its worker"
-    server = next(pid for pid, command in first.items() if "fake_vllm" in command and pid != child.pid)
+    assert len(first) >= 4, "the guard and the second one, the server and its worker"
+    second_guard = next(pid for pid, command in first.items() if "killpg" in command and pid != child.pid)
+    os.kill(second_guard, signal.SIGKILL)  # which changes nothing
+    await wait_until(lambda: not is_alive(second_guard))
+    assert engine.unready_reason() is None
+    server = find_server(first)
     os.kill(server, signal.SIGKILL)
     await wait_until(lambda: engine.unready_reason() is not None)
     assert "vllm" in str(engine.unready_reason())
@@ -83,7 +106,22 @@ async def test_vllm_is_started_restarted_and_ended(vllm_command: Path) -> None:
     second = list_session(child.pid)
     folder = Path(child._command[child._command.index("--uds") + 1]).parent
     await engine.close()
-    assert not any(is_alive(pid) for pid in second) and not folder.exists()
+    await wait_until(lambda: not any(is_alive(pid) for pid in second))
+    assert not folder.exists()
+
+
+async def test_killed_guard_leaves_no_server(vllm_command: Path) -> None:
+    engine = await create_engine()
+    child = engine._child
+    assert child is not None
+    await engine.start()
+    assert child.pid is not None
+    session = list_session(child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    await wait_until(lambda: not any(is_alive(pid) for pid in session))
+    await wait_until(lambda: engine.unready_reason() is None)
+    assert await run_job(engine) == (50, EOS)
+    await engine.close()
 
 
 async def test_vllm_that_fails_at_its_start_is_told_in_one_line(
@@ -114,7 +152,7 @@ asyncio.run(main())
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     session = list_session(int(parent.stdout.readline()))
-    assert len(session) >= 3
+    assert len(session) >= 4
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -125,6 +163,11 @@ async def run_job(engine: RemoteEngine) -> tuple[int, ...]:
     chunks: list[Chunk] = []
     await engine.generate(make_job(), chunks.append)
     return merge_chunks(chunks)
+
+
+def find_server(session: dict[int, str]) -> int:
+    """Returns the id of the server's process, whose command the guards have among their arguments."""
+    return next(pid for pid, command in session.items() if "fake_vllm" in command and "killpg" not in command)
 
 
 def list_session(session: int | None) -> dict[int, str]:

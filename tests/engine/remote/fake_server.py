@@ -92,9 +92,24 @@ class FakeServer:
         """Replies by path, instead of those below."""
         self.answer_job: Callable[[dict[str, Any]], Reply] | None = None
         """Makes the replies to jobs, instead of `replies` and `default`."""
+        self.decode: Callable[[list[int]], str] | None = None
+        """Answers `/detokenize`; without it, the server does not know the path."""
         self.port = 0
         self.socket_path: str | None = None
+        self.model_fields: dict[str, Any] = {"max_model_len": 4096}
+        self.details: dict[str, Any] = {}
+        """Further fields of `/version`, `/server_info` and `/props`."""
+        self.text_field = "prompt"
         self._encode, self._probes = encode, probes
+        self._answers: dict[str, Callable[[ReceivedRequest], Reply]] = {
+            "/v1/models": self._list_models,
+            "/version": lambda _: _json_reply({"version": self.version, **self.details}),
+            "/server_info": lambda _: _json_reply({"version": self.version, **self.details}),
+            "/props": lambda _: _json_reply({"build_info": "b1", **self.details}),
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+            "/health": lambda _: Reply([b""], status=self.health_status, is_chunked=False),
+        }
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -133,27 +148,30 @@ class FakeServer:
             writer.transport.abort()
 
     def _choose_reply(self, request: ReceivedRequest) -> Reply:
-        path = request.path
-        if path in self.overrides:
-            return self.overrides[path]
-        if path == "/v1/models":
-            data = [{"id": name, "owned_by": self.owned_by, "max_model_len": 4096} for name in self.models]
-            return _json_reply({"object": "list", "data": data})
-        if path in ("/version", "/server_info"):
-            return _json_reply({"version": self.version})
-        if path == "/props":
-            return _json_reply({"build_info": "b1", "default_generation_settings": {"n_ctx": 4096}})
-        if path == "/tokenize":
-            text = request.body.get("prompt") or request.body.get("content")
-            return _json_reply({"tokens": self._encode(text), "count": 0})
-        if path == "/health":
-            return Reply([b""], status=self.health_status, is_chunked=False)
+        if request.path in self.overrides:
+            return self.overrides[request.path]
+        answer = self._answers.get(request.path)
+        if answer is not None:
+            return answer(request)
         if "x-request-id" not in request.headers:
             probe = self._probes(request.body)
             return probe or self.default
         if self.answer_job is not None:
             return self.answer_job(request.body)
         return self.replies.pop(0) if self.replies else self.default
+
+    def _list_models(self, _: ReceivedRequest) -> Reply:
+        data = [{"id": name, "owned_by": self.owned_by, **self.model_fields} for name in self.models]
+        return _json_reply({"object": "list", "data": data})
+
+    def _tokenize(self, request: ReceivedRequest) -> Reply:
+        text = request.body.get("prompt") or request.body.get("content")
+        return _json_reply({"tokens": self._encode(text), "count": 0})
+
+    def _detokenize(self, request: ReceivedRequest) -> Reply:
+        if self.decode is None:
+            return _json_reply({"detail": "Not Found"}, 404)
+        return _json_reply({self.text_field: self.decode(request.body["tokens"])})
 
     async def _write_reply(self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = {"Content-Type": "text/event-stream", **reply.headers}

@@ -21,7 +21,6 @@ from tests.engine.remote.fake_server import FakeServer, Reply, fake_server, play
 EOS = 2
 """End token of the embedded model."""
 FAST = RemoteTimeouts(
-    ready_timeout_s=2.0,
     final_count_grace_s=0.02,
     health_interval_s=0.05,
     health_timeout_s=1.0,
@@ -49,6 +48,13 @@ def encode(text: str) -> list[int]:
     """Encodes like the model's own tokenizer."""
     check = load_model()[0].tokenizer_check
     return list(check.ids) if text == check.text else [1]
+
+
+def decode(tokens: list[int]) -> str:
+    """Decodes like the model's own tokenizer."""
+    vocabulary = load_model()[0].vocabulary
+    assert vocabulary is not None
+    return vocabulary.decode(tokens)
 
 
 def sample_grammar(grammar: str, max_tokens: int = 40, seed: int = 0) -> list[int]:
@@ -98,6 +104,8 @@ async def remote_engine(
     async with AsyncExitStack() as stack:
         reply = default or play_vllm(50, 51, EOS)
         servers = [await stack.enter_async_context(fake_server(encode, reply, probes)) for _ in range(num_servers)]
+        for server in servers:
+            server.decode = decode
         engine = build_engine(servers, timeouts=timeouts, api_key=api_key, **options)
         await engine.start()
         try:

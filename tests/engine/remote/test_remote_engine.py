@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.engine.errors import LoadError
@@ -22,6 +23,7 @@ from tests.engine.remote.fake_server import (
 )
 from tests.engine.remote.remote_helpers import (
     EOS,
+    FAST,
     build_engine,
     check_rules,
     drop_grammars,
@@ -264,6 +266,18 @@ class TestRetries:
             await server.start()
             assert merge_chunks(await job) == (50, 51, EOS)
 
+    async def test_job_waits_for_a_server_no_longer_than_the_window(self) -> None:
+        async with remote_engine(timeouts=msgspec.structs.replace(FAST, retry_window_s=0.05)) as (engine, [server]):
+            await server.kill()
+            async with asyncio.timeout(30):
+                while engine.unready_reason() is None:
+                    await asyncio.sleep(0.005)
+                error = await fail_job(engine)
+                assert (error.code, error.retryable) == ("engine_unavailable", True)
+                assert "cannot be reached" in error.message
+                with pytest.raises(EngineError, match="cannot be reached"):
+                    await engine.wait_ready()
+
     async def test_unhealthy_server_takes_no_jobs(self) -> None:
         async with remote_engine() as (engine, [server]):
             server.health_status = 503
@@ -348,15 +362,23 @@ class TestEnds:
                 await engine.generate(make_job(), fail)
             assert merge_chunks(await run_job(engine)) == (50, 51, EOS)
 
+    async def test_capacity_counts_every_job_once(self) -> None:
+        async with remote_engine(capacity=1) as (engine, _):
+            await engine.wait_ready()
+            assert merge_chunks(await run_job(engine)) == (50, 51, EOS)
+
     async def test_jobs_over_the_capacity_are_refused(self) -> None:
-        async with remote_engine(default=Reply([Pause()]), capacity=1) as (engine, _):
+        async with remote_engine(default=Reply([Pause()]), capacity=1) as (engine, [server]):
             job = asyncio.create_task(fail_job(engine))
-            await asyncio.sleep(0.05)
-            with pytest.raises(EngineError) as caught:
-                await engine.generate(make_job("other"), lambda _: None)
-            assert caught.value.code == "server_is_overloaded"
+            async with asyncio.timeout(30):
+                while not server.jobs:
+                    await asyncio.sleep(0.005)
+            for call in (engine.generate(make_job("other"), lambda _: None), engine.wait_ready()):
+                with pytest.raises(EngineError) as caught:
+                    await call
+                assert caught.value.code == "server_is_overloaded"
             await engine.cancel("job")
-            await job
+            assert (await job).code == "cancelled"
 
 
 class TestGrammars:
@@ -427,6 +449,26 @@ class TestGrammars:
                 pass
 
 
+async def test_each_status_is_reported_once() -> None:
+    """A server that loads for minutes is asked again and again, and the same reason is not reported again."""
+    shown: list[str] = []
+    async with remote_engine() as (_, [server]):
+        await server.kill()
+        engine = build_engine([server])
+        engine._on_status = shown.append
+        start = asyncio.create_task(engine.start())
+        async with asyncio.timeout(30):
+            while "cannot be reached" not in str(shown):
+                await asyncio.sleep(0.005)
+            for _ in range(20):
+                await engine.replicas[0]._shake_hands()
+            await server.start()
+            await start
+        await engine.close()
+    assert len([status for status in shown if "cannot be reached" in status]) == 1
+    assert shown.count("ready") == 1 and len(shown) == len(set(shown))
+
+
 class TestHandshake:
     """A server that does not fit is told in one line with the remedy."""
 
@@ -457,6 +499,27 @@ class TestHandshake:
             engine = build_engine([server], **options)
             with pytest.raises(LoadError, match=message):
                 await engine.start()
+
+    async def test_server_that_is_busy_at_the_start_is_waited_for(self) -> None:
+        async with remote_engine() as (_, [server]):
+            busy = iter([json_reply({"error": "queue is full"}, 429)] * 3)
+            server._probes = lambda body: next(busy, follow_grammars(body))
+            engine = build_engine([server], grammar="off")
+            async with asyncio.timeout(30):
+                await engine.start()
+            assert engine.unready_reason() is None
+            await engine.close()
+
+    async def test_context_is_the_shortest_of_the_replicas(self) -> None:
+        async with remote_engine(2) as (_, servers):
+            servers[0].model_fields, servers[1].model_fields = {"max_model_len": 200}, {"max_model_len": 100}
+            engine = build_engine(servers)
+            await engine.start()
+            async with asyncio.timeout(30):
+                while any(replica.profile is None for replica in engine.replicas):
+                    await asyncio.sleep(0.005)
+            assert engine.info.max_model_len == 100
+            await engine.close()
 
     async def test_engine_starts_when_the_server_comes(self) -> None:
         async with remote_engine() as (_, [server]):
