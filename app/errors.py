@@ -116,12 +116,17 @@ _ENGINE_ERRORS: dict[str, tuple[int, str | None, str | None, str | None]] = {
 """Maps an engine error code to (status, code, type, param). A code that is not listed becomes a 500."""
 
 
-def from_engine(error: EngineError) -> ApiError:
-    """Returns the error for a job that the engine did not admit. A temporary one (429, 503) carries `Retry-After`."""
+def from_engine(error: EngineError, grammar_param: str | None = None) -> ApiError:
+    """Returns the error for a job that the engine did not admit. A temporary one (429, 503) carries `Retry-After`.
+
+    `grammar_param`: the request's field that needs a grammar.
+    """
     if isinstance(error, RefusedJobError):
         return error.api_error
     status, code, kind, param = _ENGINE_ERRORS.get(error.code, (500, error.code, None, None))
     headers = (("retry-after", str(RETRY_AFTER_S)),) if status in (429, 503) else ()
+    if error.code == "grammar_unsupported":
+        param = grammar_param
     return ApiError(status, code, error.message, param, kind=kind, headers=headers)
 
 

@@ -5,7 +5,8 @@ so that a constraint that cannot be met, or that cannot be compiled, returns a 4
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -61,6 +62,13 @@ def tool_constraints(tools: RequestTools, *, all_schemas: bool) -> list[OutputCo
             tool_path = f"{path}.tools[{index}]" if isinstance(served_tool, NamespaceTool) else path
             result += _tool_constraint(tool, tool_path, all_schemas=all_schemas)
     return result
+
+
+def name_grammar_field(constraints: Sequence[OutputConstraint]) -> str | None:
+    """Returns the field that needs the grammar of a turn: of one constraint the whole path, of several their start."""
+    paths = {constraint.param for constraint in constraints}
+    roots = {re.split(r"[.\[]", path)[0] for path in paths}
+    return next(iter(paths if len(paths) == 1 else roots)) if len(roots) == 1 else None
 
 
 def _tool_constraint(tool: FunctionTool | CustomTool, path: str, *, all_schemas: bool) -> list[OutputConstraint]:

@@ -13,6 +13,7 @@ from antiphon.app.errors import ApiError, storage_unavailable
 from antiphon.app.event_log import EventLog
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.observability.metrics import TurnObserver, TurnStats
+from antiphon.app.requests.constraints import name_grammar_field
 from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.store.base import ChatForm, ResponseStore, StoredCompletion
 from antiphon.app.turns.affinity import affinity_key
@@ -211,6 +212,7 @@ class TurnManager:
             model.engine,
             _build_job(model, spec, prompt, number, input_items),
             self._timeouts,
+            name_grammar_field(spec.constraints),
         )
         self._running[base_response.id] = turn
         turn.task.add_done_callback(lambda _: self._on_turn_end(turn, prompt, processor, slot))

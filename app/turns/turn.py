@@ -42,15 +42,22 @@ class Turn:
     """One job, from its submission to the engine to the log's last event.
 
     The future `started` is done when a reply can begin: the job was admitted or reported as queued. It raises
-    `ApiError` if the turn ends before its first event.
+    `ApiError` if the turn ends before its first event. `grammar_param`: the request's field that needs a grammar.
     """
 
     def __init__(
-        self, log: EventLog, processor: OutputProcessor, engine: Engine, job: Job, timeouts: TurnTimeouts
+        self,
+        log: EventLog,
+        processor: OutputProcessor,
+        engine: Engine,
+        job: Job,
+        timeouts: TurnTimeouts,
+        grammar_param: str | None = None,
     ) -> None:
         self.log = log
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor, self._engine, self._job, self._timeouts = processor, engine, job, timeouts
+        self._grammar_param = grammar_param
         self._ending: Callable[[], None] = processor.cancel
         self._loop = asyncio.get_running_loop()
         self._last_write_at = self._started_at = self._loop.time()
@@ -160,7 +167,7 @@ class Turn:
         if self.log.entries:
             self._end_turn(lambda: self._processor.fail(error.code, error.message))
         else:
-            self._reject(from_engine(error))
+            self._reject(from_engine(error, self._grammar_param))
 
     def _reject(self, error: ApiError) -> None:
         if not self.started.done():

@@ -4,18 +4,26 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-from collections.abc import Callable
+import logging
 from typing import Any, Literal
 
 from antiphon.engine.protocol import CANCELLED_WHILE_WAITING, Chunk, EngineError, Fault, Job, OnChunk
-from antiphon.engine.remote.faults import FailedAttempt, classify_failure, lost_attempt
-from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.faults import (
+    REFUSED_GRAMMAR,
+    FailedAttempt,
+    classify_failure,
+    is_about_grammar,
+    lost_attempt,
+)
+from antiphon.engine.remote.grammars.follower import GrammarFollowers, PreparedGrammar
 from antiphon.engine.remote.handshake import ServerProfile
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
-from antiphon.engine.remote.surfaces.base import JobTarget, read_error_body
+from antiphon.engine.remote.surfaces.base import GrammarSyntax, JobTarget, Surface, read_error_body
 from antiphon.engine.remote.transport.connection import HttpResponse, RemoteConnectionError
+
+log = logging.getLogger(__name__)
 
 EndCause = Literal["deadline", "cancelled", "closed"]
 STOPPED_FAULT = Fault("engine_unavailable", "the engine was stopped", retryable=True)
@@ -100,9 +108,22 @@ class AttemptRunner:
             replica.stats.running += 1
 
         try:
-            target = self._build_target(run.job, profile)
-            stream = await self._create_stream(run, target, profile, count_running)
-            return await self._run_stream(run.job, stream, target, replica, profile, headers)
+            surface = profile.surface if run.job.sampling.top_logprobs is None else profile.logprobs_surface
+            target, follower = self._build_target(run.job, profile), None
+            if run.job.grammar is not None:
+                prepared = await self._prepare_grammar(run.job.grammar, surface.grammar_syntax)
+                target, follower = prepared.apply_to(target), prepared.create_follower(target.stop_ids)
+            stream = JobStream(
+                run.job,
+                run.receive_chunk,
+                target=target,
+                vocab_size=self._model.vocab_size,
+                decode=surface.create_decoder(run.job),
+                follower=follower,
+                is_admitted=run.is_admitted,
+                on_first_token=count_running,
+            )
+            return await self._run_stream(run.job, stream, target, replica, surface, headers)
         finally:
             if stream is not None and stream.num_tokens:
                 replica.stats.running -= 1
@@ -115,10 +136,9 @@ class AttemptRunner:
         stream: JobStream,
         target: JobTarget,
         replica: Replica,
-        profile: ServerProfile,
+        surface: Surface,
         headers: dict[str, str],
     ) -> FailedAttempt | None:
-        surface = profile.surface if job.sampling.top_logprobs is None else profile.logprobs_surface
         client, sink = replica.client, stream if job.prompt_logprobs is None else None
         body, limit = surface.encode_job(job, target), max_reply_bytes(job)
         request = asyncio.ensure_future(client.request("POST", surface.path, body, headers, sink, limit))
@@ -143,6 +163,9 @@ class AttemptRunner:
                 if lost is not None
                 else classify_failure(stream.failure, replica.name, client.secrets)
             )
+        if target.grammar is not None and is_about_grammar(attempt, target.grammar):
+            log.warning("engine %s refused a grammar: %s", replica.name, attempt.error.message)
+            attempt = REFUSED_GRAMMAR
         replica.stats.failures += attempt.is_retryable
         if attempt.is_down:
             replica.request_handshake(attempt.error.message)
@@ -162,25 +185,10 @@ class AttemptRunner:
                 with contextlib.suppress(asyncio.CancelledError, RemoteConnectionError):
                     await request
 
-    async def _create_stream(
-        self, run: RemoteJob, target: JobTarget, profile: ServerProfile, on_first_token: Callable[[], None]
-    ) -> JobStream:
-        job, follower = run.job, None
-        if job.grammar is not None:
-            if self._followers is None:
-                raise EngineError("grammar_unsupported", "grammars need the tokenizer.json of the model")
-            follower = await self._followers.create_follower(job.grammar, target.stop_ids)
-        surface = profile.surface if job.sampling.top_logprobs is None else profile.logprobs_surface
-        return JobStream(
-            job,
-            run.receive_chunk,
-            target=target,
-            vocab_size=self._model.vocab_size,
-            decode=surface.create_decoder(job),
-            follower=follower,
-            is_admitted=run.is_admitted,
-            on_first_token=on_first_token,
-        )
+    async def _prepare_grammar(self, grammar: str, syntax: GrammarSyntax) -> PreparedGrammar:
+        if self._followers is None:
+            raise EngineError("grammar_unsupported", "grammars need the tokenizer.json of the model")
+        return await self._followers.prepare_grammar(grammar, syntax)
 
     def _build_target(self, job: Job, profile: ServerProfile) -> JobTarget:
         room = profile.max_model_len - len(job.tokens)

@@ -19,7 +19,7 @@ from antiphon.engine.protocol import (
 )
 from antiphon.engine.remote.attempt import STOPPED_FAULT, AttemptRunner, RemoteJob
 from antiphon.engine.remote.child_server import ChildServer
-from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.replica import Replica
 from antiphon.engine.remote.selection import affinity_of_prompt, choose_replica
@@ -56,7 +56,7 @@ class RemoteEngine:
         self._followers: GrammarFollowers | None = None
         if model.tokenizer_file is not None and options.grammar != "off":
             self._followers = GrammarFollowers(
-                model.tokenizer_file, model.vocab_size, model.eos_ids, model.relax_grammar
+                model.tokenizer_file, model.vocab_size, model.eos_ids, model.relax_grammar, model.added_tokens
             )
         self._runner = AttemptRunner(options, model, self._followers, self._timeouts)
         self._replicas: tuple[Replica, ...] = ()

@@ -10,6 +10,9 @@ from antiphon.engine.remote.surfaces.base import RemoteFailure
 
 TOO_LONG = re.compile(r"maximum (model|context) length|context (size|length|window)|input.*too long", re.IGNORECASE)
 BUSY = re.compile(r"\bbusy\b|queue is full|too many requests", re.IGNORECASE)
+GRAMMAR_WORDS = re.compile(r"grammar|lark|gbnf|ebnf|guid(ed|ance)|structured|schema|regex|lexer", re.IGNORECASE)
+QUOTED_CHARS = 40
+"""Characters of a line of a grammar that a message must contain to count as a quotation."""
 MAX_MESSAGE_CHARS = 500
 HIDDEN_SECRET = "[key]"  # noqa: S105  not a password
 STREAM_BROKEN = Fault("engine_unavailable", "the engine stopped in the middle of the output", retryable=True)
@@ -25,12 +28,31 @@ class FailedAttempt(msgspec.Struct, frozen=True):
     """True if the replica did not answer as a working server: its health must be checked."""
 
 
+REFUSED_GRAMMAR = FailedAttempt(
+    EngineError(
+        "grammar_unsupported", "the engine cannot read the grammar that this field needs; write it more simply"
+    ),
+    is_retryable=False,
+)
+"""A server refused a grammar. Its own message may quote the grammar of the whole turn, which no client has sent."""
+
+
 def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_MESSAGE_CHARS) -> str:
     """Returns a server's message as one printable line without the secrets."""
     line = " ".join(message.split())
     for secret in secrets:
         line = re.sub(re.escape(" ".join(secret.split())), HIDDEN_SECRET, line, flags=re.IGNORECASE)
     return "".join(letter for letter in line[:max_chars] if letter.isprintable())
+
+
+def is_about_grammar(attempt: FailedAttempt, grammar: str) -> bool:
+    """Returns true if a server refused the grammar of a job: its message says so, or quotes the grammar."""
+    message = attempt.error.message
+    if attempt.error.code != "invalid_request":
+        return False
+    return GRAMMAR_WORDS.search(message) is not None or any(
+        piece in message for line in grammar.splitlines() if len(piece := " ".join(line.split())[:QUOTED_CHARS]) >= 8
+    )
 
 
 def classify_failure(failure: RemoteFailure, name: str, secrets: Sequence[str] = ()) -> FailedAttempt:

@@ -12,7 +12,8 @@ import msgspec
 
 from antiphon.engine.protocol import Abilities, Sampling
 from antiphon.engine.remote.faults import clean_message
-from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.grammars.follower import GrammarFollowers
+from antiphon.engine.remote.grammars.gbnf import REFUSED_IN_GBNF
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts, list_names
 from antiphon.engine.remote.probes import ProbeResult, ServerProbes
 from antiphon.engine.remote.queries import HandshakeError, ServerQueries
@@ -110,10 +111,12 @@ class Handshake:
         self._warnings += [*await checks.compare_text(), *await checks.compare_vocabulary(max_model_len)]
         probes = ServerProbes(self._queries, self._model, self._followers, listed.id)
         surface, logprobs_surface = await self._choose_surfaces(kind, probes)
-        abilities = await self._find_abilities(kind, probes, surface, logprobs_surface)
+        abilities, surface = await self._find_abilities(kind, probes, surface, logprobs_surface)
+        if kind == "llama.cpp":
+            logprobs_surface = surface
         if server_info.get("enable_deterministic_inference"):
             abilities = msgspec.structs.replace(abilities, seed=True)
-        self._warn_about(kind, abilities)
+        self._warn_about(kind, abilities, surface)
         return ServerProfile(
             kind=kind,
             version=version,
@@ -200,31 +203,35 @@ class Handshake:
 
     async def _find_abilities(
         self, kind: EngineKind, probes: ServerProbes, surface: Surface, logprobs_surface: Surface
-    ) -> Abilities:
-        """Returns what the server's interface expresses and its settings honor."""
+    ) -> tuple[Abilities, Surface]:
+        """Returns what the server's interface expresses and its settings honor, and the interface of most jobs."""
         self._on_step(f"probing the log-probabilities of {self._name}")
         max_top_logprobs = await probes.count_top_logprobs(logprobs_surface)
         self._on_step(f"probing the grammars of {self._name}")
-        result, has_grammar = await self._probe_grammar(kind, probes, surface)
-        return msgspec.structs.replace(
+        result, grammar_surface = await self._probe_grammar(kind, probes, surface)
+        abilities = msgspec.structs.replace(
             surface.abilities,
-            grammar=has_grammar,
+            grammar=grammar_surface is not None,
             max_top_logprobs=max_top_logprobs,
             counts_cached_tokens=result.counts_cached_tokens,
             grammar_remedy="" if self._options.grammar == "off" else GRAMMAR_REMEDIES[kind],
         )
+        return abilities, grammar_surface or surface
 
     async def _probe_grammar(
         self, kind: EngineKind, probes: ServerProbes, surface: Surface
-    ) -> tuple[ProbeResult, bool]:
-        """Returns the result of a successful probe, and whether it followed a grammar."""
+    ) -> tuple[ProbeResult, Surface | None]:
+        """Returns the result of a successful probe, and the interface with which it followed a grammar."""
         can_try = self._followers is not None and self._model.grammar_probe is not None
-        num_probes = GRAMMAR_PROBES if can_try and self._options.grammar != "off" else 0
-        for _ in range(num_probes):
-            result = await probes.probe_grammar(surface)
-            if result.failure is None:
-                return result, True
-            log.info("%s", self._queries.mismatch(f"failed a probe of grammars: {result.failure.message}"))
+        candidates = [surface] if can_try and self._options.grammar != "off" else []
+        if candidates and kind == "llama.cpp":
+            candidates.append(LlamaCppSurface("gbnf"))
+        for candidate in candidates:
+            for _ in range(GRAMMAR_PROBES):
+                result = await probes.probe_grammar(candidate)
+                if result.failure is None:
+                    return result, candidate
+                log.info("%s", self._queries.mismatch(f"failed a probe of grammars: {result.failure.message}"))
         if self._options.grammar == "require":
             remedy = GRAMMAR_REMEDIES[kind]
             raise self._queries.mismatch(f"does not follow grammars from the first token: start it with {remedy}")
@@ -232,10 +239,14 @@ class Handshake:
         if (failure := result.failure) is not None:
             is_refused = 400 <= failure.status < 500 and failure.status != 429
             raise self._queries.mismatch(f"cannot run a job: {failure.message}", is_permanent=is_refused)
-        return result, False
+        return result, None
 
-    def _warn_about(self, kind: EngineKind, abilities: Abilities) -> None:
+    def _warn_about(self, kind: EngineKind, abilities: Abilities, surface: Surface) -> None:
         name = self._name
+        if abilities.grammar and surface.grammar_syntax == "gbnf":
+            self._warnings.append(
+                f"{name} is built without llguidance: grammars are translated to GBNF. Refused are {REFUSED_IN_GBNF}"
+            )
         if not abilities.grammar and self._options.grammar != "off":
             remedy = GRAMMAR_REMEDIES[kind]
             self._warnings.append(

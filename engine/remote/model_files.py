@@ -57,6 +57,11 @@ def describe_model(
         tokenizer_file=file,
         tokenizer_check=check,
         vocabulary=Vocabulary(tokenizer),
+        added_tokens={
+            token: added.content
+            for token, added in tokenizer.get_added_tokens_decoder().items()
+            if not added.content.isspace()
+        },
         grammar_probe=None if grammar_probe is None else GrammarProbe(grammar_probe(first_id), first_id),
         relax_grammar=relax_grammar,
     )

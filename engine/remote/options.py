@@ -1,6 +1,6 @@
 """Options of a remote engine. The command line builds them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -83,6 +83,8 @@ class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: Vocabulary | None = None
     """Tokens to compare with the engine's. None: only the text is compared."""
     grammar_probe: GrammarProbe | None
+    added_tokens: Mapping[int, str] = {}
+    """Texts of the added tokens by id, without those of blanks alone. Grammars match them by id only."""
     relax_grammar: Callable[[str], str] = str
     """Returns what an engine with an older grammar library may generate under a grammar."""
 

@@ -5,7 +5,7 @@ import itertools
 import msgspec
 
 from antiphon.engine.protocol import Chunk, Job, Sampling
-from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.job_stream import JobStream
 from antiphon.engine.remote.options import RemoteModel
 from antiphon.engine.remote.queries import ServerQueries
@@ -54,10 +54,13 @@ class ServerProbes:
         stop_ids = self._model.eos_ids
         prompt = self._model.tokenizer_check.probe_prompt
         job = Job(id=f"probe-{next(_probe_numbers)}", tokens=prompt, sampling=sampling, grammar=grammar)
-        target = JobTarget(model=self._model_name, max_tokens=sampling.max_tokens or 1, stop_ids=stop_ids)
-        follower = None
+        target, follower = (
+            JobTarget(model=self._model_name, max_tokens=sampling.max_tokens or 1, stop_ids=stop_ids),
+            None,
+        )
         if grammar is not None and self._followers is not None:
-            follower = await self._followers.create_follower(grammar, stop_ids)
+            prepared = await self._followers.prepare_grammar(grammar, surface.grammar_syntax)
+            target, follower = prepared.apply_to(target), prepared.create_follower(stop_ids)
         decode, counts = surface.create_decoder(job), list[int]()
 
         def decode_and_count(payload: bytes) -> RemoteOutput:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.handshake import Handshake, ServerProfile
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.queries import HandshakeError

@@ -10,6 +10,8 @@ from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 
 EngineKind = Literal["vllm", "sglang", "llama.cpp", "trtllm"]
 Finish = Literal["stop", "length", "abort"]
+GrammarSyntax = Literal["lark", "gbnf"]
+"""Syntax of grammars: llguidance's Lark, or llama.cpp's own."""
 
 
 class RemoteFailure(msgspec.Struct, frozen=True):
@@ -55,6 +57,10 @@ class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids that end the turn: the job's own and, unless they are ignored, the model's."""
     cache_salt: str = ""
     """Salt that separates the owners' prefix caches; empty if there is nothing to separate."""
+    grammar: str | None = None
+    """Grammar of the job in the syntax of the interface."""
+    banned_ids: tuple[int, ...] = ()
+    """Tokens that must not be generated, because the grammar would take them for their text."""
 
 
 class Surface(Protocol):
@@ -67,6 +73,10 @@ class Surface(Protocol):
     @property
     def abilities(self) -> Abilities:
         """Fields of a job that this interface can express."""
+
+    @property
+    def grammar_syntax(self) -> GrammarSyntax:
+        """Syntax in which it takes grammars."""
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body of the request. A job with prompt log-probabilities is not streamed, every other one is."""

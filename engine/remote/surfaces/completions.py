@@ -9,6 +9,7 @@ from antiphon.engine.remote.surfaces.base import (
     Decoder,
     EngineKind,
     Finish,
+    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteOutput,
@@ -74,6 +75,7 @@ class CompletionsSurface:
     """``/v1/completions`` of one kind of server."""
 
     path = "/v1/completions"
+    grammar_syntax: GrammarSyntax = "lark"
 
     def __init__(self, kind: EngineKind) -> None:
         self.kind = kind
@@ -130,8 +132,8 @@ def _encode_vllm(job: Job, target: JobTarget) -> dict[str, Any]:
         body |= {"logprobs": job.sampling.top_logprobs, "return_tokens_as_token_ids": True}
     if job.prompt_logprobs is not None:
         body["prompt_logprobs"] = job.prompt_logprobs
-    if job.grammar is not None:
-        body["structured_outputs"] = {"grammar": job.grammar}
+    if target.grammar is not None:
+        body["structured_outputs"] = {"grammar": target.grammar}
     if target.cache_salt:
         body["cache_salt"] = target.cache_salt
     return body
@@ -140,18 +142,18 @@ def _encode_vllm(job: Job, target: JobTarget) -> dict[str, Any]:
 def _encode_sglang(job: Job, target: JobTarget) -> dict[str, Any]:
     body: dict[str, Any] = {"return_token_ids": True, "skip_special_tokens": False, "priority": job.priority}
     body |= {"top_k": job.sampling.top_k or -1, "rid": job.id}
-    if job.grammar is not None:
-        body["ebnf"] = job.grammar
+    if target.grammar is not None:
+        body["ebnf"] = target.grammar
     if target.cache_salt:
         body["cache_salt"] = target.cache_salt
     return body
 
 
-def _encode_trtllm(job: Job, _: JobTarget) -> dict[str, Any]:
+def _encode_trtllm(job: Job, target: JobTarget) -> dict[str, Any]:
     # The server refuses fields that it does not know.
     body: dict[str, Any] = {"detokenize": False, "priority": min(max(0.5 + job.priority / 20, 0.0), 1.0)}
-    if job.grammar is not None:
-        body["response_format"] = {"type": "ebnf", "ebnf": job.grammar}
+    if target.grammar is not None:
+        body["response_format"] = {"type": "ebnf", "ebnf": target.grammar}
     return body
 
 

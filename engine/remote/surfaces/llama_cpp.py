@@ -8,6 +8,7 @@ from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 from antiphon.engine.remote.surfaces.base import (
     Decoder,
     Finish,
+    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteOutput,
@@ -74,10 +75,16 @@ decode_event = msgspec.json.Decoder(LlamaEvent).decode
 
 
 class LlamaCppSurface:
-    """``/completion``. The server knows neither stop ids, owners nor priorities."""
+    """``/completion``. The server knows neither stop ids, owners nor priorities.
+
+    ``grammar_syntax``: every build reads GBNF, one with llguidance reads Lark, too.
+    """
 
     path = "/completion"
     abilities = Abilities(prompt_logprobs=False, min_tokens=False, priority=False, isolates_owners=False)
+
+    def __init__(self, grammar_syntax: GrammarSyntax = "lark") -> None:
+        self.grammar_syntax = grammar_syntax
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body. All sampling fields are sent: the server's defaults are not neutral.
@@ -107,12 +114,13 @@ class LlamaCppSurface:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed & 0xFFFF_FFFF
-        if sampling.logit_bias:
-            body["logit_bias"] = list(sampling.logit_bias.items())
+        biases: dict[int, float | bool] = {**sampling.logit_bias, **dict.fromkeys(target.banned_ids, False)}
+        if biases:
+            body["logit_bias"] = list(biases.items())
         if sampling.top_logprobs is not None:
             body["n_probs"] = max(sampling.top_logprobs, 1)  # 0 turns all log-probabilities off
-        if job.grammar is not None:
-            body["grammar"] = GRAMMAR_PREFIX + job.grammar
+        if target.grammar is not None:
+            body["grammar"] = (GRAMMAR_PREFIX if self.grammar_syntax == "lark" else "") + target.grammar
         return msgspec.json.encode(body)
 
     def create_decoder(self, job: Job) -> Decoder:

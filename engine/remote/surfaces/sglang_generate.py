@@ -9,6 +9,7 @@ from antiphon.engine.remote.surfaces.base import (
     NO_OUTPUT,
     Decoder,
     Finish,
+    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteFailure,
@@ -56,14 +57,15 @@ class SglangGenerateSurface:
     """``/generate``. Events are cumulative or incremental, as the server was started."""
 
     path = "/generate"
+    grammar_syntax: GrammarSyntax = "lark"
     abilities = Abilities(prompt_logprobs=False, seed=False)
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
         """Returns the body. The server refuses fields that it does not know."""
         sampling = encode_sampling(job, target) | {"skip_special_tokens": False, "top_k": job.sampling.top_k or -1}
         sampling = {RENAMED_FIELDS.get(name, name): value for name, value in sampling.items()}
-        if job.grammar is not None:
-            sampling["ebnf"] = job.grammar
+        if target.grammar is not None:
+            sampling["ebnf"] = target.grammar
         body: dict[str, Any] = {"input_ids": job.tokens, "stream": True, "rid": job.id, "priority": job.priority}
         if job.sampling.top_logprobs is not None:
             body |= {"return_logprob": True, "top_logprobs_num": job.sampling.top_logprobs}

@@ -7,6 +7,7 @@ import msgspec
 from antiphon.engine.protocol import Abilities, Job, TokenLogprob
 from antiphon.engine.remote.surfaces.base import (
     Decoder,
+    GrammarSyntax,
     JobTarget,
     RemoteEvent,
     RemoteOutput,
@@ -64,6 +65,7 @@ class VllmGenerateSurface:
     """``/inference/v1/generate``. Since vLLM 0.30 the server needs ``--enable-scale-out`` for it."""
 
     path = "/inference/v1/generate"
+    grammar_syntax: GrammarSyntax = "lark"
     abilities = Abilities(prompt_logprobs=False)
 
     def encode_job(self, job: Job, target: JobTarget) -> bytes:
@@ -73,8 +75,8 @@ class VllmGenerateSurface:
             sampling["logprobs"] = job.sampling.top_logprobs + 1  # the chosen token counts
         body: dict[str, Any] = {"model": target.model, "token_ids": job.tokens, "stream": True}
         body |= {"priority": -job.priority, "stream_options": {"include_usage": True}}
-        if job.grammar is not None:
-            sampling["structured_outputs"] = {"grammar": job.grammar}
+        if target.grammar is not None:
+            sampling["structured_outputs"] = {"grammar": target.grammar}
             body["reasoning_ended"] = True
         if target.cache_salt:
             body["cache_salt"] = target.cache_salt

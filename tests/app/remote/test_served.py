@@ -21,10 +21,14 @@ from tests.engine.remote.fake_server import FakeServer, Pause, Reply, Reset, jso
 from tests.engine.remote.remote_helpers import (
     EOS,
     build_engine,
+    decode,
     drop_grammars,
     encode,
+    follow_gbnf,
     follow_grammars,
     load_tokenizer,
+    play_llama,
+    sample_gbnf,
     sample_grammar,
 )
 from tests.invariants import check_stream
@@ -69,10 +73,17 @@ class FakeServerThread:
 
 @contextmanager
 def serve_remote(
-    default: Reply, probes: Callable[[dict[str, Any]], Reply | None] = follow_grammars, num_engines: int = 1
+    default: Reply,
+    probes: Callable[[dict[str, Any]], Reply | None] = follow_grammars,
+    num_engines: int = 1,
+    **attributes: Any,
 ) -> Iterator[tuple[RunningServer, list[FakeServerThread]]]:
     """Serves the embedded model's format over fake engines."""
     threads = [FakeServerThread(default, probes) for _ in range(num_engines)]
+    for each in threads:
+        each.server.decode = decode
+        for name, value in attributes.items():
+            setattr(each.server, name, value)
     engine = build_engine([each.server for each in threads])
     model_format = detect.load_format(MODEL_DIR, "hermes").format
     models = ModelRegistry([ServedModel(names=("tiny",), engine=engine, format=model_format, created=1_700_000_000)])
@@ -148,19 +159,93 @@ def test_request_that_needs_a_grammar_is_refused_by_name(path: str, fields: dict
         assert not engine.server.jobs
 
 
+LARK_TOOL = {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition": ""}}
+
+
+def lark_tool(definition: str) -> dict[str, Any]:
+    return {**LARK_TOOL, "format": {**LARK_TOOL["format"], "definition": definition}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("responses", {"input": "Hi", "tools": [lark_tool('start: "ab"')]}, "tools[0].format.definition"),
+        ("responses", {"input": "Hi", "tools": [STRICT_TOOL]}, "tools[0].parameters"),
+        ("responses", {"input": "Hi", "tools": [STRICT_TOOL, lark_tool('start: "ab"')]}, "tools"),
+        ("responses", {"input": "Hi", "tools": [STRICT_TOOL], "text": {"format": FORMAT}}, None),
+        ("responses", {"input": "Hi", "text": {"format": FORMAT}}, "text.format.schema"),
+    ],
+)
+def test_grammar_that_the_engine_refuses_is_told_by_its_field(
+    path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    def refuse(body: dict[str, Any]) -> Reply:
+        grammar = body["structured_outputs"]["grammar"]
+        return json_reply({"error": {"message": f"Grammar error: {grammar}", "code": 400}}, 400)
+
+    server, engine = _shared_server()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine.server, "answer_job", refuse)
+        reply = httpx.post(f"{server.url}/{path}", json={"model": "tiny", "tool_choice": "auto", **fields})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
+    assert "start:" not in reply.text and "TEXT" not in reply.text and "<[" not in reply.text
+
+
+def test_newer_syntax_of_a_custom_tool_reaches_the_engine_in_the_older_one() -> None:
+    server, engine = _shared_server()
+    answer_with_random_tokens(engine.server, 1)
+    tool = lark_tool('start: "ab"~1..3')
+    output = check_stream(read_events(server, tools=[tool], tool_choice="required", parallel_tool_calls=False))[
+        "output"
+    ]
+    [call] = [item for item in output if item["type"] == "custom_tool_call"]
+    assert call["input"] in ("ab", "abab", "ababab")
+    sent = engine.server.jobs[-1].body["structured_outputs"]["grammar"]
+    assert '"ab"{1,3}' in sent and "~1..3" not in sent
+
+
+def test_strict_tools_over_llama_cpp_without_llguidance() -> None:
+    """The turn's grammar is translated to GBNF. What cannot be is refused by the name of its field."""
+    tool = {**STRICT_TOOL, "parameters": WEATHER_PARAMETERS}
+    left_recursive = lark_tool('start: start "a" | "b"')
+    with serve_remote(play_vllm(EOS), follow_gbnf, owned_by="llamacpp", text_field="content") as (server, [engine]):
+        for seed in range(200 if FULL_COUNTS else 10):
+            engine.server.answer_job = lambda body, seed=seed: play_llama(
+                *sample_gbnf(body["grammar"], body["n_predict"], seed)
+            )
+            response = check_stream(
+                read_events(server, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+            )
+            assert response["status"] == "completed", response["error"]
+            [call] = [item for item in response["output"] if item["type"] == "function_call"]
+            check_weather(call["arguments"])
+        body = {"model": "tiny", "input": "Hi", "tools": [left_recursive]}
+        reply = httpx.post(f"{server.url}/responses", json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].format.definition")
+        assert "left recursion" in reply.json()["error"]["message"]
+
+
+WEATHER_PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Oslo", "Lima"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def check_weather(text: str) -> None:
+    arguments = json.loads(text)
+    assert arguments["city"] in ("Oslo", "Lima") and 1 <= arguments["days"] <= 99
+
+
 def test_required_tool_call_is_valid_however_random_the_engine_is() -> None:
     """The engine follows the grammar with random tokens."""
     with serve_remote(play_vllm(EOS)) as (server, [engine]):
-        parameters = {
-            "type": "object",
-            "properties": {
-                "city": {"enum": ["Oslo", "Lima"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 99},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        }
-        tool = {"type": "function", "name": "get_weather", "strict": True, "parameters": parameters}
+        tool = {"type": "function", "name": "get_weather", "strict": True, "parameters": WEATHER_PARAMETERS}
         num_complete, count = 0, 200 if FULL_COUNTS else 10
         for seed in range(count):
             answer_with_random_tokens(engine.server, seed)
@@ -172,8 +257,7 @@ def test_required_tool_call_is_valid_however_random_the_engine_is() -> None:
                 continue
             num_complete += 1
             [call] = [item for item in response["output"] if item["type"] == "function_call"]
-            arguments = json.loads(call["arguments"])
-            assert arguments["city"] in ("Oslo", "Lima") and 1 <= arguments["days"] <= 99
+            check_weather(call["arguments"])
         assert num_complete > 0.7 * count
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,17 @@ from antiphon.engine.remote.model_files import describe_model
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions, RemoteTimeouts
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.harmony.grammar import build_probe_grammar, relax_whitespace
-from tests.engine.remote.fake_server import FakeServer, Reply, fake_server, play_vllm, sse, vllm_tokens, vllm_usage
+from tests.engine.remote.fake_server import (
+    FakeServer,
+    Reply,
+    fake_server,
+    json_reply,
+    play_vllm,
+    sse,
+    vllm_tokens,
+    vllm_usage,
+)
+from tests.engine.remote.grammars.gbnf_text import Gbnf
 
 EOS = 2
 """End token of the embedded model."""
@@ -88,6 +99,37 @@ def follow_grammars(body: dict[str, Any]) -> Reply | None:
 def drop_grammars(body: dict[str, Any]) -> Reply | None:
     """Answers probes as a server does that ignores grammars without an error."""
     return None if "structured_outputs" in body else follow_grammars(body)
+
+
+def play_llama(*tokens: int, stop_type: str = "eos") -> Reply:
+    """Returns a whole reply of llama.cpp."""
+    events = [{"tokens": [token], "stop": False} for token in tokens]
+    return Reply(
+        sse(*events, {"tokens": [], "stop": True, "stop_type": stop_type, "timings": {"cache_n": 0}}, end=False)
+    )
+
+
+def sample_gbnf(grammar: str, max_tokens: int, seed: int = 0) -> list[int]:
+    """Returns random tokens that a grammar in GBNF allows, with the end token if it ends."""
+    tokens, text = list[int](), ""
+    for part in [*Gbnf(grammar).sample(Random(seed)), None]:
+        if isinstance(part, str):
+            text += part
+            continue
+        tokens += [*load_tokenizer().tokenize_str(text), *([] if part is None else [part])]
+        text = ""
+    return [*tokens, EOS] if len(tokens) < max_tokens else tokens[:max_tokens]
+
+
+def follow_gbnf(body: dict[str, Any]) -> Reply:
+    """Answers like a llama.cpp that was built without llguidance."""
+    grammar = body.get("grammar")
+    if grammar is None:
+        return play_llama(50, EOS) if "n_probs" not in body else json_reply({"error": {"message": "none"}}, 400)
+    if grammar.startswith("%llguidance"):
+        return json_reply({"error": {"code": 400, "message": f"Failed to parse grammar {grammar}"}}, 400)
+    tokens = sample_gbnf(grammar, body["n_predict"])
+    return play_llama(*tokens, stop_type="eos" if tokens[-1] == EOS else "limit")
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from antiphon.engine.remote import vocabulary
-from antiphon.engine.remote.grammar_follower import GrammarFollowers
+from antiphon.engine.remote.grammars.follower import GrammarFollowers
 from antiphon.engine.remote.handshake import MAX_CONTEXT, Handshake, ServerProfile, parse_version
 from antiphon.engine.remote.options import RemoteModel, RemoteOptions
 from antiphon.engine.remote.queries import HandshakeError
@@ -22,8 +22,11 @@ from tests.engine.remote.remote_helpers import (
     decode,
     drop_grammars,
     encode,
+    follow_gbnf,
     follow_grammars,
     load_model,
+    play_llama,
+    sample_grammar,
 )
 
 
@@ -380,6 +383,43 @@ class TestGrammars:
 
         async with running_server(_probes=probe) as server:
             assert (await shake_hands(server)).abilities.grammar == (num_failures < 3)
+
+
+LLAMA = {"owned_by": "llamacpp", "text_field": "content", "_probes": follow_gbnf}
+
+
+class TestLlamaCpp:
+    """Every build reads GBNF, one with llguidance reads Lark, too."""
+
+    async def test_build_without_llguidance_gets_gbnf(self) -> None:
+        async with running_server(**LLAMA) as server:
+            profile = await shake_hands(server)
+        assert profile.abilities.grammar and profile.surface is profile.logprobs_surface
+        assert profile.surface.grammar_syntax == "gbnf"
+        assert any("translated to GBNF. Refused are left recursion" in line for line in profile.warnings)
+        grammars = [request.body["grammar"] for request in server.requests if "grammar" in (request.body or {})]
+        assert [grammar.startswith("%llguidance") for grammar in grammars] == [True, True, True, False]
+
+    async def test_build_with_llguidance_gets_lark(self) -> None:
+        def follow_lark(body: dict[str, Any]) -> Reply:
+            grammar = body.get("grammar", "").removeprefix("%llguidance {}\n")
+            if not grammar:
+                return follow_gbnf(body)
+            tokens = sample_grammar(grammar, body["n_predict"])
+            return play_llama(*tokens, stop_type="eos" if tokens[-1] == EOS else "limit")
+
+        async with running_server(**{**LLAMA, "_probes": follow_lark}) as server:
+            profile = await shake_hands(server)
+        assert profile.surface.grammar_syntax == "lark" and not any("GBNF" in line for line in profile.warnings)
+
+    @pytest.mark.parametrize("policy", ["off", "probe", "require"])
+    async def test_build_that_follows_neither(self, policy: Any) -> None:
+        async with running_server(**{**LLAMA, "_probes": lambda _: play_llama(50, EOS)}) as server:
+            if policy == "require":
+                assert "does not follow grammars" in str(await refuse(server, grammar=policy))
+                return
+            profile = await shake_hands(server, grammar=policy)
+        assert not profile.abilities.grammar and not any("GBNF" in line for line in profile.warnings)
 
 
 class TestWarnings:

@@ -27,11 +27,13 @@ from tests.engine.remote.remote_helpers import (
     build_engine,
     check_rules,
     drop_grammars,
+    follow_gbnf,
     follow_grammars,
     load_model,
     load_tokenizer,
     make_job,
     merge_chunks,
+    play_llama,
     remote_engine,
 )
 
@@ -45,10 +47,10 @@ async def run_job(engine: RemoteEngine, job_id: str = "job", **fields: Any) -> l
     return chunks
 
 
-async def fail_job(engine: RemoteEngine, **fields: Any) -> EngineError:
+async def fail_job(engine: RemoteEngine, job_id: str = "job", **fields: Any) -> EngineError:
     chunks: list[Chunk] = []
     with pytest.raises(EngineError) as caught:
-        await engine.generate(make_job(**fields), chunks.append)
+        await engine.generate(make_job(job_id, **fields), chunks.append)
     assert not chunks
     return caught.value
 
@@ -467,6 +469,69 @@ async def test_each_status_is_reported_once() -> None:
         await engine.close()
     assert len([status for status in shown if "cannot be reached" in status]) == 1
     assert shown.count("ready") == 1 and len(shown) == len(set(shown))
+
+
+class TestTranslatedGrammars:
+    """What engines get instead of the grammar of the job, and what clients are told."""
+
+    async def test_syntax_is_lowered_for_older_libraries(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(letter_id("a"), letter_id("a"), EOS)]
+            chunks = await run_job(engine, grammar='start: "a"~1..3')
+            assert chunks[-1].finish == "stop"
+            assert server.jobs[0].body["structured_outputs"] == {"grammar": 'start: "a"{1,3}'}
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "Grammar error: 1(14): error parsing signed integer",
+            "cannot read structured_outputs",
+            "this is wrong:\n   SECRET_RULE: /[a-c]+/",
+        ],
+    )
+    @pytest.mark.parametrize("is_event", [True, False])
+    async def test_refused_grammar_is_not_shown(self, message: str, is_event: bool) -> None:
+        async with remote_engine() as (engine, [server]):
+            error = {"error": {"message": message, "code": 400}}
+            server.replies = [Reply(sse(error)) if is_event else json_reply(error, 400)]
+            failed = await fail_job(engine, grammar="start: SECRET_RULE\nSECRET_RULE: /[a-c]+/")
+            assert failed.code == "grammar_unsupported" and not failed.retryable
+            assert "SECRET_RULE" not in failed.message and "1(14)" not in failed.message
+
+    async def test_other_refusals_are_shown(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            for grammar, code in ((GRAMMAR, "invalid_request"), (None, "invalid_request")):
+                server.replies = [json_reply({"error": {"message": "top_p is wrong"}}, 400)]
+                error = await fail_job(engine, "job", grammar=grammar)
+                assert (error.code, error.message) == (code, "top_p is wrong")
+            server.replies = [json_reply({"error": {"message": "no grammar"}}, 400)]
+            assert (await fail_job(engine, "job")).message == "no grammar", "the job has none"
+            server.replies = [json_reply({"error": {"message": "grammar: maximum context length is 5"}}, 400)]
+            assert (await fail_job(engine, "job", grammar=GRAMMAR)).code == "context_length_exceeded"
+
+    async def test_grammar_that_cannot_be_compiled_is_not_shown(self) -> None:
+        async with remote_engine() as (engine, [server]):
+            error = await fail_job(engine, grammar="start: SECRET_RULE")
+            assert error.code == "grammar_unsupported" and "SECRET_RULE" not in error.message and not server.jobs
+
+    async def test_llama_cpp_without_llguidance_follows_gbnf(self) -> None:
+        async with remote_engine() as (_, [server]):
+            server.owned_by, server.text_field, server._probes = "llamacpp", "content", follow_gbnf
+            engine = build_engine([server], separate_owners=True)
+            await engine.start()
+            server.replies = [play_llama(letter_id("a"), letter_id("c"), EOS), play_llama(letter_id("b"), EOS)]
+            chunks = await run_job(engine, grammar=GRAMMAR)
+            assert chunks[-1].finish == "stop"
+            body = server.jobs[0].body
+            assert "root ::= " in body["grammar"]
+            added = set(load_model()[0].added_tokens)
+            assert {token for token, bias in body["logit_bias"] if bias is False} == added - {EOS}
+            chunks = await run_job(engine, grammar=GRAMMAR)
+            assert chunks[-1].fault is not None, "every token is checked here"
+            await engine.wait_ready()
+            error = await fail_job(engine, grammar='start: start "a" | "b"')
+            assert error.code == "grammar_unsupported" and "left recursion" in error.message
+            await engine.close()
 
 
 class TestHandshake:

@@ -192,8 +192,9 @@ async def test_log_probabilities_of_every_kind() -> None:
         assert chunks[-1].logprobs == (entry,)
 
 
-def body_of(surface: Surface, **fields: Any) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(surface.encode_job(make_job(**fields), TARGET))
+def body_of(surface: Surface, grammar: str | None = None, **fields: Any) -> dict[str, Any]:
+    target = msgspec.structs.replace(TARGET, grammar=grammar, banned_ids=(8,))
+    body: dict[str, Any] = json.loads(surface.encode_job(make_job(**fields), target))
     return body
 
 
@@ -226,6 +227,8 @@ def test_fields_of_llama_cpp() -> None:
     assert body["grammar"].startswith("%llguidance {}\n") and body["n_predict"] == 16
     assert (body["repeat_last_n"], body["repeat_penalty"], body["n_keep"]) == (18, 1.1, 0)
     assert body["cache_prompt"] is False, "with API keys, no client finds another's prompt"
+    assert body["logit_bias"] == [[5, -1.0], [8, False]], "tokens that the grammar would take for their text"
+    assert body_of(LlamaCppSurface("gbnf"), grammar='root ::= "x"')["grammar"] == 'root ::= "x"'
 
 
 def test_fields_of_trtllm() -> None:

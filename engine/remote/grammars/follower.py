@@ -1,0 +1,127 @@
+"""Follows an engine's output with our own matcher, so that no output outside its grammar is shown.
+
+A remote engine may drop a grammar silently, for example until the end of the reasoning. The matcher costs about a
+microsecond per token.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer
+
+from antiphon.engine.protocol import EngineError
+from antiphon.engine.remote.grammars.gbnf.errors import UntranslatableError
+from antiphon.engine.remote.grammars.gbnf.translator import translate_grammar
+from antiphon.engine.remote.grammars.lowering import lower_syntax
+from antiphon.engine.remote.surfaces.base import GrammarSyntax, JobTarget
+
+log = logging.getLogger(__name__)
+
+MAX_COMPILED_GRAMMARS = 64
+"""Maximum number of compiled grammars kept for later requests. Agents send the same tools with every turn."""
+
+
+class GrammarFollower:
+    """Follows the output of one turn."""
+
+    def __init__(self, matcher: LLMatcher, stop_ids: Iterable[int]) -> None:
+        self._matcher, self._stop_ids = matcher, frozenset(stop_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the output may end here."""
+        return self._matcher.is_accepting()
+
+    def accept_tokens(self, tokens: Sequence[int]) -> bool:
+        """Returns false if the grammar does not allow one of the tokens. A stop token is allowed at its end only."""
+        matcher = self._matcher
+        for token in tokens:
+            if token in self._stop_ids:
+                return matcher.is_accepting()
+            if matcher.is_stopped() or not matcher.consume_token(token):
+                return False
+        return True
+
+
+class PreparedGrammar:
+    """A compiled grammar, the text that is sent to the engine, and tokens that it must not generate."""
+
+    def __init__(self, matcher: LLMatcher, text: str, banned_ids: tuple[int, ...] = ()) -> None:
+        self._matcher = matcher
+        self._text, self._banned_ids = text, banned_ids
+
+    def apply_to(self, target: JobTarget) -> JobTarget:
+        """Returns the values of a request with this grammar."""
+        banned = tuple(token for token in self._banned_ids if token not in target.stop_ids)
+        return msgspec.structs.replace(target, grammar=self._text, banned_ids=banned)
+
+    def create_follower(self, stop_ids: Iterable[int]) -> GrammarFollower:
+        """Returns a follower at the first token."""
+        return GrammarFollower(self._matcher.deep_copy(), stop_ids)
+
+
+class GrammarFollowers:
+    """Prepares grammars for one model. Loads the tokenizer, compiles and translates grammars in threads.
+
+    ``relax_grammar`` returns the grammar to follow, which allows what engines with an older library generate.
+    ``added_tokens``: texts of the tokens that grammars match by id only.
+    """
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        relax_grammar: Callable[[str], str] = str,
+        added_tokens: Mapping[int, str] | None = None,
+    ) -> None:
+        self._relax_grammar, self._added_tokens = relax_grammar, added_tokens or {}
+        self._file, self._vocab_size, self._eos_ids = tokenizer_file, vocab_size, list(eos_ids)
+        self._tokenizer: asyncio.Future[LLTokenizer] | None = None
+        self._prepared: OrderedDict[tuple[GrammarSyntax, str], PreparedGrammar] = OrderedDict()
+
+    async def prepare_grammar(self, grammar: str, syntax: GrammarSyntax = "lark") -> PreparedGrammar:
+        """Returns a grammar for an engine that reads this syntax.
+
+        Raises `EngineError`: ``invalid_request`` for an invalid grammar, ``grammar_unsupported`` if it cannot be said.
+        """
+        place = (syntax, grammar)
+        prepared = self._prepared.get(place)
+        if prepared is not None:
+            self._prepared.move_to_end(place)
+            return prepared
+        tokenizer = await self._load_tokenizer()
+        prepared = self._prepared[place] = await asyncio.to_thread(self._prepare, tokenizer, grammar, syntax)
+        if len(self._prepared) > MAX_COMPILED_GRAMMARS:
+            self._prepared.popitem(last=False)
+        return prepared
+
+    def _prepare(self, tokenizer: LLTokenizer, grammar: str, syntax: GrammarSyntax) -> PreparedGrammar:
+        matcher = LLMatcher(tokenizer, self._relax_grammar(grammar), log_level=0)
+        if matcher.is_error():
+            log.info("a grammar cannot be compiled: %s", matcher.get_error()[:300])
+            raise EngineError("grammar_unsupported", "the grammar that this field needs cannot be compiled")
+        if syntax == "lark":
+            return PreparedGrammar(matcher, lower_syntax(grammar))
+        try:
+            translated = translate_grammar(grammar, self._added_tokens)
+        except UntranslatableError as error:
+            message = f"the engine is llama.cpp without llguidance, whose grammars (GBNF) cannot say this: {error}"
+            raise EngineError("grammar_unsupported", message) from None
+        banned = (token for token in self._added_tokens if token not in translated.token_ids)
+        return PreparedGrammar(matcher, translated.text, tuple(banned))
+
+    async def _load_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = asyncio.ensure_future(asyncio.to_thread(self._read_tokenizer))
+        try:
+            return await asyncio.shield(self._tokenizer)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise EngineError("grammar_unsupported", f"grammars need a tokenizer.json: {error}") from None
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        return LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
