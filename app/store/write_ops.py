@@ -20,8 +20,9 @@ class StoreTimings(Struct, frozen=True, kw_only=True):
     """Intervals of the writer and the store's retention, in seconds."""
 
     heartbeat_s: float = 1.0
-    lease_s: float = 10.0
-    """A writer without a heartbeat for this long is considered dead, and its responses are ended."""
+    lease_s: float = 7.0
+    """A writer without a heartbeat for this long is considered dead, and its responses are ended. A client sees the end
+    at most two heartbeats and one poll of the database later: within ten seconds."""
     sweep_interval_s: float = 60.0
     """Time between two deletions of expired and excess responses."""
     retention_s: float = 30 * 86_400
