@@ -155,7 +155,10 @@ class AttemptRunner:
             stream.finish_reply()
             if stream.has_left_grammar:
                 replica.stats.grammar_departures += 1
-                replica.request_handshake("left the grammar of a job; its grammars are probed again")
+                if surface.grammar_syntax == "gbnf":  # llama.cpp takes some bytes that are not UTF-8 for characters
+                    log.warning("engine %s left the grammar of a job", replica.name)
+                else:
+                    replica.request_handshake("left the grammar of a job; its grammars are probed again")
             if stream.failure is None:
                 return None
             attempt = (

@@ -172,7 +172,7 @@ def make_job(job_id: str = "job", **fields: Any) -> Job:
     """Returns a job; `sampling` fields may be given by name."""
     names = set(Sampling.__struct_fields__)
     sampling = {name: fields.pop(name) for name in list(fields) if name in names}
-    return Job(id=job_id, tokens=HELLO, sampling=Sampling(**sampling), **fields)
+    return Job(id=job_id, sampling=Sampling(**sampling), **{"tokens": HELLO, **fields})
 
 
 def merge_chunks(chunks: list[Chunk]) -> tuple[int, ...]:

@@ -403,6 +403,14 @@ class TestGrammars:
             assert chunks[-1].fault is not None and "grammar" in chunks[-1].fault.message
             assert engine.replicas[0].stats.grammar_departures == 1
 
+    @pytest.mark.parametrize(("letters", "finish"), [("a", "length"), ("abc", "stop"), ("ac", "stop")])
+    async def test_end_that_the_grammar_allows(self, letters: str, finish: str) -> None:
+        """The limit may cut the grammar off; an end without an end token must complete it."""
+        async with remote_engine() as (engine, [server]):
+            server.replies = [play_vllm(*map(letter_id, letters), finish=finish)]
+            chunks = await run_job(engine, grammar=GRAMMAR)
+            assert (chunks[-1].finish, chunks[-1].fault) == (finish, None)
+
     async def test_end_before_the_grammar_is_complete_ends_the_job_with_a_fault(self) -> None:
         """A server may report an end without an end token, for example at a stop string of its own."""
         async with remote_engine() as (engine, [server]):

@@ -66,7 +66,8 @@ class RegularWriter:
         while number != EMPTY:
             key = self._table.keys[number]
             first, number = key[1:] if key[0] == "concat" else (number, EMPTY)
-            charset = self._table.keys[first][1] if self._table.keys[first][0] == "chars" else ()
+            kind, *operands = self._table.keys[first]
+            charset: Charset = operands[0] if kind == "chars" else ()
             if len(charset) == 1 and charset[0][0] == charset[0][1]:
                 text += chr(charset[0][0])
                 continue

@@ -131,7 +131,8 @@ class RuleWriter:
                     raise UntranslatableError("a repetition of something that may be empty")
             for alternative in alternatives:
                 for symbol in alternative:
-                    begins |= {symbol.rule} - {None}
+                    if symbol.rule is not None:
+                        begins.add(symbol.rule)
                     if not (symbol.may_be_empty or symbol.rule in nullable):
                         break
         return first
