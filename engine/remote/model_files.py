@@ -57,11 +57,7 @@ def describe_model(
         tokenizer_file=file,
         tokenizer_check=check,
         vocabulary=Vocabulary(tokenizer),
-        added_tokens={
-            token: added.content
-            for token, added in tokenizer.get_added_tokens_decoder().items()
-            if not added.content.isspace()
-        },
+        added_tokens=_list_added_tokens(tokenizer),
         grammar_probe=None if grammar_probe is None else GrammarProbe(grammar_probe(first_id), first_id),
         relax_grammar=relax_grammar,
     )
@@ -74,6 +70,11 @@ def describe_model(
         architecture=str(config.get("model_type", "")),
     )
     return model, info
+
+
+def _list_added_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {token: each.content for token, each in added if not each.content.isspace()}
 
 
 def _choose_first_token(tokenizer: Tokenizer, check: TokenizerCheck) -> int:
