@@ -18,6 +18,7 @@ from antiphon.app.grpc.statuses import (
     CallContext,
     abort_call,
     hold_time_limit,
+    send_metadata,
     time_limit,
     write_message,
 )
@@ -64,7 +65,7 @@ class _ApiMethod:
         write = partial(write_message, context, stall_timeout_s=self._stall_timeout_s) if self._is_stream else None
         try:
             request = self._build_request(message, context)
-            reply = HttpReply(self._reply, write, _initial_metadata_sender(context))
+            reply = HttpReply(self._reply, write, _initial_metadata_sender(context, self._stall_timeout_s))
             with hold_time_limit(request.time_limit):
                 await run_request(self._app, request, reply)
             return None if self._is_stream else reply.encode_body()
@@ -73,6 +74,7 @@ class _ApiMethod:
         except Exception:  # noqa: BLE001  # gRPC would send the exception's text to the client
             _log.exception("unhandled exception in gRPC call", method=f"{self._service}/{self._name}")
             await abort_call(context, INTERNAL_ERROR)
+        return None
 
     def _build_request(self, message: bytes, context: CallContext) -> HttpRequest:
         method, path, query, read_body = "POST", POSTS[self._service], b"", None
@@ -107,10 +109,12 @@ class _ApiMethod:
         return "GET", path, urlencode(query).encode()
 
 
-def _initial_metadata_sender(context: CallContext) -> Callable[[dict[str, str]], Awaitable[None]]:
+def _initial_metadata_sender(
+    context: CallContext, stall_timeout_s: float
+) -> Callable[[dict[str, str]], Awaitable[None]]:
     """Returns a function that sends the request id before the first message, as HTTP does in a header."""
 
     async def send(headers: dict[str, str]) -> None:
-        await context.send_initial_metadata((("x-request-id", headers["x-request-id"]),))
+        await send_metadata(context, (("x-request-id", headers["x-request-id"]),), stall_timeout_s)
 
     return send

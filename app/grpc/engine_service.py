@@ -30,6 +30,7 @@ from antiphon.app.grpc.statuses import (
     CallLostError,
     abort_call,
     hold_time_limit,
+    send_metadata,
     time_limit,
     write_message,
 )
@@ -41,7 +42,7 @@ from antiphon.app.models.status import known_info
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.requests.completions.request import CompletionRequest, read_completion_request
 from antiphon.app.routes.health import unready_reason
-from antiphon.app.routes.replies import count_readers
+from antiphon.app.routes.replies import cancel_started, count_readers
 from antiphon.engine.protocol import EngineError, EngineInfo
 
 SERVER_TYPE = "vllm-grpc"
@@ -114,6 +115,7 @@ class EngineService:
                     self._record_call(name, failure, time.monotonic() - started, request_id)
             if failure is not None:
                 await abort_call(context, failure)
+                return None
             return None if reply is None else reply.SerializeToString()
 
         return handle
@@ -149,6 +151,7 @@ class EngineService:
             with hold_time_limit(limit := time_limit(context)):
                 await self._start_turns(call, parsed, owner, limit)
                 with count_readers(self._context, call.logs):
+                    await send_metadata(context, (), self._stall_timeout_s)
                     async for message in _read_replies(call, parsed, stream=request.stream):
                         await write_message(context, message.SerializeToString(), self._stall_timeout_s)
         finally:
@@ -164,8 +167,15 @@ class EngineService:
         try:
             call.logs = await call.starting
         except asyncio.CancelledError:
+            cancel_started(self._context, call.starting)
             if not call.aborted:
                 raise
+        if call.aborted:  # when the turns had started, but this task had not noticed yet
+            self._cancel_turns(call)
+
+    def _cancel_turns(self, call: _RunningCall) -> None:
+        for log in call.logs:
+            self._context.turn_manager.cancel_turn(log)
 
     async def _abort(self, request: Any, owner: str, _: CallContext) -> Any:
         for request_id in request.request_ids:
@@ -175,8 +185,7 @@ class EngineService:
             call.aborted = True
             if not call.logs and call.starting is not None:
                 call.starting.cancel()
-            for log in call.logs:
-                self._context.turn_manager.cancel_turn(log)
+            self._cancel_turns(call)
         return engine_message("AbortResponse")
 
     async def _check_health(self, *_: Any) -> Any:
@@ -235,7 +244,9 @@ class EngineService:
         if folder is None:
             raise not_found("This model has no tokenizer files.")
         part_class = message_class(SHARED_ENGINE_FILE, "GetTokenizerChunk")
-        for data, digest in split_bundle(await read_tokenizer_bundle(folder)):
+        parts = split_bundle(await read_tokenizer_bundle(folder))
+        await send_metadata(context, (), self._stall_timeout_s)
+        for data, digest in parts:
             part: Any = part_class()
             part.data, part.sha256 = data, digest
             await write_message(context, part.SerializeToString(), self._stall_timeout_s)

@@ -59,7 +59,7 @@ class HttpReply:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
-            await self._on_head(self._headers)
+            await self._write_safely(self._on_head(self._headers))
         elif self._write is not None and self._status == 200:
             await self._write_events(message.get("body", b""), self._write)
         else:
@@ -91,11 +91,15 @@ class HttpReply:
             if data.startswith(_ERROR_PREFIX):
                 self._failed = read_error(500, data, {})
                 continue
-            try:
-                await write(encode_json(self._descriptor, data))
-            except CallLostError:
-                self._failed = CLIENT_GONE
-                self.disconnected.set()
+            await self._write_safely(write(encode_json(self._descriptor, data)))
+
+    async def _write_safely(self, writing: Awaitable[None]) -> None:
+        """Writes to the client, and notes that it has left if that is not possible."""
+        try:
+            await writing
+        except CallLostError:
+            self._failed = CLIENT_GONE
+            self.disconnected.set()
 
 
 async def run_request(app: AsgiApp, request: HttpRequest, reply: HttpReply) -> None:

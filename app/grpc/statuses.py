@@ -1,8 +1,8 @@
 """gRPC statuses of errors. The error of the HTTP API is in the trailing metadata, with the same code and message."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Awaitable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -59,11 +59,24 @@ class CallLostError(Exception):
     """The client has left, or reads nothing."""
 
 
+async def send_metadata(context: CallContext, metadata: Metadata, stall_timeout_s: float) -> None:
+    """Sends the initial metadata. Raises `CallLostError`.
+
+    Call it before the first message: gRPC would send the metadata together with that message and, if it cannot be
+    written, once more with the status. A call with two initial metadata never ends for its client.
+    """
+    await _send_in_time(context.send_initial_metadata(metadata), stall_timeout_s)
+
+
 async def write_message(context: CallContext, data: bytes, stall_timeout_s: float) -> None:
     """Sends a message. Raises `CallLostError`, also if the client's buffers stay full for `stall_timeout_s` seconds."""
+    await _send_in_time(context.write(data), stall_timeout_s)
+
+
+async def _send_in_time(sending: Awaitable[None], stall_timeout_s: float) -> None:
     try:
         async with asyncio.timeout(stall_timeout_s):
-            await context.write(data)
+            await sending
     except (grpc.aio.InternalError, TimeoutError) as error:
         raise CallLostError from error
 
@@ -74,14 +87,15 @@ def status_code(status: int, code: str | None) -> grpc.StatusCode:
     return _CODES_BY_ERROR.get(code or "") or _CODES_BY_STATUS.get(status, default)
 
 
-async def abort_call(context: CallContext, error: ApiError) -> NoReturn:
-    """Ends the call with the status of an error."""
+async def abort_call(context: CallContext, error: ApiError) -> None:
+    """Ends the call with the status of an error, unless it has ended already. The handler must return after it."""
     code = status_code(error.status, error.code)
     metadata: list[tuple[str, str | bytes]] = [(name, value) for name, value in error.headers if name == "retry-after"]
     if len(error.encoded_body) <= MAX_ERROR_BYTES:
         metadata.append((ERROR_BODY_KEY, error.encoded_body))
         metadata.append((STATUS_DETAILS_KEY, _status_details(code, error)))
-    await context.abort(code, error.message[:MAX_ERROR_BYTES], tuple(metadata))
+    with contextlib.suppress(grpc.aio.InternalError):  # the client has left
+        await context.abort(code, error.message[:MAX_ERROR_BYTES], tuple(metadata))
 
 
 def read_error(status: int, body: bytes, headers: dict[str, str]) -> ApiError:
@@ -97,7 +111,7 @@ def time_limit(context: CallContext) -> float | None:
     return None if remaining_s is None else asyncio.get_running_loop().time() + max(remaining_s, 0.0)
 
 
-@contextmanager
+@contextlib.contextmanager
 def hold_time_limit(limit: float | None) -> Iterator[None]:
     """Raises `ApiError` at the end of the block if the deadline has passed: the client gives up at this moment.
 

@@ -7,25 +7,22 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.errors import ApiError
-from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.requests.completions.request import read_completion_request
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
-from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, limit_time, stream_reply
+from antiphon.app.routes.replies import final_reply, json_reply, start_prompts, stream_reply
 
 
 @post("/v1/completions", status_code=200)
 async def create_completion(request: AnyRequest) -> Response[Any]:
     """Continues one or more raw prompts, and returns the texts as a stream or in one piece."""
-    context, state = server_context(request), request_state(request.scope)
+    context = server_context(request)
     body = parse_object(await request.body())
     await wait_until_ready(request, body)
     parsed = read_completion_request(body, context.models)
-    specs = tuple(limit_time(request, spec) for spec in parsed.specs)
-    starting = context.turn_manager.start_prompts(parsed.model, specs, state.owner, state.release_permit)
     try:
-        logs = await cancel_on_disconnect(request, starting)
+        logs = await start_prompts(request, parsed.model, parsed.specs)
     except ApiError as error:
         if error.param == "input":  # the name of this field in the Responses API
             error.param = "prompt"

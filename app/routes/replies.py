@@ -1,5 +1,6 @@
 """Sends projections of logs as HTTP responses, and cancels turns whose last reader has disconnected."""
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.event_log import EventLog
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder
+from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.turn_spec import ParsedRequest, TurnSpec
 from antiphon.app.routes.event_stream import EventStreamResponse, run_until_disconnect
 from antiphon.app.scripted.faulty_replies import break_reply, break_stream
@@ -33,10 +35,31 @@ def stream_reply(encoder: StreamEncoder, context: ServerContext) -> Response[Any
 
 async def start_turns(request: AnyRequest, parsed: ParsedRequest) -> list[EventLog]:
     """Starts the turns of a request; they are cancelled if the client disconnects before they have started."""
-    state, turns = request_state(request.scope), server_context(request).turn_manager
-    spec = limit_time(request, parsed.spec)
-    starting = turns.start_choices(parsed.model, spec, state.owner, state.release_permit)
-    return await cancel_on_disconnect(request, starting)
+    return await start_prompts(request, parsed.model, (parsed.spec,))
+
+
+async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence[TurnSpec]) -> list[EventLog]:
+    """Does the same for several prompts."""
+    state, context = request_state(request.scope), server_context(request)
+    limited = [limit_time(request, spec) for spec in specs]
+    starting = asyncio.create_task(
+        context.turn_manager.start_prompts(model, limited, state.owner, state.release_permit)
+    )
+    try:
+        return await cancel_on_disconnect(request, starting)
+    except BaseException:
+        cancel_started(context, starting)
+        raise
+
+
+def cancel_started(context: ServerContext, starting: "asyncio.Task[list[EventLog]]") -> None:
+    """Cancels turns that have started although the request that waited for them was cancelled.
+
+    A task may complete in the same iteration of the event loop in which the one that waits for it is cancelled.
+    """
+    if starting.done() and not starting.cancelled() and starting.exception() is None:
+        with count_readers(context, starting.result()):
+            pass
 
 
 def limit_time(request: AnyRequest, spec: TurnSpec) -> TurnSpec:

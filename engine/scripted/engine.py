@@ -278,8 +278,10 @@ class _ScriptedJob:
         """Waits for ``seconds``, or until the job is ended or reaches its deadline."""
         wait = min(seconds, self.deadline_at - asyncio.get_running_loop().time())
         if wait > 0:
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake_event.wait(), None if wait == math.inf else wait)
+                async with asyncio.timeout(None if wait == math.inf else wait):
+                    await self.wake_event.wait()
         self._check_deadline()
 
     def _check_deadline(self) -> None:

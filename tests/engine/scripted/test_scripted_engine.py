@@ -233,6 +233,26 @@ async def test_waiting_job_can_be_cancelled_abandoned_or_time_out() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("iterations", range(4))
+async def test_job_cancelled_while_it_gets_a_slot_is_cancelled(iterations: int) -> None:
+    """Its deadline makes the wait a limited one. The cancellation comes some iterations after the slot."""
+    engine = make_engine(ScriptedReply(name="a", output=(ScriptStep(stall=True),)), max_num_seqs=1)
+    jobs = [
+        asyncio.create_task(engine.generate(make_job(name=name, deadline=60.0), lambda _: None)) for name in ("1", "2")
+    ]
+    while engine.stats().waiting != 1:
+        await asyncio.sleep(0)
+    jobs[0].cancel()
+    while engine.stats().waiting:
+        await asyncio.sleep(0)
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    jobs[1].cancel()
+    _, pending = await asyncio.wait(jobs, timeout=10)
+    assert not pending and all(job.cancelled() for job in jobs) and is_idle(engine)
+
+
+@pytest.mark.asyncio
 async def test_deadline_and_close_end_a_running_job_with_a_fault() -> None:
     engine = make_engine(ScriptedReply(name="a", output=("x", ScriptStep(stall=True))))
     late = await collect_chunks(engine, make_job(deadline=0.01))
