@@ -1,5 +1,6 @@
 """The SQLite schema of the store file, its migrations, and opening a connection to it."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -58,46 +59,64 @@ MIGRATIONS: tuple[str, ...] = (
 )
 """Statements that migrate a file from version 1 to 2, from 2 to 3, …"""
 
+CHANGED_TABLES = "its tables are not those of its version"
+MOVE_REMEDY = "Restore it from a copy, or move it away to begin with an empty store."
+
 
 def open_connection(path: Path) -> sqlite3.Connection:
     """Opens a connection to the file, which is created if missing. Raises `StoreError`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)  # before SQLite creates it: the -wal and -shm files get the same mode
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        connection.text_factory = lambda data: data.decode("utf-8", "replace")  # a damaged text is no error
-        connection.execute("PRAGMA journal_mode = WAL")
-        _migrate(connection)
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"cannot open the store {path}: {error}") from None
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)  # before SQLite creates it: the -wal and -shm files get the same mode
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            stack.callback(connection.close)
+            connection.text_factory = decode_text
+            connection.execute("PRAGMA journal_mode = WAL")
+            _migrate(connection)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"cannot open the store {path}: {error}") from None
+        stack.pop_all()
     return connection
 
 
-def find_schema_fault(connection: sqlite3.Connection) -> str:
-    """Returns the reason why the tables of a file cannot be used; empty if they can, or if the file is empty.
+def decode_text(data: bytes) -> str:
+    """Decodes a text column. A damaged text is no error."""
+    return data.decode("utf-8", "replace")
 
-    Migrates in a transaction that is rolled back. A file of a newer version has no fault: it is refused, not damaged.
-    Raises `StoreError` for a database of another program.
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Checks that the tables of a file are those of its version, or that there are none.
+
+    Migrates in a transaction that is rolled back. A file of a newer version passes: `open_connection` refuses it.
+    Raises `StoreError` for a database of another program, and for one whose tables were changed.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        return ""
-    if version == 0:
-        if _read_columns(connection):
-            raise StoreError("it is a database of another program. Choose another file with --store.")
-        return ""
-    with sqlite3.connect(":memory:") as reference:
+        return
+    is_ours = {"responses", "events", "items"} <= {table for table, _ in _read_columns(connection)}
+    if version == 0 and not _read_columns(connection):
+        return
+    if version == 0 or not is_ours:
+        raise StoreError("it is a database of another program. Choose another file with --store.")
+    with contextlib.closing(sqlite3.connect(":memory:")) as reference:
         for statement in SCHEMA.split(";"):
             reference.execute(statement)
         expected = _read_columns(reference)
-    reference.close()
     connection.execute("BEGIN IMMEDIATE")
     try:
         _run_migrations(connection, version)
         missing = expected - _read_columns(connection)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        raise StoreError(f"{CHANGED_TABLES} ({error}). {MOVE_REMEDY}") from None
     finally:
-        connection.execute("ROLLBACK")
-    return f"missing columns: {', '.join(sorted(f'{table}.{column}' for table, column in missing))}" if missing else ""
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    if missing:
+        names = ", ".join(sorted(f"{table}.{column}" for table, column in missing))
+        raise StoreError(f"{CHANGED_TABLES} (missing columns: {names}). {MOVE_REMEDY}")
 
 
 def _read_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:

@@ -1,12 +1,14 @@
 """The SQLite store: durability before publication, recovery, and the writer lease between two processes."""
 
 import sqlite3
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from antiphon.app.store.base import CompletionQuery, StoreError
-from antiphon.app.store.sqlite.schema import SCHEMA_VERSION
+from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION
 from antiphon.app.store.sqlite.store import SqliteStore
 from tests.app.store.store_helpers import (
     add_completion,
@@ -93,6 +95,42 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     connection.close()
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_migration_that_the_disk_interrupts_changes_nothing(path: Path, number: int) -> None:
+    """It fails at the statement with this number, as on a full disk."""
+    path.parent.mkdir(exist_ok=True)
+    with sqlite3.connect(path) as connection:
+        connection.executescript(VERSION_2_SQL)
+    connection.close()
+    statements = [text for migration in MIGRATIONS[1:] for text in migration.split(";")]
+    for statement in (statements[number * len(statements) // 4], "PRAGMA user_version = 4"):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=failing_connection(statement)))
+            with pytest.raises(StoreError, match=r"cannot open the store .*: database or disk is full"):
+                SqliteStore(path)
+    async with open_test_store(path) as store:
+        assert store.find_log("me", "resp_old") is not None
+    assert [file.name for file in list_folder(path.parent)] == ["responses.db"]
+
+
+def failing_connection(statement: str) -> type[sqlite3.Connection]:
+    """Returns a class of connections that cannot run one statement on a file."""
+
+    class FailingConnection(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if sql == statement and super().execute("PRAGMA database_list").fetchone()[2]:
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
+            return super().execute(sql, *values)
+
+    return FailingConnection
+
+
+def list_folder(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 async def test_store_files_are_readable_by_their_owner_only(path: Path) -> None:
