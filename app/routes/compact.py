@@ -17,6 +17,7 @@ from antiphon.app.requests.fields.stored import COMPACT_FIELDS
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.routes.engine_ready import wait_until_ready
+from antiphon.app.routes.prepare_read import prepare_history
 from antiphon.app.routes.replies import final_reply, json_reply, start_turns
 from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput, InputMessage
@@ -29,6 +30,7 @@ async def compact_conversation(request: AnyRequest) -> Response[Any]:
     context, body = server_context(request), parse_object(await request.body())
     check_fields(COMPACT_FIELDS, body)
     await wait_until_ready(request, body)
+    await prepare_history(context, request_owner(request), body)
     history = StoredHistory(context.store, request_owner(request), context.turn_manager.sealer)
     parsed = read_responses_request(_add_trigger(body), context.models, history, context.settings)
     items = (*parsed.earlier_items, *parsed.spec.input_items)

@@ -24,6 +24,7 @@ from antiphon.app.requests.fields.stored import (
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.secrets import remove_secrets
+from antiphon.app.routes.prepare_read import prepare_read
 from antiphon.app.routes.replies import json_reply
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
@@ -31,7 +32,7 @@ from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import AnyInput
 
 
-@post("/v1/conversations", status_code=200)
+@post("/v1/conversations", status_code=200, before_request=prepare_read)
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, CREATE_CONVERSATION_FIELDS)
@@ -43,13 +44,13 @@ async def create_conversation(request: AnyRequest) -> Response[Any]:
     return _conversation_json(conversation)
 
 
-@get("/v1/conversations/{conversation_id:str}")
+@get("/v1/conversations/{conversation_id:str}", before_request=prepare_read)
 async def retrieve_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Returns a conversation without its items."""
     return _conversation_json(_find_conversation(request, conversation_id))
 
 
-@post("/v1/conversations/{conversation_id:str}", status_code=200)
+@post("/v1/conversations/{conversation_id:str}", status_code=200, before_request=prepare_read)
 async def update_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a conversation."""
     conversation, body = (
@@ -61,7 +62,7 @@ async def update_conversation(request: AnyRequest, conversation_id: FromPath[str
     return _conversation_json(updated)
 
 
-@delete("/v1/conversations/{conversation_id:str}", status_code=200)
+@delete("/v1/conversations/{conversation_id:str}", status_code=200, before_request=prepare_read)
 async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Deletes a conversation and its items, but not its responses."""
     conversation = _find_conversation(request, conversation_id)
@@ -69,7 +70,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
     return json_reply(msgspec.json.encode({"id": conversation.id, "object": "conversation.deleted", "deleted": True}))
 
 
-@post("/v1/conversations/{conversation_id:str}/items", status_code=200)
+@post("/v1/conversations/{conversation_id:str}/items", status_code=200, before_request=prepare_read)
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, CREATE_ITEMS_FIELDS)
@@ -78,7 +79,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
 
-@get("/v1/conversations/{conversation_id:str}/items")
+@get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
     items = server_context(request).store.conversation_items(
@@ -87,7 +88,7 @@ async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Res
     return json_reply(encode_item_page(items, select_page(request.query_params, items)))
 
 
-@get("/v1/conversations/{conversation_id:str}/items/{item_id:str}")
+@get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
     for item in server_context(request).store.conversation_items(
@@ -98,7 +99,7 @@ async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], ite
     raise _item_not_found(item_id)
 
 
-@delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200)
+@delete("/v1/conversations/{conversation_id:str}/items/{item_id:str}", status_code=200, before_request=prepare_read)
 async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Deletes an item and returns the conversation."""
     conversation = _find_conversation(request, conversation_id)

@@ -18,6 +18,7 @@ from antiphon.app.requests.pagination import select_page
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
+from antiphon.app.routes.prepare_read import prepare_history, prepare_read
 from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
 from antiphon.app.turns.stored_history import StoredHistory
 
@@ -47,7 +48,7 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
     return json_reply(msgspec.json.encode({"object": "response.input_tokens", "input_tokens": count}))
 
 
-@get("/v1/responses/{response_id:str}")
+@get("/v1/responses/{response_id:str}", before_request=prepare_read)
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
     log = _find_log(request, response_id)
@@ -59,7 +60,7 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
     )
 
 
-@delete("/v1/responses/{response_id:str}", status_code=200)
+@delete("/v1/responses/{response_id:str}", status_code=200, before_request=prepare_read)
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored response. A background response that is still running is cancelled."""
     context, log = server_context(request), _find_log(request, response_id)
@@ -69,7 +70,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     return json_reply(msgspec.json.encode({"id": log.id, "object": "response", "deleted": True}))
 
 
-@post("/v1/responses/{response_id:str}/cancel", status_code=200)
+@post("/v1/responses/{response_id:str}/cancel", status_code=200, before_request=prepare_read)
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Cancels a background response and returns it; a response that has ended is returned unchanged."""
     log = _find_log(request, response_id)
@@ -83,7 +84,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     return json_reply(await cancel_on_disconnect(request, responses.final_response(log)))
 
 
-@get("/v1/responses/{response_id:str}/input_items")
+@get("/v1/responses/{response_id:str}/input_items", before_request=prepare_read)
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
     log = _find_log(request, response_id)
@@ -97,6 +98,7 @@ async def _read_request(request: AnyRequest, *, generates: bool = True) -> Parse
         await wait_until_ready(request, body)
     else:
         await wait_until_known(request, context.models.get_model(body.get("model")))
+    await prepare_history(context, request_owner(request), body)
     history = StoredHistory(context.store, request_owner(request), context.turn_manager.sealer)
     return read_responses_request(body, context.models, history, context.settings)
 

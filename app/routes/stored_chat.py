@@ -18,11 +18,12 @@ from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.stored import UPDATE_COMPLETION_FIELDS
 from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import select_ids
+from antiphon.app.routes.prepare_read import prepare_read
 from antiphon.app.routes.replies import json_reply
 from antiphon.app.store.base import StoredCompletion
 
 
-@get("/v1/chat/completions")
+@get("/v1/chat/completions", before_request=prepare_read)
 async def list_completions(request: AnyRequest) -> Response[Any]:
     """Lists the stored completions that have the `model` and `metadata` of the query, earliest first by default."""
     store, owner = server_context(request).store, request_owner(request)
@@ -44,14 +45,14 @@ async def list_completions(request: AnyRequest) -> Response[Any]:
     return json_reply(encode_list(data[: query.limit], has_more=len(data) > query.limit))
 
 
-@get("/v1/chat/completions/{completion_id:str}")
+@get("/v1/chat/completions/{completion_id:str}", before_request=prepare_read)
 async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Returns a stored completion."""
     _, found = await _find_completion(request, completion_id)
     return json_reply(msgspec.json.encode(found))
 
 
-@post("/v1/chat/completions/{completion_id:str}", status_code=200)
+@post("/v1/chat/completions/{completion_id:str}", status_code=200, before_request=prepare_read)
 async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a stored completion."""
     completion, found = await _find_completion(request, completion_id)
@@ -64,7 +65,7 @@ async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -
     return json_reply(msgspec.json.encode({**found, "metadata": metadata}))
 
 
-@delete("/v1/chat/completions/{completion_id:str}", status_code=200)
+@delete("/v1/chat/completions/{completion_id:str}", status_code=200, before_request=prepare_read)
 async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored completion with all its choices and its messages."""
     completion, _ = await _find_completion(request, completion_id)
@@ -75,7 +76,7 @@ async def delete_completion(request: AnyRequest, completion_id: FromPath[str]) -
     )
 
 
-@get("/v1/chat/completions/{completion_id:str}/messages")
+@get("/v1/chat/completions/{completion_id:str}/messages", before_request=prepare_read)
 async def list_messages(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Lists the messages that the client sent for a stored completion, earliest first by default."""
     completion, _ = await _find_completion(request, completion_id)

@@ -27,6 +27,7 @@ from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import as_prefill
 from antiphon.app.routes.engine_ready import wait_for_engine
+from antiphon.app.routes.prepare_read import prepare_history
 from antiphon.app.routes.replies import count_readers
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction
@@ -124,6 +125,7 @@ class _WebSocketSession:
         context = self._context
         is_prefill = body.pop("generate", True) is False
         await wait_for_engine(context, body)
+        await prepare_history(context, self._owner, body)
         parsed = read_responses_request(body, context.models, self._history, context.settings)
         spec = as_prefill(parsed.spec) if is_prefill else parsed.spec
         if spec.base_response.store and self._history.continues_unstored_response(body):

@@ -104,6 +104,12 @@ class ResponseStore(Protocol):
         """Returns the items of a conversation, each with an id, in order."""
         ...
 
+    async def prepare_read(self, owner: str, response_id: str = "") -> None:
+        """Waits until reads will not keep the event loop waiting: of all that the owner has, or of one response.
+
+        Raises `ApiError` 503 if the data cannot be read now.
+        """
+
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
 

@@ -45,6 +45,9 @@ class MemoryStore:
         if is_terminal(log.entries[first:]):
             self._append_items(log.owner, log.conversation_id, conversation_items(log))
 
+    async def prepare_read(self, owner: str, response_id: str = "") -> None:
+        """Returns at once."""
+
     def unavailable_reason(self) -> None:
         """Returns None: memory is always available."""
 

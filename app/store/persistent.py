@@ -13,16 +13,16 @@ from typing import TypeVar
 
 import structlog
 
-from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store import writer_name
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import find_item
+from antiphon.app.store.overdue_steps import OverdueSteps
 from antiphon.app.store.persistent_completions import PersistentCompletions
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sql_connection import UnreadableRowError
-from antiphon.app.store.write_ops import AppendEvents, StoreChange, StoreTimings, WriteOp
+from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, StoreChange, StoreTimings, WriteOp
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
@@ -32,7 +32,6 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 DELETED_MESSAGE = "The response was deleted."
-NOT_WRITABLE = "The response store is not writable."
 
 
 class PersistentStore:
@@ -58,10 +57,12 @@ class PersistentStore:
         self._on_cancel_request: Callable[[str], None] = lambda _: None
         self._writer = StoreWriter(databases[0], name, self, timings, max_bytes)
         self._database = databases[1]
+        self._overdue_steps = OverdueSteps(self._writer, self._live)
         self.completions = PersistentCompletions(self._database, self._deleted, self._commit)
 
     async def close(self) -> None:
         """Writes everything that is pending and closes the database."""
+        self._overdue_steps.close()
         await asyncio.to_thread(self._writer.close)
         self._database.close()
 
@@ -92,14 +93,20 @@ class PersistentStore:
             log.withhold(first)
         self._writer.enqueue(AppendEvents(log, entries))
 
+    async def prepare_read(self, owner: str, response_id: str = "") -> None:
+        """Returns at once: reads of a local file are short."""
+
+    def _cached_log(self, owner: str, response_id: str) -> EventLog | None:
+        key = owner, response_id
+        tables = self._remote, self._live, self._failed
+        return next((table[key] for table in tables if key in table), None) or self._recent.find(*key)
+
     def find_log(self, owner: str, response_id: str) -> EventLog | None:
         """Returns the log of the owner's response, whichever process writes it."""
         key = owner, response_id
         if response_id in self._deleted:
             return None
-        if key in self._remote:
-            return self._remote[key]
-        if (cached := self._live.get(key) or self._failed.get(key) or self._recent.find(*key)) is not None:
+        if (cached := self._cached_log(owner, response_id)) is not None:
             return cached
         try:
             found = self._database.load_log(owner, response_id)
@@ -165,8 +172,8 @@ class PersistentStore:
         self._deleted.update(ids)
         change = self._enqueue_change(lambda database: database.delete_response(ids[0]))
         # Not when this coroutine ends: its client may leave, and the logs must not be read again before the commit.
-        change.add_done_callback(lambda _: self._deleted.difference_update(ids))
-        await asyncio.shield(change)
+        change.done.add_done_callback(lambda _: self._deleted.difference_update(ids))
+        await change.wait_done()
 
     async def save_conversation(self, owner: str, conversation: StoredConversation) -> None:
         """Stores a conversation, or its new metadata."""
@@ -192,15 +199,16 @@ class PersistentStore:
         """Deletes an item of a conversation. Returns whether it existed."""
         return await self._commit(lambda database: database.conversations.delete_item(owner, conversation_id, item_id))
 
-    def _enqueue_change(self, apply: Callable[[Database], T]) -> "asyncio.Future[T]":
-        """Queues a change for the writer's next transaction. Returns a future of its result, set after the commit."""
-        done: asyncio.Future[T] = self._loop.create_future()
-        self._writer.enqueue(StoreChange(apply, done))
-        return done
+    def _enqueue_change(self, apply: Callable[[Database], object]) -> StoreChange:
+        """Queues a change for the writer's next transaction."""
+        change = StoreChange(apply, self._loop.create_future())
+        self._writer.enqueue(change)
+        return change
 
     async def _commit(self, apply: Callable[[Database], T]) -> T:
         """Applies a change and returns its result once it is durable. The change continues if the client leaves."""
-        return await asyncio.shield(self._enqueue_change(apply))
+        result: T = await self._enqueue_change(apply).wait_done()
+        return result
 
     def _call_on_loop(self, handle: Callable[..., None], *values: object) -> None:
         """Calls a handler on the event loop, unless that is closed: a thread may outlast it in a frozen database."""
@@ -245,7 +253,7 @@ class PersistentStore:
     def _handle_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
         for op in committed:
             if isinstance(op, StoreChange):
-                op.done.set_result(op.result)
+                op.succeed()
                 continue
             log, entries = op.log, op.entries
             self._persisted.add(log.id)
@@ -270,8 +278,7 @@ class PersistentStore:
         """Publishes unwritten steps, since readers must not wait forever, and keeps their logs in memory."""
         for op in ops:
             if isinstance(op, StoreChange):
-                op.done.set_exception(storage_unavailable(f"{NOT_WRITABLE} Nothing was changed. Retry later."))
-                op.done.exception()  # marks it as retrieved: the client may have left
+                op.fail()
                 continue
             log = op.log
             self._repairing.discard(log.id)

@@ -1,17 +1,24 @@
 """Operations of a store's writer thread, those that it may have to repeat, and its intervals."""
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
+from antiphon.app.errors import storage_unavailable
 from antiphon.app.event_log import EventLog, LogEntry
 from antiphon.app.store.base import ChatMessages, StoredCompletion
 from antiphon.app.store.database import Database
 
+NOT_WRITABLE = "The response store is not writable."
+NOTHING_CHANGED = f"{NOT_WRITABLE} Nothing was changed. Retry later."
+MAYBE_CHANGED = f"{NOT_WRITABLE} The database did not say whether the change was made. Look it up, then retry."
+MAX_CHANGE_WAIT_S = 10.0
+"""Time after which a change is reported as failed if the database has not confirmed it."""
 MAX_SYNC_DELAY_S = 10.0
 """Time after which every commit is on disk. PostgreSQL's default is three times 200 ms."""
 
@@ -47,13 +54,80 @@ class StoreChange:
     def __init__(self, apply: Callable[[Database], object], done: "asyncio.Future[Any]") -> None:
         self._apply, self.done = apply, done
         self.result: object = None
+        self._lock = threading.Lock()
+        self._is_given_up = self._is_committing = False
 
     def apply(self, database: Database) -> None:
         """Runs the statements in the current transaction, which may be repeated after a failure."""
         self.result = self._apply(database)
 
+    @property
+    def is_given_up(self) -> bool:
+        """True if the change must not be made any more."""
+        return self._is_given_up
+
+    def begin_commit(self) -> bool:
+        """Returns False if the change was given up; else it cannot be given up from now on."""
+        with self._lock:
+            self._is_committing = not self._is_given_up
+            return self._is_committing
+
+    def end_commit(self) -> None:
+        """Makes it possible to give the change up again: the transaction was rolled back."""
+        with self._lock:
+            self._is_committing = False
+
+    def give_up(self) -> bool:
+        """Prevents the change. Returns False if it is too late, because the transaction is being committed."""
+        with self._lock:
+            self._is_given_up = not self._is_committing
+            return self._is_given_up
+
+    async def wait_done(self) -> Any:
+        """Waits until the change is durable and returns its result. Raises `ApiError` 503 after `MAX_CHANGE_WAIT_S`.
+
+        The change is then given up, or goes on if that is not possible. It also goes on if the caller is cancelled.
+        """
+        await asyncio.wait({self.done}, timeout=MAX_CHANGE_WAIT_S)
+        if not self.done.done():
+            if not self.give_up():
+                raise storage_unavailable(MAYBE_CHANGED)
+            self.fail()
+        return self.done.result()
+
+    def fail(self) -> None:
+        """Reports that nothing was changed. Call it on the event loop."""
+        if not self.done.done():
+            self.done.set_exception(storage_unavailable(NOTHING_CHANGED))
+            self.done.exception()  # marks it as retrieved: the client may have left
+
+    def succeed(self) -> None:
+        """Reports that the change is durable. Call it on the event loop."""
+        if not self.done.done():
+            self.done.set_result(self.result)
+
 
 WriteOp = AppendEvents | StoreChange
+
+
+class WriteListener(Protocol):
+    """Receives the writer's results, in the writer's thread."""
+
+    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
+        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
+
+    def on_write_failed(self, ops: list[WriteOp]) -> None:
+        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
+
+    def on_write_delayed(self, ops: list[WriteOp]) -> None:
+        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added."""
+
+    def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
+        """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
+
+    def is_alive(self, name: str, heartbeat_at: float) -> bool:
+        """Tells whether the writer with this name and latest heartbeat (seconds since 1970) is alive."""
+        ...
 
 
 class RecentCommits:

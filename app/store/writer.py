@@ -8,8 +8,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
@@ -17,7 +17,15 @@ from antiphon.app.event_log import LogEntry, is_terminal
 from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.sql_connection import UnreadableRowError
-from antiphon.app.store.write_ops import AppendEvents, RecentCommits, StoreChange, StoreTimings, WriteOp
+from antiphon.app.store.write_ops import (
+    MAX_CHANGE_WAIT_S,
+    AppendEvents,
+    RecentCommits,
+    StoreChange,
+    StoreTimings,
+    WriteListener,
+    WriteOp,
+)
 from antiphon.state.recovery import failure_events
 
 RESTARTED_CODE = "server_restarted"
@@ -26,10 +34,8 @@ MAX_TRIES = 5
 """Attempts to commit a transaction, 0.1 s apart."""
 MAX_RECONNECT_DELAY_S = 2.0
 """Longest time between two attempts to reach the database again. It is shorter than a lease."""
-MAX_CHANGE_WAIT_S = 10.0
-"""Time after which a change is reported as failed if it is not known whether it was committed before an outage."""
 MAX_LAST_STEP_WAIT_S = 10.0
-"""Time of an outage after which the last steps of foreground responses are shown before they are written."""
+"""Time without an answer after which the last steps of foreground responses are shown before they are written."""
 MAX_CLOSE_WAIT_S = 5.0
 """Time for which a server that exits waits for a database that cannot be reached."""
 MAX_STUCK_S = 15.0
@@ -38,24 +44,8 @@ MAX_STUCK_S = 15.0
 _log = structlog.get_logger(__name__)
 
 
-class WriteListener(Protocol):
-    """Receives the writer's results, in the writer's thread."""
-
-    def on_written(self, committed: list[WriteOp], dropped: list[WriteOp]) -> None:
-        """Receives committed operations, and steps dropped because the response was taken over or deleted elsewhere."""
-
-    def on_write_failed(self, ops: list[WriteOp]) -> None:
-        """Receives operations whose transaction failed in all attempts, and steps that follow such a failed step."""
-
-    def on_write_delayed(self, ops: list[WriteOp]) -> None:
-        """Receives operations that wait for the end of a long outage; repeatedly, with those that have been added."""
-
-    def on_heartbeat(self, cancel_requested: dict[str, bool]) -> None:
-        """Receives the ids of this writer's unfinished responses, each with whether a cancellation was requested."""
-
-    def is_alive(self, name: str, heartbeat_at: float) -> bool:
-        """Tells whether the writer with this name and latest heartbeat (seconds since 1970) is alive."""
-        ...
+class ChangeGivenUpError(Exception):
+    """A change of the transaction is not to be made any more."""
 
 
 class StoreWriter:
@@ -90,13 +80,18 @@ class StoreWriter:
         """Queues an operation."""
         self._queue.put(op)
 
+    def busy_s(self) -> float:
+        """Returns the seconds for which the thread has been writing without a pause; 0 while it waits."""
+        busy_since = self.busy_since
+        return 0.0 if busy_since is None else time.monotonic() - busy_since
+
     def close(self) -> None:
         """Writes all queued operations, deletes the heartbeat and stops the thread."""
         self._is_closing = True
         self._queue.put(None)
         while self._thread.is_alive():
             self._thread.join(1.0)
-            if (busy_since := self.busy_since) is not None and time.monotonic() - busy_since > MAX_STUCK_S:
+            if self.busy_s() > MAX_STUCK_S:
                 _log.error("the database of the store does not answer; what is not written is lost")
                 return
 
@@ -131,17 +126,20 @@ class StoreWriter:
         if not batch:
             return
         batch = self._drop_after_gap(batch)
-        tries_left = MAX_TRIES
-        while batch and tries_left:
+        tries_left, delay = MAX_TRIES, 0.1
+        while tries_left and (batch := [op for op in batch if not _is_given_up(op)]):
             try:
                 self._run_transaction(batch)
+            except ChangeGivenUpError:
+                self._roll_back(batch)
             except Exception as error:  # noqa: BLE001  # if the thread ended, readers would wait forever
                 tries_left -= 1
-                self._on_database_error(error, retries_left=tries_left)
+                self._on_database_error(error, batch, retries_left=tries_left)
+                time.sleep(delay)
                 if self._database.is_outage(error):
+                    # It may refuse writes although it can be reached, as on a full disk.
                     batch, tries_left = self._await_database(batch), MAX_TRIES
-                else:
-                    time.sleep(0.1)
+                    delay = min(delay * 2, MAX_RECONNECT_DELAY_S)
             else:
                 self._report_written(batch)
                 return
@@ -227,6 +225,8 @@ class StoreWriter:
             else:
                 steps.append(op)
         self._append_steps(steps)
+        if not all(op.begin_commit() for op in batch if isinstance(op, StoreChange)):
+            raise ChangeGivenUpError
         self._database.commit()
         if self._database.can_lose_commits:
             self._recent_commits.add(self._database.commit_number, batch, is_synced=is_synced)
@@ -296,8 +296,19 @@ class StoreWriter:
             if self._database.is_outage(error):
                 self._write_batch(self._await_database([]))
 
-    def _on_database_error(self, error: Exception, **details: Any) -> None:
+    def _on_database_error(self, error: Exception, batch: Sequence[WriteOp] = (), **details: Any) -> None:
         self.healthy = False
         _log.error("store write failed", error=str(error), **details)
+        self._roll_back(batch)
+
+    def _roll_back(self, batch: Sequence[WriteOp]) -> None:
         with contextlib.suppress(Exception):
             self._database.rollback()
+        if not self._database.commit_is_uncertain:
+            for op in batch:
+                if isinstance(op, StoreChange):
+                    op.end_commit()
+
+
+def _is_given_up(op: WriteOp) -> bool:
+    return isinstance(op, StoreChange) and op.is_given_up

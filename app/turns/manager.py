@@ -31,6 +31,10 @@ from antiphon.state.ids import NewId
 MAX_PUBLISH_WAIT_S = 2.0
 """Time for which a shutdown waits until the last events of the turns are stored."""
 
+MAX_FIRST_STEP_WAIT_S = 10.0
+"""Time for which the client of a background response waits until it is stored."""
+NOT_STORED = "The response store does not answer, so the response was cancelled. Retry later."
+
 
 def new_id(prefix: str) -> str:
     """Returns a new id: unguessable, and safe in a URL path."""
@@ -108,10 +112,22 @@ class TurnManager:
         if spec.base_response.store:
             self._store_logs(spec, [turn.log for turn in turns])
         if spec.base_response.background:
-            # A client that has received a response id must find the response, even if this process crashes.
-            for turn in turns:
-                await turn.log.wait_published()
+            await self._wait_stored(turns)
         return [turn.log for turn in turns]
+
+    async def _wait_stored(self, turns: Sequence[Turn]) -> None:
+        """Waits until the first events are stored. Raises `ApiError` 503, and cancels the turns, if that takes long.
+
+        A client that has received a response id must find the response, even if this process crashes.
+        """
+        try:
+            async with asyncio.timeout(MAX_FIRST_STEP_WAIT_S):
+                for turn in turns:
+                    await turn.log.wait_published()
+        except TimeoutError:
+            for turn in turns:
+                turn.cancel_turn()
+            raise storage_unavailable(NOT_STORED) from None
 
     def _store_logs(self, spec: TurnSpec, logs: Sequence[EventLog]) -> None:
         """Stores the logs from now on: each as a response, or all of a chat request as one completion."""

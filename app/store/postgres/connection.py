@@ -1,5 +1,6 @@
 """Connections to PostgreSQL with the interface that the statements of the store are written for."""
 
+import asyncio
 import contextlib
 import queue
 import threading
@@ -16,7 +17,9 @@ from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.sql_connection import SqlRows
 
 READ_TIMEOUT_S = 2.0
-"""Longest time for which a read keeps the event loop waiting. Only one in an outage does: later ones fail at once."""
+"""Longest wait for a read. Only one in an outage takes it: later ones fail at once."""
+PROBE = "SELECT 1 FROM responses, events, items, conversations, conversation_items, chat_completions, writers LIMIT 0"
+"""Query without rows that waits for a lock of any table that is read."""
 NOT_READABLE = "The response store cannot be reached. Retry later."
 
 
@@ -89,14 +92,12 @@ class BoundedConnection:
         self._connection = PostgresConnection(address)
         self._requests: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
         self._overdue: Future[StoredRows] | None = None
+        self._probe: Future[StoredRows] | None = None
         threading.Thread(target=self._run, name="store-reads", daemon=True).start()
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> StoredRows:
         """Runs a query. Raises `ApiError` 503 if the database does not answer."""
-        if self._overdue is not None and not self._overdue.done():
-            raise storage_unavailable(NOT_READABLE)
-        result: Future[StoredRows] = Future()
-        self._requests.put((statement, values, result))
+        result = self._request(statement, values)
         try:
             return result.result(READ_TIMEOUT_S)
         except TimeoutError:
@@ -106,6 +107,32 @@ class BoundedConnection:
             if is_outage(error):
                 raise storage_unavailable(NOT_READABLE) from None
             raise
+
+    async def wait_readable(self) -> None:
+        """Waits until the database has answered a query, without keeping the event loop waiting.
+
+        Requests that wait at the same time share one query. Raises `ApiError` 503 if there is no answer.
+        """
+        if self._probe is None or self._probe.done():
+            self._probe = self._request(PROBE)
+        probe = self._probe
+        done, _ = await asyncio.wait({asyncio.wrap_future(probe)}, timeout=READ_TIMEOUT_S)
+        if not done:
+            self._overdue = probe
+            raise storage_unavailable(NOT_READABLE)
+        error = probe.exception()
+        if error is not None and isinstance(error, Exception) and is_outage(error):
+            raise storage_unavailable(NOT_READABLE)
+        probe.result()
+
+    def _request(self, statement: str, values: Sequence[Any] = ()) -> "Future[StoredRows]":
+        """Queues a query for the thread. Raises `ApiError` 503 if it still waits for an earlier answer."""
+        if self._overdue is not None and not self._overdue.done():
+            raise storage_unavailable(NOT_READABLE)
+        result: Future[StoredRows] = Future()
+        result.set_running_or_notify_cancel()  # a caller that leaves does not cancel it
+        self._requests.put((statement, values, result))
+        return result
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Raises `NotImplementedError`: the event loop only reads."""

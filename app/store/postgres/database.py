@@ -25,7 +25,7 @@ from antiphon.app.store.database import (
     encode_response,
 )
 from antiphon.app.store.postgres.address import DatabaseAddress
-from antiphon.app.store.postgres.connection import BoundedConnection, PostgresConnection, is_outage
+from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
 from antiphon.app.store.sql_connection import SqlConnection
 
 STEPS_CHANNEL = "antiphon_steps"
@@ -48,11 +48,6 @@ class PostgresReads(Database):
 
     def __init__(self, connection: SqlConnection) -> None:
         super().__init__(connection, CompletionTables(connection, "strpos"))
-
-    @classmethod
-    def open_bounded(cls, address: DatabaseAddress) -> "PostgresReads":
-        """Returns reads for the event loop. Raises `StoreError`."""
-        return cls(BoundedConnection(address))
 
     def has_foreign_key(self, encryption_key: str, lease_s: float) -> bool:
         """Tells whether a live writer has another encryption key."""

@@ -1,19 +1,19 @@
 """The store in a PostgreSQL database. Each server of a cluster reads, resumes and cancels the others' responses."""
 
 import asyncio
-import time
 
 import psycopg
 
 from antiphon.app.event_log import EventLog, LogEntry
 from antiphon.app.store import writer_name
 from antiphon.app.store.base import StoreError
-from antiphon.app.store.persistent import NOT_WRITABLE, PersistentStore
+from antiphon.app.store.persistent import PersistentStore
 from antiphon.app.store.postgres.address import DatabaseAddress, parse_address
+from antiphon.app.store.postgres.connection import BoundedConnection
 from antiphon.app.store.postgres.database import PostgresDatabase, PostgresReads
 from antiphon.app.store.postgres.follower import Follower
 from antiphon.app.store.postgres.schema import migrate_database
-from antiphon.app.store.write_ops import StoreTimings
+from antiphon.app.store.write_ops import NOT_WRITABLE, StoreTimings
 
 MAX_TRANSACTION_S = 5.0
 """Time of a transaction after which new responses are refused: the database does not answer."""
@@ -37,7 +37,8 @@ class PostgresStore(PersistentStore):
         migrate_database(address)
         name = writer_name.create_name()
         self._written = PostgresDatabase(address, name, encryption_key, timings.lease_s)
-        self._reads = PostgresReads.open_bounded(address)
+        self._bounded = BoundedConnection(address)
+        self._reads = PostgresReads(self._bounded)
         try:
             super().__init__(name, (self._written, self._reads), timings, max_bytes)
         except psycopg.Error as error:
@@ -61,10 +62,14 @@ class PostgresStore(PersistentStore):
 
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
-        busy_since = self._writer.busy_since
-        if busy_since is not None and time.monotonic() - busy_since > MAX_TRANSACTION_S:
+        if self._writer.busy_s() > MAX_TRANSACTION_S:
             return NOT_WRITABLE
         return super().unavailable_reason()
+
+    async def prepare_read(self, owner: str, response_id: str = "") -> None:
+        """Waits until the database answers, so that the reads that follow do not keep the event loop waiting."""
+        if self._cached_log(owner, response_id) is None:
+            await self._bounded.wait_readable()
 
     def _follow_remote(self, log: EventLog) -> None:
         self._followed[log.id] = log
