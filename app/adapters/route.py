@@ -8,15 +8,15 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import missing_field
+from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.adapters import LOAD_ADAPTER_FIELDS, UNLOAD_ADAPTER_FIELDS
-from antiphon.app.requests.json_body import parse_object
 
 
 @post("/v1/load_lora_adapter", status_code=200)
 async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Loads an adapter from a folder of `--lora-dir`. Requires `--allow-lora-updates`."""
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     check_fields(LOAD_ADAPTER_FIELDS, body)
     name, path = _require_text(body, "lora_name"), _require_text(body, "lora_path")
     updates, replace = server_context(request).adapter_updates, body.get("load_inplace") is True
@@ -27,7 +27,7 @@ async def load_lora_adapter(request: AnyRequest) -> Response[Any]:
 @post("/v1/unload_lora_adapter", status_code=200)
 async def unload_lora_adapter(request: AnyRequest) -> Response[Any]:
     """Unloads an adapter. Turns that use it run to their end. Requires `--allow-lora-updates`."""
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     check_fields(UNLOAD_ADAPTER_FIELDS, body)
     name = _require_text(body, "lora_name")
     await server_context(request).adapter_updates.unload(name, request_owner(request))

@@ -30,15 +30,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
         value = _decoder.decode(body)
         _check_depth(value)
     except RecursionError:
-        raise _nesting_error() from None
+        raise nesting_error() from None
     except UnicodeDecodeError:
-        raise _invalid_json("it is not UTF-8") from None
+        raise invalid_json("it is not UTF-8") from None
     except msgspec.ValidationError as error:
         raise _number_error(body, str(error)) from None
     except msgspec.DecodeError as error:
         raise _number_error(body, str(error)) from None
     if not isinstance(value, dict):
-        raise _invalid_json("it is not an object")
+        raise invalid_json("it is not an object")
     return value
 
 
@@ -75,7 +75,7 @@ def _check_depth(value: Any) -> None:
         level = [child for parent in level for child in _child_values(parent)]
         if not level:
             return
-    raise _nesting_error()
+    raise nesting_error()
 
 
 def _child_values(value: Any) -> list[Any]:
@@ -90,7 +90,7 @@ def _number_error(body: bytes, message: str) -> ApiError:
     except (ValueError, RecursionError):
         path = None
     if path is None:
-        return _invalid_json(message)
+        return invalid_json(message)
     return invalid_value(path.lstrip("."), f"Invalid '{path.lstrip('.')}': expected a finite number.")
 
 
@@ -105,9 +105,11 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
             yield from _not_finite(child, f"{path}[{index}]")
 
 
-def _invalid_json(why: str) -> ApiError:
+def invalid_json(why: str) -> ApiError:
+    """Returns the error for a body that is no JSON object."""
     return ApiError(400, "invalid_json", f"We could not parse the JSON body of your request: {clip_text(why)}.")
 
 
-def _nesting_error() -> ApiError:
-    return _invalid_json(f"it is nested more than {MAX_DEPTH} levels deep")
+def nesting_error() -> ApiError:
+    """Returns the error for a body with too many levels."""
+    return invalid_json(f"it is nested more than {MAX_DEPTH} levels deep")

@@ -7,9 +7,10 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.errors import ApiError
+from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import chat
 from antiphon.app.requests.chat.request import read_chat_request
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
 from antiphon.app.routes.replies import final_reply, json_reply, start_turns, stream_reply
 
@@ -18,9 +19,11 @@ from antiphon.app.routes.replies import final_reply, json_reply, start_turns, st
 async def create_chat_completion(request: AnyRequest) -> Response[Any]:
     """Generates the next message of a chat, in `n` choices, and returns it as a stream or in one piece."""
     context = server_context(request)
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     await wait_until_ready(request, body)
-    parsed = read_chat_request(body, context.models, context.settings)
+    parsed = await run_parser(
+        request_state(request.scope).body_bytes, read_chat_request, body, context.models, context.settings
+    )
     try:
         logs = await start_turns(request, parsed)
     except ApiError as error:

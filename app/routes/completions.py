@@ -7,9 +7,10 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.errors import ApiError
+from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.completions.stream import CompletionStream, final_text_completion
 from antiphon.app.requests.completions.request import read_completion_request
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_ready
 from antiphon.app.routes.replies import final_reply, json_reply, start_prompts, stream_reply
 
@@ -18,9 +19,9 @@ from antiphon.app.routes.replies import final_reply, json_reply, start_prompts, 
 async def create_completion(request: AnyRequest) -> Response[Any]:
     """Continues one or more raw prompts, and returns the texts as a stream or in one piece."""
     context = server_context(request)
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     await wait_until_ready(request, body)
-    parsed = read_completion_request(body, context.models)
+    parsed = await run_parser(request_state(request.scope).body_bytes, read_completion_request, body, context.models)
     try:
         logs = await start_prompts(request, parsed.model, parsed.specs)
     except ApiError as error:

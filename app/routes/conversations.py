@@ -1,7 +1,6 @@
 """`/v1/conversations`: stored lists of items that turns can continue."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,6 +10,8 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
+from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.item_lists import encode_item_page, listed_item
 from antiphon.app.requests import input_items as items_of
 from antiphon.app.requests import media
@@ -21,14 +22,13 @@ from antiphon.app.requests.fields.stored import (
     MAX_ITEMS,
     UPDATE_CONVERSATION_FIELDS,
 )
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.secrets import remove_secrets
-from antiphon.app.routes.prepare_read import prepare_read
 from antiphon.app.routes.replies import json_reply
+from antiphon.app.routes.stored_reads import LoopHistory, prepare_read
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
-from antiphon.app.turns.stored_history import with_ids
+from antiphon.app.turns.stored_history import StoredHistory, with_ids
 from antiphon.events.inputs import AnyInput
 
 
@@ -36,7 +36,7 @@ from antiphon.events.inputs import AnyInput
 async def create_conversation(request: AnyRequest) -> Response[Any]:
     """Creates a conversation, with the items and the metadata of the request, if any."""
     context, body = server_context(request), await _read_body(request, CREATE_CONVERSATION_FIELDS)
-    items = _read_items(request, body.get("items") or [])
+    items = await _read_items(request, body.get("items") or [])
     created_at = int(context.turn_manager.current_time())
     conversation = StoredConversation(id=new_id("conv"), created_at=created_at, metadata=body.get("metadata") or {})
     await context.store.save_conversation(request_owner(request), conversation)
@@ -74,7 +74,7 @@ async def delete_conversation(request: AnyRequest, conversation_id: FromPath[str
 async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Appends items to a conversation and returns them."""
     conversation, body = _find_conversation(request, conversation_id), await _read_body(request, CREATE_ITEMS_FIELDS)
-    items = _read_items(request, _require_key(body, "items"))
+    items = await _read_items(request, _require_key(body, "items"))
     await server_context(request).store.add_items(request_owner(request), conversation.id, items)
     return json_reply(encode_item_page(items, ListPage(0, MAX_ITEMS, descending=False)))
 
@@ -111,9 +111,14 @@ async def delete_item(request: AnyRequest, conversation_id: FromPath[str], item_
 async def _read_body(request: AnyRequest, table: tuple[RequestField, ...]) -> Mapping[str, Any]:
     """Returns the JSON object in the body, `{}` if the body is empty. Raises `ApiError` 400."""
     content = await request.body()
-    body = remove_secrets(parse_object(content)) if content else {}
-    check_fields(table, body)
-    return body
+    body = await parse_body(content) if content else {}
+
+    def check() -> Mapping[str, Any]:
+        without_secrets = remove_secrets(body)
+        check_fields(table, without_secrets)
+        return without_secrets
+
+    return await run_parser(len(content), check)
 
 
 def _require_key(body: Mapping[str, Any], key: str) -> Any:
@@ -122,15 +127,20 @@ def _require_key(body: Mapping[str, Any], key: str) -> Any:
     return body[key]
 
 
-def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
-    lookup = partial(server_context(request).store.find_item, request_owner(request))
-    parsed = items_of.read_input(sent, lookup, "items") if sent else items_of.RequestInput(())
-    media.check_media(sent, "items", refused=server_context(request).settings.unsupported_media == "refuse")
-    if parsed.compact:
-        raise invalid_value(
-            "items", "To compact a conversation, send the 'compaction_trigger' item to POST /v1/responses."
-        )
-    return with_ids(parsed.items, new_id("items"))
+async def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
+    context = server_context(request)
+    history = LoopHistory(StoredHistory(context.store, request_owner(request), context.turn_manager.sealer))
+
+    def read() -> tuple[AnyInput, ...]:
+        parsed = items_of.read_input(sent, history.find_item, "items") if sent else items_of.RequestInput(())
+        media.check_media(sent, "items", refused=context.settings.unsupported_media == "refuse")
+        if parsed.compact:
+            raise invalid_value(
+                "items", "To compact a conversation, send the 'compaction_trigger' item to POST /v1/responses."
+            )
+        return with_ids(parsed.items, new_id("items"))
+
+    return await run_parser(request_state(request.scope).body_bytes, read)
 
 
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:

@@ -1,5 +1,6 @@
 """`POST /v1/messages`: starts the same turns as `/v1/responses`, and returns them as Anthropic messages."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,8 +10,9 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.encryption import DecryptionError
 from antiphon.app.errors import ApiError, invalid_value
+from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.messages.stream import MessagesStream, final_message
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.messages.request import read_messages_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
@@ -47,7 +49,7 @@ async def count_message_tokens(request: AnyRequest) -> Response[Any]:
 
 async def _read_request(request: AnyRequest, *, count_only: bool = False) -> ParsedRequest:
     """Waits for the engine, then parses the body."""
-    context, body, owner = server_context(request), parse_object(await request.body()), request_owner(request)
+    context, body, owner = server_context(request), await parse_body(await request.body()), request_owner(request)
     if count_only:
         await wait_until_known(request, context.models.get_model(body.get("model")))
     else:
@@ -59,7 +61,9 @@ async def _read_request(request: AnyRequest, *, count_only: bool = False) -> Par
         except DecryptionError:
             return None
 
-    return read_messages_request(body, context.models, decrypt, context.settings, count_only=count_only)
+    read = partial(read_messages_request, count_only=count_only)
+    size = request_state(request.scope).body_bytes
+    return await run_parser(size, read, body, context.models, decrypt, context.settings)
 
 
 def _with_messages_param(error: ApiError) -> ApiError:

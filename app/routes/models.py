@@ -9,11 +9,11 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.errors import AnthropicError, ApiError, clip_text
+from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.projections.codex_models import codex_model
 from antiphon.app.projections.models import anthropic_model, context_length, ollama_model, ollama_tag, openai_model
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.replies import json_reply
 from antiphon.engine.protocol import EngineError
 
@@ -83,7 +83,7 @@ async def list_ollama_tags(request: AnyRequest) -> Response[Any]:
 async def show_ollama_model(request: AnyRequest) -> Response[Any]:
     """Describes the model that `model`, or `name` in older clients, names. Errors are in Ollama's format, too."""
     try:
-        body = parse_object(await request.body())
+        body = await parse_body(await request.body())
     except ApiError as error:
         return _ollama_error(request, error.status, error.code, error.message)
     name = body.get("model") or body.get("name")

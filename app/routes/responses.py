@@ -11,15 +11,16 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
 from antiphon.app.event_log import EventLog
+from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.item_lists import encode_item_page
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import select_page
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
-from antiphon.app.routes.prepare_read import prepare_history, prepare_read
 from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
+from antiphon.app.routes.stored_reads import LoopHistory, prepare_history, prepare_read
 from antiphon.app.turns.stored_history import StoredHistory
 
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
@@ -93,14 +94,15 @@ async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> R
 
 async def _read_request(request: AnyRequest, *, generates: bool = True) -> ParsedRequest:
     """Waits for the engine, then parses the body."""
-    context, body = server_context(request), parse_object(await request.body())
+    context, body = server_context(request), await parse_body(await request.body())
     if generates:
         await wait_until_ready(request, body)
     else:
         await wait_until_known(request, context.models.get_model(body.get("model")))
     await prepare_history(context, request_owner(request), body)
-    history = StoredHistory(context.store, request_owner(request), context.turn_manager.sealer)
-    return read_responses_request(body, context.models, history, context.settings)
+    history = LoopHistory(StoredHistory(context.store, request_owner(request), context.turn_manager.sealer))
+    size = request_state(request.scope).body_bytes
+    return await run_parser(size, read_responses_request, body, context.models, history, context.settings)
 
 
 def _find_log(request: AnyRequest, response_id: str) -> EventLog:

@@ -10,16 +10,16 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field, not_found
+from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.projections.chat import chat_id
 from antiphon.app.projections.item_lists import encode_list
 from antiphon.app.projections.stored_chat import stored_completion, stored_messages
 from antiphon.app.requests.chat.stored import read_completion_id, read_completion_query
 from antiphon.app.requests.fields import check_fields
 from antiphon.app.requests.fields.stored import UPDATE_COMPLETION_FIELDS
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.pagination import select_ids
-from antiphon.app.routes.prepare_read import prepare_read
 from antiphon.app.routes.replies import json_reply
+from antiphon.app.routes.stored_reads import prepare_read
 from antiphon.app.store.base import StoredCompletion
 
 
@@ -56,7 +56,7 @@ async def retrieve_completion(request: AnyRequest, completion_id: FromPath[str])
 async def update_completion(request: AnyRequest, completion_id: FromPath[str]) -> Response[Any]:
     """Replaces the metadata of a stored completion."""
     completion, found = await _find_completion(request, completion_id)
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     check_fields(UPDATE_COMPLETION_FIELDS, body)
     if "metadata" not in body:
         raise missing_field("metadata")

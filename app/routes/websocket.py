@@ -20,15 +20,15 @@ from antiphon.app.context import ServerContext
 from antiphon.app.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
 from antiphon.app.event_log import EventLog
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
+from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.responses import event_encoder
 from antiphon.app.requests.history import History
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import as_prefill
 from antiphon.app.routes.engine_ready import wait_for_engine
-from antiphon.app.routes.prepare_read import prepare_history
 from antiphon.app.routes.replies import count_readers
+from antiphon.app.routes.stored_reads import LoopHistory, prepare_history
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction
 from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
@@ -107,7 +107,8 @@ class _WebSocketSession:
 
     async def _handle_request(self, text: str) -> None:
         try:
-            await self._run_turn(_read_frame(text))
+            data = text.encode()
+            await self._run_turn(_read_frame(await parse_body(data)), len(data))
         except ApiError as error:
             await self._send_error(error)
         except ClientGoneError:
@@ -120,13 +121,14 @@ class _WebSocketSession:
         if self._expired:
             await self._close_expired()
 
-    async def _run_turn(self, body: dict[str, Any]) -> None:
+    async def _run_turn(self, body: dict[str, Any], body_bytes: int) -> None:
         """Runs one turn and sends its events."""
         context = self._context
         is_prefill = body.pop("generate", True) is False
         await wait_for_engine(context, body)
         await prepare_history(context, self._owner, body)
-        parsed = read_responses_request(body, context.models, self._history, context.settings)
+        history = LoopHistory(self._history)
+        parsed = await run_parser(body_bytes, read_responses_request, body, context.models, history, context.settings)
         spec = as_prefill(parsed.spec) if is_prefill else parsed.spec
         if spec.base_response.store and self._history.continues_unstored_response(body):
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
@@ -210,9 +212,8 @@ class _ConnectionHistory:
             self._last = _LastResponse(response.id, log.base_response.store, (*items, *output_as_input(response)))
 
 
-def _read_frame(text: str) -> dict[str, Any]:
+def _read_frame(frame: dict[str, Any]) -> dict[str, Any]:
     """Returns the request body in a `response.create` frame. Raises `ApiError`."""
-    frame = parse_object(text.encode())
     if frame.get("type") is None:
         raise missing_field("type")
     if frame["type"] != "response.create":

@@ -31,6 +31,8 @@ from antiphon.state.ids import NewId
 MAX_PUBLISH_WAIT_S = 2.0
 """Time for which a shutdown waits until the last events of the turns are stored."""
 
+MAX_INLINE_ITEMS = 500
+"""Number of input items that get their ids on the event loop, which takes two milliseconds."""
 MAX_FIRST_STEP_WAIT_S = 10.0
 """Time for which the client of a background response waits until it is stored."""
 NOT_STORED = "The response store does not answer, so the response was cancelled. Retry later."
@@ -100,8 +102,9 @@ class TurnManager:
             choices = [
                 (each, prompt, number) for each, prompt in zip(specs, prompts, strict=True) for number in range(each.n)
             ]
-            for (each, prompt, number), slot in zip(choices, slots, strict=True):
-                turns.append(self._create_turn(model, each, prompt, number, slot))
+            identified = [await self._identify(each) for each, _, _ in choices]
+            for (_, prompt, number), (each, stored_input), slot in zip(choices, identified, slots, strict=True):
+                turns.append(self._create_turn(model, each, stored_input, prompt, number, slot))
             for turn in turns:
                 await asyncio.shield(turn.started)
         except BaseException:
@@ -207,11 +210,28 @@ class TurnManager:
         """Returns the token ids of a turn's prompt, however many they are. Raises `ApiError`."""
         return (await self._renderer.render_in_thread(model, spec, owner, self._clock())).prompt.tokens
 
-    def _create_turn(self, model: ServedModel, spec: TurnSpec, prompt: TurnPrompt, number: int, slot: TurnSlot) -> Turn:
+    async def _identify(self, spec: TurnSpec) -> tuple[TurnSpec, tuple[AnyInput, ...]]:
+        """Returns the turn with the id of its response, and its input items as they are stored, each with an id."""
         # Ids of responses and of stored chat completions differ, so neither is ever read as the other.
         response_id = self._new_id("chatcmpl" if spec.stored_messages else "resp")
         base_response = msgspec.structs.replace(spec.base_response, id=response_id, created_at=int(self._clock()))
-        spec = msgspec.structs.replace(spec, base_response=base_response)
+        spec, items = msgspec.structs.replace(spec, base_response=base_response), spec.input_items
+        if not base_response.store:
+            return spec, ()
+        if len(items) <= MAX_INLINE_ITEMS:
+            return spec, with_ids(items, response_id)
+        return spec, await asyncio.to_thread(with_ids, items, response_id)
+
+    def _create_turn(
+        self,
+        model: ServedModel,
+        spec: TurnSpec,
+        input_items: tuple[AnyInput, ...],
+        prompt: TurnPrompt,
+        number: int,
+        slot: TurnSlot,
+    ) -> Turn:
+        base_response = spec.base_response
         processor = OutputProcessor(
             spec,
             prompt.prompt,
@@ -221,7 +241,6 @@ class TurnManager:
             reasoning_as=self._reasoning_output,
             seal=partial(self.sealer.seal, prompt.owner),
         )
-        input_items = with_ids(spec.input_items, base_response.id) if base_response.store else ()
         turn = Turn(
             EventLog(base_response, prompt.owner, input_items, keeps_details=bool(spec.stored_messages)),
             processor,

@@ -103,4 +103,4 @@ def _keep_last_tokens(prompt: TurnPrompt, count: int) -> TurnPrompt:
     if len(tokens) == len(prompt.prompt.tokens):
         return prompt
     shortened = msgspec.structs.replace(prompt.prompt, tokens=tokens, text=prompt.format.decode(tokens))
-    return msgspec.structs.replace(prompt, prompt=shortened, rendered_tokens=())
+    return msgspec.structs.replace(prompt, prompt=shortened, rendered_tokens=(), start=None)

@@ -38,6 +38,10 @@ MAX_COMPARED_TURNS = 8
 """Maximum number of turns that are rendered again and compared for one prompt, the latest first."""
 
 
+_PrefixKey = tuple[str, int, bytes]
+"""Owner, `id()` of the format, digest of the tokens. Remembered turns keep their format alive, so no id is reused."""
+
+
 class TurnPrompt(Struct, frozen=True, kw_only=True):
     """A conversation rendered for a model."""
 
@@ -50,6 +54,8 @@ class TurnPrompt(Struct, frozen=True, kw_only=True):
     """Prompt as the template renders it."""
     prompt: RenderedPrompt
     """Prompt as the model reads it, with generated ids restored."""
+    start: _PrefixKey | None = None
+    """Key of the prompt up to the end of its last message; None for one that is not remembered."""
     grammar: str | None = None
     """Grammar that constrains the output, or None."""
 
@@ -74,10 +80,6 @@ class _ReplayPrefix(Struct, frozen=True):
     original: bytes
 
 
-_PrefixKey = tuple[str, int, bytes]
-"""Owner, `id()` of the format, digest of the tokens. Remembered turns keep their format alive, so no id is reused."""
-
-
 class TokenHistory:
     """Remembers the latest turns of all owners, within the memory of `bound` tokens in total."""
 
@@ -95,24 +97,25 @@ class TokenHistory:
         Raises `harmony.format.RenderError`.
         """
         prompt = form.render_prompt(conversation, now=now, owner=owner)
+        starts = _prefix_keys(form, owner, prompt.tokens)
         return TurnPrompt(
             format=form,
             owner=owner,
             prompt_input=conversation,
             now=now,
             rendered_tokens=prompt.tokens,
-            prompt=self._replay_original(form, owner, prompt),
+            prompt=self._replay_original(starts, prompt),
+            start=starts[-1] if starts else None,
         )
 
     def add_turn(self, turn: FinishedTurn) -> None:
-        """Remembers a turn and evicts the oldest ones."""
-        prompt = turn.turn_prompt
-        keys = _prefix_keys(prompt.format, prompt.owner, prompt.rendered_tokens)
-        if not turn.generated_tokens or not keys:
+        """Remembers a turn and evicts the oldest ones. Takes the same time for every length."""
+        start = turn.turn_prompt.start
+        if not turn.generated_tokens or start is None:
             return
         with self._lock:
             self._count += 1
-            entry = _HistoryEntry(turn, keys[-1], self._count)
+            entry = _HistoryEntry(turn, start, self._count)
             self._turns.append(entry)
             self._by_start.setdefault(entry.start, deque()).append(entry)
             self._size += _size_tokens(turn)
@@ -127,10 +130,10 @@ class TokenHistory:
         if not same_start:
             del self._by_start[oldest.start]
 
-    def _replay_original(self, form: ModelFormat, owner: str, prompt: RenderedPrompt) -> RenderedPrompt:
+    def _replay_original(self, starts: list[_PrefixKey], prompt: RenderedPrompt) -> RenderedPrompt:
         packed = _pack_ids(prompt.tokens)
         best: _ReplayPrefix | None = None
-        for entry in self._find_candidates(_prefix_keys(form, owner, prompt.tokens)):
+        for entry in self._find_candidates(starts):
             prefix = entry.replay_prefix
             if (
                 prefix
@@ -142,7 +145,7 @@ class TokenHistory:
             return prompt
         return msgspec.structs.replace(prompt, tokens=tuple(array("I", best.original + packed[len(best.rendered) :])))
 
-    def _find_candidates(self, starts: "list[_PrefixKey]") -> list["_HistoryEntry"]:
+    def _find_candidates(self, starts: list[_PrefixKey]) -> list["_HistoryEntry"]:
         """Returns turns whose prompt, up to the end of its last message, has one of these keys; the latest first."""
         with self._lock:
             queues = (self._by_start.get(start, ()) for start in starts)
@@ -153,7 +156,7 @@ class TokenHistory:
 class _HistoryEntry:
     """The `number`-th remembered turn. A thread can still use it after another thread has evicted it."""
 
-    def __init__(self, turn: FinishedTurn, start: "_PrefixKey", number: int) -> None:
+    def __init__(self, turn: FinishedTurn, start: _PrefixKey, number: int) -> None:
         self.turn, self.start, self.number = turn, start, number
 
     @cached_property
@@ -182,7 +185,7 @@ def _compare_renderings(turn: FinishedTurn) -> _ReplayPrefix | None:
     return _ReplayPrefix(_pack_ids(rendered[: end + 1]), _pack_ids((*prompt.prompt.tokens, *generated, rendered[end])))
 
 
-def _prefix_keys(form: ModelFormat, owner: str, tokens: Sequence[int]) -> "list[_PrefixKey]":
+def _prefix_keys(form: ModelFormat, owner: str, tokens: Sequence[int]) -> list[_PrefixKey]:
     """Returns a key for the tokens up to the end of each message, by which turns are found without a search.
 
     Messages are few, so the number of keys does not depend on the number of remembered turns.

@@ -1,5 +1,7 @@
 """Hard inputs of one client, while another one streams: the other loses no event, and `/health` answers soon."""
 
+import asyncio
+import gc
 import json
 import socket
 import threading
@@ -31,6 +33,25 @@ BODIES: dict[str, dict[str, Any]] = {
     "huge integer": {"max_output_tokens": 2**64},
     "huge tools": {"tools": [{**LARGE_TOOL, "name": f"f{n}"} for n in range(60)], "tool_choice": "none"},
 }
+ITEM = b'{"role": "user", "content": [{"type": "input_text", "text": "word, and [another]"}]}'
+RAW_BODIES: dict[str, tuple[bytes, int]] = {
+    "thirty megabytes of empty objects": (b'{"model": "scripted", "input": [' + b"{}," * 10_000_000 + b"{}]}", 413),
+    "objects up to the limit": (b'{"model": "scripted", "input": [' + b"{}," * 280_000 + b"{}]}", 400),
+    "twenty megabytes of keys": (
+        b'{"model": "scripted", "input": "Hi", "client_metadata": {'
+        + b",".join(b'"key number %d": ""' % number for number in range(900_000))
+        + b"}}",
+        413,
+    ),
+    "conversation of thousands of items": (
+        b'{"model": "scripted", "input": [' + b",".join([ITEM] * 4000) + b"]}",
+        200,
+    ),
+    "error at the end": (b'{"model": "scripted", "input": [' + b",".join([ITEM] * 12_000) + b",]}", 400),
+}
+"""Bodies with the status that each gets."""
+MAX_LOOP_CPU_S = 0.15
+"""CPU time of one iteration of the event loop. The bound is 50 ms; the CPU of a test may be slower and is shared."""
 BYTES = {
     "unknown version": HEAD.replace(b"HTTP/1.1", b"HTTP/9.9") + b"Content-Length: 2\r\n\r\n{}",
     "huge chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % 2**70,
@@ -87,3 +108,47 @@ def test_second_client_loses_nothing_and_health_answers(kind: str, server: Runni
     response = check_stream(second.events)
     assert response["output"][0]["content"][0]["text"] == "word " * NUM_WORDS
     print(f"{kind}: {len(second.health_s)} health checks, slowest {max(second.health_s):.3f} s")
+
+
+class LoopProbe:
+    """Measures the CPU time that the event loop uses between two callbacks of a timer.
+
+    The collector does not visit the objects of the tests meanwhile: a server has fewer of them.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._is_active = loop, True
+        self.used_s: list[float] = []
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        gc.freeze()
+        self._loop.call_soon_threadsafe(self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_active = False
+        gc.unfreeze()
+
+    def _begin(self) -> None:
+        self._last = time.thread_time()
+        self._loop.call_later(0.002, self._measure)
+
+    def _measure(self) -> None:
+        now = time.thread_time()
+        self.used_s.append(now - self._last)
+        self._last = now
+        if self._is_active:
+            self._loop.call_later(0.002, self._measure)
+
+
+@pytest.mark.parametrize("kind", RAW_BODIES)
+def test_large_body_holds_the_event_loop_for_a_bounded_time(kind: str, server: RunningServer) -> None:
+    body, status = RAW_BODIES[kind]
+    headers = {"content-type": "application/json"}
+    with LoopProbe(server.loop) as probe, SecondClient(server) as second:
+        reply = httpx.post(f"{server.url}/responses", content=body, headers=headers, timeout=120)
+        assert reply.status_code == status, reply.text[:300]
+    check_stream(second.events)
+    print(f"{kind}: loop {max(probe.used_s):.3f} s of CPU, slowest health check {max(second.health_s):.3f} s")
+    assert max(probe.used_s) < MAX_LOOP_CPU_S

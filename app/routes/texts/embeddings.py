@@ -9,12 +9,12 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, server_context
 from antiphon.app.encoders.jobs import run_request
 from antiphon.app.errors import from_engine
+from antiphon.app.http.body_parsing import parse_body, run_parser
 from antiphon.app.http.request_state import request_state
 from antiphon.app.models.status import blocked_reason
 from antiphon.app.projections.embeddings import embeddings_body, rerank_body, score_body
 from antiphon.app.requests.embeddings.pairs import read_rerank_request, read_score_request
 from antiphon.app.requests.embeddings.request import read_embeddings_request
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_known
 from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
 from antiphon.engine.embeddings.repository import EncoderKind
@@ -24,10 +24,10 @@ from antiphon.engine.protocol import EngineError
 @post("/v1/embeddings", status_code=200)
 async def create_embeddings(request: AnyRequest) -> Response[Any]:
     """Returns a vector for each input."""
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     await _wait_until_known(request, body, "embedding")
     try:
-        parsed = read_embeddings_request(body, server_context(request).models)
+        parsed = await run_parser(_body_bytes(request), read_embeddings_request, body, server_context(request).models)
     except EngineError as error:
         raise from_engine(error) from None
     result = await cancel_on_disconnect(request, run_request(parsed))
@@ -38,10 +38,12 @@ async def create_embeddings(request: AnyRequest) -> Response[Any]:
 @post(["/v1/rerank", "/rerank", "/v2/rerank"], status_code=200)
 async def rerank_documents(request: AnyRequest) -> Response[Any]:
     """Returns documents in the order of their relevance to a query."""
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     await _wait_until_known(request, body, "rerank")
     try:
-        parsed, texts = read_rerank_request(body, server_context(request).models)
+        parsed, texts = await run_parser(
+            _body_bytes(request), read_rerank_request, body, server_context(request).models
+        )
     except EngineError as error:
         raise from_engine(error) from None
     result = await cancel_on_disconnect(request, run_request(parsed))
@@ -53,10 +55,10 @@ async def rerank_documents(request: AnyRequest) -> Response[Any]:
 @post(["/v1/score", "/score"], status_code=200)
 async def score_pairs(request: AnyRequest) -> Response[Any]:
     """Returns a score for each pair of texts."""
-    body = parse_object(await request.body())
+    body = await parse_body(await request.body())
     await _wait_until_known(request, body, "rerank")
     try:
-        parsed = read_score_request(body, server_context(request).models)
+        parsed = await run_parser(_body_bytes(request), read_score_request, body, server_context(request).models)
     except EngineError as error:
         raise from_engine(error) from None
     result = await cancel_on_disconnect(request, run_request(parsed))
@@ -69,3 +71,7 @@ async def _wait_until_known(request: AnyRequest, body: Mapping[str, Any], kind: 
     candidates = [model for model in models.encoders if model.kind == kind and (name is None or name in model.names)]
     if candidates and blocked_reason(candidates[0].engine) is None:
         await wait_until_known(request, candidates[0])
+
+
+def _body_bytes(request: AnyRequest) -> int:
+    return request_state(request.scope).body_bytes

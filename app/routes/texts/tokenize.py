@@ -11,12 +11,13 @@ from litestar.response import Response
 
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, from_engine, invalid_value, missing_field
+from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import EncoderModel, ModelRegistry, ServedModel
 from antiphon.app.requests.chat.request import read_chat_request
 from antiphon.app.requests.fields import check_fields, refuse_unsupported
 from antiphon.app.requests.fields.chat import CHAT_FIELDS
 from antiphon.app.requests.fields.tokenize import CHAT_PROMPT_FIELDS, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from antiphon.app.requests.json_body import parse_object
 from antiphon.app.routes.engine_ready import wait_until_known
 from antiphon.app.routes.replies import cancel_on_disconnect, json_reply
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
@@ -32,11 +33,11 @@ _SHARED_NAMES = {field.name for field in TOKENIZE_FIELDS} & {field.name for fiel
 @post("/tokenize", status_code=200)
 async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
     """Returns the token ids of a text, or of the prompt for a chat."""
-    context, body = server_context(request), parse_object(await request.body())
+    context, body = server_context(request), await parse_body(await request.body())
     body = {**body, "model": _model_name(body, context.models)}
     encoder = context.models.get_encoder(body["model"])
     await wait_until_known(request, encoder or context.models.get_model(body["model"]))
-    check_fields(TOKENIZE_FIELDS, body)
+    await run_parser(request_state(request.scope).body_bytes, check_fields, TOKENIZE_FIELDS, body)
     if body.get("messages") is None:
         _refuse_chat_fields(body)
     if encoder is not None:
@@ -64,11 +65,11 @@ async def tokenize_prompt(request: AnyRequest) -> Response[Any]:
 @post("/detokenize", status_code=200)
 async def detokenize_tokens(request: AnyRequest) -> Response[Any]:
     """Returns the text of token ids, control tokens included."""
-    context, body = server_context(request), parse_object(await request.body())
+    context, body = server_context(request), await parse_body(await request.body())
     body = {**body, "model": _model_name(body, context.models)}
     named = context.models.get_encoder(body["model"]) or context.models.get_model(body["model"])
     await wait_until_known(request, named)
-    check_fields(DETOKENIZE_FIELDS, body)
+    await run_parser(request_state(request.scope).body_bytes, check_fields, DETOKENIZE_FIELDS, body)
     model = context.models.get_encoder(body["model"]) or context.models.find_model(body["model"])
     tokens = body.get("tokens")
     if tokens is None:
@@ -113,7 +114,8 @@ async def _tokenize_chat(request: AnyRequest, body: Mapping[str, Any], model: Se
     """Returns the prompt that a chat completion would have."""
     context = server_context(request)
     chat = {name: body[name] for name in _SHARED_NAMES if name in body}
-    spec = read_chat_request(chat, context.models, context.settings).spec
+    size = request_state(request.scope).body_bytes
+    spec = (await run_parser(size, read_chat_request, chat, context.models, context.settings)).spec
     try:
         return list(await context.turn_manager.render_prompt_tokens(model, spec, request_owner(request)))
     except ApiError as error:

@@ -319,6 +319,7 @@ async def test_full_disk_is_reported_once_per_try_and_ends_with_it(
     """The database can be reached, and refuses writes: the writer waits between two tries."""
     monkeypatch.setattr("antiphon.app.store.writer.MAX_LAST_STEP_WAIT_S", 0.5)
     monkeypatch.setattr("antiphon.app.store.writer.MAX_RECONNECT_DELAY_S", 0.2)
+    monkeypatch.setattr("antiphon.app.store.write_ops.MAX_CHANGE_WAIT_S", 0.5)
     run_script, tries = PostgresConnection.run_script, list[float]()
     is_full = True
 
