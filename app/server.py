@@ -187,13 +187,19 @@ class AntiphonServer(uvicorn.Server):
             for original in sockets or ()
             for listener in (original, *(original.dup() for _ in range(ACCEPT_SOCKETS - 1)))
         ]
+        self._bind_grpc()
         await super().startup(listeners or None)
         if self.started:
-            await self._start_grpc()
+            if self._grpc is not None:
+                await self._grpc.start()
+                self._context.grpc_ports = self._grpc.ports
             self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
-    async def _start_grpc(self) -> None:
-        """Serves gRPC, too, if the settings have a port for it. Raises `BindError`."""
+    def _bind_grpc(self) -> None:
+        """Binds the port of gRPC, if the settings have one. Raises `BindError`.
+
+        It runs before HTTP is served: a server whose start fails must never have been ready.
+        """
         if self._context.settings.grpc_port is None:
             return
         from antiphon.app.grpc.server import GrpcServer  # noqa: PLC0415  grpcio is an optional dependency
@@ -202,8 +208,6 @@ class AntiphonServer(uvicorn.Server):
             self._grpc = GrpcServer(self._context, self._app, self._guard)
         except OSError as error:
             raise BindError(str(error)) from None
-        await self._grpc.start()
-        self._context.grpc_ports = self._grpc.ports
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal: the first begins a graceful shutdown, the second forces the exit."""

@@ -13,7 +13,7 @@ before the earlier one, because its prompt contains the strings of both.
 import asyncio
 import contextlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from antiphon.engine.protocol import (
@@ -62,7 +62,8 @@ class ScriptedEngine:
 
     ``decode`` is needed only if a reply has ``when``. ``delay`` is the pause in seconds before every chunk of tokens,
     ``pause_scale`` a factor for the pauses of the script.
-    At most ``max_num_seqs`` jobs play at once and ``max_waiting`` wait, first in, first out (priorities are ignored).
+    At most ``max_num_seqs`` jobs play at once and ``max_waiting`` wait; a free slot goes to the owner with the fewest,
+    first in, first out (priorities are ignored).
     Further jobs are rejected with ``server_is_overloaded``.
     """
 
@@ -223,18 +224,19 @@ class ScriptedEngine:
         self._prompt_tokens += len(run.job.tokens)
 
     def _release_slot(self, run: "_ScriptedJob") -> None:
-        """Removes the job and passes its slot to the first waiting job that has not been ended."""
+        """Removes the job and passes its slot to the first waiting job of the owner with the fewest slots."""
         self._jobs.pop(run.job.id, None)
         if not run.admitted:
             if run in self._waiting:
                 self._waiting.remove(run)
             return
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if waiter.end_cause is None:
-                waiter.admitted = True
-                waiter.wake_event.set()
-                return
+        waiting = [waiter for waiter in self._waiting if waiter.end_cause is None]
+        if waiting:
+            admitted = Counter(other.job.owner for other in self._jobs.values() if other.admitted)
+            chosen = min(waiting, key=lambda waiter: admitted[waiter.job.owner])
+            self._waiting.remove(chosen)
+            chosen.admitted = True
+            chosen.wake_event.set()
 
     def _count_chunk(self, run: "_ScriptedJob", chunk: Chunk) -> None:
         run.num_generated += len(chunk.tokens)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from antiphon.app.event_log import EventLog
 from antiphon.app.store.base import CompletionQuery, StoreError
+from antiphon.app.store.database import NewStep
+from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION
 from antiphon.app.store.sqlite.store import SqliteStore
-from tests.app.store.store_helpers import (
-    add_completion,
-    add_log,
-    open_test_store,
-)
+from antiphon.events.inputs import InputMessage
+from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
 
 SYNCHRONOUS_FULL = 2
 """Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
@@ -127,6 +127,36 @@ def failing_connection(statement: str) -> type[sqlite3.Connection]:
             return super().execute(sql, *values)
 
     return FailingConnection
+
+
+async def test_transaction_of_many_streams_has_few_statements(path: Path) -> None:
+    """Between two statements the thread waits for the global lock, which a busy event loop holds for 5 ms."""
+    statements: list[str] = []
+    path.parent.mkdir(exist_ok=True)
+    database = SqliteDatabase(path)
+    logs = [EventLog(make_response(f"r{number}"), "me", (item(number),)) for number in range(300)]
+    for log in logs:
+        for step in make_steps():
+            log.append_step(step)
+    database._file.set_trace_callback(statements.append)
+    database.begin(sync=True)
+    database.insert_responses(logs, "writer")
+    steps = [NewStep("me", log.id, log.entries) for log in logs]
+    assert database.append_steps([*steps, NewStep("me", "resp_none", logs[0].entries)], "writer") == {"resp_none"}
+    database.commit()
+    database._file.set_trace_callback(None)
+    assert len(statements) < 80
+    for log in logs:
+        found = database.load_log("me", log.id)
+        assert found is not None and [entry.data for entry in found[0].entries] == [entry.data for entry in log.entries]
+        assert found[1] is None and found[0].input_items == log.input_items
+        assert database.find_holder("me", log.input_items[0].id or "") == log.id
+    assert database.append_steps(steps[:1], "another") == {logs[0].id}
+    database.close()
+
+
+def item(number: int) -> InputMessage:
+    return InputMessage(role="user", content="hi", id=f"msg_{number}")
 
 
 def list_folder(folder: Path) -> list[Path]:

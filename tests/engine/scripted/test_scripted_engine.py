@@ -233,6 +233,31 @@ async def test_waiting_job_can_be_cancelled_abandoned_or_time_out() -> None:
 
 
 @pytest.mark.asyncio
+async def test_free_slot_goes_to_the_owner_with_the_fewest() -> None:
+    """One client's many jobs do not keep another client's job waiting for all of them."""
+    engine = make_engine(ScriptedReply(name="a", output=(ScriptStep(stall=True),)), max_num_seqs=2)
+    admitted: list[str] = []
+    jobs = {
+        name: asyncio.create_task(
+            engine.generate(make_job(name=name, owner=name[0]), lambda _, name=name: admitted.append(name))
+        )
+        for name in ("a1", "a2", "a3", "a4", "b1")
+    }
+    while engine.stats().waiting != 3:
+        await asyncio.sleep(0)
+    for name in ("a1", "a2"):
+        jobs[name].cancel()
+        count = len(admitted)
+        while len(admitted) == count:
+            await asyncio.sleep(0)
+    assert admitted == ["a1", "a2", "b1", "a3"]
+    for job in jobs.values():
+        job.cancel()
+    await asyncio.gather(*jobs.values(), return_exceptions=True)
+    assert is_idle(engine)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("iterations", range(4))
 async def test_job_cancelled_while_it_gets_a_slot_is_cancelled(iterations: int) -> None:
     """Its deadline makes the wait a limited one. The cancellation comes some iterations after the slot."""
