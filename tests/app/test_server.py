@@ -232,11 +232,41 @@ def test_sigterm_answers_unstreamed_requests_as_failed(start_process: Callable[.
         target=lambda: replies.append(httpx.post(f"{server.url}/v1{path}", json=body, timeout=CLIENT_TIMEOUT))
     )
     thread.start()
-    time.sleep(0.5)
+    assert wait_until(30, lambda: httpx.get(f"{server.url}/load", timeout=30).json()["server_load"] == 1)
     server.signal(signal.SIGTERM)
     thread.join(30)
     assert replies[0].json()["status"] == "failed"
     assert server.process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_open_connection_is_told_that_the_server_is_not_ready(
+    start_process: Callable[..., ScriptedServerProcess],
+) -> None:
+    server = start_process("--shutdown-timeout", "60")
+    path, body = RESPONSES_REQUEST
+    url = f"{server.url}/v1{path}"
+    with (
+        httpx.Client(base_url=server.url, timeout=CLIENT_TIMEOUT) as client,
+        httpx.stream("POST", url, json={**body, "stream": True}, timeout=CLIENT_TIMEOUT) as reply,
+    ):
+        _lines = read_first_line(reply)
+        assert client.get("/ready").status_code == 200
+        server.signal(signal.SIGTERM)
+        assert wait_until(30, lambda: client.get("/ready").status_code == 503)
+        assert wait_until(30, lambda: refuses_connections(server))
+        assert client.get("/ready").json()["reason"] == "the server is shutting down"
+        refused = client.post(f"/v1{path}", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(30) is not None
+
+
+def refuses_connections(server: ScriptedServerProcess) -> bool:
+    try:
+        httpx.get(f"{server.url}/health", timeout=30)
+    except httpx.ConnectError:
+        return True
+    return False
 
 
 def test_second_sigterm_stops_the_server_at_once(start_process: Callable[..., ScriptedServerProcess]) -> None:
