@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from antiphon.app.adapters.updates import AdapterUpdates
 from antiphon.app.encryption import open_sealer
+from antiphon.app.http.request_body import BodyMemory
 from antiphon.app.http.request_state import request_state
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.metrics import MetricsCollector
@@ -31,6 +32,7 @@ class ServerContext(Struct, kw_only=True):
     store: ResponseStore
     metrics: MetricsCollector
     adapter_updates: AdapterUpdates
+    body_memory: BodyMemory
     script_faults: ScriptFaults | None = None
     """Faults that a script asks for; None if there are none."""
     grpc_ports: tuple[int, ...] = ()
@@ -85,5 +87,6 @@ def create_context(
         store=store,
         metrics=metrics,
         adapter_updates=AdapterUpdates(models, settings.lora_dirs if settings.allow_lora_updates else ()),
+        body_memory=BodyMemory(settings.max_body_bytes),
         script_faults=connect_script_faults(models),
     )

@@ -20,7 +20,7 @@ from antiphon.app.http.asgi import AsgiApp, AsgiMessage, AsgiReceive, AsgiScope,
 from antiphon.app.http.cors import CorsPolicy, is_preflight
 from antiphon.app.http.headers import choose_request_id, decode_headers, host_name, sent_key
 from antiphon.app.http.memory_release import MemoryReleaser
-from antiphon.app.http.request_body import body_too_large, check_encoding, limit_body
+from antiphon.app.http.request_body import BodyMemory, body_too_large, check_encoding, limit_body
 from antiphon.app.http.request_state import RequestState, request_state
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.settings import LOOPBACK_HOSTS, WILDCARD_HOSTS, Settings
@@ -51,6 +51,7 @@ class RequestGuard:
         on_request_done: Callable[[AccessRecord], None] = lambda _: None,
         check_capacity: Callable[[str], None] = lambda _: None,
         websocket_app: AsgiApp | None = None,
+        body_memory: BodyMemory | None = None,
     ) -> None:
         self._app, self._settings, self._check_capacity = app, settings, check_capacity
         self.on_request_done = on_request_done
@@ -60,6 +61,7 @@ class RequestGuard:
         )
         self._cors = CorsPolicy(settings.allowed_origins)
         self._memory_releaser = MemoryReleaser()
+        self._body_memory = body_memory or BodyMemory(settings.max_body_bytes)
         self._any_host = settings.host in WILDCARD_HOSTS
         self._check_all_cached = lru_cache(MAX_CACHED_HEADS)(self._check_all)
 
@@ -72,7 +74,8 @@ class RequestGuard:
 
     async def _handle_request(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         headers = decode_headers(scope)
-        response = _ResponseSender(send, self._reply_headers(headers), scope["type"])
+        reservation = self._body_memory.reserve()
+        response = _ResponseSender(send, self._reply_headers(headers), scope["type"], reservation.release)
         started = time.monotonic()
         try:
             self._check_head(scope, headers)
@@ -88,7 +91,10 @@ class RequestGuard:
                 await self._websocket_app(scope, receive, response.send)
                 return
             body = limit_body(
-                receive, self._settings.max_body_bytes, check_encoding(headers.get("content-encoding", ""))
+                receive,
+                self._settings.max_body_bytes,
+                check_encoding(headers.get("content-encoding", "")),
+                reservation,
             )
             await self._app(_as_get(scope), _count_bytes(body, state), response.send)
         except ApiError as error:
@@ -100,6 +106,7 @@ class RequestGuard:
             broken = ApiError(500, "server_error", message, kind=SERVER_ERROR)
             await response.send_error(shape_error(broken, scope["path"], response.request_id))
         finally:
+            reservation.release()
             self._memory_releaser.on_request_end(request_state(scope).body_bytes)
             seconds = time.monotonic() - started
             path = clip_text(scope["path"].encode("unicode_escape").decode())
@@ -227,8 +234,10 @@ class RequestGuard:
 class _ResponseSender:
     """Sends a response: adds `reply_headers` to its headers, and starts it at most once."""
 
-    def __init__(self, send: AsgiSend, reply_headers: HeaderPairs, kind: str) -> None:
-        self._send, self._reply_headers, self._kind = send, reply_headers, kind
+    def __init__(
+        self, send: AsgiSend, reply_headers: HeaderPairs, kind: str, on_start: Callable[[], None] = lambda: None
+    ) -> None:
+        self._send, self._reply_headers, self._kind, self._on_start = send, reply_headers, kind, on_start
         self.request_id = _request_id(reply_headers)
         self.status = 499
         """Status for the access log. 499 until the response starts: the client disconnected before."""
@@ -238,6 +247,7 @@ class _ResponseSender:
     async def send(self, message: AsgiMessage) -> None:
         """Passes a message on; adds headers to the one that starts the response."""
         if message["type"] in START_MESSAGES:
+            self._on_start()
             self._begun, self.status = True, message.get("status", 101)
             message = {**message, "headers": [*message.get("headers", ()), *self._reply_headers]}
         await self._send(message)

@@ -11,8 +11,9 @@ from http import HTTPStatus
 
 import zstandard
 
-from antiphon.app.errors import ApiError, clip_text
+from antiphon.app.errors import ApiError, clip_text, from_engine
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive
+from antiphon.engine.protocol import overloaded_error
 
 MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """Maximum zstd window: the size that RFC 8878 asks every decoder to support."""
@@ -23,6 +24,10 @@ MAX_GZIP_MEMBERS = 64
 """Maximum members of one gzip body: each has a cost, even if it is empty."""
 _DECOMPRESS_EXECUTOR = ThreadPoolExecutor(1, thread_name_prefix="unpack")
 """A single thread, because every thread that has decompressed a large body keeps its memory for the next one."""
+MAX_BODIES = 8
+"""Number of bodies of the largest size that are kept in memory at once."""
+SMALL_BODY_BYTES = 1 << 20
+MEMORY_MESSAGE = "The bodies of other requests take too much memory; try again shortly."
 SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 
 
@@ -39,10 +44,50 @@ def check_encoding(header: str) -> str | None:
     return name
 
 
-def limit_body(receive: AsgiReceive, max_bytes: int, encoding: str | None) -> AsgiReceive:
-    """Returns a `receive` that limits the body, and decompresses it if it is `packed`.
+class BodyMemory:
+    """Memory of the bodies of all requests that have not been answered, whether they are complete or not."""
 
-    Above `most` bytes it raises `ApiError` 413 and discards what was read.
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_bytes = MAX_BODIES * max_body_bytes
+        self.used_bytes = 0
+
+    def reserve(self) -> "BodyReservation":
+        """Returns a reservation of a request that begins, of no bytes yet."""
+        return BodyReservation(self)
+
+    def is_exceeded(self) -> bool:
+        """Tells whether large bodies must wait."""
+        return self.used_bytes > self._max_bytes
+
+
+class BodyReservation:
+    """Memory of one request's body."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory, self._bytes = memory, 0
+
+    def add(self, count: int) -> None:
+        """Adds bytes that have arrived. Raises `ApiError` 429 for a large body if all bodies take too much memory.
+
+        Small ones are always read, so that clients that leave large bodies unfinished do not keep others out.
+        """
+        self._bytes += count
+        self._memory.used_bytes += count
+        if self._bytes > SMALL_BODY_BYTES and self._memory.is_exceeded():
+            error = from_engine(overloaded_error())
+            headers = (*error.headers, ("connection", "close"))
+            raise ApiError(error.status, error.code, MEMORY_MESSAGE, kind=error.type, headers=headers)
+
+    def release(self) -> None:
+        """Gives the memory back: the request is being answered. Only the first call has an effect."""
+        self._memory.used_bytes -= self._bytes
+        self._bytes = 0
+
+
+def limit_body(receive: AsgiReceive, max_bytes: int, encoding: str | None, reservation: BodyReservation) -> AsgiReceive:
+    """Returns a `receive` that limits the body, and decompresses it if it has an encoding.
+
+    Above `max_bytes` it raises `ApiError` 413, and 429 if all bodies take too much memory; it discards what was read.
     """
     size = 0
 
@@ -53,9 +98,16 @@ def limit_body(receive: AsgiReceive, max_bytes: int, encoding: str | None) -> As
             size += len(message["body"])
             if size > max_bytes:
                 raise body_too_large(max_bytes)
+            reservation.add(len(message["body"]))
         return message
 
-    return _decompress_body(counted, max_bytes, encoding) if encoding else counted
+    async def counted_twice() -> AsgiMessage:
+        message = await decompressed()
+        reservation.add(len(message.get("body", b"")))
+        return message
+
+    decompressed = _decompress_body(counted, max_bytes, encoding) if encoding else counted
+    return counted_twice if encoding else counted
 
 
 def body_too_large(max_bytes: int) -> ApiError:

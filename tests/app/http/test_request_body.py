@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import socket
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,8 +14,8 @@ import pytest
 import zstandard
 
 from antiphon.app.errors import ApiError
-from antiphon.app.http.request_body import MAX_GZIP_MEMBERS, decompress
-from tests.clients.sdk_helpers import post
+from antiphon.app.http.request_body import MAX_BODIES, MAX_GZIP_MEMBERS, decompress
+from tests.clients.sdk_helpers import post, wait_until
 from tests.serving import RunningServer, serve
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -39,6 +41,25 @@ def post_encoded(server: RunningServer, body: bytes, encoding: str) -> httpx.Res
 
 def read_error(reply: httpx.Response) -> tuple[int, str | None]:
     return reply.status_code, reply.json()["error"]["code"]
+
+
+def test_unfinished_bodies_take_bounded_memory(server: RunningServer) -> None:
+    """A large body that exceeds it gets a 429; small ones are served, and all of them once the others have ended."""
+    memory = server.context.body_memory
+    head = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    large = {**BODY, "input": "x" * (2 * MAX_BODY_BYTES // 3)}
+    with ExitStack() as stack:
+        for _ in range(MAX_BODIES):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            client.sendall(head % MAX_BODY_BYTES + b" " * (MAX_BODY_BYTES - 1))
+        assert wait_until(60, lambda: memory.used_bytes == MAX_BODIES * (MAX_BODY_BYTES - 1))
+        refused = post(f"{server.url}/responses", json=large, timeout=60)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert post(f"{server.url}/responses", json=BODY, timeout=60).status_code == 200
+    assert wait_until(60, lambda: memory.used_bytes == 0)
+    read = post(f"{server.url}/responses", json=large, timeout=60)
+    assert read_error(read) == (400, "context_length_exceeded"), "it was read"
+    assert memory.used_bytes == 0
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)

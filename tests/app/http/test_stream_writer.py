@@ -1,12 +1,14 @@
 """`pump`: one write for each step, back-pressure from a slow reader, and pings during silence."""
 
 import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from antiphon.app.event_log import EventLog, LogEntry
 from antiphon.app.http import stream_writer
-from antiphon.app.http.stream_writer import pump
+from antiphon.app.http.stream_writer import PING_INTERVAL_S, pump
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.state.segments import Say
@@ -112,28 +114,71 @@ async def test_encoder_may_finish_before_its_logs_end() -> None:
     assert pumped.output.endswith(" end") and not any(log._open_readers for log in pumped.logs)
 
 
-async def test_pings_are_repeated_only_after_each_full_interval_of_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_writer, "PING_INTERVAL_S", 0.4)
+class ManualClock:
+    """The timers of the event loop, which expire when a test says so."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> "ManualClock":
+        self._timers.append((self._now + seconds, callback))
+        return self
+
+    def cancel(self) -> None:
+        """Ends the only timer that a pump has."""
+        self._timers.clear()
+
+    def create_future(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    def advance(self, seconds: float) -> None:
+        end = self._now + seconds
+        while self._timers and self._timers[0][0] <= end:
+            self._now, callback = self._timers.pop(0)
+            callback()
+        self._now = end
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    manual = ManualClock()
+    names = {"get_running_loop": lambda: manual, "create_task": asyncio.create_task}
+    monkeypatch.setattr(stream_writer, "asyncio", SimpleNamespace(**names))
+    return manual
+
+
+async def test_pings_are_repeated_only_after_each_full_interval_of_silence(clock: ManualClock) -> None:
     pumped = PumpedLogs()
+    await pumped.run_pump()
     for _ in range(3):
-        await asyncio.sleep(0.25)  # each is shorter than the interval, their sum is longer
+        clock.advance(0.9 * PING_INTERVAL_S)  # each is shorter than the interval, their sum is longer
         await pumped.append_steps()
     assert sse.PING_COMMENT not in pumped.writer.writes
-    await asyncio.sleep(1.0)
-    assert pumped.writer.writes.count(sse.PING_COMMENT) == 2
+    for count in (1, 2, 3):
+        clock.advance(0.99 * PING_INTERVAL_S)
+        assert pumped.writer.writes.count(sse.PING_COMMENT) == count - 1
+        clock.advance(0.01 * PING_INTERVAL_S)
+        assert pumped.writer.writes.count(sse.PING_COMMENT) == count
     await pumped.append_steps(count=2)
     pumped.logs[0].end_log()
     await pumped.task
 
 
-async def test_no_ping_is_written_while_the_writer_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_writer, "PING_INTERVAL_S", 0.01)
+async def test_no_ping_is_written_while_the_writer_is_paused(clock: ManualClock) -> None:
     pumped = PumpedLogs()
     await pumped.run_pump()
     pumped.writer.free.clear()
     await pumped.append_steps()
-    await asyncio.sleep(0.1)
+    clock.advance(10 * PING_INTERVAL_S)
     assert sse.PING_COMMENT not in pumped.writer.writes
+    pumped.writer.free.set()
+    await pumped.run_pump()
+    clock.advance(PING_INTERVAL_S)
+    assert sse.PING_COMMENT in pumped.writer.writes
     pumped.task.cancel()
 
 
