@@ -9,13 +9,35 @@ from antiphon.app.errors import ApiError
 from antiphon.app.http.stall_timeout import StallTimeoutMixin
 from antiphon.app.settings import Settings
 
+FEED_BYTES = 8 * 1024
+"""Bytes that are parsed in one iteration of the event loop. A thousand pings of six bytes take 20 ms."""
+
 
 class WebSocketProtocol(StallTimeoutMixin, WebSocketsSansIOProtocol):
     """A WebSocket connection. It is closed if the client stops reading or does not answer a ping."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self._unparsed = bytearray()
+        self._is_feeding = False
         self._default_reject, self.conn.reject = self.conn.reject, self._reject_handshake  # type: ignore[method-assign]
+
+    def data_received(self, data: bytes) -> None:
+        """Parses the first bytes now, and the others in further iterations of the event loop."""
+        self._unparsed += data
+        if not self._is_feeding:
+            self._feed_next()
+
+    def _feed_next(self) -> None:
+        part, self._unparsed = bytes(self._unparsed[:FEED_BYTES]), self._unparsed[FEED_BYTES:]
+        super().data_received(part)
+        was_feeding, self._is_feeding = self._is_feeding, bool(self._unparsed) and not self.transport.is_closing()
+        if self._is_feeding:
+            if not was_feeding:
+                self.transport.pause_reading()
+            self.loop.call_soon(self._feed_next)
+        elif was_feeding and not self.read_paused:
+            self.transport.resume_reading()
 
     def _reject_handshake(self, status: int, text: str) -> Response:
         """Returns the response to an invalid handshake: an error in the API's shape."""

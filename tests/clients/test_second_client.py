@@ -50,6 +50,10 @@ RAW_BODIES: dict[str, tuple[bytes, int]] = {
     "error at the end": (b'{"model": "scripted", "input": [' + b",".join([ITEM] * 12_000) + b",]}", 400),
 }
 """Bodies with the status that each gets."""
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 MAX_LOOP_CPU_S = 0.15
 """CPU time of one iteration of the event loop. The bound is 50 ms; the CPU of a test may be slower and is shared."""
 BYTES = {
@@ -140,6 +144,27 @@ class LoopProbe:
         self._last = now
         if self._is_active:
             self._loop.call_later(0.002, self._measure)
+
+
+def test_flood_of_pings_holds_the_event_loop_for_a_bounded_time(server: RunningServer) -> None:
+    num_pings = 200_000
+    with (
+        LoopProbe(server.loop) as probe,
+        SecondClient(server) as second,
+        socket.create_connection(("127.0.0.1", server.port), timeout=120) as client,
+    ):
+        client.sendall(HANDSHAKE)
+        while not client.recv(65_536).startswith(b"HTTP/1.1 101"):
+            pass
+        sender = threading.Thread(target=client.sendall, args=(b"\x89\x80\0\0\0\0" * num_pings,))
+        sender.start()
+        received = 0
+        while received < 2 * num_pings:
+            received += len(client.recv(65_536))
+        sender.join()
+    check_stream(second.events)
+    print(f"pings: loop {max(probe.used_s):.3f} s of CPU, slowest health check {max(second.health_s):.3f} s")
+    assert max(probe.used_s) < MAX_LOOP_CPU_S
 
 
 @pytest.mark.parametrize("kind", RAW_BODIES)
