@@ -10,6 +10,7 @@ from msgspec import structs
 
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.event_log import EventLog
+from antiphon.app.http.body_parsing import LARGE_BYTES
 from antiphon.app.http.request_state import request_state
 from antiphon.app.http.stream_writer import StreamEncoder
 from antiphon.app.model_registry import ServedModel
@@ -43,7 +44,9 @@ async def start_prompts(request: AnyRequest, model: ServedModel, specs: Sequence
     state, context = request_state(request.scope), server_context(request)
     limited = [limit_time(request, spec) for spec in specs]
     starting = asyncio.create_task(
-        context.turn_manager.start_prompts(model, limited, state.owner, state.release_permit)
+        context.turn_manager.start_prompts(
+            model, limited, state.owner, state.release_permit, is_large=state.body_bytes >= LARGE_BYTES
+        )
     )
     try:
         return await cancel_on_disconnect(request, starting)

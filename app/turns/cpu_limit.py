@@ -8,6 +8,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import copy_context
+from functools import partial
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -33,13 +36,15 @@ class _CpuClock(Generic[T]):
         return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._begun
 
 
-async def run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
+async def run_with_cpu_limit(seconds: float, work: Callable[[], T], executor: Executor | None = None) -> T:
     """Runs `work` in a thread and returns its result. Raises `TimeoutError` once it has used `seconds` of CPU time.
 
-    A thread cannot be stopped: after the timeout the work continues, and its result is discarded.
+    `executor` has the thread; None: that of the event loop. A thread cannot be stopped: after the timeout the work
+    continues, and its result is discarded.
     """
     clock = _CpuClock(work)
-    running = asyncio.ensure_future(asyncio.to_thread(clock))
+    call = partial(copy_context().run, clock)
+    running = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(executor, call))
     try:
         while not (await asyncio.wait({running}, timeout=max(seconds - clock.cpu_seconds, seconds / 10)))[0]:
             if clock.cpu_seconds >= seconds:

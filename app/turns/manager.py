@@ -87,10 +87,13 @@ class TurnManager:
         specs: Sequence[TurnSpec],
         owner: str = "",
         on_admitted: Callable[[], None] = lambda: None,
+        *,
+        is_large: bool = False,
     ) -> list[EventLog]:
         """Starts the turns of several prompts together, `n` for each, in order. If one is rejected, none runs.
 
-        All have the same settings of storage. Calls `on_admitted` once their slots are counted.
+        All have the same settings of storage. Calls `on_admitted` once their slots are counted. `is_large`: rendering
+        the prompts takes long.
         """
         spec = specs[0]
         self._check_can_start(spec)
@@ -98,7 +101,8 @@ class TurnManager:
         turns: list[Turn] = []
         try:
             on_admitted()
-            prompts = [await self._renderer.render_and_check(model, each, owner, self._clock()) for each in specs]
+            render = partial(self._renderer.render_and_check, is_large=is_large)
+            prompts = [await render(model, each, owner, self._clock()) for each in specs]
             choices = [
                 (each, prompt, number) for each, prompt in zip(specs, prompts, strict=True) for number in range(each.n)
             ]

@@ -1,5 +1,6 @@
 """Renders prompts off the event loop: checks constraints, replays history, truncates and builds the grammar."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 
@@ -15,6 +16,9 @@ from antiphon.app.turns.truncation import truncate_input
 from antiphon.harmony.format import PromptInput, RenderError, UnsupportedOptionError
 from antiphon.harmony.tokens.vocabulary import TokenizeError
 
+_large_executor = ThreadPoolExecutor(2, thread_name_prefix="render-large")
+"""Threads of their own for the prompts of large requests: a few of them would occupy all threads for a minute."""
+
 
 class PromptRenderer:
     """Renders each prompt in a thread with a CPU-time limit: chat templates are part of a model and may be slow."""
@@ -23,22 +27,29 @@ class PromptRenderer:
         self._cpu_limit_s = cpu_limit_s
         self.token_history = TokenHistory()
 
-    async def render_and_check(self, model: ServedModel, spec: TurnSpec, owner: str, now: float) -> TurnPrompt:
-        """Returns a prompt shorter than the context. `now` is in seconds since 1970. Raises `ApiError`."""
-        prompt = await self.render_in_thread(model, spec, owner, now)
+    async def render_and_check(
+        self, model: ServedModel, spec: TurnSpec, owner: str, now: float, *, is_large: bool = False
+    ) -> TurnPrompt:
+        """Returns a prompt shorter than the context. `now` is in seconds since 1970. Raises `ApiError`.
+
+        `is_large`: other prompts must not wait for a thread until this one is rendered.
+        """
+        prompt = await self.render_in_thread(model, spec, owner, now, is_large=is_large)
         length, limit = len(prompt.prompt.tokens), model.engine.info.max_model_len
         if length >= limit:
             message = f"This model's maximum context length is {limit} tokens, but the input has {length}."
             raise ApiError(400, "context_length_exceeded", message, "input")
         return prompt
 
-    async def render_in_thread(self, model: ServedModel, spec: TurnSpec, owner: str, now: float) -> TurnPrompt:
+    async def render_in_thread(
+        self, model: ServedModel, spec: TurnSpec, owner: str, now: float, *, is_large: bool = False
+    ) -> TurnPrompt:
         """Returns the prompt, however long it is. Raises `ApiError`."""
         for constraint in spec.constraints:
             await check_constraint(constraint)
         render = partial(self._render, model, spec, owner, datetime.fromtimestamp(now, UTC))
         try:
-            return await run_with_cpu_limit(self._cpu_limit_s, render)
+            return await run_with_cpu_limit(self._cpu_limit_s, render, _large_executor if is_large else None)
         except TimeoutError:
             message = "Rendering the prompt exceeded the time limit."
             raise ApiError(400, "prompt_too_complex", message, "input") from None

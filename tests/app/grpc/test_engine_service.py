@@ -219,10 +219,10 @@ def test_abort_before_the_start_ends_the_request(server: RunningServer, monkeypa
     manager, starting = server.context.turn_manager, threading.Event()
     started = manager.start_prompts
 
-    async def start_slowly(*args: Any) -> Any:
+    async def start_slowly(*args: Any, **options: Any) -> Any:
         starting.set()
         await asyncio.sleep(60)
-        return await started(*args)
+        return await started(*args, **options)
 
     monkeypatch.setattr(manager, "start_prompts", start_slowly)
     with connect(server) as client:
@@ -247,8 +247,8 @@ def test_call_cancelled_in_the_moment_in_which_its_turn_starts_frees_the_slot(
     start_prompts = server.context.turn_manager.start_prompts
     was_started = threading.Event()
 
-    async def start_and_cancel(*args: Any) -> Any:
-        logs = await start_prompts(*args)
+    async def start_and_cancel(*args: Any, **options: Any) -> Any:
+        logs = await start_prompts(*args, **options)
         (handler,) = (task for task in asyncio.all_tasks() if method in task.get_name())
         asyncio.get_running_loop().call_soon(handler.cancel)
         was_started.set()
@@ -273,8 +273,8 @@ def test_abort_in_the_moment_in_which_the_turn_starts_ends_it(
         calls.append(running_call())
         return calls[-1]
 
-    async def start_and_abort(*args: Any) -> Any:
-        logs = await start_prompts(*args)
+    async def start_and_abort(*args: Any, **options: Any) -> Any:
+        logs = await start_prompts(*args, **options)
         calls[0].aborted = True  # as `Abort` does when this task has ended, and the call has not noticed yet
         return logs
 

@@ -4,13 +4,18 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
+from antiphon.app.http.body_parsing import LARGE_BYTES
+from antiphon.app.requests.turn_spec import TurnSpec
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
-from antiphon.app.turns.token_history import TokenHistory
+from antiphon.app.turns.prompt_renderer import PromptRenderer
+from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
 from antiphon.app.turns.turn import TurnTimeouts
+from tests.clients.sdk_helpers import wait_until
 from tests.serving import serve
 
 
@@ -65,3 +70,31 @@ def test_prompt_above_the_cpu_limit_is_rejected(monkeypatch: pytest.MonkeyPatch)
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("prompt_too_complex", "input")
+
+
+def test_small_prompt_does_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen large prompts whose rendering does not end: they have threads of their own."""
+    may_render = threading.Event()
+    render = PromptRenderer._render
+
+    def render_slowly(self: PromptRenderer, model: Any, spec: TurnSpec, *values: Any) -> TurnPrompt:
+        if len(str(spec.prompt_input.items[0])) > LARGE_BYTES:
+            may_render.wait(120)
+        return render(self, model, spec, *values)
+
+    monkeypatch.setattr(PromptRenderer, "_render", render_slowly)
+    with serve([{"name": "any", "output": ["Yes."]}]) as server, ThreadPoolExecutor(12) as executor:
+
+        def ask(text: str) -> int:
+            return httpx.post(
+                f"{server.url}/responses", json={"model": "scripted", "input": text}, timeout=120
+            ).status_code
+
+        try:
+            large = [executor.submit(ask, "x" * LARGE_BYTES) for _ in range(12)]
+            assert wait_until(60, lambda: server.context.capacity.open_turns(server.engine) == 12)
+            assert ask("Hi") == 200
+            assert not any(each.done() for each in large)
+        finally:
+            may_render.set()
+        assert {each.result() for each in large} == {400}, "longer than the context"
