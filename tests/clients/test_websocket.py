@@ -309,17 +309,20 @@ def _make_handshake(*headers: str) -> bytes:
 
 
 def test_client_that_stops_reading_is_disconnected_and_its_turn_ends() -> None:
-    with serve(scripted_registry(SCRIPT), stall_timeout=0.3) as server, socket.socket() as connection:
+    flood = [{"name": "flood", "output": ["x" * 4_000_000, {"stall": True}], "tokens_per_chunk": 4000}]
+    with serve(scripted_registry(flood), stall_timeout=0.3) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
         frame = json.dumps({"type": "response.create", "model": "scripted", "input": "At length"}).encode()
         mask = bytes(4)
-        connection.sendall(_make_handshake() + bytes([0x81, 0x80 | len(frame)]) + mask + frame)
+        connection.sendall(_make_handshake())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")  # bytes that are sent before it would be lost
+        connection.sendall(bytes([0x81, 0x80 | len(frame)]) + mask + frame)
         # On a busy machine the connection may have ended before the first look.
         assert sdk_helpers.wait_until(
             30, lambda: server.context.turn_manager.num_running == 1 or bool(server.access_records)
         )
-        _wait_until_idle(server)
+        assert sdk_helpers.wait_until(60, lambda: not server.context.turn_manager.num_running)
 
 
 def test_request_timeouts_do_not_apply_to_an_open_connection() -> None:
