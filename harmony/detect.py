@@ -5,7 +5,6 @@ parsed, so the choice is returned with its reason, for the log. This module read
 else.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +24,14 @@ from antiphon.harmony.dialects.headers import HARMONY
 from antiphon.harmony.dialects.plain import PLAIN
 from antiphon.harmony.format import ModelFormat, PromptInput, RenderError
 from antiphon.harmony.gptoss.format import GptOssFormat
+from antiphon.harmony.model_files import (
+    MAX_TEMPLATE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    ModelFileError,
+    check_file,
+    read_json_object,
+    read_template,
+)
 from antiphon.harmony.prompt.jinja import ChatTemplate
 from antiphon.harmony.prompt.template_renderer import PROBE_TIME
 from antiphon.harmony.template_format import TemplateFormat
@@ -76,7 +83,10 @@ def load_format(folder: Path, dialect: str | None = None, template: str | None =
 
     `template`: chat template to use instead of the model's own, for the detection, too. It must render a message.
     """
-    loaded = _load_format(folder, dialect, template)
+    try:
+        loaded = _load_format(folder, dialect, template)
+    except ModelFileError as error:
+        raise DialectError(str(error)) from error
     if template is not None:
         _check_template(loaded.format)
     return loaded
@@ -98,7 +108,7 @@ def _check_template(model_format: ModelFormat) -> None:
 
 
 def _load_format(folder: Path, dialect: str | None, own_template: str | None) -> LoadedFormat:
-    config = _read_json(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     templates = read_chat_templates(folder) if own_template is None else ModelTemplates(own_template)
     if dialect not in (None, *NAMES):
         raise DialectError(f"Unknown dialect {dialect!r}. Use one of: {', '.join(NAMES)}.")
@@ -110,7 +120,7 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
     name, reason = (dialect, "chosen by name") if dialect else detect_dialect(config, templates.source, added_tokens)
     if name == GPT_OSS:
         return LoadedFormat(GptOssFormat(), f"dialect {name}: {reason}", folder)
-    declaration, tokenizer_config = DIALECTS[name], _read_json(folder / "tokenizer_config.json")
+    declaration, tokenizer_config = DIALECTS[name], read_json_object(folder / "tokenizer_config.json")
     if dialect is None and "response_template" in tokenizer_config:
         declaration, reason = _apply_response_template(declaration, tokenizer_config["response_template"], reason)
     if not templates.default and own_template is None:
@@ -125,7 +135,8 @@ def _load_format(folder: Path, dialect: str | None, own_template: str | None) ->
             ChatTemplate(templates.for_tools) if templates.for_tools else None,
         )
     except RenderError as error:
-        raise UnusableTemplateError(error.message) from error
+        place = "" if own_template is not None else f"{folder}: "
+        raise UnusableTemplateError(f"{place}{error.message}") from error
     return LoadedFormat(model_format, f"dialect {declaration.name}: {reason}", folder)
 
 
@@ -135,6 +146,8 @@ def _apply_response_template(detected: Dialect, template: object, reason: str) -
         template_dialect = response_template.parse_response_template(template)
     except response_template.UnsupportedTemplate as error:
         return detected, f"{reason}; its response_template is not used: {error}"
+    except RecursionError:
+        return detected, f"{reason}; its response_template is not used: it is nested too deeply"
     known_openers = {opener for call_format in detected.calls for opener in call_format.openers}
     template_openers = {opener for call_format in template_dialect.calls for opener in call_format.openers}
     if known_openers & template_openers and template_dialect.think in (None, detected.think):
@@ -203,29 +216,39 @@ def read_chat_templates(folder: Path) -> ModelTemplates:
 
     A model may have named templates. `tool_use` is for requests with tools only.
     """
-    if (file := folder / "chat_template.jinja").is_file():
-        template: object = file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").exists():
+        template: object = read_template(file)
     else:
         files = ("tokenizer_config.json", "chat_template.json")
-        values = (_read_json(folder / name).get("chat_template") for name in files)
+        values = (read_json_object(folder / name).get("chat_template") for name in files)
         template = next((value for value in values if value), "")
     named: dict[Any, Any] = {
-        path.stem: path.read_text("utf-8") for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
+        path.stem: read_template(path) for path in sorted(folder.glob("additional_chat_templates/*.jinja"))
     }
     if isinstance(template, list):
         named |= {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
     elif isinstance(template, str) and template:
         named["default"] = template
     templates: dict[str, str] = {name: text for name, text in named.items() if isinstance(text, str) and text}
+    if any(len(text) > MAX_TEMPLATE_BYTES for text in templates.values()):
+        raise ModelFileError(f"{folder}: a chat template is longer than {MAX_TEMPLATE_BYTES >> 20} MiB. Shorten it.")
     for_tools = templates.pop("tool_use", "")
     default = templates.get("default", next(iter(templates.values()), ""))
     return ModelTemplates(default, for_tools) if default else ModelTemplates(for_tools)
 
 
 def _read_vocabulary(folder: Path) -> TokenizerVocabulary:
-    if not (folder / "tokenizer.json").is_file():
+    file = folder / "tokenizer.json"
+    if not file.exists():
         raise DialectError(f"{folder} has no tokenizer.json. Save the model with a fast tokenizer.")
-    return TokenizerVocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    check_file(file, MAX_TOKENIZER_BYTES)
+    try:
+        return TokenizerVocabulary(Tokenizer.from_file(str(file)))
+    except BaseException as error:  # the library raises its panics past `Exception`
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())[:300]}"
+        raise DialectError(f"{reason}. Copy the file again, or save the model with a fast tokenizer.") from error
 
 
 def _token_names(config: Mapping[str, Any]) -> dict[str, str]:
@@ -236,13 +259,3 @@ def _token_names(config: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(text, str):
             names[name] = text
     return names
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise DialectError(f"{file} is not valid JSON: {error}") from error
-    return value if isinstance(value, dict) else {}

@@ -1,6 +1,7 @@
 """Detection of a model's dialect, with the reason."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from antiphon.events.inputs import InputMessage
+from antiphon.harmony import detect
 from antiphon.harmony.detect import (
     NAMES,
     DialectError,
@@ -16,6 +18,7 @@ from antiphon.harmony.detect import (
     detect_dialect,
     load_format,
 )
+from antiphon.harmony.dialects.hermes import HERMES
 from antiphon.harmony.format import PromptInput
 from tests.harmony import parser_helpers
 
@@ -175,3 +178,92 @@ def test_stale_tiktoken_variable_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
     gptoss_format.load_encoding.cache_clear()
     assert gptoss_format.load_encoding().encode("a") == [64]
+
+
+def _nest(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+BROKEN_FILES: list[tuple[str, bytes, str]] = [
+    ("tokenizer.json", b"{", "cannot be read as a tokenizer"),
+    ("tokenizer.json", b"\xff\xfe", "cannot be read as a tokenizer"),
+    ("tokenizer.json", _nest(100_000).encode(), "cannot be read as a tokenizer"),
+    ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}', "cannot be read"),
+    ("config.json", _nest(100_000).encode(), "is not valid JSON"),
+    ("config.json", b"\xff{}", "is not valid JSON"),
+    ("tokenizer_config.json", b'{"a":' * 50_000, "is not valid JSON"),
+    ("chat_template.json", _nest(100_000).encode(), "is not valid JSON"),
+    ("chat_template.jinja", b"caf\xe9", "is not UTF-8"),
+    ("chat_template.jinja", b"{% if %}", "does not compile"),
+    ("chat_template.jinja", b"{{" + b"(" * 5_000, "does not compile"),
+    ("chat_template.jinja", b"x" * (20 << 20), "is larger than 1 MiB"),
+    ("additional_chat_templates/tool_use.jinja", b"x" * (20 << 20), "is larger than 1 MiB"),
+    ("additional_chat_templates/tool_use.jinja", b"caf\xe9", "is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("name", "contents", "reason"), BROKEN_FILES, ids=lambda value: str(value)[:30])
+def test_broken_file_of_a_model_is_named(tmp_path: Path, name: str, contents: bytes, reason: str) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(contents)
+    with pytest.raises(DialectError, match=reason) as caught:
+        load_format(folder)
+    message = str(caught.value)
+    assert str(folder) in message and "\n" not in message and len(message) < 1_000
+
+
+FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_only_regular_files_of_a_model_are_read(tmp_path: Path, name: str, kind: str) -> None:
+    folder = write_model_folder(tmp_path)
+    file = folder / name
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+    with pytest.raises(DialectError, match="is not a regular file"):
+        load_format(folder)
+
+
+def test_link_to_a_regular_file_is_read(tmp_path: Path) -> None:
+    """The hub's cache consists of links."""
+    folder = write_model_folder(tmp_path, "{{ messages[0].content }}<tool_call>\n<function=f>")
+    (folder / "tokenizer.json").rename(folder / "blob")
+    (folder / "tokenizer.json").symlink_to("blob")
+    assert load_format(folder).format.name == "qwen3-coder"
+
+
+def test_long_template_in_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DialectError, match="longer than 1 MiB"):
+        load_format(write_model_folder(tmp_path, "x" * (2 << 20)))
+
+
+def test_line_ends_of_a_template_file_are_normalized(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"a\r\nb\rc")
+    assert render_text(folder) == "a\nb\nc"
+
+
+def test_deeply_nested_response_template_is_not_used() -> None:
+    """Later versions of Python read deeper JSON than the stack of a function that follows it allows."""
+    arguments: dict[str, Any] = {}
+    for _ in range(5_000):
+        arguments = {"value_parser": {"name": "json", "args": arguments}}
+    fields = {"tool_calls": {"open": "<c>", "close": "</c>", "content": "kv-lines", "content_args": arguments}}
+    dialect, reason = detect._apply_response_template(HERMES, {"fields": fields}, "by name")
+    assert dialect is HERMES and reason == "by name; its response_template is not used: it is nested too deeply"
