@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from antiphon.events.inputs import GrammarFormat
 from antiphon.harmony.closed_objects import close_objects
+from antiphon.harmony.patterns import escape_slashes, has_end_anchor, matches_empty
 from antiphon.harmony.tokens.detokenizer import split_at_tokens
 from antiphon.harmony.tools import ToolSpec
 
@@ -102,7 +103,7 @@ class GrammarBuilder:
         if token_tail and not letters:
             pattern = " & ".join(["/(?s:.+)/", *(f"/{bound}/" for bound in bounds)])
             text = self.add_terminal(f"{pattern}{_not_containing((end, *without))}{exclusions}")
-            may_be_empty = all(re.fullmatch(bound.replace("(?s:.)", "(?:.)"), "") for bound in bounds)
+            may_be_empty = all(map(matches_empty, bounds))
             return f"{text}{'?' if may_be_empty else ''} {token_tail}"
         pattern = " & ".join(f"/{bound}{_escape_pattern(letters or end)}/" for bound in bounds or ["(?s:.*)"])
         if token_tail:
@@ -134,8 +135,7 @@ class GrammarBuilder:
 
     def pattern(self, regex: str) -> str:
         """Matches text that matches a regular expression as a whole."""
-        escaped = re.sub(r"(?<!\\)/", r"\/", regex)
-        return self.add_terminal(f"/{escaped}/")
+        return self.add_terminal(f"/{escape_slashes(regex)}/")
 
     def nested_grammar(self, lark: str) -> str:
         """Matches text of a grammar in Lark's syntax."""
@@ -260,9 +260,10 @@ def _string_bounds(schema: Mapping[str, Any]) -> list[str]:
     if low is not None or high is not None:
         bounds.append(f"(?s:.){{{low or 0},{'' if high is None else high}}}")
     if isinstance(pattern := schema.get("pattern"), str):
-        body = re.sub(r"(?<!\\)/", r"\/", pattern.removeprefix("^").removesuffix("$"))
+        is_open = not has_end_anchor(pattern)
+        body = escape_slashes(pattern.removeprefix("^") if is_open else pattern.removeprefix("^").removesuffix("$"))
         prefix = "" if pattern.startswith("^") else "(?s:.*)"
-        bounds.append(f"{prefix}({body}){'' if pattern.endswith('$') else '(?s:.*)'}")
+        bounds.append(f"{prefix}({body}){'(?s:.*)' if is_open else ''}")
     return bounds
 
 

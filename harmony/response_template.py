@@ -15,6 +15,7 @@ from antiphon.harmony.calls.json_object import JsonCall
 from antiphon.harmony.calls.region import RegionCall, RegionParser
 from antiphon.harmony.calls.region_parsers import PARSERS, parse_tag_pattern
 from antiphon.harmony.dialect import Dialect
+from antiphon.harmony.patterns import find_complex_part
 
 DIALECT_NAME = "response-template"
 REASONING_FIELDS = ("thinking", "reasoning_content", "reasoning")
@@ -97,9 +98,12 @@ def _compile_pattern(pattern: object) -> re.Pattern[str] | None:
     if pattern is None:
         return None
     try:
-        return re.compile(str(pattern), re.DOTALL)
-    except re.error as error:
-        raise UnsupportedTemplate(f"the pattern {pattern!r} is invalid: {error}") from error
+        compiled = re.compile(str(pattern), re.DOTALL)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UnsupportedTemplate(f"the pattern {str(pattern)[:200]!r} is invalid: {error}") from error
+    if part := find_complex_part(compiled.pattern):
+        raise UnsupportedTemplate(f"the pattern {str(pattern)[:200]!r} may take long to match because of {part[:40]!r}")
+    return compiled
 
 
 def _member_names(transform: object) -> tuple[str, str] | None:

@@ -18,7 +18,7 @@ MAX_DEPTH = 128
 
 T = TypeVar("T")
 _decoder = msgspec.json.Decoder()
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _TYPE = re.compile(r"Expected `(?P<expected>.*)`, got `(?P<got>.*)`")
 _ARTICLES = {"str": "a string", "int": "an integer", "float": "a decimal", "bool": "a boolean", "array": "an array"}

@@ -29,7 +29,7 @@ one that computes is ended by its limit of CPU time."""
 MAX_CACHED_CHECKS = 512
 TOO_COMPLEX = "it is too complex: checking it exceeded the limits of time or memory"
 
-_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.]*[^\n\"/:]*:", re.MULTILINE)
+_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n\"/:]*:", re.MULTILINE)
 
 
 class GrammarChecker:

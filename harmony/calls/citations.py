@@ -17,7 +17,7 @@ from antiphon.harmony.parsing.tape import MalformedText, Parser, literals
 MAX_CITATION_CHARS = 2048
 """Limit on the characters held back until the end of a citation."""
 _SOURCES = re.compile(r"\d+:\[[\d, ]*\](?:, ?\d+:\[[\d, ]*\])*")
-_NUMBER = re.compile(r"(\d+):\[")
+_NUMBER = re.compile(r"(?<!\d)(\d+):\[")
 
 
 class CitationFormat(Struct, frozen=True):

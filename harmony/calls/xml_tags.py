@@ -29,7 +29,7 @@ _TYPES_BY_ATTRIBUTE = {
     "false": _NON_STRING_TYPES,
 }
 _NAMED = re.compile(r"""\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<bare>[^\s"']\S*))(?P<rest>.*)""", re.DOTALL)
-_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*["']?([^"'\s]*)["']?""")
+_ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)\s*=\s*["']?([^"'\s]*)["']?""")
 
 
 def parse_named_tag(text: str) -> tuple[str, dict[str, str]]:

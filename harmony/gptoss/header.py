@@ -22,7 +22,7 @@ _ROLE_PATTERNS: dict[HeaderStart, str] = {"given": "", "missing": "(?:assistant)
 _ASSISTANT_PREFIX = "(?:a(?:s(?:s(?:i(?:s(?:t(?:a(?:n(?:t)?)?)?)?)?)?)?)?)?"
 _POSSIBLE_PREFIXES: dict[HeaderStart, re.Pattern[str]] = {
     "given": re.compile(r"\s*(?:t|to|to=)?"),
-    "missing": re.compile(rf"\s*(?:{_ASSISTANT_PREFIX}|(?:assistant)?\s*(?:t|to|to=)?)"),
+    "missing": re.compile(rf"\s*(?:{_ASSISTANT_PREFIX}|(?:assistant\s*)?(?:t|to|to=)?)"),
 }
 
 
