@@ -46,6 +46,7 @@ from antiphon.app.routes import (
 from antiphon.app.routes.error_handlers import EXCEPTION_HANDLERS
 from antiphon.app.routes.texts import embeddings, tokenize
 from antiphon.app.routes.websocket import CONNECTION_LIFETIME_S, WebSocketEndpoint
+from antiphon.app.sandbox.report import schedule_proof
 from antiphon.app.settings import Settings
 from antiphon.app.tls import load_ssl_context
 from antiphon.engine.protocol import EngineError, overloaded_error
@@ -281,11 +282,13 @@ async def run_server(
             raise
 
     loading = asyncio.create_task(load(), name="engine-start")
+    proof = schedule_proof()
     try:
         await server.serve([listener])
         if loading.done():
             loading.result()
     finally:
+        proof.cancel()
         loading.cancel()
         await asyncio.wait({loading})
         await _close_engines(context.models.all_models)

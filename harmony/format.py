@@ -4,7 +4,7 @@ A `ModelFormat` belongs to one loaded model. It is immutable and serves all turn
 an `OutputReader`. Nothing here depends on HTTP, the engine, or the order of a response's events.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,11 +20,32 @@ if TYPE_CHECKING:
     from antiphon.harmony.raw_text import RawText
 
 
+class RequestTemplate(Protocol):
+    """A compiled chat template, wherever it is rendered."""
+
+    @property
+    def source(self) -> str:
+        """Text of the template."""
+
+    @property
+    def variables(self) -> frozenset[str] | None:
+        """Names that the template may read before it sets them, without the built-in ones; None if unknown."""
+
+    @property
+    def constants(self) -> frozenset[str]:
+        """String constants of the template."""
+
+    def render(self, context: Mapping[str, Any], *, now: datetime) -> str:
+        """Runs the template. Raises `RenderError`."""
+
+
 class TemplateOptions(Struct, frozen=True, kw_only=True):
     """What a request changes about the rendering of its prompt. The defaults change nothing."""
 
     source: str | None = None
     """Chat template to use instead of the model's own."""
+    compile_source: "Callable[[str], RequestTemplate] | None" = None
+    """Compiles `source`, outside this process. None: it is compiled in this process, like the model's own."""
     variables: Mapping[str, Any] = {}
     """Variables of the template by name, as JSON values."""
     documents: tuple[Mapping[str, Any], ...] = ()

@@ -1,6 +1,6 @@
 """Format of a model whose prompt comes from a chat template and whose output is parsed by a declared dialect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import product
@@ -13,6 +13,7 @@ from antiphon.harmony.format import (
     PromptInput,
     RenderedPrompt,
     RenderError,
+    RequestTemplate,
     UnsupportedOptionError,
     answer_requirements,
 )
@@ -78,7 +79,7 @@ class TemplateFormat:
         offers_tools = len(prompt_input.tools) > 0 and prompt_input.tool_choice != "none"
         renderer = self._tool_renderer if offers_tools else self._renderer
         if options.source is not None:
-            renderer = self._request_renderer(options.source, for_tools=offers_tools)
+            renderer = self._request_renderer(options.source, options.compile_source, for_tools=offers_tools)
         if prompt_input.keep_special_tokens and self._dialect.calls:
             message = "The control tokens of this model's dialect are syntax, so they cannot be part of the text."
             raise UnsupportedOptionError(message, "skip_special_tokens")
@@ -104,10 +105,12 @@ class TemplateFormat:
             in_text=options.continue_final_message,
         )
 
-    def _create_renderer(self, source: str, *, for_tools: bool) -> TemplateRenderer:
+    def _create_renderer(
+        self, source: str, compile_source: Callable[[str], RequestTemplate] | None, *, for_tools: bool
+    ) -> TemplateRenderer:
         """Returns the renderer of a request's own template."""
         try:
-            template = ChatTemplate(source)
+            template = (compile_source or ChatTemplate)(source)
         except RenderError as error:
             raise _request_template_error(error) from error
         return TemplateRenderer(self._dialect, template, self._token_names, self._special_tokens, for_tools=for_tools)

@@ -14,6 +14,7 @@ from antiphon.app.serve_options import ServeError
 from antiphon.engine.checkpoint.files import Checkpoint
 from antiphon.engine.checkpoint.held_size import estimate_held_size
 from antiphon.engine.options import EngineOptions
+from antiphon.engine.process.resident_memory import read_resident_bytes
 from antiphon.engine.protocol import Engine
 
 PROCESS_BYTES = GIB // 2
@@ -105,20 +106,11 @@ def needed_bytes(estimate: MemoryEstimate, cache_gib: float) -> int:
 def measure_engine(engine: Engine, estimate: MemoryEstimate) -> int | None:
     """Returns the memory that a loaded model takes; None if it is unknown.
 
-    The memory of the engine's process is known on Linux only, and says nothing about a model on a GPU. Weights that are
-    mapped from a file count before they have been read, too.
+    The memory of the engine's process says nothing about a model on a GPU. Weights that are mapped from a file count
+    before they have been read, too.
     """
     pid = getattr(unwrap_engine(engine), "pid", None)
     if not isinstance(pid, int) or not engine.info.device.startswith("cpu"):
         return None
     resident = read_resident_bytes(pid)
     return None if resident is None else max(resident, _least_bytes(estimate))
-
-
-def read_resident_bytes(pid: int) -> int | None:
-    """Returns the resident memory of a process; None if it is unknown."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)

@@ -15,6 +15,8 @@ from antiphon.app.errors import ApiError, clip_text
 from antiphon.app.requests.tools import RequestTools
 from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER
 from antiphon.app.sandbox.messages import GrammarKind
+from antiphon.app.sandbox.report import report_sandbox_error
+from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.events.inputs import CustomTool, FunctionTool, GrammarFormat, NamespaceTool
 from antiphon.harmony.closed_objects import close_objects
 from antiphon.harmony.grammar import TextConstraint
@@ -87,8 +89,11 @@ def _tool_constraint(tool: FunctionTool | CustomTool, path: str, *, all_schemas:
 
 
 async def check_constraint(constraint: OutputConstraint) -> None:
-    """Raises `ApiError` 400 for a constraint that cannot be met."""
-    fault = await GRAMMAR_CHECKER.find_fault(constraint.kind, constraint.source)
+    """Raises `ApiError`: 400 for a constraint that cannot be met, 500 if the server cannot check it."""
+    try:
+        fault = await GRAMMAR_CHECKER.find_fault(constraint.kind, constraint.source)
+    except SandboxError as error:
+        raise report_sandbox_error(error, constraint.param) from None
     if fault:
         code = SCHEMA_ERROR_CODES.get(constraint.param) or ERROR_CODES[constraint.kind]
         raise ApiError(400, code, f"Invalid '{constraint.param}': {clip_text(fault, 400)}", constraint.param)

@@ -1,20 +1,16 @@
-"""Checks client-given grammars in a separate process, which is started again when a grammar has killed it."""
+"""Checks client-given grammars in a separate process."""
 
 import asyncio
 import atexit
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from select import select
 
 import msgspec
 
-from antiphon.app.sandbox.messages import LENGTH, CheckRequest, GrammarKind
-from antiphon.engine.process.spawn import worker_environment
+from antiphon.app.sandbox.messages import PROBE_BYTES, CheckRequest, GrammarKind, MemoryProbe
+from antiphon.app.sandbox.sandbox_process import SandboxError, SandboxProcess
 
 MAX_GRAMMAR_CHARS = 400_000
 """Characters of one schema or grammar. The largest tool schemas in use have tens of thousands."""
@@ -23,11 +19,9 @@ MAX_GRAMMAR_RULES = 1_000
 few hundred."""
 MAX_SCHEMA_REFERENCES = 5_000
 """`$ref` keywords of one schema."""
-REPLY_TIMEOUT_S = 30.0
-"""Elapsed time after which a worker that does not reply is killed. It bounds a worker that waits instead of computing;
-one that computes is ended by its limit of CPU time."""
 MAX_CACHED_CHECKS = 512
 TOO_COMPLEX = "it is too complex: checking it exceeded the limits of time or memory"
+WORKER_MODULE = "antiphon.app.sandbox.grammar_worker"
 
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n\"/:]*:", re.MULTILINE)
 
@@ -38,14 +32,14 @@ class GrammarChecker:
     The checks wait in a queue of their own, so that a slow one delays no rendering and no reply without a grammar.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = WORKER_MODULE) -> None:
         self._executor = ThreadPoolExecutor(1, "grammar-check")
-        self._worker: subprocess.Popen[bytes] | None = None
+        self.process = SandboxProcess(module)
         self._faults: OrderedDict[CheckRequest, str] = OrderedDict()
         self._lock = threading.Lock()
 
     async def find_fault(self, kind: GrammarKind, source: str) -> str:
-        """Returns the reason why a grammar cannot be used; empty if it can."""
+        """Returns the reason why a grammar cannot be used; empty if it can. Raises `SandboxError`."""
         if fault := _exceeded_bound(kind, source):
             return fault
         request = CheckRequest(kind, source)
@@ -63,54 +57,21 @@ class GrammarChecker:
 
     def stop_worker(self) -> None:
         """Kills the process. The next check starts another."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill()
-            worker.communicate()
+        self.process.stop()
 
     def _check(self, request: CheckRequest) -> str:
-        """Sends one grammar to the worker. Without a reply, the grammar has killed it."""
-        body = msgspec.msgpack.encode(request)
-        for _ in range(2):
-            is_new = self._worker is None
-            worker = self._worker = self._worker or _start_worker()
-            reply = _exchange(worker, LENGTH.pack(len(body)) + body)
-            if reply is not None:
-                return reply
-            self.stop_worker()
-            if is_new:
-                break
-            # A worker that ran before may have been killed for another reason: the memory of the machine ran out.
-        return TOO_COMPLEX
+        reply = self.process.exchange(msgspec.msgpack.encode(request))
+        return TOO_COMPLEX if reply is None else reply.decode("utf-8")
 
+    def prove(self) -> None:
+        """Checks that the process works: one good grammar passes, one that needs too much memory is ended.
 
-def _start_worker() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "antiphon.app.sandbox.grammar_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=worker_environment(os.environ),
-        start_new_session=True,
-    )
-
-
-def _exchange(worker: "subprocess.Popen[bytes]", message: bytes) -> str | None:
-    """Returns the reply to a message, or None if the worker has died or does not reply."""
-    assert worker.stdin is not None and worker.stdout is not None
-    try:
-        worker.stdin.write(message)
-        worker.stdin.flush()
-        if not select([worker.stdout], [], [], REPLY_TIMEOUT_S)[0]:
-            return None
-        head = worker.stdout.read(LENGTH.size)
-        if len(head) < LENGTH.size:
-            return None
-        length = LENGTH.unpack(head)[0]
-        body = worker.stdout.read(length)
-    except OSError:
-        return None
-    return body.decode("utf-8") if len(body) == length else None
+        Blocks. Raises `SandboxError`.
+        """
+        if self.process.exchange(msgspec.msgpack.encode(MemoryProbe()), PROBE_BYTES // 2) is not None:
+            raise SandboxError("grammar_worker can take more memory than its limit")
+        if fault := self._check(CheckRequest("lark", 'start: "a"')):
+            raise SandboxError(f"grammar_worker refuses a valid grammar: {fault}")
 
 
 def _exceeded_bound(kind: GrammarKind, source: str) -> str:

@@ -1,30 +1,13 @@
-"""The process that compiles client-given grammars. Run with `python -P -m antiphon.app.sandbox.grammar_worker`.
+"""The process that compiles client-given grammars. Run with `python -P -m antiphon.app.sandbox.grammar_worker`."""
 
-It reads requests from standard input and writes a reply to each to standard output, until the input ends. A grammar may
-overflow the stack of the native library, allocate without end, or compile for minutes. Each of these kills this
-process: the stack is a fraction of the one that the engine compiles with, memory has a limit, and a timer of CPU time
-runs during each check.
-"""
-
-import resource
-import signal
-import sys
-import threading
 from functools import cache
-from typing import BinaryIO
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from antiphon.app.sandbox.messages import LENGTH, CheckRequest, GrammarKind
+from antiphon.app.sandbox.messages import CheckRequest, GrammarKind, MemoryProbe
+from antiphon.app.sandbox.worker import Handle, run_worker, take_memory
 
-CPU_LIMIT_S = 2.0
-"""CPU time of one check."""
-STACK_BYTES = 2 << 20
-"""Stack of the thread that compiles. The engine's threads have 8 MiB, so a grammar that passes here does not overflow
-them, although the engine compiles it as a part of a larger grammar."""
-MEMORY_BYTES = 1 << 30
-"""Limit of the address space."""
 GRAMMAR_LIMITS = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
 
 
@@ -62,29 +45,19 @@ def _byte_tokenizer() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_ByteTokenizer()))
 
 
-def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
+def _prepare() -> Handle:
     _byte_tokenizer()
-    decode = msgspec.msgpack.Decoder(CheckRequest).decode
-    while head := requests.read(LENGTH.size):
-        request = decode(requests.read(LENGTH.unpack(head)[0]))
-        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-        fault = find_fault(request.kind, request.source)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        body = fault.encode("utf-8", "replace")
-        replies.write(LENGTH.pack(len(body)) + body)
-        replies.flush()
+    decode = msgspec.msgpack.Decoder(CheckRequest | MemoryProbe).decode
 
+    def handle(message: bytes) -> bytes:
+        request = decode(message)
+        if isinstance(request, MemoryProbe):
+            take_memory()
+            return b""
+        return find_fault(request.kind, request.source).encode("utf-8", "replace")
 
-def main() -> None:
-    """Sets the limits, then serves until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action ends the process
-    threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, sys.stdout.buffer), daemon=True)
-    thread.start()
-    thread.join()
+    return handle
 
 
 if __name__ == "__main__":
-    main()
+    run_worker(_prepare)

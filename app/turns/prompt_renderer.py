@@ -10,6 +10,9 @@ from antiphon.app.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
 from antiphon.app.requests.turn_spec import RawTurn, TurnSpec
+from antiphon.app.sandbox.report import report_sandbox_error
+from antiphon.app.sandbox.sandbox_process import SandboxError
+from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
 from antiphon.app.turns.cpu_limit import run_with_cpu_limit
 from antiphon.app.turns.token_history import TokenHistory, TurnPrompt
 from antiphon.app.turns.truncation import truncate_input
@@ -48,8 +51,13 @@ class PromptRenderer:
         for constraint in spec.constraints:
             await check_constraint(constraint)
         render = partial(self._render, model, spec, owner, datetime.fromtimestamp(now, UTC))
+        executor = _large_executor if is_large else None
+        if spec.prompt_input.template.source is not None:
+            executor = TEMPLATE_EXECUTOR
         try:
-            return await run_with_cpu_limit(self._cpu_limit_s, render, _large_executor if is_large else None)
+            return await run_with_cpu_limit(self._cpu_limit_s, render, executor)
+        except SandboxError as error:
+            raise report_sandbox_error(error, "chat_template") from None
         except TimeoutError:
             message = "Rendering the prompt exceeded the time limit."
             raise ApiError(400, "prompt_too_complex", message, "input") from None
@@ -61,6 +69,10 @@ class PromptRenderer:
             raise ApiError(400, "invalid_prompt", str(error), "input") from None
 
     def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
+        with limit_template_cpu(self._cpu_limit_s):
+            return self._render_prompt(model, spec, owner, now)
+
+    def _render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
         if spec.raw is not None:
             return self._render_raw(model, spec.raw, owner, now)
         prompt = self.token_history.render(model.format, owner, spec.prompt_input, now)

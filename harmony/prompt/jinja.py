@@ -3,7 +3,7 @@
 A template is part of a model, so it is untrusted code. The sandbox keeps it from the server's objects. The bounds keep
 it from exhausting memory and time (`template_limits.py`): loop iterations and calls are counted, and the size of every
 intermediate value is limited, not only that of the prompt. The caller enforces a deadline, since this module has no
-clock.
+clock. A template that a request brings runs in another process besides (`app.sandbox.sandboxed_template`).
 """
 
 import json
@@ -199,6 +199,7 @@ def _create_sandbox() -> _LimitedSandbox:
     )
     for name in ("center", "format", "wordwrap", "xmlattr", "urlize"):
         del sandbox.filters[name]  # these build large texts from small ones, or HTML
+    del sandbox.globals["lipsum"]  # it writes any amount of random text
     sandbox.filters["tojson"] = _tojson
     sandbox.filters = {name: _limit_filter(name, function) for name, function in sandbox.filters.items()}
     checks = {"counted": _count_turns, "small": limits.check_size, "expanded": limits.check_expanded}

@@ -20,7 +20,15 @@ MAX_INTEGER_BITS = 256
 """Maximum size of an integer. Templates count messages."""
 MAX_STEPS = 1_000_000
 """Budget of one rendering in steps: a loop iteration, or work on `CHARS_PER_STEP` characters."""
-CHARS_PER_STEP = 4_096
+CHARS_PER_STEP = 1_024
+"""Together with `MAX_STEPS`, this also bounds the memory of all texts that a rendering makes, to about a gigabyte."""
+SLOW_FILTERS = frozenset({"title", "wordcount", "striptags", "pprint", "filesizeformat"})
+MAX_SLOW_CHARS = 250_000
+"""Maximum size of the input of a slow filter: it takes up to 0.4 microseconds for a character, without a pause."""
+SORTING_FILTERS = frozenset({"sort", "groupby", "dictsort", "unique"})
+MAX_SORTED_ELEMENTS = 50_000
+MAX_DATE_FORMAT_CHARS = 1_000
+"""Maximum length of a format of a date. The C library reserves 256 times as much for the result."""
 CALL_STEPS = 4
 """Cost of a call of a macro or method."""
 
@@ -157,6 +165,8 @@ def check_call(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     spend_steps(CALL_STEPS)
     method = getattr(method, "__wrapped__", method)  # the sandbox wraps `format`
     text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+    if name == "strftime" and any(len(value) > MAX_DATE_FORMAT_CHARS for value in args if isinstance(value, str)):
+        raise RenderError("The model's chat template writes a date in a format that is too long.")
     spend_chars(text, *args)
     if not isinstance(text, str):
         return
@@ -218,6 +228,10 @@ def check_filter(name: str, value: Any, args: tuple[Any, ...]) -> None:
     check_expanded(value)
     if any(isinstance(argument, int) and abs(argument) > MAX_ELEMENTS for argument in args):
         raise RenderError("The model's chat template passes a filter a number that is too large.")
+    if name in SLOW_FILTERS and _text_length(value) > MAX_SLOW_CHARS:
+        raise RenderError(f"The model's chat template passes the filter '{name}' a text that is too long.")
+    if name in SORTING_FILTERS and isinstance(value, str | list | tuple | dict) and len(value) > MAX_SORTED_ELEMENTS:
+        raise RenderError(f"The model's chat template passes the filter '{name}' too many elements.")
     if name == "replace":
         check_replacement(str(value), args)
     elif name == "join":

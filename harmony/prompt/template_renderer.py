@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from antiphon.events.inputs import InputMessage
 from antiphon.harmony.dialect import Dialect
-from antiphon.harmony.format import PromptInput, RenderError, TemplateOptions
+from antiphon.harmony.format import PromptInput, RenderError, RequestTemplate, TemplateOptions
 from antiphon.harmony.prompt import request_options, tool_instructions
-from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
+from antiphon.harmony.prompt.jinja import RefusedError
 from antiphon.harmony.prompt.messages import MessageBuilder
 from antiphon.harmony.prompt.probe import ShapeSearch
 from antiphon.harmony.prompt.shapes import PARAGRAPH_BREAK, ChatMessage, MessageShape, apply_shape
@@ -62,7 +62,7 @@ class TemplateRenderer:
     def __init__(
         self,
         dialect: Dialect,
-        template: ChatTemplate,
+        template: RequestTemplate,
         token_names: Mapping[str, str],
         tokens: SpecialTokens,
         *,

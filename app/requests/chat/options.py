@@ -8,6 +8,7 @@ from antiphon.app.projections.chat_schema import ChatOptions
 from antiphon.app.requests import shared
 from antiphon.app.requests.fields.prompt import refuse_server_variables
 from antiphon.app.requests.turn_spec import DetailRequest
+from antiphon.app.sandbox.sandboxed_template import SandboxedTemplate
 from antiphon.app.settings import Settings
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.harmony.format import THINKING_SWITCHES, TemplateOptions
@@ -31,6 +32,7 @@ def read_template_options(body: Mapping[str, Any], items: Sequence[AnyInput], se
         raise invalid_value("continue_final_message", message)
     return TemplateOptions(
         source=source,
+        compile_source=None if source is None else SandboxedTemplate,
         variables=_read_variables(body),
         documents=tuple(body.get("documents") or ()),
         add_generation_prompt=body.get("add_generation_prompt") is not False,

@@ -14,7 +14,7 @@ from antiphon.app.errors import ApiError
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.models.host import GIB, HostTimeouts, ModelHost, ModelMemory
 from antiphon.app.models.hosted_engine import HostedEngine
-from antiphon.app.models.memory import MemoryEstimate, measure_engine, read_resident_bytes
+from antiphon.app.models.memory import MemoryEstimate, measure_engine
 from antiphon.app.scripted.recording_engine import unwrap_engine
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters

@@ -86,8 +86,8 @@ async def test_check_of_expensive_schema_is_bounded(checker: GrammarChecker) -> 
 
 async def test_worker_killed_from_outside_is_started_again(checker: GrammarChecker) -> None:
     await checker.find_fault("lark", 'start: "a"')
-    assert checker._worker is not None
-    os.kill(checker._worker.pid, signal.SIGKILL)
+    assert checker.process.pid is not None
+    os.kill(checker.process.pid, signal.SIGKILL)
     assert await checker.find_fault("lark", 'start: "b"') == ""
 
 
@@ -95,7 +95,7 @@ async def test_results_are_cached(checker: GrammarChecker) -> None:
     await checker.find_fault("lark", 'start: "a"')
     checker.stop_worker()
     assert await checker.find_fault("lark", 'start: "a"') == ""
-    assert checker._worker is None
+    assert checker.process.pid is None
 
 
 @pytest.mark.parametrize("path", ["/responses", "/chat/completions"])

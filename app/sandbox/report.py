@@ -1,0 +1,40 @@
+"""Proves at the start of a server that the sandbox works, and tells operator and client if it does not."""
+
+import threading
+
+import structlog
+
+from antiphon.app.errors import ApiError
+from antiphon.app.sandbox.grammar_checker import GRAMMAR_CHECKER, GrammarChecker
+from antiphon.app.sandbox.sandbox_process import SandboxError
+
+PROOF_DELAY_S = 3.0
+"""Seconds after the start of a server until its sandbox is tried, so that this delays no first request."""
+
+_log = structlog.get_logger(__name__)
+
+
+def report_sandbox_error(error: SandboxError, param: str) -> ApiError:
+    """Logs the reason. Returns the error of a request that needs the sandbox: 500, it is not the request's fault."""
+    _log.error(f"Sandbox : {error}")
+    message = f"The server could not check '{param}', because its sandbox does not work. Its log has the reason."
+    return ApiError(500, "sandbox_unavailable", message)
+
+
+def prove_sandbox(checker: GrammarChecker = GRAMMAR_CHECKER) -> None:
+    """Checks that the sandbox works. Logs a line if it does not, or if the server must watch its memory. Blocks."""
+    try:
+        checker.prove()
+    except SandboxError as error:
+        _log.error(f"Sandbox : {error}. Requests with a strict tool, a response format or a grammar get a 500.")
+        return
+    if checker.process.memory_is_watched:
+        _log.info("Sandbox : this system does not limit the memory of a process, so the server watches it")
+
+
+def schedule_proof() -> threading.Timer:
+    """Starts the proof in a thread, after a delay. Cancel it when the server stops."""
+    timer = threading.Timer(PROOF_DELAY_S, prove_sandbox)
+    timer.name, timer.daemon = "sandbox-proof", True
+    timer.start()
+    return timer

@@ -1,0 +1,213 @@
+"""A process of the sandbox, seen from the server: started when it is needed, and again when a message has killed it.
+
+Three ends are told apart. A limit ends the process: the message was at fault. Something else ends it, or it cannot
+start: that is a fault of the server, never of the request. It was killed between two messages: it is started again.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import BinaryIO
+
+import msgspec
+
+from antiphon.app.sandbox.messages import LENGTH, MAX_REPLY_BYTES, MEMORY_BYTES, Greeting
+from antiphon.engine.process.resident_memory import read_resident_bytes
+from antiphon.engine.process.spawn import describe_exit, worker_environment
+
+START_TIMEOUT_S = 120.0
+"""Elapsed time in which the process must greet. A busy machine may take long to start one."""
+REPLY_TIMEOUT_S = 60.0
+"""Elapsed time after which a process that does not reply is killed. It bounds one that waits instead of computing; one
+that computes is ended by its limit of CPU time."""
+WATCH_INTERVAL_S = 0.05
+"""Time between two looks at the memory of a process that the system does not limit."""
+LIMIT_SIGNALS = frozenset(
+    {signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGTRAP}
+)
+"""Signals by which a process ends at a limit: of CPU time, the stack, or memory, at which native code aborts."""
+
+
+class SandboxError(Exception):
+    """The sandbox does not work, through no fault of a request. The message is one line for the operator."""
+
+
+class SandboxProcess:
+    """Sends messages to a process that runs `module`, one at a time. Any thread may call it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the running process; None if there is none."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
+    @property
+    def memory_is_watched(self) -> bool:
+        """True if the server watches the memory of the running process because the system does not limit it."""
+        worker = self._worker
+        return worker is not None and not worker.memory_is_limited
+
+    def exchange(self, message: bytes, watched_bytes: int = MEMORY_BYTES) -> bytes | None:
+        """Returns the reply to a message, or None if the message has killed the process. Raises `SandboxError`.
+
+        `watched_bytes`: resident memory that the process may have if the system does not limit it.
+        """
+        with self._lock:
+            was_running = self._worker is not None
+            try:
+                return self._exchange_once(message, watched_bytes)
+            except _WorkerEndedError as end:
+                if not was_running:
+                    return end.judge()
+            # A process that ran before may have ended for another reason: the memory of the machine ran out.
+            try:
+                return self._exchange_once(message, watched_bytes)
+            except _WorkerEndedError as end:
+                return end.judge()
+
+    def _exchange_once(self, message: bytes, watched_bytes: int) -> bytes:
+        if self._worker is None:
+            self._worker = _Worker(self._module)
+        try:
+            return self._worker.exchange(message, watched_bytes)
+        except _WorkerEndedError:
+            self._worker = None
+            raise
+
+    def stop(self) -> None:
+        """Kills the process. The next message starts another."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+
+class _WorkerEndedError(Exception):
+    """The process has ended during a message. `reason` is for the operator."""
+
+    def __init__(self, reason: str, *, at_limit: bool) -> None:
+        super().__init__(reason)
+        self._reason, self._at_limit = reason, at_limit
+
+    def judge(self) -> None:
+        """Returns if a limit ended the process. Raises `SandboxError` otherwise."""
+        if not self._at_limit:
+            raise SandboxError(self._reason)
+
+
+class _Worker:
+    """A running process and the socket that is its standard input and output. Raises `SandboxError` at its creation."""
+
+    def __init__(self, module: str) -> None:
+        self._name = module.rpartition(".")[2]
+        self._socket, theirs = socket.socketpair()
+        self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-P", "-m", module],
+                    stdin=theirs,
+                    stdout=theirs,
+                    stderr=self._errors,
+                    env=worker_environment(os.environ),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._socket.close()
+            self._errors.close()
+            raise SandboxError(f"{self._name} cannot be started: {error.strerror or error}") from error
+        self.pid = self._process.pid
+        self._last_error = ""
+        self._watched_bytes = MEMORY_BYTES
+        self.memory_is_limited = True
+        self.memory_is_limited = self._receive_greeting().memory_is_limited
+
+    def _receive_greeting(self) -> Greeting:
+        try:
+            return msgspec.msgpack.decode(self._receive(START_TIMEOUT_S), type=Greeting)
+        except (_WorkerEndedError, msgspec.DecodeError) as error:
+            self.end()
+            said = f": {self._last_error}" if self._last_error else ""
+            raise SandboxError(f"{error} at its start{said}") from None
+
+    def exchange(self, message: bytes, watched_bytes: int) -> bytes:
+        """Returns the reply to a message. Raises `_WorkerEndedError`."""
+        self._watched_bytes = watched_bytes
+        try:
+            self._socket.settimeout(REPLY_TIMEOUT_S)
+            self._socket.sendall(LENGTH.pack(len(message)) + message)
+        except OSError as error:
+            raise self._describe_end(timed_out=isinstance(error, TimeoutError)) from None
+        return self._receive(REPLY_TIMEOUT_S)
+
+    def _receive(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        length: int = LENGTH.unpack(self._receive_exactly(LENGTH.size, deadline))[0]
+        if length > MAX_REPLY_BYTES:
+            self.end()
+            raise _WorkerEndedError(f"{self._name} sent a reply of {length} bytes", at_limit=False)
+        return self._receive_exactly(length, deadline)
+
+    def _receive_exactly(self, count: int, deadline: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise self._describe_end(timed_out=True)
+            self._socket.settimeout(remaining_s if self.memory_is_limited else min(WATCH_INTERVAL_S, remaining_s))
+            try:
+                part = self._socket.recv(min(count - len(parts), 1 << 20))
+            except TimeoutError:
+                self._check_memory()
+                continue
+            except OSError:
+                part = b""
+            if not part:
+                raise self._describe_end(timed_out=False)
+            parts += part
+        return bytes(parts)
+
+    def _check_memory(self) -> None:
+        if not self.memory_is_limited and (read_resident_bytes(self.pid) or 0) > self._watched_bytes:
+            self.end()
+            raise _WorkerEndedError(f"{self._name} took more than {self._watched_bytes >> 20} MiB", at_limit=True)
+
+    def _describe_end(self, *, timed_out: bool) -> _WorkerEndedError:
+        """Ends the process, if it still runs, and returns the reason."""
+        if timed_out:
+            self.end()
+            return _WorkerEndedError(f"{self._name} did not answer in time", at_limit=False)
+        code = self._wait()
+        self.end()
+        return _WorkerEndedError(f"{self._name} ended ({describe_exit(code)})", at_limit=-code in LIMIT_SIGNALS)
+
+    def _wait(self) -> int:
+        """Returns the exit code of a process that has closed its socket."""
+        try:
+            return self._process.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
+
+    def end(self) -> None:
+        """Kills and reaps the process."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        if not self._errors.closed:
+            self._last_error = _read_last_line(self._errors)
+            self._errors.close()
+
+
+def _read_last_line(errors: BinaryIO) -> str:
+    errors.seek(0)
+    lines = errors.read(1 << 20).decode("utf-8", "replace").split("\n")
+    return next((text.strip()[:300] for text in reversed(lines) if text.strip()), "")
