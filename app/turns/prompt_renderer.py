@@ -10,6 +10,7 @@ from antiphon.app.errors import ApiError, unsupported_field
 from antiphon.app.model_registry import ServedModel
 from antiphon.app.requests.constraints import check_constraint
 from antiphon.app.requests.turn_spec import RawTurn, TurnSpec
+from antiphon.app.sandbox.messages import CPU_LIMIT_S
 from antiphon.app.sandbox.report import report_sandbox_error
 from antiphon.app.sandbox.sandbox_process import SandboxError
 from antiphon.app.sandbox.sandboxed_template import TEMPLATE_EXECUTOR, limit_template_cpu
@@ -69,7 +70,7 @@ class PromptRenderer:
             raise ApiError(400, "invalid_prompt", str(error), "input") from None
 
     def _render(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:
-        with limit_template_cpu(self._cpu_limit_s):
+        with limit_template_cpu(min(self._cpu_limit_s, CPU_LIMIT_S)):
             return self._render_prompt(model, spec, owner, now)
 
     def _render_prompt(self, model: ServedModel, spec: TurnSpec, owner: str, now: datetime) -> TurnPrompt:

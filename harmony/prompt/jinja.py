@@ -68,6 +68,8 @@ class ChatTemplate:
             return _join_pieces(self._template.generate(**context, strftime_now=now.strftime), max_chars)
         except RenderError:
             raise
+        except MemoryError:
+            raise RenderError("The model's chat template exceeds the limit on memory.") from None
         except Exception as error:  # a template is a program: any error in it is the template's
             raise RefusedError(_REFUSED.format((str(error) or type(error).__name__)[:300]), "input") from error
         finally:

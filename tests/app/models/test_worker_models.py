@@ -20,6 +20,7 @@ from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.adapters import WorkerAdapters
 from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.messages import AdapterReport, Command, LoadAdapter, UnloadAdapter
+from antiphon.engine.process.resident_memory import read_resident_bytes
 from tests.app.models.fake_engines import GatedEngine
 from tests.app.server_helpers import process_engine_registry, wait_until
 from tests.serving import RunningServer, scripted_registry, serve

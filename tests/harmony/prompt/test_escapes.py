@@ -69,6 +69,7 @@ def test_no_attribute_leads_out(root: str) -> None:
         ".__wrapped__",
         "['__wrapped__']",
         "['__wrapped__'|string]",
+        "|attr('__wrapped__')",
     }
 
 
