@@ -27,6 +27,8 @@ CUSTOM = {"type": "custom", "name": "t", "format": {"type": "grammar", "syntax":
 LARGE_TOOL = {"type": "function", "name": "f", "description": "d" * 190_000}
 BODIES: dict[str, dict[str, Any]] = {
     "chain of rules": {"tools": [{**CUSTOM, "format": {**CUSTOM["format"], "definition": rule_chain(20_000)}}]},
+    "one long word": {"tools": [{**CUSTOM, "format": {**CUSTOM["format"], "definition": "a" * 399_000}}]},
+    "long words": {"tools": [{**CUSTOM, "format": {**CUSTOM["format"], "definition": ("a" * 9_999 + "\n") * 39}}]},
     "chain of references": {
         "text": {"format": {"type": "json_schema", "name": "x", "schema": json.loads(reference_chain(4_500))}}
     },

@@ -101,7 +101,8 @@ PROMPT_FIELDS = (
         "honoured",
         c.string_like(MAX_TEMPLATE_CHARS),
         f"Not in OpenAI's API. A Jinja template of at most {MAX_TEMPLATE_CHARS} characters in place of the model's "
-        "own, run with the same limits. 400 unless the server was started with `--trust-request-chat-template`.",
+        "own, run with the same limits in a process of its own. 400 unless the server was started with "
+        "`--trust-request-chat-template`.",
     ),
     RequestField(
         "documents",

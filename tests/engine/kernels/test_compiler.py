@@ -1,6 +1,8 @@
 """Compilation of C sources, and the cache of compiled libraries."""
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,3 +100,45 @@ def test_truncated_cached_library_is_recompiled(source: Path, empty_cache_folder
 )
 def test_flags_of_a_cpu_follow_its_features(machine: str, features: str, flags: list[tuple[str, ...]]) -> None:
     assert list(compiler.select_native_flags(machine, features)) == flags
+
+
+@pytest.mark.parametrize(
+    ("machine", "knows_native", "flags"),
+    [
+        ("arm64", True, ("-mcpu=native",)),
+        ("arm64", False, ("-march=armv8.2-a+dotprod",)),
+        ("x86_64", True, ("-march=native",)),
+    ],
+)
+def test_compiler_call_on_macos(
+    machine: str, knows_native: bool, flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apple's clang has no OpenMP and, on ARM, no `-march=native`; versions before 15 know no `-mcpu=native`, either."""
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if command[0] == "/usr/sbin/sysctl":
+            said = "machdep.cpu.brand_string: Apple M2\nhw.optional.arm.FEAT_DotProd: 1\n"
+            return subprocess.CompletedProcess(command, 0, stdout=said, stderr="")
+        calls.append(command)
+        is_known = knows_native or not any(argument.endswith("=native") for argument in command)
+        error = "" if is_known else "clang: error: unsupported argument 'native' to option '-mcpu='"
+        return subprocess.CompletedProcess(command, 0 if is_known else 1, stdout="", stderr=error)
+
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(compiler, "Path", lambda name: tmp_path / "nothing" if name == "/proc/cpuinfo" else Path(name))
+    monkeypatch.setattr(compiler.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(compiler.platform, "machine", lambda: machine)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: f"/usr/bin/{name}" if name in ("cc", "clang") else None)
+    monkeypatch.setattr(compiler.subprocess, "run", run)
+    compiler._read_cpu_features.cache_clear()
+    try:
+        compiler._run_compiler((tmp_path / "a.c", tmp_path / "b.c"), tmp_path / "kernels.so")
+    finally:
+        compiler._read_cpu_features.cache_clear()
+    first, second = sorted(calls[-3:-1], key=lambda call: call[-1])
+    link = calls[-1]
+    assert first == ["cc", *compiler.COMPILER_FLAGS, *flags, "-I", str(compiler.INCLUDE_DIR), "-c", *first[-3:]]
+    assert first[-3:] == [str(tmp_path / "a.c"), "-o", str(tmp_path / "0.o")] and second[-1] == str(tmp_path / "1.o")
+    assert link[:2] == ["cc", flags[0]] and link[-4:] == ["-shared", "-lm", "-o", str(tmp_path / "kernels.so")]
+    assert not any("openmp" in argument for call in calls for argument in call)
