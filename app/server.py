@@ -282,7 +282,7 @@ async def run_server(
             raise
 
     loading = asyncio.create_task(load(), name="engine-start")
-    proof = schedule_proof()
+    proof = schedule_proof(with_templates=context.settings.trust_request_chat_template)
     try:
         await server.serve([listener])
         if loading.done():

@@ -63,13 +63,19 @@ class GrammarChecker:
         reply = self.process.exchange(msgspec.msgpack.encode(request))
         return TOO_COMPLEX if reply is None else reply.decode("utf-8")
 
+    def _survives_probe(self) -> bool:
+        return self.process.exchange(msgspec.msgpack.encode(MemoryProbe()), PROBE_BYTES // 2) is not None
+
     def prove(self) -> None:
         """Checks that the process works: one good grammar passes, one that needs too much memory is ended.
 
-        Blocks. Raises `SandboxError`.
+        If the limit has no effect on this system, the server watches the memory from then on. Blocks. Raises
+        `SandboxError`.
         """
-        if self.process.exchange(msgspec.msgpack.encode(MemoryProbe()), PROBE_BYTES // 2) is not None:
-            raise SandboxError("grammar_worker can take more memory than its limit")
+        if self._survives_probe():
+            self.process.watch_memory()
+            if self._survives_probe():
+                raise SandboxError("grammar_worker can take more memory than its limit, and nothing ends it")
         if fault := self._check(CheckRequest("lark", 'start: "a"')):
             raise SandboxError(f"grammar_worker refuses a valid grammar: {fault}")
 

@@ -44,6 +44,7 @@ class SandboxProcess:
         self._module = module
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
+        self._trusts_limit = True
 
     @property
     def pid(self) -> int | None:
@@ -77,12 +78,17 @@ class SandboxProcess:
 
     def _exchange_once(self, message: bytes, watched_bytes: int) -> bytes:
         if self._worker is None:
-            self._worker = _Worker(self._module)
+            self._worker = _Worker(self._module, trusts_limit=self._trusts_limit)
         try:
             return self._worker.exchange(message, watched_bytes)
         except _WorkerEndedError:
             self._worker = None
             raise
+
+    def watch_memory(self) -> None:
+        """Makes the server watch the memory of the process, whatever the process says of its limit."""
+        self._trusts_limit = False
+        self.stop()
 
     def stop(self) -> None:
         """Kills the process. The next message starts another."""
@@ -107,7 +113,7 @@ class _WorkerEndedError(Exception):
 class _Worker:
     """A running process and the socket that is its standard input and output. Raises `SandboxError` at its creation."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *, trusts_limit: bool) -> None:
         self._name = module.rpartition(".")[2]
         self._socket, theirs = socket.socketpair()
         self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
@@ -129,7 +135,7 @@ class _Worker:
         self._last_error = ""
         self._watched_bytes = MEMORY_BYTES
         self.memory_is_limited = True
-        self.memory_is_limited = self._receive_greeting().memory_is_limited
+        self.memory_is_limited = self._receive_greeting().memory_is_limited and trusts_limit
 
     def _receive_greeting(self) -> Greeting:
         try:

@@ -160,12 +160,32 @@ def test_proof_tells_why_the_sandbox_does_not_work(start: Start) -> None:
     assert len(logs) == 1 and logs[0]["log_level"] == "error" and "llguidance" in logs[0]["event"]
 
 
-def test_proof_notices_memory_without_a_bound(start: Start) -> None:
+def test_proof_watches_memory_whose_limit_has_no_effect(start: Start) -> None:
     checker = GrammarChecker()
     checker.process = start("boundless grammars")
     with structlog.testing.capture_logs() as logs:
         report.prove_sandbox(checker)
-    assert "can take more memory than its limit" in logs[0]["event"]
+    assert [row["event"].endswith("so the server watches it") for row in logs] == [True]
+    assert checker.process.memory_is_watched
+
+
+def test_proof_notices_memory_without_a_bound(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = GrammarChecker()
+    checker.process = start("boundless grammars")
+    monkeypatch.setattr(sandbox_process, "read_resident_bytes", lambda _: None)
+    with structlog.testing.capture_logs() as logs:
+        report.prove_sandbox(checker)
+    assert len(logs) == 1 and "nothing ends it" in logs[0]["event"]
+
+
+def test_proof_tells_that_templates_cannot_be_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = GrammarChecker()
+    monkeypatch.setattr(sandboxed_template.TEMPLATE_PROCESS, "_module", "nowhere")
+    sandboxed_template.TEMPLATE_PROCESS.stop()
+    with structlog.testing.capture_logs() as logs:
+        report.prove_sandbox(checker, with_templates=True)
+    checker.stop_worker()
+    assert len(logs) == 1 and "No module named nowhere" in logs[0]["event"] and "template" in logs[0]["event"]
 
 
 STRICT: dict[str, Any] = {"type": "json_schema", "name": "x", "strict": True, "schema": {"type": "object"}}
