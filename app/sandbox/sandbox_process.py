@@ -69,12 +69,14 @@ class SandboxProcess:
                 return self._exchange_once(message, watched_bytes)
             except _WorkerEndedError as end:
                 if not was_running:
-                    return end.judge()
+                    end.check_fault()
+                    return None
             # A process that ran before may have ended for another reason: the memory of the machine ran out.
             try:
                 return self._exchange_once(message, watched_bytes)
             except _WorkerEndedError as end:
-                return end.judge()
+                end.check_fault()
+                return None
 
     def _exchange_once(self, message: bytes, watched_bytes: int) -> bytes:
         if self._worker is None:
@@ -104,7 +106,7 @@ class _WorkerEndedError(Exception):
         super().__init__(reason)
         self._reason, self._at_limit = reason, at_limit
 
-    def judge(self) -> None:
+    def check_fault(self) -> None:
         """Returns if a limit ended the process. Raises `SandboxError` otherwise."""
         if not self._at_limit:
             raise SandboxError(self._reason)
@@ -121,8 +123,8 @@ class _Worker:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [sys.executable, "-P", "-m", module],
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     stderr=self._errors,
                     env=worker_environment(os.environ),
                     start_new_session=True,
@@ -199,9 +201,10 @@ class _Worker:
     def _wait(self) -> int:
         """Returns the exit code of a process that has closed its socket."""
         try:
-            return self._process.wait(START_TIMEOUT_S)
+            code: int = self._process.wait(START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return -signal.SIGKILL
+        return code
 
     def end(self) -> None:
         """Kills and reaps the process."""

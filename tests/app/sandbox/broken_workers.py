@@ -70,7 +70,7 @@ def main(kind: str) -> None:
             worker.limit_memory = lambda _: False
         else:
             worker.limit_memory = lambda _: True
-            worker.PROBE_WAIT_S = 1.0
+            worker.PROBE_WAIT_S = 0.3
         run_worker(grammar_worker._prepare)
     else:
         worker.CPU_LIMIT_S = 0.2

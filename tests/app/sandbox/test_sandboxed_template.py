@@ -24,7 +24,7 @@ SERVER = partial(
     serve,
     partial(scripted_registry, SCRIPT, delay=0.01),
     trust_request_chat_template=True,
-    timeouts=TurnTimeouts(render_cpu_limit_s=0.5),
+    timeouts=TurnTimeouts(render_cpu_limit_s=0.2),
 )
 NOW = datetime(2026, 2, 3)  # noqa: DTZ001 - prompts hold a date without a time zone
 CONTEXT: dict[str, Any] = {
