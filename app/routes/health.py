@@ -1,4 +1,4 @@
-"""`/health`: the process is running. `/ready`: it accepts requests now. Neither needs an API key."""
+"""`/health`: the process is running. `/ready`: it accepts requests now. Neither needs a key; `/metrics` does."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +10,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, ServerContext, server_context
 from antiphon.app.model_registry import EncoderModel, ServedModel
 from antiphon.app.models.status import blocked_reason, is_starting
+from antiphon.app.observability.metrics import CONTENT_TYPE
 from antiphon.app.routes.replies import json_reply
 
 
@@ -17,6 +18,12 @@ from antiphon.app.routes.replies import json_reply
 async def get_health() -> Response[Any]:
     """Returns 200 as long as the event loop runs."""
     return json_reply(b'{"status":"ok"}')
+
+
+@get("/metrics")
+async def get_metrics(request: AnyRequest) -> Response[Any]:
+    """Returns all metrics in the Prometheus text format."""
+    return Response(server_context(request).metrics.render_page(), media_type=CONTENT_TYPE)
 
 
 @get("/ready")

@@ -18,11 +18,10 @@ from antiphon.app.store import writer_name
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import find_item
-from antiphon.app.store.overdue_steps import OverdueSteps
 from antiphon.app.store.persistent_completions import PersistentCompletions
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.sql_connection import UnreadableRowError
-from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, StoreChange, StoreTimings, WriteOp
+from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OverdueSteps, StoreChange, StoreTimings, WriteOp
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
@@ -57,7 +56,7 @@ class PersistentStore:
         self._on_cancel_request: Callable[[str], None] = lambda _: None
         self._writer = StoreWriter(databases[0], name, self, timings, max_bytes)
         self._database = databases[1]
-        self._overdue_steps = OverdueSteps(self._writer, self._live)
+        self._overdue_steps = OverdueSteps(self._writer.is_overdue, self._live)
         self.completions = PersistentCompletions(self._database, self._deleted, self._commit)
 
     async def close(self) -> None:

@@ -85,6 +85,10 @@ class StoreWriter:
         busy_since = self.busy_since
         return 0.0 if busy_since is None else time.monotonic() - busy_since
 
+    def is_overdue(self) -> bool:
+        """Tells whether clients have waited long enough for a database that does not answer."""
+        return self.busy_s() > MAX_LAST_STEP_WAIT_S
+
     def close(self) -> None:
         """Writes all queued operations, deletes the heartbeat and stops the thread."""
         self._is_closing = True
