@@ -17,6 +17,7 @@ from antiphon.harmony.parsing.tape import literals
 from antiphon.harmony.tokens.detokenizer import MarkerAlphabet
 from antiphon.harmony.tokens.special_tokens import SpecialTokens
 from antiphon.harmony.tokens.vocabulary import ByteVocabulary
+from antiphon.kit.cassette import secret_shapes
 from tests.pumping import METHODS, find_slow_input
 from tests.syntax import PACKAGES, ROOT, list_source_modules, module_name, parse_module
 
@@ -24,7 +25,8 @@ FUNCTIONS = {"compile", "match", "fullmatch", "search", "findall", "finditer", "
 _TEXTS = literals("<tool_call>", "<tool_calls>", "</tool_call>", "<|end|>", "aab", "ab", controls=True)
 _HEADERS = HeaderParser(MarkerAlphabet(ByteVocabulary((), ()), ()))
 _TOKENS = SpecialTokens(["<think>", "<tool_call>", "</think>", "aab"])
-BUILT_PATTERNS: dict[str, tuple[re.Pattern[str], ...]] = {
+BUILT_PATTERNS: dict[str, tuple[re.Pattern[str] | re.Pattern[bytes], ...]] = {
+    "engine.remote.faults:line": (re.compile(re.escape("sk-a secret"), re.IGNORECASE),),
     "harmony.gptoss.header:_ahead": (_HEADERS._ahead,),
     "harmony.gptoss.header:_heads": tuple(_HEADERS._heads.values()),
     "harmony.parsing.tape:complete_pattern": (_TEXTS.complete_pattern,),
@@ -34,12 +36,11 @@ BUILT_PATTERNS: dict[str, tuple[re.Pattern[str], ...]] = {
     "harmony.tokens.encode_cache:_cut": (re.compile("(?=aab|ab|<think>)"),),
     "harmony.tokens.special_tokens:_first": (_TOKENS._first,),
     "harmony.tokens.vocabulary:_split": (ByteVocabulary(["<think>", "aab", "ab"], ["ab"])._split,),
+    "kit.cassette.secret_shapes:_KEYS": tuple(pattern for _, pattern in secret_shapes._KEYS),
     "kit.wire.websocket_check:bits": (re.compile(r"server_max_window_bits=\"?(\d+)"),),
 }
 """Expressions that are built while the program runs, by their place, with examples of them."""
 FOREIGN_PATTERNS = {
-    "engine.adapters.lora_config:_find_pattern": "an adapter's pattern; tests/engine/adapters has its tests",
-    "engine.adapters.lora_config:_matches": "an adapter's pattern; tests/engine/adapters has its tests",
     "harmony.patterns:_has_one_length": "one part of a repository's pattern, matched with one character",
     "harmony.response_template:compiled": "a repository's pattern, used if `find_complex_part` finds nothing",
     "kit.live.expectations:_check_calls": "a pattern of a suite, checked by `test_patterns_of_suites_take_linear_time`",
@@ -154,7 +155,7 @@ def _find_fault(use: PatternUse) -> str:
 
 def test_places_of_built_patterns_exist() -> None:
     places = {use.place for use in list_uses()}
-    assert set(BUILT_PATTERNS) <= places
+    assert set(BUILT_PATTERNS) | set(FOREIGN_PATTERNS) <= places
 
 
 def test_patterns_of_suites_take_linear_time() -> None:
