@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+HANG_TIMEOUT_S = 100.0
+"""Time after which what a test waits for counts as hanging: generous, since it decides no result on a busy machine."""
 POLL_INTERVAL_S = 0.01
 STALL_WINDOW_S = 30.0
 """Time without progress after which a process counts as stalled."""

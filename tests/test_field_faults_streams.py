@@ -9,6 +9,7 @@ import pytest
 from antiphon.app.errors import ApiError
 from tests.app.requests.request_builders import read_responses_spec, summarize_error
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry, serve
 from tests.snapshots.cases import CASES, RUN_CALL, TOOLS, WEATHER_CALL, Case
 from tests.snapshots.run_case import read_chat, read_responses
@@ -120,7 +121,10 @@ def test_text_streams_immediately_with_tools_declared(dialect: str) -> None:
     """Text is not held back to detect calls: it is sent while the model is stalled."""
     registry = scripted_registry([{"name": "x", "output": [TEXT_OUTPUTS[dialect], {"stall": True}]}], dialect=dialect)
     body = {"model": "scripted", "input": "hi", "tools": TOOLS, "stream": True}
-    with serve(registry) as server, httpx.stream("POST", f"{server.url}/responses", json=body, timeout=10) as reply:
+    with (
+        serve(registry) as server,
+        httpx.stream("POST", f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S) as reply,
+    ):
         text = ""
         for chunk in reply.iter_text():
             text += chunk

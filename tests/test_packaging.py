@@ -16,6 +16,7 @@ import pytest
 
 from tests.built_wheel import build_wheel, clean_environment, find_site_packages, install_wheel
 from tests.clients.python_install import install_python_clients
+from tests.progress import HANG_TIMEOUT_S
 from tests.syntax import PACKAGES, ROOT, list_source_modules
 
 OTHER_PROJECT_MODULE = """
@@ -101,13 +102,15 @@ def _run_server(command: list[str], folder: Path, *options: str) -> Iterator[str
                 pytest.fail("".join(lines))
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=HANG_TIMEOUT_S)
 
 
 def test_installed_command_serves_the_embedded_model(python: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with _run_server([str(python.with_name("antiphon"))], tmp_path) as url:
-        reply = httpx.post(f"{url}/responses", json={"model": "antiphon", "input": "Hello!"}, timeout=60).json()
+        reply = httpx.post(
+            f"{url}/responses", json={"model": "antiphon", "input": "Hello!"}, timeout=HANG_TIMEOUT_S
+        ).json()
     assert reply["status"] == "completed"
     assert "embedded model" in reply["output"][-1]["content"][0]["text"]
 
@@ -118,7 +121,7 @@ def test_scripted_engine_runs_without_torch(python: Path, tmp_path: Path) -> Non
     hide_torch = "import sys; sys.modules.update(torch=None, transformers=None, safetensors=None, huggingface_hub=None)"
     command = [str(python), "-c", f"{hide_torch}; from antiphon.app.cli import main; main()"]
     with _run_server(command, tmp_path, "--engine", "scripted", "--script", str(script)) as url:
-        reply = httpx.post(f"{url}/responses", json={"model": "scripted", "input": "Hi"}, timeout=60).json()
+        reply = httpx.post(f"{url}/responses", json={"model": "scripted", "input": "Hi"}, timeout=HANG_TIMEOUT_S).json()
     assert reply["output"][0]["content"][0]["text"] == "Hello."
 
 

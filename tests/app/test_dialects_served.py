@@ -26,6 +26,7 @@ from tests.clients.sdk_helpers import post
 from tests.counts import FULL_COUNTS
 from tests.engine.tiny_models import BASE_CONFIG
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 NUM_REQUESTS = 25 if FULL_COUNTS else 2
@@ -117,7 +118,7 @@ def test_required_tool_call_is_valid_in_every_dialect(name: str, tmp_path: Path)
                 "model": "tiny", "input": "Hi", "tools": TOOLS, "tool_choice": "required", "stream": True, "seed": number,
                 "temperature": 1, "max_output_tokens": 900, "reasoning": {"effort": "none"}, "parallel_tool_calls": False,
             }  # fmt: skip
-            reply = post(f"{server.url}/responses", json=body, timeout=60)
+            reply = post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
             assert reply.status_code == 200, reply.text
             response = check_stream(
                 [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]

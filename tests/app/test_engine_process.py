@@ -19,7 +19,7 @@ import pytest
 from tests.app.server_helpers import FAKE_CORE_FACTORY, free_port, process_engine_registry, wait_until
 from tests.counts import FULL_COUNTS
 from tests.invariants import Event, check_stream
-from tests.progress import wait_with_progress
+from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, serve
 from tests.syntax import ROOT
 
@@ -92,7 +92,7 @@ async def test_responses_fail_and_the_engine_restarts_after_each_kill(core_facto
                 for _ in range(NUM_KILLS):
                     streams = [StreamReader(client, server) for _ in range(NUM_STREAMS)]
                     for stream in streams:
-                        await asyncio.wait_for(stream.has_delta.wait(), 100)
+                        await asyncio.wait_for(stream.has_delta.wait(), HANG_TIMEOUT_S)
                     os.kill(server.engine.pid, signal.SIGKILL)
                     responses = [await stream.end() for stream in streams]
                     failed = [response for response in responses if response["status"] == "failed"]
@@ -184,7 +184,7 @@ def start_process(tmp_path: Path) -> Iterator[StartProcess]:
 
 def is_healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=10).status_code == 200
+        return httpx.get(f"{url}/health", timeout=HANG_TIMEOUT_S).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -207,7 +207,7 @@ def test_server_answers_while_the_engine_loads(tmp_path: Path, start_process: St
     assert httpx.post(f"{url}/v1/responses", json=body, timeout=CLIENT_TIMEOUT).json()["usage"]["output_tokens"] == 3
     assert httpx.get(f"{url}/ready").status_code == 200
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0].splitlines()
+    output = process.communicate(timeout=HANG_TIMEOUT_S)[0].splitlines()
     assert output == ["loading", "loading: packing weights", "ready", "banner"]
 
 
@@ -231,6 +231,6 @@ def test_sigterm_during_loading_answers_503_and_ends_the_server(tmp_path: Path, 
 def test_load_error_ends_the_server_with_one_line(tmp_path: Path, start_process: StartProcess) -> None:
     (tmp_path / "refuse").write_text("weights are missing; get them", encoding="utf-8")
     _, process = start_process()
-    output = process.communicate(timeout=60)[0].splitlines()
+    output = process.communicate(timeout=HANG_TIMEOUT_S)[0].splitlines()
     assert process.returncode == 1
     assert output[-1] == "refused: weights are missing; get them"

@@ -19,7 +19,7 @@ import pytest
 
 from tests.app.server_helpers import free_port, wait_until
 from tests.conftest import StartServer
-from tests.progress import wait_with_progress
+from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
@@ -133,7 +133,7 @@ def test_overload_is_answered_with_429_at_once(start_server: StartServer) -> Non
     ):
         _lines = read_first_line(running)
         # A socket, which does not wait for its reply: the request stays in the queue until the end of this block.
-        waiting = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+        waiting = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S))
         content = json.dumps(body).encode()
         head = f"POST /v1{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         waiting.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
@@ -232,7 +232,7 @@ def test_sigterm_answers_unstreamed_requests_as_failed(start_process: Callable[.
         target=lambda: replies.append(httpx.post(f"{server.url}/v1{path}", json=body, timeout=CLIENT_TIMEOUT))
     )
     thread.start()
-    assert wait_until(30, lambda: httpx.get(f"{server.url}/load", timeout=30).json()["server_load"] == 1)
+    assert wait_until(30, lambda: httpx.get(f"{server.url}/load", timeout=HANG_TIMEOUT_S).json()["server_load"] == 1)
     server.signal(signal.SIGTERM)
     thread.join(30)
     assert replies[0].json()["status"] == "failed"
@@ -263,7 +263,7 @@ def test_open_connection_is_told_that_the_server_is_not_ready(
 
 def refuses_connections(server: ScriptedServerProcess) -> bool:
     try:
-        httpx.get(f"{server.url}/health", timeout=30)
+        httpx.get(f"{server.url}/health", timeout=HANG_TIMEOUT_S)
     except httpx.ConnectError:
         return True
     return False
@@ -322,7 +322,7 @@ def test_simultaneous_connections_are_accepted_in_batches(start_server: StartSer
         server.loop.call_soon_threadsafe(occupy_loop)
         time.sleep(0.1)
         for _ in range(160):
-            sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S))
             sockets[-1].sendall(request)
         for client in sockets:
             assert client.recv(4096).startswith(b"HTTP/1.1 200")

@@ -13,6 +13,7 @@ from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine, parse_script
 from antiphon.harmony import detect
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)+b"])
@@ -31,8 +32,13 @@ def test_catastrophic_pattern_is_an_error_of_the_tokenizer(
     engine = ScriptedEngine(replies, encode=model_format.encode, decode=model_format.decode, info=info)
     registry = ModelRegistry([ServedModel(names=("slow",), engine=engine, format=model_format, created=1)])
     server = start_server(registry)
-    reply = httpx.post(f"{server.url}/responses", json={"model": "slow", "input": "a" * 5_000 + "!"}, timeout=60)
+    reply = httpx.post(
+        f"{server.url}/responses", json={"model": "slow", "input": "a" * 5_000 + "!"}, timeout=HANG_TIMEOUT_S
+    )
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_prompt", "input")
     assert "tokenizer" in error["message"]
-    assert httpx.post(f"{server.url}/responses", json={"model": "slow", "input": "Hi"}, timeout=60).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/responses", json={"model": "slow", "input": "Hi"}, timeout=HANG_TIMEOUT_S).status_code
+        == 200
+    )

@@ -23,6 +23,7 @@ from antiphon.engine.process.client import ProcessEngine
 from antiphon.engine.process.spawn import WorkerHandle, WorkerProcess
 from tests.app.server_helpers import FAKE_CORE_FACTORY, WORKER_TIMEOUTS, process_engine_registry, wait_until
 from tests.engine.embeddings.tiny_repositories import save_tokenizer
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry, serve
 
 ENCODER_FACTORY = "tests.engine.embeddings.fake_encoder:build_fake_encoder"
@@ -70,7 +71,7 @@ def test_engine_that_cannot_start_is_the_servers_fault(name: str, monkeypatch: p
     }
     with serve(on_demand(engine)) as server:
         for path, fields in requests.items():
-            reply = httpx.post(f"{server.url}{path}", json={"model": "chatter", **fields}, timeout=60)
+            reply = httpx.post(f"{server.url}{path}", json={"model": "chatter", **fields}, timeout=HANG_TIMEOUT_S)
             assert reply.status_code == 503, (path, reply.text)
             assert "nowhere" not in reply.text and "Resource" not in reply.text
 
@@ -93,11 +94,11 @@ def test_worker_that_cannot_start_again_is_the_servers_fault(kind: str, tmp_path
         registry = ModelRegistry(scripted_registry([{"name": "any", "output": ["Yes."]}]).served, [encoder])
         path, body = "/embeddings", {"model": "fake", "input": [1, 2]}
     with serve(registry) as server:
-        assert httpx.post(f"{server.url}{path}", json=body, timeout=60).status_code == 200
+        assert httpx.post(f"{server.url}{path}", json=body, timeout=HANG_TIMEOUT_S).status_code == 200
         assert engine.pid is not None
         spawn.refuses = True
         os.kill(engine.pid, signal.SIGKILL)
         assert wait_until(60, lambda: engine.unready_reason() is not None)
-        reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+        reply = httpx.post(f"{server.url}{path}", json=body, timeout=HANG_TIMEOUT_S)
         assert reply.status_code >= 500, reply.text
         spawn.refuses = False

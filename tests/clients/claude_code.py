@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.install_lock import hold_lock
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 from tests.syntax import ROOT
 
@@ -17,7 +18,7 @@ CLAUDE_CODE_VERSION = "2.1.330"
 INSTALL_FOLDER = ROOT / "build" / "claude-code"
 PROGRAM = INSTALL_FOLDER / "node_modules" / ".bin" / "claude"
 INSTALL_TIMEOUT_S = 180.0
-RUN_TIMEOUT_S = 90.0
+RUN_TIMEOUT_S = 250.0
 
 
 def install_claude_code() -> Path:
@@ -70,7 +71,9 @@ def run_claude_code(program: Path, server: RunningServer, prompt: str, home: Pat
 
 def _installed_version() -> str | None:
     try:
-        done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [PROGRAM, "--version"], capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.partition(" ")[0] or None

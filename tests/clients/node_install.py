@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.install_lock import hold_lock
+from tests.progress import HANG_TIMEOUT_S
 from tests.syntax import ROOT
 
 INSTALL_FOLDER = ROOT / "build" / "node"
@@ -18,7 +19,7 @@ NODE_VERSION = "22.23.3"
 LOCK_FILE = Path(__file__).with_name("programs") / "node.lock"
 MIN_NODE_MAJOR = 22
 INSTALL_TIMEOUT_S = 180.0
-SCRIPT_TIMEOUT_S = 100.0
+SCRIPT_TIMEOUT_S = 250.0
 
 
 def install_node_sdk() -> Path:
@@ -105,7 +106,9 @@ def _major_version(program: str | None) -> int:
     if program is None:
         return 0
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False
+        )
     except OSError:
         return 0
     match = re.match(r"v(\d+)\.", done.stdout)

@@ -16,7 +16,7 @@ from tests.syntax import ROOT
 PROGRAMS_FOLDER = Path(__file__).with_name("programs")
 INSTALL_FOLDER = ROOT / "build" / "python-clients"
 INSTALL_TIMEOUT_S = 240.0
-PROGRAM_TIMEOUT_S = 100.0
+PROGRAM_TIMEOUT_S = 400.0
 
 
 def install_python_clients(name: str) -> Path:

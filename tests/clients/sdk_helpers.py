@@ -13,6 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.engine.protocol import EngineInfo
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry
 from tests.snapshots import event_lines
 from tests.snapshots.cases import CASES, TOOLS, Case
@@ -152,7 +153,7 @@ def open_sdk(server: RunningServer, key: str = "none") -> Iterator[tuple[OpenAI,
     """Opens an `OpenAI` client that never retries, and records its replies."""
     replies = RecordedReplies()
     with (
-        httpx2.Client(transport=_RecordingTransport(replies), timeout=30) as wire,
+        httpx2.Client(transport=_RecordingTransport(replies), timeout=HANG_TIMEOUT_S) as wire,
         OpenAI(base_url=server.url, api_key=key, http_client=wire, max_retries=0) as client,
     ):
         yield client, replies
@@ -165,7 +166,7 @@ async def open_async_sdk(
     """Opens an `AsyncOpenAI` client that never retries, and records its replies."""
     replies = RecordedReplies()
     async with (
-        httpx2.AsyncClient(transport=_AsyncRecordingTransport(replies), timeout=30) as wire,
+        httpx2.AsyncClient(transport=_AsyncRecordingTransport(replies), timeout=HANG_TIMEOUT_S) as wire,
         AsyncOpenAI(base_url=server.url, api_key=key, http_client=wire, max_retries=0) as client,
     ):
         yield client, replies

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.app.server_helpers import wait_until
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 NUM_REQUESTS = 330
@@ -40,7 +41,7 @@ BODIES: dict[str, tuple[dict[str, Any], set[int]]] = {
 
 
 def create_response(server: RunningServer, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/responses", json={"model": "scripted", **body}, timeout=30)
+    return httpx.post(f"{server.url}/responses", json={"model": "scripted", **body}, timeout=HANG_TIMEOUT_S)
 
 
 def assert_all_places_are_free(server: RunningServer) -> None:
@@ -54,7 +55,7 @@ def assert_all_places_are_free(server: RunningServer) -> None:
 def test_failed_requests_cost_no_place(kind: str, server: RunningServer) -> None:
     body, statuses = BODIES[kind]
     count = NUM_REQUESTS if len(str(body)) < 10_000 else 12
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=HANG_TIMEOUT_S) as client:
         for _ in range(count):
             reply = client.post(f"{server.url}/responses", json={"model": "scripted", **body})
             assert reply.status_code in statuses, reply.text

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -44,7 +45,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def make_client(server: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=HANG_TIMEOUT_S)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.app.requests.request_builders import read_chat_spec, read_responses_s
 from tests.app.store.store_helpers import add_log
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 
 SCRIPT: list[dict[str, Any]] = [{"name": "any", "output": ["<think>\nHm.\n</think>\n\nOne two three four."]}]
@@ -105,7 +106,7 @@ def test_websocket_is_on_by_default(start_server: StartServer) -> None:
     # A client that reads no further closes only after its time limit, once 16 unread frames have filled its queue.
     with connect(server.url.replace("http", "ws") + "/responses", max_queue=None) as websocket:
         websocket.send('{"type": "response.create", "model": "scripted", "input": "hi"}')
-        assert '"response.created"' in str(websocket.recv(timeout=10))
+        assert '"response.created"' in str(websocket.recv(timeout=HANG_TIMEOUT_S))
 
 
 # Fields of requests

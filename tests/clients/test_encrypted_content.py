@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients import sdk_helpers
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 KEYS = ("sk-one", "sk-two")
@@ -49,13 +50,13 @@ SERVER = partial(serve, SCRIPT, api_keys=KEYS, file_store=True)
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEYS[0], max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=server.url, api_key=KEYS[0], max_retries=0, timeout=HANG_TIMEOUT_S) as client:
         yield client
 
 
 @pytest.fixture
 def other_client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEYS[1], max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=server.url, api_key=KEYS[1], max_retries=0, timeout=HANG_TIMEOUT_S) as client:
         yield client
 
 
@@ -138,7 +139,7 @@ def test_encrypted_reasoning_survives_a_server_restart(tmp_path: Path) -> None:
 
 
 def make_client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=HANG_TIMEOUT_S)
 
 
 # Compaction

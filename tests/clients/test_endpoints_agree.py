@@ -10,6 +10,7 @@ from antiphon.engine.protocol import Job
 from tests.clients.sdk_helpers import get, post
 from tests.conftest import StartServer
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 
 TOOL: Any = {
@@ -118,7 +119,7 @@ def test_four_ways_to_send_a_history_give_one_prompt(server: RunningServer, monk
             websocket.send(json.dumps({"type": "response.create", **BODY, "input": items, "store": False, **previous}))
             event: dict[str, Any] = {"type": ""}
             while event["type"] != "response.completed":
-                event = json.loads(websocket.recv(timeout=10))
+                event = json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))
                 assert event["type"] != "error", event
             last_id[0] = event["response"]["id"]
             return event["response"]["output"]

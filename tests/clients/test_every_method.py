@@ -16,6 +16,7 @@ from openai.resources.responses import InputItems, InputTokens, Responses
 from pydantic import BaseModel
 
 from tests.clients.node_install import run_node_script
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 KEY = "sk-one"
@@ -37,7 +38,7 @@ SERVER = partial(serve, SCRIPT, api_keys=(KEY,), file_store=True)
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=HANG_TIMEOUT_S) as client:
         yield client
 
 

@@ -25,6 +25,7 @@ from tests.clients.node_install import run_node_script
 from tests.clients.python_install import install_python_clients, run_program
 from tests.clients.sdk_helpers import get, parse_events, wait_until
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.syntax import ROOT
 
@@ -73,7 +74,9 @@ def test_python_example_of_the_documentation_runs(server: RunningServer) -> None
     (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     code = block.replace("127.0.0.1:50051", f"127.0.0.1:{server.context.grpc_port}").replace('"antiphon"', '"scripted"')
     code = code.replace("Hello!", "weather")
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("Let me see.") and "'output_tokens': " in result.stdout
 
@@ -117,7 +120,9 @@ def run_router(python: Path, workers: list[str], log: Path) -> Iterator[str]:
 
 def serves(url: str, model: str) -> bool:
     try:
-        reply = httpx.post(f"{url}/chat/completions", json=CHAT | {"model": model, "max_tokens": 1}, timeout=5)
+        reply = httpx.post(
+            f"{url}/chat/completions", json=CHAT | {"model": model, "max_tokens": 1}, timeout=HANG_TIMEOUT_S
+        )
     except httpx.TransportError:
         return False
     return reply.status_code == 200
@@ -147,11 +152,11 @@ def test_smg_routes_chats_to_the_models_of_this_server(smg_python: Path, tmp_pat
         server = stack.enter_context(serve(ModelRegistry(models), grpc_port=0))
         workers = [f"grpc://127.0.0.1:{port}" for port in server.context.grpc_ports]
         url = stack.enter_context(run_router(smg_python, workers, tmp_path / "smg.log"))
-        other = httpx.post(f"{url}/chat/completions", json=CHAT | {"model": "other"}, timeout=20).json()
+        other = httpx.post(f"{url}/chat/completions", json=CHAT | {"model": "other"}, timeout=HANG_TIMEOUT_S).json()
         assert other["choices"][0]["message"]["content"] == "Hello from the other one."
-        reply = httpx.post(f"{url}/chat/completions", json=CHAT, timeout=20).json()
+        reply = httpx.post(f"{url}/chat/completions", json=CHAT, timeout=HANG_TIMEOUT_S).json()
         streamed = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
-        chunks = parse_events(httpx.post(f"{url}/chat/completions", json=streamed, timeout=20).content)
+        chunks = parse_events(httpx.post(f"{url}/chat/completions", json=streamed, timeout=HANG_TIMEOUT_S).content)
     assert reply["choices"][0]["message"]["content"] == "Hello from the worker."
     assert reply["choices"][0]["finish_reason"] == "stop" and reply["usage"]["completion_tokens"] == len(ids)
     texts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]

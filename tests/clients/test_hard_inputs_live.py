@@ -16,6 +16,7 @@ import pytest
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from tests.clients.sdk_helpers import get, post
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
@@ -159,8 +160,8 @@ def test_row_27_concurrent_cancel_complete_and_delete_end_a_stream_once(server: 
         for number in range(40):
             response_id = post_response(server, "Slowly" if number % 2 else "Hi", background=True).json()["id"]
             url = f"{server.url}/responses/{response_id}"
-            stream = executor.submit(get, f"{url}?stream=true", timeout=20)
-            futures = [executor.submit(post, f"{url}/cancel", timeout=20) for _ in range(2)]
+            stream = executor.submit(get, f"{url}?stream=true", timeout=HANG_TIMEOUT_S)
+            futures = [executor.submit(post, f"{url}/cancel", timeout=HANG_TIMEOUT_S) for _ in range(2)]
             if number % 4 == 3:
                 futures.append(executor.submit(httpx.delete, url))
             assert {future.result().status_code for future in futures} <= {200, 404}

@@ -17,6 +17,7 @@ from antiphon.kit.chat.stream import read_chat_sse
 from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.findings import FindingList
 from tests.normalized_streams import normalize_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
@@ -94,11 +95,11 @@ def codex_body(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run_turn(url: str) -> list[bytes]:
     """Runs a turn as Codex does: a request, the command that it asks for, and a request with its output."""
-    first = httpx.post(f"{url}/responses", json=codex_body([]), timeout=60).content
+    first = httpx.post(f"{url}/responses", json=codex_body([]), timeout=HANG_TIMEOUT_S).content
     output = read_response(first)["output"]
     [call] = [item for item in output if item["type"] == "function_call"]
     items = [*output, {"type": "function_call_output", "call_id": call["call_id"], "output": OUTPUT}]
-    return [first, httpx.post(f"{url}/responses", json=codex_body(items), timeout=60).content]
+    return [first, httpx.post(f"{url}/responses", json=codex_body(items), timeout=HANG_TIMEOUT_S).content]
 
 
 def read_response(stream: bytes) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def test_recorded_turn_replays_byte_for_byte_and_through_chat(tmp_path: Path) ->
     assert '"embedded"' in file.read_text() and "exec_command" in file.read_text()
     with run_server("--engine", "scripted", "--script", str(file)) as url:
         replayed = run_turn(url)
-        chat = httpx.post(f"{url}/chat/completions", json=chat_body(), timeout=60).content
+        chat = httpx.post(f"{url}/chat/completions", json=chat_body(), timeout=HANG_TIMEOUT_S).content
     assert [*map(normalize_stream, replayed)] == [*map(normalize_stream, recorded)]
     assert replayed != recorded, "the ids are new"
     for stream in recorded:

@@ -16,6 +16,7 @@ from antiphon.app.settings import Settings
 from antiphon.engine.scripted.engine import ScriptError
 from antiphon.kit.checker.stream import check_sse
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 CALL = '<tool_call>\n{"name": "run", "arguments": {"cmd": "ls"}}\n</tool_call>'
@@ -72,7 +73,7 @@ def request_body(api: str, name: str, *, stream: bool = True) -> dict[str, Any]:
 
 
 def post(server: RunningServer, name: str, api: str = "responses", *, stream: bool = True) -> httpx.Response:
-    return httpx.post(server.url + PATHS[api], json=request_body(api, name, stream=stream), timeout=20)
+    return httpx.post(server.url + PATHS[api], json=request_body(api, name, stream=stream), timeout=HANG_TIMEOUT_S)
 
 
 def find_codes(server: RunningServer, name: str) -> set[str]:
@@ -82,7 +83,7 @@ def find_codes(server: RunningServer, name: str) -> set[str]:
 
 
 def open_socket(server: RunningServer, body: dict[str, Any], path: str = "/v1/responses") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S)
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
@@ -183,7 +184,7 @@ def test_stall_is_silence(server: RunningServer) -> None:
 
 
 def wait_idle(server: RunningServer) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_TIMEOUT_S
     while server.context.turn_manager.num_running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not server.context.turn_manager.num_running
@@ -292,13 +293,15 @@ def test_websocket_has_no_faults(server: RunningServer) -> None:
     with connect(f"ws://127.0.0.1:{server.port}/v1/responses") as websocket:
         body = {"type": "response.create", "model": "scripted", "input": "Play [cut]."}
         websocket.send(json.dumps(body))
-        error = json.loads(websocket.recv(timeout=20))
+        error = json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))
     assert error["type"] == "error" and "applies to HTTP replies, not to WebSockets" in error["error"]["message"]
     wait_idle(server)
 
 
 def test_fault_of_a_chat_with_choices_applies_to_its_stream(server: RunningServer) -> None:
-    reply = httpx.post(f"{server.url}/chat/completions", json=request_body("chat", "cut_any") | {"n": 2}, timeout=20)
+    reply = httpx.post(
+        f"{server.url}/chat/completions", json=request_body("chat", "cut_any") | {"n": 2}, timeout=HANG_TIMEOUT_S
+    )
     assert reply.status_code == 200 and "[DONE]" not in reply.text
     wait_idle(server)
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.app.sandbox.grammar_chains import reference_chain, rule_chain
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 NUM_WORDS = 150
@@ -86,13 +87,13 @@ class SecondClient:
 
     def _stream(self) -> None:
         body = {"model": "scripted", "input": "At length", "stream": True}
-        with httpx.stream("POST", f"{self._server.url}/responses", json=body, timeout=60) as reply:
+        with httpx.stream("POST", f"{self._server.url}/responses", json=body, timeout=HANG_TIMEOUT_S) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     self.events.append(json.loads(line.removeprefix("data: ")))
 
     def _ask_health(self) -> None:
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=HANG_TIMEOUT_S) as client:
             while self._threads[0].is_alive():
                 started = time.monotonic()
                 assert client.get(f"{self._server.root}/health").status_code == 200
@@ -105,10 +106,10 @@ def test_second_client_loses_nothing_and_health_answers(kind: str, server: Runni
     with SecondClient(server) as second:
         if kind in BODIES:
             body = {"model": "scripted", "input": "Hi", **BODIES[kind]}
-            reply = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+            reply = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
             assert reply.status_code == (200 if kind == "huge tools" else 400)
         else:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S) as client:
                 client.sendall(BYTES[kind])
                 assert client.recv(65_536).startswith(b"HTTP/1.1 400")
     response = check_stream(second.events)

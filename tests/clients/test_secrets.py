@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from antiphon.app.requests.secrets import remove_secrets
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
@@ -61,7 +62,7 @@ def test_secrets_appear_nowhere(tmp_path: Path, script: Path) -> None:
         assert process.stderr is not None
         (url,) = read_until_ready(process.stderr)["base_urls"]
         headers = {"authorization": f"Bearer {SECRET}-key", "cookie": SECRET}
-        with httpx.Client(base_url=f"{url}/", timeout=30, headers=headers) as client:
+        with httpx.Client(base_url=f"{url}/", timeout=HANG_TIMEOUT_S, headers=headers) as client:
             made = client.post("responses", json=BODY)
             assert made.status_code == 200, made.text
             (tool,) = made.json()["tools"]

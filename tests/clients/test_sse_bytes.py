@@ -10,6 +10,7 @@ import pytest
 from tests.clients.sdk_helpers import CASES, Case, Json, chat_body, post, responses_body
 from tests.conftest import StartServer
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry
 
 UNCANCELLED_CASES = [pytest.param(case, id=case.name) for case in CASES if not case.refused and not case.cancel]
@@ -56,7 +57,7 @@ def test_chat_frame_is_one_data_line(case_server: RunningServer, case: Case) -> 
 def read_writes(server: RunningServer, path: str, body: Json) -> Iterator[bytes]:
     """Yields the chunks of the chunked transfer encoding. The server sends one for each write."""
     body_bytes = json.dumps({**body, "stream": True}).encode()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S) as connection:
         headers = f"POST /v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         connection.sendall(
             f"{headers}Content-Length: {len(body_bytes)}\r\nConnection: close\r\n\r\n".encode() + body_bytes

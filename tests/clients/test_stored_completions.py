@@ -11,6 +11,7 @@ from openai.resources.chat.completions import Completions, Messages
 
 from tests.app.server_helpers import wait_until
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -35,7 +36,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def make_client(server: RunningServer, key: str = KEYS[0]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=HANG_TIMEOUT_S)
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_fields_of_other_servers_are_read_back_as_they_were_sent(
     path = tmp_path / "responses.db"
     body = {"model": "scripted", "messages": [{"role": "user", "content": "Say it"}], "store": True, **fields}
     with serve(SCRIPT, store_file=path) as first:
-        made = httpx.post(f"{first.url}/chat/completions", json=body, timeout=20).json()
+        made = httpx.post(f"{first.url}/chat/completions", json=body, timeout=HANG_TIMEOUT_S).json()
         assert made.items() <= httpx.get(f"{first.url}/chat/completions/{made['id']}").json().items()
     found = httpx.get(f"{start_server(SCRIPT, store_file=path).url}/chat/completions/{made['id']}").json()
     assert {key: found[key] for key in made} == made

@@ -12,6 +12,7 @@ import pytest
 
 from tests.clients.sdk_helpers import get, post
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
@@ -47,7 +48,7 @@ def start_background(server: RunningServer, text: str) -> str:
 
 
 def read_stream(server: RunningServer, response_id: str, after: int = -1) -> list[dict[str, Any]]:
-    reply = get(f"{server.url}/responses/{response_id}?stream=true&starting_after={after}", timeout=30)
+    reply = get(f"{server.url}/responses/{response_id}?stream=true&starting_after={after}", timeout=HANG_TIMEOUT_S)
     assert reply.text.endswith("data: [DONE]\n\n")
     return [json.loads(row[6:]) for row in reply.text.splitlines() if row.startswith("data: {")]
 
@@ -81,7 +82,7 @@ def test_another_server_cancels_a_running_response(pair: ServerPair) -> None:
     first, second = pair
     response_id = start_background(first, "Forever")
     time.sleep(0.3)
-    reply = post(f"{second.url}/responses/{response_id}/cancel", timeout=20)
+    reply = post(f"{second.url}/responses/{response_id}/cancel", timeout=HANG_TIMEOUT_S)
     assert reply.status_code == 200, reply.text
     cancelled = reply.json()
     assert cancelled["status"] == "cancelled"

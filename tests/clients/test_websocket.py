@@ -17,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from tests.clients import sdk_helpers
 from tests.conftest import StartServer
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 KEYS = ("sk-one", "sk-two")
@@ -57,7 +58,7 @@ def receive_events(websocket: ClientConnection) -> list[dict[str, Any]]:
     """Returns the events up to a terminal event or a request error."""
     events: list[dict[str, Any]] = []
     while True:
-        events.append(json.loads(websocket.recv(timeout=10)))
+        events.append(json.loads(websocket.recv(timeout=HANG_TIMEOUT_S)))
         kind = events[-1]["type"]
         if kind in ("response.completed", "response.incomplete", "response.failed") or (
             kind == "error" and "status" in events[-1]
@@ -206,7 +207,7 @@ def test_second_concurrent_request_is_rejected(server: RunningServer) -> None:
         send_create(websocket, "Hi")
         events = []
         while not events or events[-1]["type"] != "response.completed":
-            events.append(json.loads(websocket.recv(timeout=10)))
+            events.append(json.loads(websocket.recv(timeout=HANG_TIMEOUT_S)))
         (error,) = [event for event in events if event["type"] == "error"]
         assert (error["status"], error["error"]["code"]) == (409, "response_in_progress")
         check_stream([event for event in events if event is not error])
@@ -230,7 +231,7 @@ def test_hundred_concurrent_requests_close_the_connection(server: RunningServer)
 
 def _collect_error_codes(websocket: ClientConnection, codes: list[str]) -> None:
     while True:
-        event = json.loads(websocket.recv(timeout=10))
+        event = json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))
         codes += [event["error"]["code"]] if event["type"] == "error" else []
 
 
@@ -245,7 +246,7 @@ def _wait_until_idle(server: RunningServer) -> None:
 def test_disconnect_cancels_the_turn(server: RunningServer) -> None:
     with open_websocket(server) as websocket:
         send_create(websocket, "Forever")
-        while json.loads(websocket.recv(timeout=10))["type"] != "response.output_text.delta":
+        while json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))["type"] != "response.output_text.delta":
             pass
         assert server.engine.stats().running == 1
         websocket.socket.shutdown(socket.SHUT_RDWR)
@@ -257,7 +258,7 @@ def test_binary_frame_is_rejected(server: RunningServer) -> None:
         websocket.send(b'{"type": "response.create"}')
         assert read_error(receive_events(websocket)) == (400, "invalid_frame", None)
         with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv(timeout=10)
+            websocket.recv(timeout=HANG_TIMEOUT_S)
         assert closed.value.rcvd and closed.value.rcvd.code == 1003
 
 
@@ -265,7 +266,7 @@ def test_oversized_frame_is_rejected(server: RunningServer) -> None:
     with open_websocket(server) as websocket:
         send_create(websocket, "x" * 300_000)
         with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv(timeout=10)
+            websocket.recv(timeout=HANG_TIMEOUT_S)
         assert closed.value.rcvd and closed.value.rcvd.code == 1009
     with open_websocket(server) as websocket:
         assert run_turn(websocket)[-1]["type"] == "response.completed"
@@ -275,7 +276,7 @@ def test_text_frame_with_invalid_utf8_is_rejected(server: RunningServer) -> None
     with open_websocket(server) as websocket:
         websocket.send(b"\xff\xfe{", text=True)
         with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv(timeout=10)
+            websocket.recv(timeout=HANG_TIMEOUT_S)
         assert closed.value.rcvd and closed.value.rcvd.code == 1007
 
 
@@ -291,7 +292,7 @@ def test_connection_without_pong_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(WebSocketProtocol, "start_keepalive", start_keepalive_early)
     with (
         serve(scripted_registry(SCRIPT)) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
+        socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S) as connection,
     ):
         connection.sendall(_make_handshake())
         received = b""
@@ -346,7 +347,7 @@ def test_connection_lifetime_limit_is_reported(monkeypatch: pytest.MonkeyPatch) 
         assert receive_events(busy_websocket)[-1]["type"] == "response.completed", "a running turn completes"
         assert read_error(receive_events(busy_websocket))[1] == "websocket_connection_limit_reached"
         with pytest.raises(ConnectionClosed):
-            busy_websocket.recv(timeout=5)
+            busy_websocket.recv(timeout=HANG_TIMEOUT_S)
 
 
 def test_invalid_handshake_returns_an_openai_error(server: RunningServer) -> None:
@@ -428,12 +429,12 @@ def test_server_shutdown_fails_the_turn_and_closes_the_connection(file: str | No
         open_websocket(server) as websocket,
     ):
         send_create(websocket, "Forever")
-        while json.loads(websocket.recv(timeout=10))["type"] != "response.output_text.delta":
+        while json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))["type"] != "response.output_text.delta":
             pass
         server.stop()
         assert receive_events(websocket)[-1]["type"] == "response.failed"
         with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv(timeout=10)
+            websocket.recv(timeout=HANG_TIMEOUT_S)
         assert closed.value.rcvd and closed.value.rcvd.code == 1012
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from antiphon.app.observability.startup import CODEX_CONFIG, CODEX_ENV_KEY
 from tests.install_lock import hold_lock
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 from tests.syntax import ROOT
 
@@ -21,7 +22,7 @@ INSTALL_FOLDER = ROOT / ".codex"
 """Ignored by git and kept between test runs."""
 CODEX_PROGRAM = INSTALL_FOLDER / "node_modules" / ".bin" / "codex"
 INSTALL_TIMEOUT_S = 100.0
-RUN_TIMEOUT_S = 40.0
+RUN_TIMEOUT_S = 200.0
 OFFLINE_CONFIG = """
 check_for_update_on_startup = false
 analytics.enabled = false
@@ -92,7 +93,9 @@ def _ensure_installed() -> Path:
 
 def _installed_version() -> str | None:
     try:
-        done = subprocess.run([CODEX_PROGRAM, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [CODEX_PROGRAM, "--version"], capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip().removeprefix("codex-cli ") or None

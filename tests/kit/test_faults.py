@@ -27,6 +27,7 @@ from antiphon.kit.faults import (
     split_frames,
 )
 from antiphon.kit.faults.fault import FaultKind
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 CALL = '<tool_call>\n{"name": "run", "arguments": %s}\n</tool_call>'
@@ -65,7 +66,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def read_reply(server: RunningServer, api: str, *, stream: bool = True) -> bytes:
     path, body = REQUESTS[api]
-    reply = httpx.post(server.url + path, json={"model": "scripted", "stream": stream, **body}, timeout=30)
+    reply = httpx.post(server.url + path, json={"model": "scripted", "stream": stream, **body}, timeout=HANG_TIMEOUT_S)
     assert reply.status_code == 200, reply.text
     return reply.content
 

@@ -13,6 +13,7 @@ from antiphon.engine.scripted.script import Recording, parse_script
 from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.faults.fault import FaultKind, WireFault, parse_fault
 from antiphon.kit.snapshot.sources import parse_sse
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 from tests.snapshots.cases import RUN
 from tests.syntax import ROOT
@@ -60,7 +61,7 @@ def test_example_is_a_fault(reply: dict[str, Any]) -> None:
 )
 def test_checker_finds_what_the_page_says(server: RunningServer, reply: dict[str, Any]) -> None:
     body = {"model": "scripted", "input": reply["name"], "tools": [RUN], "stream": True}
-    stream = httpx.post(f"{server.url}/responses", json=body, timeout=20).content
+    stream = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S).content
     found = {finding.code for finding in check_sse(stream) if finding.level == "error"}
     promised = dict(ROWS)[reply["fault"]["kind"]].strip("`")
     assert promised in found if not promised.startswith("nothing") else not found
@@ -71,7 +72,7 @@ def test_number_counts_what_the_page_says(start_server: Any, tokens_per_chunk: i
     [cut] = [reply for reply in SCRIPTS[0]["reply"] if reply["name"] == "cut"]
     server = start_server([cut | {"tokens_per_chunk": tokens_per_chunk}])
     body = {"model": "scripted", "input": "cut", "stream": True}
-    events = parse_sse(httpx.post(f"{server.url}/responses", json=body, timeout=60).content)
+    events = parse_sse(httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S).content)
     assert "".join(event.get("delta", "") for event in events) == text
     assert f"after `{text}`" in PAGE
 

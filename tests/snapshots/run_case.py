@@ -1,5 +1,6 @@
 """Runs a case through the whole server without a socket: through Responses, Chat, and as an Anthropic message."""
 
+from tests.progress import HANG_TIMEOUT_S
 import asyncio
 import functools
 import itertools
@@ -303,7 +304,7 @@ async def _start_blocker(model: ServedModel, manager: TurnManager) -> EventLog:
 
 async def _unblock_after_keepalive(log: EventLog, blocker: EventLog, manager: TurnManager) -> None:
     """Frees the engine's place after the first keepalive of a waiting turn."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while len(log.entries) < len(("created", "queued", "keepalive")):
             await asyncio.sleep(0)
     manager.cancel_turn(blocker)

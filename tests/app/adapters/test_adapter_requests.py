@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.progress import HANG_TIMEOUT_S
+
 pytest.importorskip("torch")
 
 from antiphon.app.adapters import updates
@@ -46,7 +48,7 @@ def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
 
 
 def post(server: RunningServer, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
-    return httpx.post(f"{server.url}/{path}", json=body, headers={**KEY, **headers}, timeout=30)
+    return httpx.post(f"{server.url}/{path}", json=body, headers={**KEY, **headers}, timeout=HANG_TIMEOUT_S)
 
 
 def complete(server: RunningServer, model: str, prompt: str = "select") -> str:
@@ -177,13 +179,15 @@ def test_adapter_of_an_attack_holds_no_other_client(server: RunningServer, folde
     (pattern / "adapter_config.json").write_text(json.dumps(config))
     body = {"model": "chatter", "prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
     statuses = []
-    with httpx.stream("POST", f"{server.url}/completions", json=body, headers=OTHER_KEY, timeout=30) as stream:
+    with httpx.stream(
+        "POST", f"{server.url}/completions", json=body, headers=OTHER_KEY, timeout=HANG_TIMEOUT_S
+    ) as stream:
         lines = stream.iter_lines()
         next(lines)
         for folder, word in ((attack, "a named pipe"), (pattern, "target_modules")):
             reply = load(server, "attack", folder)
             statuses.append((reply.status_code, word in reply.json()["error"]["message"]))
-            assert httpx.get(f"{server.url.removesuffix('/v1')}/health", timeout=30).status_code == 200
+            assert httpx.get(f"{server.url.removesuffix('/v1')}/health", timeout=HANG_TIMEOUT_S).status_code == 200
         assert any("[DONE]" in line for line in lines)
     assert statuses == [(400, True), (400, True)]
 

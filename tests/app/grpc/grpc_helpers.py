@@ -11,11 +11,12 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from antiphon.app.grpc.statuses import ERROR_BODY_KEY
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer
 
 Json = dict[str, Any]
 API, ENGINE = "antiphon.v1", "vllm.grpc.engine"
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = HANG_TIMEOUT_S
 
 
 class GrpcClient:

@@ -15,6 +15,7 @@ from antiphon.engine.protocol import Job
 from tests.app.grpc.grpc_helpers import API, ENGINE, Json, as_json, connect, read_status
 from tests.clients.sdk_helpers import parse_events, wait_until
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -198,7 +199,7 @@ def test_deadline_reaches_the_job(server: RunningServer, monkeypatch: pytest.Mon
             status, _ = client.read_error(f"{service}/Create", body, timeout=0.5)
             assert status is grpc.StatusCode.DEADLINE_EXCEEDED
             assert wait_until(5, lambda: is_idle(server))
-        client.call(f"{RESPONSES}/Create", ask("hi", background=True), timeout=5)
+        client.call(f"{RESPONSES}/Create", ask("hi", background=True), timeout=HANG_TIMEOUT_S)
         assert wait_until(5, lambda: is_idle(server))
     assert all(job.deadline is not None and 0 < job.deadline < 1 for job in jobs[:2])
     assert jobs[2].deadline is None, "a background response does not end with its call"

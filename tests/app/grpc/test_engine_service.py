@@ -27,6 +27,7 @@ from antiphon.engine.protocol import Job, Sampling
 from antiphon.harmony.detect import bytes_format
 from tests.app.grpc.grpc_helpers import ENGINE, GrpcClient, Json, as_json, connect
 from tests.clients.sdk_helpers import wait_until
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 FORMAT = bytes_format("hermes")
@@ -221,7 +222,7 @@ def test_abort_before_the_start_ends_the_request(server: RunningServer, monkeypa
 
     async def start_slowly(*args: Any, **options: Any) -> Any:
         starting.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
         return await started(*args, **options)
 
     monkeypatch.setattr(manager, "start_prompts", start_slowly)
@@ -293,7 +294,9 @@ def test_client_that_reads_not_even_the_first_message_loses_its_call(caplog: pyt
     with serve(registry, grpc_port=0, stall_timeout=0.3) as server:
         address = f"127.0.0.1:{server.context.grpc_port}"
         with grpc.insecure_channel(address, small_buffers) as channel:
-            call = GrpcClient(channel).call(f"{SERVICE}/Generate", generate_request("hi", stream=False), timeout=60)
+            call = GrpcClient(channel).call(
+                f"{SERVICE}/Generate", generate_request("hi", stream=False), timeout=HANG_TIMEOUT_S
+            )
             assert wait_until(30, lambda: len(server.access_records) == 1)
             with pytest.raises(grpc.RpcError) as caught:
                 list(call)
@@ -370,10 +373,10 @@ def test_health_of_a_worker_is_that_of_its_model(monkeypatch: pytest.MonkeyPatch
         for service, expected in (("", [serving, not_serving]), (SERVICE, [serving, not_serving])):
             stubs = [health_pb2_grpc.HealthStub(client.channel) for client in clients]
             request = health_pb2.HealthCheckRequest(service=service)
-            assert [stub.Check(request, timeout=5).status for stub in stubs] == expected
+            assert [stub.Check(request, timeout=HANG_TIMEOUT_S).status for stub in stubs] == expected
         monkeypatch.setattr(server.engine, "unready_reason", lambda: "restarting, too")
         api = health_pb2.HealthCheckRequest(service="antiphon.v1.Responses")
-        assert health_pb2_grpc.HealthStub(clients[0].channel).Check(api, timeout=5).status == not_serving
+        assert health_pb2_grpc.HealthStub(clients[0].channel).Check(api, timeout=HANG_TIMEOUT_S).status == not_serving
 
 
 def test_tokenizer_is_sent_with_its_digest(server: RunningServer) -> None:

@@ -25,6 +25,7 @@ from tests.app.grpc.grpc_helpers import GrpcClient, as_json, connect
 from tests.app.http.certificates import write_certificate
 from tests.clients.sdk_helpers import wait_until
 from tests.counts import FULL_COUNTS
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 SCRIPT: list[dict[str, Any]] = [
@@ -40,7 +41,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 def check_health(client: GrpcClient, service: str = "") -> int:
     stub = health_pb2_grpc.HealthStub(client.channel)
-    return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status)
+    return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=HANG_TIMEOUT_S).status)
 
 
 def test_keys_are_checked_as_over_http() -> None:
@@ -89,7 +90,9 @@ def test_health_follows_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(SCRIPT, grpc_port=0) as server, connect(server) as client:
         assert check_health(client, "antiphon.v1.Responses") == check_health(client) == SERVING
         stub = health_pb2_grpc.HealthStub(client.channel)
-        watching = stub.Watch(health_pb2.HealthCheckRequest(service="vllm.grpc.engine.VllmEngine"), timeout=20)
+        watching = stub.Watch(
+            health_pb2.HealthCheckRequest(service="vllm.grpc.engine.VllmEngine"), timeout=HANG_TIMEOUT_S
+        )
         assert next(watching).status == SERVING
         monkeypatch.setattr(server.engine, "unready_reason", lambda: "loading")
         assert next(watching).status == NOT_SERVING
@@ -109,7 +112,7 @@ def test_shutdown_ends_streams_with_their_last_event() -> None:
         events = [as_json(message) for message in call]
         assert events[-1]["type"] == "response.failed" and call.code() is grpc.StatusCode.OK
         with pytest.raises(grpc.RpcError) as caught:
-            client.call(CREATE, HELLO, timeout=5)
+            client.call(CREATE, HELLO, timeout=HANG_TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

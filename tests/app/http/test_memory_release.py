@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
@@ -39,7 +40,7 @@ def test_memory_of_large_requests_is_returned(tmp_path: Path) -> None:
         assert process.stderr is not None
         try:
             (url,) = read_until_ready(process.stderr)["base_urls"]
-            with httpx.Client(timeout=60) as client:
+            with httpx.Client(timeout=HANG_TIMEOUT_S) as client:
                 client.post(f"{url}/responses", json={"model": "scripted", "input": "Hi"})
                 before = read_memory_mib(process.pid)
 
@@ -54,7 +55,7 @@ def test_memory_of_large_requests_is_returned(tmp_path: Path) -> None:
                     thread.start()
                 for thread in threads:
                     thread.join()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_TIMEOUT_S
             while read_memory_mib(process.pid) - before > MAX_GROWTH_MIB and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert read_memory_mib(process.pid) - before <= MAX_GROWTH_MIB

@@ -17,6 +17,7 @@ from antiphon.app.http.admission import RequestHead
 from antiphon.app.http.middleware import MAX_HEADER_BYTES, MAX_HEADERS, RequestGuard
 from antiphon.app.settings import DEFAULT_SETTINGS
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 HELLO_SCRIPT = [{"name": "hello", "output": ["Hello."]}]
@@ -50,7 +51,7 @@ def check_error(reply: httpx.Response) -> tuple[int, Any, Any]:
     return reply.status_code, error["code"], error["param"]
 
 
-def exchange_bytes(server: RunningServer, data: bytes, timeout: float = 5.0) -> bytes:
+def exchange_bytes(server: RunningServer, data: bytes, timeout: float = HANG_TIMEOUT_S) -> bytes:
     """Sends the bytes. Returns what the server sends until it closes the connection or `timeout` seconds pass."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=timeout) as client:
         client.sendall(data)
@@ -309,7 +310,7 @@ def test_unfinished_request_times_out(start_server: StartServer, data: bytes) ->
 def test_slow_sender_does_not_extend_the_timeout(start_server: StartServer) -> None:
     server = start_server(HELLO_SCRIPT, header_timeout=0.3)
     with (
-        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+        socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S) as client,
         pytest.raises((ConnectionResetError, BrokenPipeError)),
     ):
         send_slowly(client, seconds=30)

@@ -19,6 +19,7 @@ from antiphon.events.base import Event
 from tests.app.http.socket_client import SocketClient, connect, read_to_end
 from tests.app.server_helpers import wait_until
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 from tests.state.machine_helpers import INITIAL_RESPONSE, create_machine
 
@@ -239,7 +240,7 @@ async def test_client_disconnect_ends_the_reader() -> None:
     await asyncio.sleep(0.01)
     assert log._open_readers
     stream.disconnect.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, HANG_TIMEOUT_S)
     assert stream.reader_events == ["entered", "left"] and len(stream.messages) == 2 and not log._open_readers
 
 
@@ -247,7 +248,7 @@ async def test_disconnect_before_the_stream_still_enters_the_reader() -> None:
     """The exit of the reader cancels the turn, so the reader is entered in any case."""
     stream = RecordedStream(ResponsesStream(make_log(ended=False)))
     stream.disconnect.set()
-    await asyncio.wait_for(stream.run(), 5)
+    await asyncio.wait_for(stream.run(), HANG_TIMEOUT_S)
     assert stream.reader_events == ["entered", "left"]
 
 

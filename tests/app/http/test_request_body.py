@@ -16,6 +16,7 @@ import zstandard
 from antiphon.app.errors import ApiError
 from antiphon.app.http.request_body import MAX_BODIES, MAX_GZIP_MEMBERS, decompress
 from tests.clients.sdk_helpers import post, wait_until
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -36,7 +37,7 @@ SERVER = partial(serve, [{"name": "any", "output": ["Yes."]}], max_body_bytes=MA
 
 def post_encoded(server: RunningServer, body: bytes, encoding: str) -> httpx.Response:
     headers = {"content-type": "application/json", "content-encoding": encoding}
-    return post(f"{server.url}/responses", content=body, headers=headers, timeout=20)
+    return post(f"{server.url}/responses", content=body, headers=headers, timeout=HANG_TIMEOUT_S)
 
 
 def read_error(reply: httpx.Response) -> tuple[int, str | None]:
@@ -50,14 +51,14 @@ def test_unfinished_bodies_take_bounded_memory(server: RunningServer) -> None:
     large = {**BODY, "input": "x" * (2 * MAX_BODY_BYTES // 3)}
     with ExitStack() as stack:
         for _ in range(MAX_BODIES):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S))
             client.sendall(head % MAX_BODY_BYTES + b" " * (MAX_BODY_BYTES - 1))
         assert wait_until(60, lambda: memory.used_bytes == MAX_BODIES * (MAX_BODY_BYTES - 1))
-        refused = post(f"{server.url}/responses", json=large, timeout=60)
+        refused = post(f"{server.url}/responses", json=large, timeout=HANG_TIMEOUT_S)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert post(f"{server.url}/responses", json=BODY, timeout=60).status_code == 200
+        assert post(f"{server.url}/responses", json=BODY, timeout=HANG_TIMEOUT_S).status_code == 200
     assert wait_until(60, lambda: memory.used_bytes == 0)
-    read = post(f"{server.url}/responses", json=large, timeout=60)
+    read = post(f"{server.url}/responses", json=large, timeout=HANG_TIMEOUT_S)
     assert read_error(read) == (400, "context_length_exceeded"), "it was read"
     assert memory.used_bytes == 0
 

@@ -12,6 +12,7 @@ from antiphon.app.http.stream_writer import PING_INTERVAL_S, pump
 from antiphon.events import sse
 from antiphon.events.base import Event
 from antiphon.state.segments import Say
+from tests.progress import HANG_TIMEOUT_S
 from tests.snapshots.run_case import RecordingStreamWriter
 from tests.state.machine_helpers import INITIAL_RESPONSE, create_machine
 
@@ -110,7 +111,7 @@ async def test_encoder_may_finish_before_its_logs_end() -> None:
     await pumped.run_pump()
     await pumped.append_steps(0)
     await pumped.append_steps(1, count=2)
-    await asyncio.wait_for(pumped.task, 5)
+    await asyncio.wait_for(pumped.task, HANG_TIMEOUT_S)
     assert pumped.output.endswith(" end") and not any(log._open_readers for log in pumped.logs)
 
 

@@ -18,6 +18,7 @@ from antiphon.app.tls import TlsError, load_ssl_context
 from tests.app.http.certificates import write_certificate
 from tests.conftest import StartServer
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 LONG_TEXT = "word " * 5_000
@@ -112,7 +113,7 @@ def test_slow_body_is_answered_and_the_connection_closed(server: RunningServer, 
     head = (
         b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
     )
-    plain = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    plain = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S)
     with plain, trust.wrap_socket(plain, server_hostname="localhost") as connection:
         connection.sendall(head)
         reply = b""
@@ -135,7 +136,7 @@ def test_client_that_stops_reading_is_disconnected(
         with trust.wrap_socket(plain, server_hostname="localhost") as connection:
             connection.sendall(head % len(body) + body)
             connection.recv(100)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_TIMEOUT_S
             while not server.access_records and time.monotonic() < deadline:
                 time.sleep(0.02)
     assert server.access_records, "the turn still runs"
@@ -144,7 +145,7 @@ def test_client_that_stops_reading_is_disconnected(
 def test_http_on_the_port_is_closed_without_a_traceback(
     server: RunningServer, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as plain:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_TIMEOUT_S) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while plain.recv(65536):
             pass

@@ -11,6 +11,7 @@ from antiphon.app.models.hosted_engine import HostedEngine
 from antiphon.engine.errors import LoadError
 from antiphon.engine.protocol import Chunk, EngineError, EngineInfo, Job
 from tests.app.models.fake_engines import GatedEngine
+from tests.progress import HANG_TIMEOUT_S
 
 SOON = HostTimeouts(min_stay_s=0.0, room_timeout_s=30.0, load_timeout_s=30.0)
 IDLE_S = 0.02
@@ -35,7 +36,7 @@ async def run_job(engine: HostedEngine, number: int = 0, deadline: float | None 
 
 
 async def wait_for(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -116,7 +117,7 @@ async def test_failed_load_is_told_without_its_reason_and_tried_again_later() ->
             return False
         return True
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while not await is_served():
             await asyncio.sleep(0.01)
     assert inner(engine).num_starts == 2
@@ -216,7 +217,7 @@ async def test_job_of_a_known_model_is_accepted_before_its_load_has_ended() -> N
     await run_job(engine)
     await wait_for(lambda: engine.residence == "unloaded")
     inner(engine).may_start.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await engine.wait_ready()
     assert engine.residence == "loading"
     running = asyncio.create_task(run_job(engine))
@@ -229,7 +230,7 @@ async def test_first_job_of_a_model_with_known_files_is_accepted_before_its_load
     engine = hosted(expected_info=EngineInfo(max_model_len=4000, vocab_size=256))
     inner(engine).may_start.clear()
     assert engine.info.max_model_len == 4000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await engine.wait_ready()
     assert engine.residence == "loading"
     inner(engine).may_start.set()

@@ -33,6 +33,7 @@ from antiphon.engine.embedded import MODEL_DIR
 from antiphon.engine.options import EngineOptions
 from antiphon.engine.process.spawn import WorkerProcess
 from tests.app.models.fake_engines import GatedEngine
+from tests.progress import HANG_TIMEOUT_S
 
 TWO = (f"one={MODEL_DIR}", f"two={MODEL_DIR}")
 
@@ -172,7 +173,7 @@ async def test_model_may_stay_while_others_are_unloaded_when_idle() -> None:
         await engine.start()
     assert (one.residence, two.residence) == ("unloaded", "loaded")
     await one.wait_ready()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while one.num_unloads == 0:
             await asyncio.sleep(0.001)
     assert (one.residence, two.residence) == ("unloaded", "loaded")

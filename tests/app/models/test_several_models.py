@@ -28,6 +28,7 @@ from tests.app.models.fake_engines import GatedEngine
 from tests.app.server_helpers import wait_until
 from tests.engine.embeddings.tiny_repositories import save_tokenizer
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 THOUGHT = "<think>Let me see.</think>"
@@ -121,7 +122,7 @@ def statuses(server: RunningServer) -> dict[str, str]:
 
 
 def respond(server: RunningServer, model: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/responses", json={"model": model, "input": "Hi", **fields}, timeout=30)
+    return httpx.post(f"{server.url}/responses", json={"model": model, "input": "Hi", **fields}, timeout=HANG_TIMEOUT_S)
 
 
 def metric(server: RunningServer, name: str, model: str) -> float:
@@ -219,7 +220,7 @@ async def test_server_is_not_ready_before_all_models_of_the_start_are_loaded(tmp
     context = create_context(Settings(), models.registry)
     models.gates["writer"].may_start.clear()
     loads = [asyncio.create_task(model.engine.start()) for model in models.registry.all_models]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await asyncio.gather(loads[0], loads[2])
         assert unready_reason(context) == "writer: loading"
         assert unready_reason(context, models.registry.served[0]) is None
@@ -238,7 +239,7 @@ def test_client_of_a_model_that_is_loaded_again_sees_a_live_stream(start: Callab
         gate.may_start.clear()
         body = {"model": "writer", "input": "Hi", "stream": True}
         events: list[dict[str, Any]] = []
-        with httpx.stream("POST", f"{server.url}/responses", json=body, timeout=30) as stream:
+        with httpx.stream("POST", f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S) as stream:
             for line in stream.iter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -265,7 +266,7 @@ def test_streams_of_other_apis_are_kept_alive_during_the_load(
         messages = [{"role": "user", "content": "Hi"}]
         body = {"model": "writer", "messages": messages, "max_tokens": 99, "stream": True}
         signs_of_life, text = 0, ""
-        with httpx.stream("POST", f"{server.url}/{path}", json=body, timeout=30) as stream:
+        with httpx.stream("POST", f"{server.url}/{path}", json=body, timeout=HANG_TIMEOUT_S) as stream:
             for line in stream.iter_lines():
                 signs_of_life += line.startswith(":")
                 if signs_of_life == 2:
@@ -291,7 +292,7 @@ def test_background_and_websocket_turns_wait_for_the_load_and_keep_the_model(sta
             gate.may_finish.set()
             last = {"type": ""}
             while last["type"] != "response.completed":
-                last = json.loads(websocket.recv(timeout=10))
+                last = json.loads(websocket.recv(timeout=HANG_TIMEOUT_S))
             assert wait_until(10, lambda: statuses(server)["writer"] == "unloaded"), "an open connection is no use"
         stored = httpx.get(f"{server.url}/responses/{background['id']}").json()
         assert stored["status"] == "completed"
@@ -313,7 +314,9 @@ def test_model_without_room_is_an_error_to_retry(
         models.gates["thinker"].may_finish.clear()
         running = respond(server, "thinker", background=True).json()
         assert wait_until(10, lambda: statuses(server)["thinker"] == "loaded")
-        reply = httpx.post(f"{server.url}/{path}", json={"model": "writer", "stream": True, **body}, timeout=30)
+        reply = httpx.post(
+            f"{server.url}/{path}", json={"model": "writer", "stream": True, **body}, timeout=HANG_TIMEOUT_S
+        )
         error = reply.json()["error"]
         assert (reply.status_code, error.get("code") or error["type"]) == (503, kind)
         assert int(reply.headers["retry-after"]) >= 1
@@ -327,7 +330,7 @@ def test_model_without_room_is_an_error_to_retry(
 
 
 def embed(server: RunningServer) -> httpx.Response:
-    return httpx.post(f"{server.url}/embeddings", json={"input": ["a cat"]}, timeout=30)
+    return httpx.post(f"{server.url}/embeddings", json={"input": ["a cat"]}, timeout=HANG_TIMEOUT_S)
 
 
 def test_encoder_is_loaded_when_it_is_needed(start: Callable[..., Any]) -> None:
@@ -336,7 +339,9 @@ def test_encoder_is_loaded_when_it_is_needed(start: Callable[..., Any]) -> None:
             assert embed(server).json()["data"][0]["embedding"] == [1.0] * 4
             assert wait_until(10, lambda: statuses(server)["encoder"] == "unloaded")
         loads = metric(server, "model_loads_total", "encoder")
-        counted = httpx.post(f"{server.root}/tokenize", json={"model": "encoder", "prompt": "a cat"}, timeout=30)
+        counted = httpx.post(
+            f"{server.root}/tokenize", json={"model": "encoder", "prompt": "a cat"}, timeout=HANG_TIMEOUT_S
+        )
         assert counted.status_code == 200 and statuses(server)["encoder"] == "unloaded"
         assert metric(server, "model_loads_total", "encoder") == loads
 
@@ -351,7 +356,7 @@ def test_requests_that_need_no_engine_load_no_known_model(start: Callable[..., A
         ]
         for path, body in counts:
             for _ in range(2):
-                reply = httpx.post(f"{server.root}/{path}", json={"model": "writer", **body}, timeout=30)
+                reply = httpx.post(f"{server.root}/{path}", json={"model": "writer", **body}, timeout=HANG_TIMEOUT_S)
                 assert reply.status_code == 200, reply.text
                 unload(server, models, "writer")
         assert metric(server, "model_loads_total", "writer") == 1

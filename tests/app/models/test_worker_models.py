@@ -23,6 +23,7 @@ from antiphon.engine.process.messages import AdapterReport, Command, LoadAdapter
 from antiphon.engine.process.resident_memory import read_resident_bytes
 from tests.app.models.fake_engines import GatedEngine
 from tests.app.server_helpers import process_engine_registry, wait_until
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 
@@ -55,7 +56,7 @@ def server() -> Iterator[RunningServer]:
 
 def respond(server: RunningServer, model: str, text: str = "hello", num_tokens: int = 3) -> dict[str, Any]:
     body = {"model": model, "input": text, "max_output_tokens": num_tokens}
-    reply: dict[str, Any] = httpx.post(f"{server.url}/responses", json=body, timeout=60).json()
+    reply: dict[str, Any] = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S).json()
     return reply
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from antiphon.app.observability.log_sink import MAX_QUEUED_CHARS, LogSink
 from tests.app.server_helpers import free_port
-from tests.progress import wait_with_progress
+from tests.progress import HANG_TIMEOUT_S, wait_with_progress
 from tests.syntax import ROOT
 
 SCRIPT = '[[reply]]\nname = "hello"\noutput = ["Hello."]\n'
@@ -41,7 +41,7 @@ def wait_until_ready(port: int, process: "subprocess.Popen[bytes]") -> None:
     def is_ready() -> bool:
         assert process.poll() is None, "the server exited"
         try:
-            return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=HANG_TIMEOUT_S).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -109,7 +109,7 @@ def test_server_answers_while_nothing_reads_its_log(script: str) -> None:
     port = free_port()
     command = serve_command(script, port)
     with running(command, port, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_TIMEOUT_S) as client:
             for _ in range(1_500):
                 client.get("/" + "x" * 90)
             assert client.get("/health").status_code == 200
@@ -124,7 +124,7 @@ def test_server_starts_without_usable_standard_streams(shell_suffix: str, script
     words = " ".join(f"'{word}'" for word in serve_command(script, port))
     with running(["bash", "-c", f"exec {words} {shell_suffix}"], port):
         body = {"model": "scripted", "input": "hello"}
-        reply = httpx.post(f"http://127.0.0.1:{port}/v1/responses", json=body, timeout=20)
+        reply = httpx.post(f"http://127.0.0.1:{port}/v1/responses", json=body, timeout=HANG_TIMEOUT_S)
         assert reply.json()["status"] == "completed"
 
 
@@ -132,8 +132,8 @@ def test_json_log_has_objects_only(script: str) -> None:
     port = free_port()
     command = serve_command(script, port, "--log-format", "json")
     with running(command, port, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=20)
-        httpx.get(f"http://127.0.0.1:{port}/nothing", timeout=20)
+        httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=HANG_TIMEOUT_S)
+        httpx.get(f"http://127.0.0.1:{port}/nothing", timeout=HANG_TIMEOUT_S)
         process.terminate()
         assert process.stdout is not None
         records = [json.loads(line) for line in process.stdout.read().splitlines()]
@@ -155,7 +155,7 @@ def test_terminal_shows_clean_lines_from_the_first_request_on(model: str, script
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
     with running(command, port, stdin=terminal, stdout=terminal, stderr=terminal, env=environment):
         for _ in range(3):
-            httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=20)
+            httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=HANG_TIMEOUT_S)
         output = b""
         while select.select([main], [], [], 0.5)[0]:
             output += os.read(main, 1 << 16)
@@ -174,7 +174,7 @@ def test_sighup_is_ignored_without_a_terminal(script: str) -> None:
     with running(serve_command(script, port), port, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.3)
-        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=20).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=HANG_TIMEOUT_S).status_code == 200
 
 
 def test_sighup_ends_a_server_whose_terminal_was_closed(script: str) -> None:

@@ -21,6 +21,7 @@ from antiphon.engine.protocol import Chunk
 from antiphon.engine.remote.engine import MAX_ATTEMPTS, RemoteEngine
 from antiphon.engine.remote.options import RemoteTimeouts
 from tests.engine.remote.remote_helpers import EOS, make_job, merge_chunks
+from tests.progress import HANG_TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -191,6 +192,6 @@ def is_alive(pid: int) -> bool:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.02)

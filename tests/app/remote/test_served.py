@@ -32,6 +32,7 @@ from tests.engine.remote.remote_helpers import (
     sample_grammar,
 )
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 KILLS = 100 if FULL_COUNTS else 6
@@ -102,7 +103,7 @@ def tokens_of(text: str) -> list[int]:
 def read_events(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
     """Returns the events of a streamed response."""
     body = {"model": "tiny", "input": "Hello!", "stream": True, "store": False, **fields}
-    response = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    response = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
     response.raise_for_status()
     return decode_events(response.text)
 
@@ -282,7 +283,7 @@ def test_engine_that_stops_at_any_byte_leaves_a_legal_stream(cut: int) -> None:
     server, engine = _shared_server()
     engine.server.default = reply
     body = {"model": "tiny", "input": "Hello!", "stream": True}
-    response = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    response = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
     if response.status_code == 200:
         final = check_stream(decode_events(response.text))
         assert final["status"] == "failed" and final["error"]["code"] == "server_error"
@@ -330,7 +331,7 @@ def test_killed_engine_leaves_legal_streams() -> None:
 def _read_or_refuse(server: RunningServer) -> list[dict[str, Any]] | None:
     """Returns the events; None if the engine was down before the first one."""
     body = {"model": "tiny", "input": "Hello!", "stream": True, "store": False}
-    response = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    response = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
     assert response.status_code in (200, 503), response.text
     return decode_events(response.text) if response.status_code == 200 else None
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.progress import HANG_TIMEOUT_S
+
 pytest.importorskip("torch")
 
 import jsonschema
@@ -52,7 +54,7 @@ def load_served_model(name: str, folder: Path) -> ServedModel:
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=HANG_TIMEOUT_S) as client:
         yield client
 
 
@@ -108,7 +110,7 @@ def lift_definitions(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", ["ignorant", *(["antiphon"] if FULL_COUNTS else [])])
-@pytest.mark.timeout(60 + 10 * NUM_SCHEMAS, func_only=True)  # the first test of the module also pays for the server
+@pytest.mark.timeout(300 + 10 * NUM_SCHEMAS, func_only=True)  # the first test of the module also pays for the server
 def test_json_output_fits_its_schema(client: openai.OpenAI, model: str) -> None:
     dice, completed, bounded, incomplete = random.Random(4), 0, 0, 0
     for number in range(NUM_SCHEMAS):
@@ -150,7 +152,7 @@ LARK_GRAMMARS = [
 ]
 
 
-@pytest.mark.timeout(60 + 10 * NUM_GRAMMARS, func_only=True)
+@pytest.mark.timeout(300 + 10 * NUM_GRAMMARS, func_only=True)
 def test_custom_tool_input_matches_its_grammar(client: openai.OpenAI) -> None:
     dice = random.Random(5)
     for number in range(NUM_GRAMMARS):

@@ -19,6 +19,7 @@ from antiphon.app.sandbox.grammar_checker import (
 from antiphon.app.sandbox.messages import GrammarKind
 from tests.app.sandbox.grammar_chains import reference_chain, rule_chain, terminal_chain
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 
 HELLO = [{"name": f"hello {n}", "output": ["Hello."]} for n in range(4)]
 
@@ -72,7 +73,7 @@ async def test_grammar_that_kills_the_process_is_too_complex(checker: GrammarChe
 async def test_grammar_is_accepted_or_rejected_but_never_hangs(
     kind: GrammarKind, source: str, checker: GrammarChecker
 ) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         assert await checker.find_fault(kind, source) in ("", TOO_COMPLEX)
 
 
@@ -80,7 +81,7 @@ async def test_check_of_expensive_schema_is_bounded(checker: GrammarChecker) -> 
     properties = {
         f"p{n}": {"anyOf": [{"type": "string", "pattern": f"a{n}.*b{n}"}, {"type": "integer"}]} for n in range(3_000)
     }
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await checker.find_fault("schema", json.dumps({"type": "object", "properties": properties}))
 
 
@@ -106,8 +107,10 @@ def test_crashing_schema_of_any_tool_is_a_400_and_the_server_lives(path: str, st
     tool = {"type": "function", **function} if path == "/responses" else {"type": "function", "function": function}
     content = {"input": "Hi"} if path == "/responses" else {"messages": [{"role": "user", "content": "Hi"}]}
     body = {"model": "scripted", **content, "tools": [tool], "tool_choice": "required"}
-    reply = httpx.post(server.url + path, json=body, timeout=30)
+    reply = httpx.post(server.url + path, json=body, timeout=HANG_TIMEOUT_S)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "invalid_function_parameters")
     assert error["param"].endswith("parameters") and "too complex" in error["message"]
-    assert httpx.post(server.url + path, json={"model": "scripted", **content}, timeout=30).status_code == 200
+    assert (
+        httpx.post(server.url + path, json={"model": "scripted", **content}, timeout=HANG_TIMEOUT_S).status_code == 200
+    )

@@ -16,6 +16,7 @@ from antiphon.app.sandbox.grammar_checker import GrammarChecker
 from antiphon.app.sandbox.sandbox_process import SandboxError, SandboxProcess
 from antiphon.engine.process import resident_memory
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 
 Start = Callable[[str], SandboxProcess]
 
@@ -203,11 +204,11 @@ def test_request_that_meets_a_broken_sandbox_gets_a_500(
         [{"name": f"any {n}", "output": ["Yes."]} for n in range(4)], trust_request_chat_template=True
     )
     body = {"model": "scripted", "input": "Hi", "text": {"format": {**STRICT, "schema": {"title": "only here"}}}}
-    reply = httpx.post(f"{server.url}/responses", json=body, timeout=60)
+    reply = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
     error = reply.json()["error"]
     assert (reply.status_code, error["type"], error["code"]) == (500, "server_error", "sandbox_unavailable")
     assert "text.format.schema" in error["message"] and "llguidance" not in error["message"]
     chat = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
-    reply = httpx.post(f"{server.url}/chat/completions", json={**chat, "chat_template": "Hi"}, timeout=60)
+    reply = httpx.post(f"{server.url}/chat/completions", json={**chat, "chat_template": "Hi"}, timeout=HANG_TIMEOUT_S)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "sandbox_unavailable")
-    assert httpx.post(f"{server.url}/chat/completions", json=chat, timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/chat/completions", json=chat, timeout=HANG_TIMEOUT_S).status_code == 200

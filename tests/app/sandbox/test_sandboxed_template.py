@@ -18,6 +18,7 @@ from antiphon.harmony.prompt.jinja import ChatTemplate, RefusedError
 from tests.clients.test_second_client import SCRIPT, SecondClient
 from tests.harmony import parser_helpers
 from tests.harmony.template_models import TEMPLATES_FOLDER
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry, serve
 
 SERVER = partial(
@@ -119,5 +120,5 @@ def test_hostile_template_delays_no_other_client(server: RunningServer) -> None:
             reply = httpx.post(url, json={**body, "chat_template": source}, timeout=100)
             assert reply.status_code == 400, (name, reply.text)
             assert reply.json()["error"]["param"] in ("chat_template", "messages"), (name, reply.text)
-    assert httpx.post(url, json={**body, "chat_template": "Hi"}, timeout=60).status_code == 200
+    assert httpx.post(url, json={**body, "chat_template": "Hi"}, timeout=HANG_TIMEOUT_S).status_code == 200
     print(f"{len(second.health_s)} health checks, slowest {max(second.health_s):.3f} s")

@@ -26,6 +26,7 @@ from antiphon.engine.scripted.script import ScriptError, load_recording, prompt_
 from antiphon.harmony.detect import LoadedFormat, bytes_format
 from tests.conftest import StartServer
 from tests.engine.chunk_stream import stream_chunks
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, scripted_registry
 from tests.snapshots.cases import TOOLS
 
@@ -58,7 +59,7 @@ def replay(start: StartServer, file: Path) -> RunningServer:
 
 def respond(server: RunningServer, text: str, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL, "input": text, "tools": TOOLS, **fields}
-    reply = httpx.post(f"{server.url}/responses", json=body, timeout=20)
+    reply = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
     data: dict[str, Any] = reply.json()
     return data
 
@@ -92,7 +93,9 @@ def test_replay_keeps_chunks_and_pauses(start_server: StartServer, tmp_path: Pat
 
 def read_stream(server: RunningServer) -> tuple[list[dict[str, Any]], float]:
     started = time.monotonic()
-    reply = httpx.post(f"{server.url}/responses", json={"model": MODEL, "input": "Go.", "stream": True}, timeout=20)
+    reply = httpx.post(
+        f"{server.url}/responses", json={"model": MODEL, "input": "Go.", "stream": True}, timeout=HANG_TIMEOUT_S
+    )
     lines = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: {")]
     return [json.loads(line) for line in lines], time.monotonic() - started
 
@@ -136,12 +139,12 @@ def test_cancelled_job_is_recorded_as_cancelled(start_server: StartServer, tmp_p
     file = tmp_path / "turns.toml"
     server = record(start_server, file)
     body = {"model": MODEL, "input": "Play [stall].", "stream": True}
-    with httpx.stream("POST", f"{server.url}/responses", json=body, timeout=20) as reply:
+    with httpx.stream("POST", f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S) as reply:
         lines = reply.iter_lines()
         while "output_text.delta" not in next(lines):
             pass
         assert "reply" not in tomllib.loads(file.read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_TIMEOUT_S
     while server.context.turn_manager.num_running and time.monotonic() < deadline:
         time.sleep(0.01)
     [reply_table] = tomllib.loads(file.read_text())["reply"]

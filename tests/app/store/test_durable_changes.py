@@ -15,6 +15,7 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.writer import StoreWriter
 from tests.app.store.store_helpers import SERVER_PROGRAM, StorePlace, add_log
 from tests.conftest import StartServer
+from tests.progress import HANG_TIMEOUT_S
 from tests.syntax import ROOT
 
 HELLO = [{"name": f"hello {n}", "output": ["Hello."]} for n in range(8)]
@@ -41,7 +42,7 @@ def slow_commits(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slow_commits")
 def test_every_change_is_in_the_file_when_it_is_answered(place: StorePlace, start_server: StartServer) -> None:
     server = start_server(HELLO, **place.settings())
-    with httpx.Client(base_url=f"{server.url}/", timeout=20) as client:
+    with httpx.Client(base_url=f"{server.url}/", timeout=HANG_TIMEOUT_S) as client:
         made = client.post("responses", json=BODY).json()
         assert client.delete(f"responses/{made['id']}").json()["deleted"]
         assert [row[0] for row in read_rows(place, "responses")] == []
@@ -69,8 +70,11 @@ def test_every_change_is_in_the_file_when_it_is_answered(place: StorePlace, star
 @pytest.mark.usefixtures("slow_commits")
 def test_cancelled_response_is_in_the_file_when_it_is_answered(place: StorePlace, start_server: StartServer) -> None:
     server = start_server([{"name": "stall", "output": ["Hello ", {"stall": True}]}], **place.settings())
-    made = httpx.post(f"{server.url}/responses", json={**BODY, "background": True}, timeout=20).json()
-    assert httpx.post(f"{server.url}/responses/{made['id']}/cancel", timeout=20).json()["status"] == "cancelled"
+    made = httpx.post(f"{server.url}/responses", json={**BODY, "background": True}, timeout=HANG_TIMEOUT_S).json()
+    assert (
+        httpx.post(f"{server.url}/responses/{made['id']}/cancel", timeout=HANG_TIMEOUT_S).json()["status"]
+        == "cancelled"
+    )
     (last,) = [json.loads(row[2]) for row in read_rows(place, "events")][-1:]
     assert last["response"]["status"] == "cancelled"
 
@@ -91,7 +95,7 @@ def test_other_requests_do_not_wait_for_the_disk(
     monkeypatch.setattr(StoreWriter, "_run_transaction", slow_transaction)
 
     async def ask_meanwhile() -> None:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=HANG_TIMEOUT_S) as client:
             creating = asyncio.create_task(client.post(f"{server.url}/conversations", json={}))
             try:
                 assert await asyncio.to_thread(has_begun.wait, 30)
@@ -108,8 +112,8 @@ def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
     place: StorePlace, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server(HELLO, **place.settings())
-    made = httpx.post(f"{server.url}/responses", json=BODY, timeout=20).json()
-    conversation = httpx.post(f"{server.url}/conversations", json={}, timeout=20).json()["id"]
+    made = httpx.post(f"{server.url}/responses", json=BODY, timeout=HANG_TIMEOUT_S).json()
+    conversation = httpx.post(f"{server.url}/conversations", json={}, timeout=HANG_TIMEOUT_S).json()["id"]
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("database or disk is full")
@@ -118,11 +122,11 @@ def test_change_that_cannot_be_stored_is_a_503_and_changes_nothing(
         patch.setattr("antiphon.app.store.writer.MAX_TRIES", 2)
         patch.setattr(place.database_class, "begin", fail)
         for method, url in (("DELETE", f"responses/{made['id']}"), ("DELETE", f"conversations/{conversation}")):
-            reply = httpx.request(method, f"{server.url}/{url}", timeout=20)
+            reply = httpx.request(method, f"{server.url}/{url}", timeout=HANG_TIMEOUT_S)
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
     assert httpx.get(f"{server.url}/responses/{made['id']}").json() == made
     assert httpx.get(f"{server.url}/conversations/{conversation}").status_code == 200
-    assert httpx.delete(f"{server.url}/responses/{made['id']}", timeout=20).status_code == 200
+    assert httpx.delete(f"{server.url}/responses/{made['id']}", timeout=HANG_TIMEOUT_S).status_code == 200
 
 
 async def test_deletion_continues_when_its_client_leaves(place: StorePlace) -> None:
@@ -135,7 +139,6 @@ async def test_deletion_continues_when_its_client_leaves(place: StorePlace) -> N
     assert read_rows(place, "responses") == []
 
 
-@pytest.mark.timeout(120)
 def test_acknowledged_deletions_survive_a_kill(place: StorePlace) -> None:
     command = [sys.executable, "-c", SERVER_PROGRAM.replace("ROOT", repr(str(ROOT))), place.name]
     deleted: list[str] = []
@@ -143,7 +146,7 @@ def test_acknowledged_deletions_survive_a_kill(place: StorePlace) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-            with httpx.Client(timeout=20) as client:
+            with httpx.Client(timeout=HANG_TIMEOUT_S) as client:
                 for response_id in deleted:
                     assert client.get(f"{url}/responses/{response_id}").status_code == 404
                 made = [client.post(f"{url}/responses", json=BODY).json()["id"] for _ in range(4)]

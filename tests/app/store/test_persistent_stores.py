@@ -13,6 +13,7 @@ from antiphon.app.store.database import Database
 from antiphon.app.store.write_ops import StoreTimings
 from tests.app.store.store_helpers import StorePlace, add_completion, add_log, make_response, make_steps
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.state.machine_helpers import convert_events_to_json, create_machine
 
 
@@ -128,7 +129,7 @@ async def test_second_process_reads_while_the_first_writes(place: StorePlace) ->
             await asyncio.sleep(0.06)
             log.append_step(step)
         log.end_log()
-        assert (await asyncio.wait_for(reading, 5)).status == "completed"
+        assert (await asyncio.wait_for(reading, HANG_TIMEOUT_S)).status == "completed"
         assert entry_data(found) == entry_data(log)
         assert not second._remote or await becomes_true(lambda: not second._remote)
 
@@ -154,7 +155,7 @@ async def test_response_of_a_dead_writer_is_failed_exactly_once(place: StorePlac
         database.commit()
         found = second.find_log("me", "resp_a")
         assert found is not None
-        response = await asyncio.wait_for(found.wait_finished(), 5)
+        response = await asyncio.wait_for(found.wait_finished(), HANG_TIMEOUT_S)
         assert response.status == "failed" and response.error and response.error.code == "server_restarted"
         check_stream(convert_events_to_json([entry.event for entry in found.entries]))
         assert entry_data(found)[: len(abandoned.entries)] == entry_data(abandoned), (
@@ -179,7 +180,7 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(place: St
         )
         database.commit()
         log.append_step(make_steps()[2])
-        await asyncio.wait_for(log.wait_published(), 5)
+        await asyncio.wait_for(log.wait_published(), HANG_TIMEOUT_S)
         assert log.listener is None, "the writer drops it, and its readers do not wait for ever"
         assert database.find_writer("resp_a") == "other" and len(database.load_entries("resp_a")) < len(log.entries)
         database.close()
@@ -204,10 +205,10 @@ async def test_database_error_does_not_end_the_writer_thread(
             patch.setattr(place.database_class, "list_orphaned", raise_error)
             patch.setattr(place.database_class, "insert_responses", raise_error)
             first = add_log(store, "a", background=True)
-            await asyncio.wait_for(first.wait_finished(), 10)
+            await asyncio.wait_for(first.wait_finished(), HANG_TIMEOUT_S)
             await asyncio.sleep(0.2)
         second = add_log(store, "b", background=True)
-        await asyncio.wait_for(second.wait_finished(), 10)
+        await asyncio.wait_for(second.wait_finished(), HANG_TIMEOUT_S)
         assert store._database.load_log("me", "resp_b") is not None
 
 
@@ -265,7 +266,7 @@ async def test_response_completes_though_the_disk_is_full(place: StorePlace, mon
     async with place.open() as store:
         monkeypatch.setattr(place.database_class, "append_steps", raise_disk_full)
         log = add_log(store, "a", background=True)
-        assert (await asyncio.wait_for(log.wait_finished(), 10)).status == "completed"
+        assert (await asyncio.wait_for(log.wait_finished(), HANG_TIMEOUT_S)).status == "completed"
         assert store.find_log("me", "resp_a") is log and log.ended, "it is found until this process exits"
 
 
@@ -296,7 +297,7 @@ async def test_steps_after_a_failed_one_leave_no_gap(place: StorePlace, monkeypa
             log.append_step(step)
         log.end_log()
         queued.set()
-        assert (await asyncio.wait_for(log.wait_finished(), 10)).status == "completed"
+        assert (await asyncio.wait_for(log.wait_finished(), HANG_TIMEOUT_S)).status == "completed"
         assert await becomes_true(lambda: stored[-1] == list(range(len(log.entries)))), "the log is repaired"
     assert all(numbers == list(range(len(numbers))) for numbers in stored)
 
@@ -309,7 +310,7 @@ async def test_store_reports_itself_unavailable_until_a_write_succeeds(
         assert store.unavailable_reason() is None
         with monkeypatch.context() as patch:
             patch.setattr(place.database_class, "begin", raise_disk_full)
-            await asyncio.wait_for(add_log(store, "a", background=True).wait_finished(), 10)
+            await asyncio.wait_for(add_log(store, "a", background=True).wait_finished(), HANG_TIMEOUT_S)
             assert store.unavailable_reason() == "The response store is not writable."
         for _ in range(100):
             await asyncio.sleep(0.05)

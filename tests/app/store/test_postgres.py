@@ -18,6 +18,7 @@ from antiphon.app.store.postgres.follower import Follower
 from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
 from antiphon.app.store.writer_name import NAME, create_name
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_response, make_steps
+from tests.progress import HANG_TIMEOUT_S
 
 
 def test_several_servers_create_the_tables_at_once(postgres_place: PostgresPlace) -> None:
@@ -198,7 +199,7 @@ async def check_reading(first: Any, second: Any) -> None:
         await asyncio.sleep(0.2)
         log.append_step(step)
     log.end_log()
-    assert (await asyncio.wait_for(found.wait_finished(), 10)).status == "completed"
+    assert (await asyncio.wait_for(found.wait_finished(), HANG_TIMEOUT_S)).status == "completed"
     assert [entry.data for entry in found.entries] == [entry.data for entry in log.entries]
 
 
@@ -213,7 +214,7 @@ async def test_cancellation_is_told_at_once(postgres_place: PostgresPlace) -> No
         found = second.find_log("me", "resp_a")
         assert found is not None
         await second.request_cancel(found)
-        assert await asyncio.wait_for(cancelled.get(), 10) == "resp_a"
+        assert await asyncio.wait_for(cancelled.get(), HANG_TIMEOUT_S) == "resp_a"
 
 
 async def test_process_of_another_container_is_judged_by_its_heartbeat(postgres_place: PostgresPlace) -> None:

@@ -29,6 +29,7 @@ from tests.app.store.store_helpers import PostgresPlace, add_log, make_steps
 from tests.clients.sdk_helpers import wait_until
 from tests.conftest import StartServer
 from tests.postgres_server import PASSWORD, PostgresServer, run_postgres
+from tests.progress import HANG_TIMEOUT_S
 
 QUIET = StoreTimings(heartbeat_s=3600, lease_s=3600)
 """Without heartbeats, whose commits would come between those of a test."""
@@ -63,7 +64,7 @@ async def finish_log(log: EventLog, first_step: int) -> None:
     for step in make_steps()[first_step:]:
         log.append_step(step)
     log.end_log()
-    await asyncio.wait_for(log.wait_published(), 30)
+    await asyncio.wait_for(log.wait_published(), HANG_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGQUIT], ids=["stop", "crash"])
@@ -97,7 +98,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
         database_server.start()
         for log in logs.values():
             await finish_log(log, 3)
-        assert (await asyncio.wait_for(followed.wait_finished(), 30)).status == "completed"
+        assert (await asyncio.wait_for(followed.wait_finished(), HANG_TIMEOUT_S)).status == "completed"
         assert log_data(followed)[: len(shown)] == shown and log_data(followed) == log_data(logs["background"])
         for log in logs.values():
             assert stored_data(own_place, log.id) == log_data(log)
@@ -173,9 +174,9 @@ async def test_lost_connections_are_opened_again_without_an_error(own_place: Pos
             own_place.read_rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
             assert store.find_log("me", "resp_none") is None
             log.append_step(make_steps()[step])
-            await asyncio.wait_for(log.wait_published(), 20)
+            await asyncio.wait_for(log.wait_published(), HANG_TIMEOUT_S)
         log.end_log()
-        assert (await asyncio.wait_for(followed.wait_finished(), 20)).status == "completed"
+        assert (await asyncio.wait_for(followed.wait_finished(), HANG_TIMEOUT_S)).status == "completed"
         assert log_data(followed) == log_data(log) == stored_data(own_place, log.id)
 
 
@@ -244,7 +245,7 @@ def test_clients_get_answers_while_the_database_does_not_answer(
         [{"name": "hello", "output": ["Hello."]}], **place.settings(), encryption_key_file=tmp_path / "key"
     )
     body = {"model": "scripted", "input": "Hi"}
-    with httpx.Client(base_url=f"{server.url}/", timeout=60) as client:
+    with httpx.Client(base_url=f"{server.url}/", timeout=HANG_TIMEOUT_S) as client:
         made = client.post("responses", json=body).json()
         with silence(place):
             assert client.post("responses", json=body).json()["status"] == "completed", "begun before it is noticed"
@@ -280,14 +281,14 @@ def test_reads_of_a_database_that_does_not_answer_leave_the_event_loop_free(
     order: list[str] = []
 
     def ask(method: str, path: str, body: Any) -> None:
-        order.append(str(httpx.request(method, f"{server.url}/{path}", json=body, timeout=60).status_code))
+        order.append(str(httpx.request(method, f"{server.url}/{path}", json=body, timeout=HANG_TIMEOUT_S).status_code))
 
     threads = [threading.Thread(target=ask, args=request) for request in requests]
     with locked_tables(postgres_place):
         for thread in threads:
             thread.start()
         assert wait_until(30, lambda: server.context.store._bounded._probe is not None)  # type: ignore[attr-defined]
-        assert httpx.get(f"{server.root}/health", timeout=60).status_code == 200
+        assert httpx.get(f"{server.root}/health", timeout=HANG_TIMEOUT_S).status_code == 200
         order.append("health")
         for thread in threads:
             thread.join()
@@ -357,7 +358,7 @@ async def test_frozen_database_keeps_the_event_loop_waiting_once(
                     store.find_log("me", "resp_a")
                 waits.append(time.monotonic() - began)
             assert waits[0] >= READ_TIMEOUT_S > max(waits[1:]), "later reads do not wait"
-            monotonic_limit = time.monotonic() + 20
+            monotonic_limit = time.monotonic() + HANG_TIMEOUT_S
             while store.unavailable_reason() is None:
                 assert time.monotonic() < monotonic_limit
                 await asyncio.sleep(0.1)
@@ -413,12 +414,12 @@ def test_clients_get_503_with_retry_after_while_the_database_is_gone(
     script = [{"name": f"hello {number}", "output": ["Hello."]} for number in range(4)]
     server = start_server(script, **own_place.settings(), encryption_key_file=tmp_path / "key")
     body = {"model": "scripted", "input": "Hi"}
-    with httpx.Client(base_url=f"{server.url}/", timeout=30) as client:
+    with httpx.Client(base_url=f"{server.url}/", timeout=HANG_TIMEOUT_S) as client:
         made = client.post("responses", json=body).json()
         database_server.stop()
         begun = client.post("responses", json=body)
         assert begun.status_code in (200, 503)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_TIMEOUT_S
         while (refused := client.post("responses", json=body)).status_code != 503:
             assert time.monotonic() < deadline
         assert refused.json()["error"]["code"] == "storage_unavailable" and refused.headers["retry-after"]

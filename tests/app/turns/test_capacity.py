@@ -18,6 +18,7 @@ from antiphon.app.turns.turn import Turn
 from antiphon.engine.protocol import Engine
 from antiphon.engine.scripted.engine import ScriptedEngine
 from tests.app.requests.request_builders import read_responses_spec
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 
 
@@ -88,7 +89,7 @@ async def test_every_slot_is_released_when_a_step_raises(
     manager = TurnManager(MemoryStore(), capacity)
     with contextlib.suppress(RuntimeError, ApiError):
         await manager.start_choices(model, msgspec.structs.replace(read_responses_spec(input="Hi"), n=3))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while manager.num_running:
             await asyncio.sleep(0)
     assert next(calls) > succeeding

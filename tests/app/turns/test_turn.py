@@ -18,6 +18,7 @@ from antiphon.engine.protocol import EngineInfo
 from antiphon.engine.scripted.engine import ScriptedEngine
 from antiphon.state.machine import Machine
 from tests.invariants import check_stream
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import scripted_registry
 from tests.snapshots.run_case import make_turn_manager
 
@@ -51,7 +52,7 @@ def list_event_types(log) -> list[str]:
 
 
 async def wait_until_idle(scripted: ScriptedTurns) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while not scripted.idle:
             await asyncio.sleep(0)
 
@@ -70,7 +71,7 @@ async def test_waiting_turn_opens_queued() -> None:
     first, second = await scripted.start_turn(), await scripted.start_turn()
     assert list_event_types(second) == ["created", "queued"]
     scripted.manager.cancel_turn(first)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while "in_progress" not in list_event_types(second):
             await asyncio.sleep(0.01)
     scripted.manager.cancel_turn(second)
@@ -151,7 +152,7 @@ async def test_cancelled_waiting_request_frees_its_slot() -> None:
     scripted = ScriptedTurns([{"stall": True}], TurnTimeouts(queue_after_s=30), max_num_seqs=1)
     first = await scripted.start_turn()
     waiting = asyncio.create_task(scripted.start_turn())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while scripted.model.engine.stats().waiting != 1:
             await asyncio.sleep(0.01)
     waiting.cancel()

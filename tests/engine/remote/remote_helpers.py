@@ -28,6 +28,7 @@ from tests.engine.remote.fake_server import (
     vllm_usage,
 )
 from tests.engine.remote.grammars.gbnf_text import Gbnf
+from tests.progress import HANG_TIMEOUT_S
 
 EOS = 2
 """End token of the embedded model."""
@@ -151,7 +152,7 @@ async def remote_engine(
         engine = build_engine(servers, timeouts=timeouts, api_key=api_key, **options)
         await engine.start()
         try:
-            async with asyncio.timeout(10):  # the engine starts with the first of them
+            async with asyncio.timeout(HANG_TIMEOUT_S):  # the engine starts with the first of them
                 while any(replica.profile is None for replica in engine.replicas):
                     await asyncio.sleep(0.005)
             yield engine, servers

@@ -20,6 +20,7 @@ from tests.engine.remote.remote_helpers import (
     merge_chunks,
     remote_engine,
 )
+from tests.progress import HANG_TIMEOUT_S
 
 CONTEXT = 10
 BUSY = json_reply({"error": "queue is full"}, 429)
@@ -146,7 +147,7 @@ class TestTries:
     async def test_job_of_a_known_id_is_refused(self) -> None:
         async with remote_engine(default=Reply([Pause()])) as (engine, [server]):
             job = asyncio.create_task(engine.generate(make_job("same"), lambda _: None))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.jobs:
                     await asyncio.sleep(0.005)
             with pytest.raises(EngineError, match="already running"):

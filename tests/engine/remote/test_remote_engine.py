@@ -36,6 +36,7 @@ from tests.engine.remote.remote_helpers import (
     play_llama,
     remote_engine,
 )
+from tests.progress import HANG_TIMEOUT_S
 
 GRAMMAR = 'start: "a" "b"? "c"'
 
@@ -94,7 +95,7 @@ async def test_server_that_ignores_stop_ids_and_limits_is_cut() -> None:
         assert (merge_chunks(chunks), chunks[-1].finish, chunks[-1].stop_id) == ((50, 51), "stop", 51)
         chunks = await run_job(engine, max_tokens=1)
         assert (merge_chunks(chunks), chunks[-1].finish) == ((50,), "length")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_TIMEOUT_S):
             while server.num_hung_up < 2:
                 await asyncio.sleep(0.01)
 
@@ -251,7 +252,7 @@ class TestRetries:
             for server in servers:
                 server.default = slow
             jobs = [asyncio.create_task(run_job(engine, f"job-{n}", owner=str(n))) for n in range(16)]
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while sum(len(server.jobs) for server in servers) < 16:
                     await asyncio.sleep(0.01)
             await servers[0].kill()
@@ -260,7 +261,7 @@ class TestRetries:
     async def test_engine_waits_for_a_server_that_restarts(self) -> None:
         async with remote_engine() as (engine, [server]):
             await server.kill()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while engine.unready_reason() is None:
                     await asyncio.sleep(0.01)
             job = asyncio.create_task(run_job(engine))
@@ -271,7 +272,7 @@ class TestRetries:
     async def test_job_waits_for_a_server_no_longer_than_the_window(self) -> None:
         async with remote_engine(timeouts=msgspec.structs.replace(FAST, retry_window_s=0.05)) as (engine, [server]):
             await server.kill()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while engine.unready_reason() is None:
                     await asyncio.sleep(0.005)
                 error = await fail_job(engine)
@@ -284,7 +285,7 @@ class TestRetries:
         async with remote_engine() as (engine, [server]):
             server.health_status = 503
             server.overrides["/v1/models"] = json_reply({}, 503)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while engine.unready_reason() is None:
                     await asyncio.sleep(0.01)
             server.health_status = 200
@@ -306,7 +307,7 @@ class TestEnds:
         async with remote_engine(default=Reply([*sse(vllm_tokens(50), end=False), Pause()])) as (engine, [server]):
             chunks: list[Chunk] = []
             job = asyncio.create_task(engine.generate(make_job(), chunks.append))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while len(chunks) < 2:
                     await asyncio.sleep(0.01)
                 await engine.cancel("job")
@@ -319,7 +320,7 @@ class TestEnds:
     async def test_job_cancelled_while_waiting_raises(self) -> None:
         async with remote_engine(default=Reply([Pause()])) as (engine, [server]):
             job = asyncio.create_task(fail_job(engine))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.jobs:
                     await asyncio.sleep(0.01)
                 await engine.cancel("job")
@@ -331,7 +332,7 @@ class TestEnds:
             await anext(chunks)
             await anext(chunks)
             await chunks.aclose()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while server.num_hung_up < 1:
                     await asyncio.sleep(0.01)
             assert engine.stats().running == engine.stats().waiting == 0
@@ -346,7 +347,7 @@ class TestEnds:
     async def test_closing_ends_all_jobs(self) -> None:
         async with remote_engine(default=Reply([*sse(vllm_tokens(50), end=False), Pause()])) as (engine, [_]):
             job = asyncio.create_task(run_job(engine))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not engine.stats().running:
                     await asyncio.sleep(0.01)
                 await engine.close()
@@ -372,7 +373,7 @@ class TestEnds:
     async def test_jobs_over_the_capacity_are_refused(self) -> None:
         async with remote_engine(default=Reply([Pause()]), capacity=1) as (engine, [server]):
             job = asyncio.create_task(fail_job(engine))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.jobs:
                     await asyncio.sleep(0.005)
             for call in (engine.generate(make_job("other"), lambda _: None), engine.wait_ready()):
@@ -467,7 +468,7 @@ async def test_each_status_is_reported_once() -> None:
         engine = build_engine([server])
         engine._on_status = shown.append
         start = asyncio.create_task(engine.start())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_TIMEOUT_S):
             while "cannot be reached" not in str(shown):
                 await asyncio.sleep(0.005)
             for _ in range(20):
@@ -578,7 +579,7 @@ class TestHandshake:
             busy = iter([json_reply({"error": "queue is full"}, 429)] * 3)
             server._probes = lambda body: next(busy, follow_grammars(body))
             engine = build_engine([server], grammar="off")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 await engine.start()
             assert engine.unready_reason() is None
             await engine.close()
@@ -588,7 +589,7 @@ class TestHandshake:
             servers[0].model_fields, servers[1].model_fields = {"max_model_len": 200}, {"max_model_len": 100}
             engine = build_engine(servers)
             await engine.start()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while any(replica.profile is None for replica in engine.replicas):
                     await asyncio.sleep(0.005)
             assert engine.info.max_model_len == 100
@@ -599,7 +600,7 @@ class TestHandshake:
             await server.kill()
             engine = build_engine([server])
             start = asyncio.create_task(engine.start())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while "cannot be reached" not in str(engine.unready_reason()):
                     await asyncio.sleep(0.01)
                 await server.start()

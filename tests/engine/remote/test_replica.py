@@ -13,6 +13,7 @@ from antiphon.engine.remote.replica import MAX_HEALTH_FAILURES, Replica
 from antiphon.engine.remote.transport.endpoint import Endpoint
 from tests.engine.remote.fake_server import FakeServer, Pause, Reply, fake_server, json_reply, play_vllm
 from tests.engine.remote.remote_helpers import EOS, FAST, encode, follow_grammars, load_model
+from tests.progress import HANG_TIMEOUT_S
 
 
 def build_replica(port: int = 1, steps: list[str | None] | None = None, **timeouts: Any) -> Replica:
@@ -44,7 +45,7 @@ async def monitored(replica: Replica) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def wait_until_up(replica: Replica) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while replica.profile is None:
             await asyncio.sleep(0.005)
 
@@ -62,7 +63,7 @@ async def check_health(results: Sequence[bool], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(replica, "_is_healthy", answer)
     watch = asyncio.create_task(replica._watch_health())
     done = asyncio.create_task(all_done.wait())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         await asyncio.wait({watch, done}, return_when=asyncio.FIRST_COMPLETED)
     is_watched = not watch.done()
     for task in (watch, done):
@@ -110,7 +111,7 @@ class TestHealth:
             async with monitored(replica):
                 await wait_until_up(replica)
                 await server.kill()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(HANG_TIMEOUT_S):
                     while replica.profile is not None:
                         await asyncio.sleep(0.005)
                 assert "cannot be reached" in str(replica.unready_reason)
@@ -142,7 +143,7 @@ class TestHandshakes:
             replica._followers = object()  # type: ignore[assignment]
             monkeypatch.setattr(replica, "_options", RemoteOptions(endpoints=(replica.client.endpoint,)))
             async with monitored(replica):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(HANG_TIMEOUT_S):
                     while "the handshake with" not in str(replica.unready_reason):
                         await asyncio.sleep(0.005)
                 assert replica.mismatch is None

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.progress import HANG_TIMEOUT_S
+
 pytest.importorskip("torch")
 
 import jsonschema
@@ -141,7 +143,7 @@ def test_masks_are_computed_while_the_model_runs(monkeypatch: pytest.MonkeyPatch
 
     def run_and_wait(work: list[SequenceInput]) -> torch.Tensor:
         logits = run(work)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_TIMEOUT_S
         while computed.total() < 3 * (len(passes) + 1) and time.monotonic() < deadline:
             time.sleep(0.001)
         passes.append(computed.total() == 3 * (len(passes) + 1))

@@ -199,7 +199,6 @@ def test_template_of_the_request_replaces_that_of_the_model() -> None:
     "source",
     ["{% for", "{{ " + "(" * 3000 + ")" * 3000 + " }}", "{% for a in [] %}" * 30 + "{% endfor %}" * 30, "{% if a %}" * 150 + "{% endif %}" * 150, "{{ 1" + " + 1" * 20_000 + " }}", "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"],
 )  # fmt: skip
-@pytest.mark.timeout(60)
 def test_template_of_a_request_has_the_bounds_of_the_models_own(source: str) -> None:
     assert find_fault(bytes_format("hermes"), source=source) == (RenderError, "chat_template")
 

@@ -27,6 +27,7 @@ from antiphon.kit.checker.stream import check_sse
 from antiphon.kit.wire.exchange import ServerExchange
 from tests.kit.cassette.cassette_files import run_player, run_recorder
 from tests.kit.wire.wire_servers import make_request, read_all, run_handler, send_raw, wait_until
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -39,7 +40,7 @@ SCRIPT = [
         "output": ["It's '''three''' \"double\" \\ back\n\ttab \u2028 \U0001f600 \x7f\x01", "'"],
     },
     {"name": "paused", "when": ["paused"], "output": ["One", {"pause": 0.5}, " two"]},
-    {"name": "slow", "when": ["slow"], "output": ["One", {"pause": 30.0}, " two"]},
+    {"name": "slow", "when": ["slow"], "output": ["One", {"pause": 600.0}, " two"]},
     {"name": "hello", "output": ["Hello, ", "you", " there."]},
 ]
 SERVER = partial(serve, SCRIPT, file_store=True, api_keys=("sk-test-0123456789",))
@@ -59,7 +60,7 @@ def cassette(tmp_path: Path) -> Path:
 
 
 def post(url: str, body: dict[str, Any], path: str = "/responses") -> httpx.Response:
-    return httpx.post(f"{url}{path}", json=body, headers=HEADERS, timeout=60)
+    return httpx.post(f"{url}{path}", json=body, headers=HEADERS, timeout=HANG_TIMEOUT_S)
 
 
 def test_replies_are_replayed_byte_for_byte(server: RunningServer, cassette: Path) -> None:
@@ -205,7 +206,7 @@ def test_what_varies_from_run_to_run_is_ignored(server: RunningServer, cassette:
 def test_speed(hand_written: str, at_ms: int, speed: float, shortest: float, longest: float) -> None:
     with run_player(hand_written.replace("at_ms = 10", f"at_ms = {at_ms}"), speed=speed) as url:
         started_at = time.monotonic()
-        httpx.post(f"{url}/responses", json={"input": "Hi"}, timeout=60)
+        httpx.post(f"{url}/responses", json={"input": "Hi"}, timeout=HANG_TIMEOUT_S)
         assert shortest <= time.monotonic() - started_at <= longest
 
 

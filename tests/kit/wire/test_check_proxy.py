@@ -29,6 +29,7 @@ from antiphon.kit.wire.traffic_check import ExchangeReport
 from tests.app.http.certificates import write_certificate
 from tests.kit.checker.legal_streams import LEGAL, encode_sse
 from tests.kit.wire.wire_servers import CheckedProxy, run_checked_proxy, run_handler
+from tests.progress import HANG_TIMEOUT_S
 from tests.serving import RunningServer, serve
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -41,7 +42,7 @@ TOOLS: Any = [
 ]
 SCRIPT = [
     {"name": "weather", "when": ["weather"], "output": ["<think>Hm.</think>", CALL]},
-    {"name": "slow", "when": ["slow"], "output": ["One", {"pause": 30.0}, "two"]},
+    {"name": "slow", "when": ["slow"], "output": ["One", {"pause": 600.0}, "two"]},
     {"name": "hello", "output": ["Hello, ", "you", " there."]},
 ]
 SERVER = partial(serve, SCRIPT, file_store=True)
@@ -119,10 +120,10 @@ def test_websocket_turns_are_checked(server: RunningServer, proxy: CheckedProxy)
     with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
         for prompt in ("Hi", "the weather?"):
             client.send(json.dumps({"type": "response.create", "model": "scripted", "input": prompt, "tools": TOOLS}))
-            while json.loads(client.recv(timeout=20))["type"] != "response.completed":
+            while json.loads(client.recv(timeout=HANG_TIMEOUT_S))["type"] != "response.completed":
                 pass
         client.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi", "temperature": 99}))
-        assert json.loads(client.recv(timeout=20))["type"] == "error"
+        assert json.loads(client.recv(timeout=HANG_TIMEOUT_S))["type"] == "error"
     reports = proxy.wait_reports(2)
     assert [(report.kind, report.findings) for report in reports] == [("websocket turn", ()), ("websocket turn", ())]
     assert min(report.num_events for report in reports) > 5
@@ -139,7 +140,7 @@ def test_server_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert "response.completed" in reply.text
         with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
             client.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi"}))
-            while json.loads(client.recv(timeout=20))["type"] != "response.completed":
+            while json.loads(client.recv(timeout=HANG_TIMEOUT_S))["type"] != "response.completed":
                 pass
         assert [report.kind for report in proxy.wait_reports(2)] == ["stream", "websocket turn"]
         assert "error" not in {finding.level for report in proxy.reports for finding in report.findings}
@@ -154,7 +155,7 @@ def test_failure_of_a_check_does_not_touch_a_websocket(
     monkeypatch.setattr("antiphon.kit.checker.stream.StreamChecker.check_event", fail)
     with connect(f"ws://127.0.0.1:{proxy.port}/v1/responses") as client:
         client.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hi"}))
-        while json.loads(client.recv(timeout=20))["type"] != "response.completed":
+        while json.loads(client.recv(timeout=HANG_TIMEOUT_S))["type"] != "response.completed":
             pass
     assert "a fault of the checker" in caplog.text
 

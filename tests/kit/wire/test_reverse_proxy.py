@@ -23,6 +23,7 @@ from tests.kit.wire.wire_servers import (
     send_raw,
     wait_until,
 )
+from tests.progress import HANG_TIMEOUT_S
 
 SSE = [(b"Content-Type", b"text/event-stream")]
 GZIPPED = gzip.compress(b'{"object": "list", "data": []}')
@@ -167,7 +168,7 @@ def test_large_reply_is_passed_on(direct: str, proxy: CheckedProxy) -> None:
 def test_events_arrive_one_by_one(proxy: CheckedProxy) -> None:
     """The server sends an event when the client has read the one before: a proxy that waits for more never ends."""
     events_read.clear()
-    with httpx.stream("GET", f"{proxy.url}/steps", timeout=60) as reply:
+    with httpx.stream("GET", f"{proxy.url}/steps", timeout=HANG_TIMEOUT_S) as reply:
         for data in reply.iter_raw():
             events_read.extend([data])  # one by one: the server watches the list
     assert events_read == [b"data: {}\n\n", *(b"data: %d\n\n" % index for index in range(5))]
@@ -211,7 +212,7 @@ def test_absent_server_gets_502() -> None:
 
 def test_hundred_streams_at_once(proxy: CheckedProxy) -> None:
     def read_stream(_: int) -> bytes:
-        return httpx.get(f"{proxy.url}/stream", timeout=60).content
+        return httpx.get(f"{proxy.url}/stream", timeout=HANG_TIMEOUT_S).content
 
     with ThreadPoolExecutor(100) as pool:
         bodies = set(pool.map(read_stream, range(100)))

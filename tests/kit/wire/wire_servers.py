@@ -11,6 +11,7 @@ from typing import TypeVar
 from antiphon.kit.wire.check_proxy import open_check_proxy
 from antiphon.kit.wire.server import Handler, run_server
 from antiphon.kit.wire.traffic_check import ExchangeReport
+from tests.progress import HANG_TIMEOUT_S
 
 Value = TypeVar("Value")
 
@@ -106,7 +107,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) 
 def send_raw(url: str, data: bytes) -> socket.socket:
     """Opens a connection and sends bytes."""
     host, port = url.removeprefix("http://").removesuffix("/v1").rsplit(":", 1)
-    client = socket.create_connection((host, int(port)), timeout=60)
+    client = socket.create_connection((host, int(port)), timeout=HANG_TIMEOUT_S)
     client.sendall(data)
     return client
 

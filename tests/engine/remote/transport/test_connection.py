@@ -16,6 +16,7 @@ from antiphon.engine.remote.transport.connection import (
 )
 from tests.engine.remote.transport.raw_server import CHUNKED, END_CHUNK, chunk, ok
 from tests.engine.remote.transport.recording_sink import RecordingSink
+from tests.progress import HANG_TIMEOUT_S
 
 LIMIT = 1000
 """Maximum size of the bodies of these tests."""
@@ -51,7 +52,7 @@ class FakeTransport:
 class Exchange:
     """A request in flight on a connection without a socket."""
 
-    def __init__(self, sink: RecordingSink | None = None, silence_timeout_s: float = 30.0) -> None:
+    def __init__(self, sink: RecordingSink | None = None, silence_timeout_s: float = HANG_TIMEOUT_S) -> None:
         self.connection, self.transport = HttpConnection(), FakeTransport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         exchange = self.connection.exchange(b"request", sink, silence_timeout_s=silence_timeout_s, max_body_bytes=LIMIT)
@@ -59,7 +60,7 @@ class Exchange:
 
     async def finish(self) -> HttpResponse:
         """Returns the response that the bytes so far complete."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_TIMEOUT_S):
             return await self.task
 
 
@@ -276,7 +277,7 @@ class TestSilence:
 
 async def feed_until_done(exchange: Exchange, data: bytes) -> None:
     """Receives the same bytes again and again until the exchange ends."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_TIMEOUT_S):
         while not exchange.task.done():
             exchange.connection.data_received(data)
             await asyncio.wait({exchange.task}, timeout=0.01)

@@ -12,12 +12,13 @@ from antiphon.engine.remote.transport.endpoint import Endpoint
 from antiphon.engine.remote.transport.http_client import HttpClient
 from tests.engine.remote.transport.raw_server import CHUNKED, END_CHUNK, Part, chunk, ok, raw_server
 from tests.engine.remote.transport.recording_sink import RecordingSink
+from tests.progress import HANG_TIMEOUT_S
 
 KEPT = (ok(b"first"),)
 """Reply after which the connection is kept."""
 
 
-def create_client(endpoint: Endpoint, silence_timeout_s: float = 30.0) -> HttpClient:
+def create_client(endpoint: Endpoint, silence_timeout_s: float = HANG_TIMEOUT_S) -> HttpClient:
     return HttpClient(endpoint, {}, silence_timeout_s=silence_timeout_s)
 
 
@@ -131,7 +132,7 @@ class TestKeptConnections:
             client = create_client(endpoint)
             await client.request("GET", "/")
             client.close()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.num_hung_up:
                     await asyncio.sleep(0.01)
             assert not client._idle
@@ -191,7 +192,7 @@ class TestEndOfAResponse:
             client, sink = create_client(endpoint), RecordingSink(enough_after=1)
             assert (await client.request("GET", "/", sink=sink)).status == 200
             assert b"".join(sink.parts) in (b"one", b"onetwo") and not client._idle
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not server.num_hung_up:
                     await asyncio.sleep(0.01)
 
@@ -204,7 +205,7 @@ class TestEndOfAResponse:
         async with raw_server((CHUNKED, chunk(b"one"), "wait")) as (server, endpoint):
             client, sink = create_client(endpoint), RecordingSink()
             request = asyncio.create_task(client.request("GET", "/", sink=sink))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 while not sink.parts:
                     await asyncio.sleep(0.01)
                 request.cancel()
