@@ -187,8 +187,8 @@ async def test_live_writer_keeps_its_response_until_another_takes_over(place: St
 
 
 async def test_writer_is_alive_by_its_process_or_its_heartbeat(place: StorePlace) -> None:
-    now = time.time()
     async with place.open() as store:
+        now = time.time()
         parts = store.name.split(":")
         dead = ":".join([*parts[:2], str(int(parts[2]) + 1), "ab"])  # same pid, another start time
         assert store.is_alive(store.name, 0.0) and not store.is_alive(dead, now)
