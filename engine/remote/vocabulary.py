@@ -5,9 +5,12 @@ so are tokens that are no complete characters: servers write these in different 
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer  # the command line imports this module, and does not wait for the library
 
 BLOCK_TOKENS = 4096
 """Maximum number of ids in one request. A large vocabulary has forty blocks."""
@@ -30,7 +33,7 @@ class TokenMismatch(msgspec.Struct, frozen=True):
 class Vocabulary:
     """The tokens of the tokenizer here, without added ones."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         self._ids: tuple[int, ...] | None = None
 

@@ -37,7 +37,8 @@ class ChatTemplate:
         try:
             self._template = _sandbox.from_string(source)
         except (TemplateError, RecursionError, ValueError, SyntaxError, MemoryError) as error:  # also from compiling it
-            raise RenderError(f"The model's chat template does not compile: {error}") from error
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            raise RenderError(f"The model's chat template does not compile: {reason}") from error
 
     @cached_property
     def variables(self) -> frozenset[str] | None:

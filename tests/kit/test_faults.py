@@ -108,7 +108,7 @@ def test_frames_of_a_stream_join_to_its_bytes(server: RunningServer, api: str) -
         ({"kind": "split_frame"}, set()),
         ({"kind": "broken_arguments"}, {"arguments-not-json"}),
         ({"kind": "broken_arguments", "number": 2}, {"arguments-not-json"}),
-        ({"kind": "duplicate_id"}, {"item-id-repeated"}),
+        ({"kind": "duplicate_id"}, {"item-id-repeated", "item-id-prefix"}),
         ({"kind": "duplicate_id", "number": 3}, {"item-id-repeated"}),
         ({"kind": "id_changed"}, {"output-id-changed"}),
         ({"kind": "id_changed", "number": 4}, {"output-id-changed"}),

@@ -27,7 +27,7 @@ def swap_code(module_name: str, original: str, changed: str) -> None:
         raise SwapError("no function has changed, or two that cannot be told apart")
     swapped = set()
     for function in gc.get_objects():
-        if isinstance(function, FunctionType) and function.__code__.co_filename == file:
+        if type(function) is FunctionType and function.__code__.co_filename == file:
             key = _key_of(function.__code__)
             if key in different:
                 _set_code(function, different[key])

@@ -242,7 +242,9 @@ def test_a_restarted_engine_has_the_adapters_of_the_last_one(server: RunningServ
     expected = {name: complete(server, name) for name in ("chatter", "sql", "late")}
     pid = server.engine.pid
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(HANG_TIMEOUT_S, lambda: server.engine.pid not in (None, pid) and server.engine.unready_reason() is None)
+    assert wait_until(
+        HANG_TIMEOUT_S, lambda: server.engine.pid not in (None, pid) and server.engine.unready_reason() is None
+    )
     assert {name: complete(server, name) for name in expected} == expected
     assert unload(server, "late").status_code == 200
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -113,7 +114,7 @@ class EngineWithAdapters(GatedEngine):
 
 
 @pytest.fixture
-def adapters() -> tuple[AdapterUpdates, ModelRegistry, dict[str, EngineWithAdapters]]:
+def adapters(tmp_path: Path) -> tuple[AdapterUpdates, ModelRegistry, dict[str, EngineWithAdapters]]:
     engines = {name: EngineWithAdapters() for name in ("a", "b")}
     (model,) = scripted_registry([{"name": "any", "output": ["Yes."]}]).served
     host = ModelHost()
@@ -123,35 +124,37 @@ def adapters() -> tuple[AdapterUpdates, ModelRegistry, dict[str, EngineWithAdapt
             for name, engine in engines.items()
         ]
     )
-    return AdapterUpdates(registry, allowed=True), registry, engines
+    for name in ("x", "y", "z"):
+        (tmp_path / name).mkdir()
+    return AdapterUpdates(registry, [str(tmp_path)]), registry, engines
 
 
 async def test_an_adapter_names_its_base_model(adapters: Any) -> None:
     updates, registry, engines = adapters
     with pytest.raises(ApiError) as caught:
-        await updates.load("sql", "/x", replace=False)
+        await updates.load("sql", "x", "me", replace=False)
     assert (caught.value.status, caught.value.param) == (400, "base_model_name")
     with pytest.raises(ApiError) as caught:
-        await updates.load("sql", "/x", replace=False, base="c")
+        await updates.load("sql", "x", "me", replace=False, base="c")
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert caught.value.param == "base_model_name" and "'a', 'b'" in caught.value.message
-    await updates.load("sql", "/x", replace=False, base="b")
+    await updates.load("sql", "x", "me", replace=False, base="b")
     assert (engines["a"].loaded, engines["b"].loaded, engines["a"].num_starts) == (set(), {"sql"}, 0)
     assert registry.find_model("sql").parent == "b"
     assert registry.find_model("sql").engine is registry.find_model("b").engine
     with pytest.raises(ApiError) as caught:
-        await updates.load("late", "/x", replace=False, base="sql")
+        await updates.load("late", "x", "me", replace=False, base="sql")
     assert (caught.value.status, caught.value.param) == (400, "base_model_name")
 
 
 async def test_an_adapter_stays_with_its_base_model(adapters: Any) -> None:
     updates, registry, engines = adapters
-    await updates.load("sql", "/x", replace=False, base="b")
-    await updates.load("sql", "/y", replace=True)
-    assert (registry.find_model("sql").root, engines["b"].loaded) == ("/y", {"sql"})
+    await updates.load("sql", "x", "me", replace=False, base="b")
+    await updates.load("sql", "y", "me", replace=True)
+    assert (registry.find_model("sql").root, engines["b"].loaded) == ("y", {"sql"})
     with pytest.raises(ApiError) as caught:
-        await updates.load("sql", "/z", replace=True, base="a")
+        await updates.load("sql", "z", "me", replace=True, base="a")
     assert (caught.value.status, caught.value.code) == (409, "adapter_already_loaded")
     await registry.find_model("b").engine.unload("test")
-    await updates.unload("sql")
+    await updates.unload("sql", "me")
     assert engines["b"].loaded == set() and registry.get_model("sql") is None

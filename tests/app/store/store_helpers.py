@@ -56,7 +56,7 @@ uvloop.run(main(*sys.argv[1:]))
 """Program of a server process over a store, whose file or URL is its only argument. Prints its port."""
 SYNCHRONOUS_FULL = 2
 """Value of `PRAGMA synchronous` with which SQLite syncs the file at every commit."""
-SHORT_TIMINGS = StoreTimings(heartbeat_s=0.05, lease_s=0.4, sweep_interval_s=0.05)
+SHORT_TIMINGS = StoreTimings(heartbeat_s=0.05, lease_s=30.0, sweep_interval_s=0.05)
 INPUT_ITEMS = (InputMessage(role="user", content="hi"), HostedInput(kind="web_search_call", payload={"query": "x"}))
 
 

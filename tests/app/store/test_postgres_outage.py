@@ -376,10 +376,11 @@ async def test_other_writers_are_not_declared_dead_because_of_an_outage(
     database_server: PostgresServer, own_place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage longer than the lease, the first server that is back must spare the others."""
-    async with own_place.open() as store:
+    timings = StoreTimings(heartbeat_s=0.05, lease_s=3.0)
+    async with own_place.open(timings=timings) as store:
         log = add_log(store, "a", count=2, background=True)
         await log.wait_published()
-        async with own_place.open() as other:
+        async with own_place.open(timings=timings) as other:
             # As on another machine: the process id does not tell whether it is alive.
             monkeypatch.setattr("antiphon.app.store.writer_name._machine_id", lambda: "elsewhere")
             database_server.stop()
@@ -392,7 +393,7 @@ async def test_other_writers_are_not_declared_dead_because_of_an_outage(
                 reopen(connection)
 
             monkeypatch.setattr(PostgresConnection, "reopen", reopen_later)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(3.5)
             database_server.start()
             while other.unavailable_reason() is not None:
                 await asyncio.sleep(0.02)
