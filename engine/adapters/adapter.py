@@ -56,7 +56,7 @@ def match_layers(files: AdapterFiles, layers: AdaptableLayers) -> dict[str, Scal
     matched: dict[str, ScaledPair] = {}
     ranks: dict[str, int] = {}
     unknown = []
-    for written, pair in files.pairs.items():
+    for written, pair in sorted(files.pairs.items()):  # files have them in any order
         layer = layers.find_name(written)
         if layer is None:
             unknown.append(written)

@@ -21,7 +21,7 @@ UPSTREAM = {upstream!r}
 def ask(server, text):
     body = {{"model": "m", "input": text, "stream": True}}
     headers = {{"authorization": f"Bearer {{server.api_key}}"}}
-    return httpx.post(f"{{server.base_url}}/responses", json=body, headers=headers, timeout=HANG_TIMEOUT_S)
+    return httpx.post(f"{{server.base_url}}/responses", json=body, headers=headers, timeout=60)
 
 def test_named(responses_cassette):
     server = responses_cassette("turns.toml", upstream=UPSTREAM)
