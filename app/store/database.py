@@ -54,6 +54,20 @@ def encode_detail(entry: LogEntry) -> bytes | None:
     return None if entry.detail is None else _detail_encoder.encode(entry.detail)
 
 
+def list_event_rows(steps: Iterable[NewStep]) -> list[tuple[str, int, bytes, bytes | None]]:
+    """Returns the rows of the table of events: response id, number, event and its details, if they are kept."""
+    return [
+        (
+            step.response_id,
+            entry.event.sequence_number,
+            entry.data,
+            encode_detail(entry) if step.keep_details else None,
+        )
+        for step in steps
+        for entry in step.entries
+    ]
+
+
 def encode_response(log: EventLog, writer: str) -> tuple[str, str, int, bytes, bytes, str]:
     """Returns the columns of a new response: id, owner, created, base_response, input_items, writer."""
     base_response, input_items = msgspec.json.encode(log.base_response), msgspec.json.encode(log.input_items)

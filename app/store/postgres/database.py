@@ -21,8 +21,8 @@ from antiphon.app.store.database import (
     Database,
     NewStep,
     completed_item_ids,
-    encode_detail,
     encode_response,
+    list_event_rows,
 )
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection, is_outage
@@ -145,16 +145,7 @@ class PostgresDatabase(PostgresReads):
         query = "SELECT id FROM responses WHERE id = ANY(?) AND writer = ?"
         owned = {row[0] for row in self._connection.execute(query, (ids, writer))}
         steps = [step for step in steps if step.response_id in owned]
-        events = [
-            (
-                step.response_id,
-                entry.event.sequence_number,
-                entry.data,
-                encode_detail(entry) if step.keep_details else None,
-            )
-            for step in steps
-            for entry in step.entries
-        ]
+        events = list_event_rows(steps)
         self._insert_rows("events (response, number, data, detail)", ("text", "int", "bytea", "bytea"), events)
         items = [
             (step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)

@@ -16,8 +16,8 @@ from antiphon.app.store.database import (
     Database,
     NewStep,
     completed_item_ids,
-    encode_detail,
     encode_response,
+    list_event_rows,
 )
 from antiphon.app.store.sqlite.schema import open_connection
 
@@ -53,16 +53,7 @@ class SqliteDatabase(Database):
         ids = list({step.response_id for step in steps})
         owned = self._select_owned(ids, writer)
         steps = [step for step in steps if step.response_id in owned]
-        events = [
-            (
-                step.response_id,
-                entry.event.sequence_number,
-                entry.data,
-                encode_detail(entry) if step.keep_details else None,
-            )
-            for step in steps
-            for entry in step.entries
-        ]
+        events = list_event_rows(steps)
         self._insert_rows("events (response, number, data, detail)", events)
         self._insert_items(
             [(step.owner, item_id, step.response_id) for step in steps for item_id in completed_item_ids(step.entries)]
