@@ -1,6 +1,7 @@
 """The store in a PostgreSQL database. Each server of a cluster reads, resumes and cancels the others' responses."""
 
 import asyncio
+from contextlib import ExitStack
 
 import psycopg
 
@@ -36,22 +37,25 @@ class PostgresStore(PersistentStore):
         address = parse_address(url)
         migrate_database(address)
         name = writer_name.create_name()
-        self._written = PostgresDatabase(address, name, encryption_key, timings.lease_s)
-        self._bounded = BoundedConnection(address)
-        self._reads = PostgresReads(self._bounded)
-        try:
-            super().__init__(name, (self._written, self._reads), timings, max_bytes)
-        except psycopg.Error as error:
-            raise StoreError(f"cannot open the store {address.label}: {address.describe_error(error)}") from None
-        self._require_same_key(address, encryption_key)
+        with ExitStack() as undo:
+            self._written = PostgresDatabase(address, name, encryption_key, timings.lease_s)
+            undo.callback(self._written.close)
+            self._bounded = BoundedConnection(address)
+            undo.callback(self._bounded.close)
+            self._reads = PostgresReads(self._bounded)
+            try:
+                super().__init__(name, (self._written, self._reads), timings, max_bytes)
+                undo.callback(self._writer.close)
+                self._require_same_key(address, encryption_key)
+            except psycopg.Error as error:
+                raise StoreError(f"cannot open the store {address.label}: {address.describe_error(error)}") from None
+            undo.pop_all()
         self._followed: dict[str, EventLog] = {}
         self._follower = Follower(address, self)
 
     def _require_same_key(self, address: DatabaseAddress, encryption_key: str) -> None:
         """Raises `StoreError` if a server that runs has another key: clients could not use its sealed texts here."""
         if self._reads.has_foreign_key(encryption_key, self._timings.lease_s):
-            self._writer.close()
-            self._database.close()
             remedy = "Copy its key file, and name it with --encryption-key-file."
             raise StoreError(f"another server of the store {address.label} has another encryption key. {remedy}")
 

@@ -17,6 +17,7 @@ from antiphon.app.store.postgres.database import STEPS_CHANNEL, PostgresDatabase
 from antiphon.app.store.postgres.follower import Follower
 from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
 from antiphon.app.store.writer_name import NAME, create_name
+from tests.app.server_helpers import wait_until
 from tests.app.store.store_helpers import PostgresPlace, StorePlace, add_log, make_response, make_steps
 from tests.progress import HANG_TIMEOUT_S
 
@@ -69,6 +70,18 @@ async def test_store_is_opened_with_the_key_of_the_settings(postgres_place: Post
     finally:
         await first.close()
         await second.close()
+
+
+async def test_store_that_cannot_be_opened_leaves_no_connection(postgres_place: PostgresPlace) -> None:
+    async with postgres_place.open():
+        pass
+    name = postgres_place.url.rpartition("/")[2]
+    postgres_place.read_rows(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(StoreError, match="read-only transaction"):
+        async with postgres_place.open():
+            pass
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    assert wait_until(HANG_TIMEOUT_S, lambda: postgres_place.read_rows(others) == [(0,)])
 
 
 def test_missing_driver_is_an_error_with_a_remedy(
