@@ -1,5 +1,6 @@
 """The checker of one Responses stream, event by event."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -156,15 +157,10 @@ def check_sse(data: bytes, request: Mapping[str, Any] | None = None) -> list[Fin
     return checker.finish(is_sse=True)
 
 
-def _is_unicode(value: object) -> bool:
-    """Returns whether no string in a JSON value has half a surrogate pair."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return False
-    elif isinstance(value, dict):
-        return all(_is_unicode(each) for each in value.values())
-    elif isinstance(value, list):
-        return all(map(_is_unicode, value))
+def _is_unicode(event: Event) -> bool:
+    """Returns whether no string in an event has half a surrogate pair."""
+    try:
+        json.dumps(dict(event), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
     return True

@@ -1,8 +1,11 @@
 """The compiled kernels for tests. A missing compiler skips a test; a library that is refused fails it."""
 
+import hashlib
 import os
 import shutil
 import subprocess
+import threading
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -12,6 +15,7 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.compiler import COMPILERS, CompilationError, load_library
 from antiphon.engine.kernels.library import SOURCES, verify_kernels
 from tests.counts import FULL_COUNTS
+from tests.install_lock import hold_lock
 
 PORTABLE_FLAGS = "-mno-amx-int8 -mno-avx512f -mno-avx -DFUSED_MULTIPLY_ADD"
 """Compiler flags for portable C with four lanes, which rounds a product and its sum once, as ARM's instructions do."""
@@ -47,17 +51,53 @@ def require_kernels() -> Kernels:
 def build_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
     """Compiles the kernels with the flags, once for all processes of a test run.
 
-    Skips the test if the compiler does not know the flags. The short run optimizes less, which takes a third.
+    Skips the test if the compiler does not know the flags.
     """
-    base = factory.getbasetemp()
-    run_folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(run_folder / "compiled-kernels"))
+    folder = find_run_folder(factory) / "compiled-kernels"
+    with pytest.MonkeyPatch.context() as patch, hold_lock(folder):
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("CC", f"{find_c_compiler()} {flags}")
-        if not FULL_COUNTS:
-            patch.setattr(compiler, "COMPILER_FLAGS", ("-O1", *compiler.COMPILER_FLAGS[1:]))
         _skip_if_flags_are_unknown(flags)
+        speed_up_compiler(patch, factory)
         return require_kernels()
+
+
+def find_run_folder(factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder that all processes of this test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def speed_up_compiler(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
+    """Makes the compiler take objects that this test run has compiled before. The short run optimizes less.
+
+    Two sources give the same object if they are equal after preprocessing, with the macros that the compiler defines
+    for its instruction sets: sources and flags of different builds often are.
+    """
+    compile_or_link = compiler._find_error
+    folder = find_run_folder(factory) / "compiled-objects"
+    folder.mkdir(exist_ok=True)
+
+    def reuse_object(command: list[str]) -> str | None:
+        if "-c" not in command:
+            return compile_or_link(command)
+        preprocess = [*command[: command.index("-c")], "-E", "-P", "-dD", command[command.index("-c") + 1]]
+        done = subprocess.run(preprocess, capture_output=True, check=False)
+        key = hashlib.sha256(b"%s %s" % (" ".join(compiler.COMPILER_FLAGS).encode(), done.stdout)).hexdigest()
+        place, target = folder / f"{key}.o", Path(command[command.index("-o") + 1])
+        if done.returncode or not place.exists():
+            error = compile_or_link(command)
+            if error is None:
+                copy = place.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+                shutil.copyfile(target, copy)
+                copy.replace(place)
+            return error
+        shutil.copyfile(place, target)
+        return None
+
+    patch.setattr(compiler, "_find_error", reuse_object)
+    if not FULL_COUNTS:
+        patch.setattr(compiler, "COMPILER_FLAGS", ("-O1", *compiler.COMPILER_FLAGS[1:]))
 
 
 def _skip_if_flags_are_unknown(flags: str) -> None:
