@@ -6,14 +6,25 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from tests.install_lock import find_run_folder, hold_lock
 from tests.syntax import PACKAGES, ROOT
 
 BUILD_FILES = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
 """Files and folders that a build reads."""
 
 
-def build_wheel(folder: Path) -> Path:
-    """Builds the wheel from the unpacked sdist, so that a file missing from the sdist is missing from the wheel."""
+def build_wheel(factory: pytest.TempPathFactory) -> Path:
+    """Builds the wheel, once for all processes of a test run."""
+    folder = find_run_folder(factory) / "built-wheel"
+    with hold_lock(folder):
+        built = list(folder.glob("wheel/*.whl"))
+        return built[0] if built else _build_wheel(folder)
+
+
+def _build_wheel(folder: Path) -> Path:
+    """Builds from the unpacked sdist, so that a file missing from the sdist is missing from the wheel."""
     source = folder / "source"
     source.mkdir()
     for name in BUILD_FILES:

@@ -1,9 +1,12 @@
-"""A lock between test processes, so that packages that a test needs are installed only once."""
+"""What the processes of a test run share: a folder, and locks, so that what a test needs is made only once."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 
 @contextmanager
@@ -13,3 +16,9 @@ def hold_lock(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def find_run_folder(factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder that all processes of this test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -50,7 +50,7 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("build"))
+    return build_wheel(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from antiphon.engine.kernels.bindings import Kernels
 from antiphon.engine.kernels.compiler import COMPILERS, CompilationError, load_library
 from antiphon.engine.kernels.library import SOURCES, verify_kernels
 from tests.counts import FULL_COUNTS
-from tests.install_lock import hold_lock
+from tests.install_lock import find_run_folder, hold_lock
 
 PORTABLE_FLAGS = "-mno-amx-int8 -mno-avx512f -mno-avx -DFUSED_MULTIPLY_ADD"
 """Compiler flags for portable C with four lanes, which rounds a product and its sum once, as ARM's instructions do."""
@@ -60,12 +60,6 @@ def build_kernels(flags: str, factory: pytest.TempPathFactory) -> Kernels:
         _skip_if_flags_are_unknown(flags)
         speed_up_compiler(patch, factory)
         return require_kernels()
-
-
-def find_run_folder(factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder that all processes of this test run share."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def speed_up_compiler(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:

@@ -25,7 +25,7 @@ from antiphon.state.segments import Arguments, Call, Cite, Close, Say, Segment, 
 from tests.counts import FULL_COUNTS
 
 T = TypeVar("T")
-RANDOM_SPLITS = 1000 if FULL_COUNTS else 20
+RANDOM_SPLITS = 1000 if FULL_COUNTS else 10
 """Number of random splits of one output."""
 CUT_STEP = 1 if FULL_COUNTS else 3
 """Distance between the token indices at which an output is cut in two."""

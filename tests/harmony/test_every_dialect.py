@@ -392,7 +392,7 @@ def draw_output(dialect: Dialect, rng: random.Random) -> str:
 def test_random_markers_give_a_valid_stream_for_any_split(dialect: Dialect) -> None:
     rng = random.Random(f"soup of {dialect.name}")
     for number in range(
-        parser_helpers.RANDOM_OUTPUTS if parser_helpers.FULL_COUNTS else parser_helpers.RANDOM_OUTPUTS // 4
+        parser_helpers.RANDOM_OUTPUTS if parser_helpers.FULL_COUNTS else parser_helpers.RANDOM_OUTPUTS // 8
     ):
         model_format = rng.choice(load_formats(dialect.name))
         tokens = model_format.encode(draw_output(dialect, rng))

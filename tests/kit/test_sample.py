@@ -21,7 +21,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel, openai-agents, and what both depend on."""
     folder = tmp_path_factory.mktemp("sample")
     packages = [find_site_packages(install_python_clients(name).parents[1]) for name in ("kit", "python")]
-    return install_wheel(build_wheel(folder), folder / "venv", *packages)
+    return install_wheel(build_wheel(tmp_path_factory), folder / "venv", *packages)
 
 
 @pytest.fixture

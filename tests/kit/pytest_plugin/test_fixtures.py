@@ -31,7 +31,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 def run(project: pytest.Pytester, *tests: str, args: tuple[str, ...] = ()) -> pytest.RunResult:
     project.makepyfile(test_it="\n".join([HEAD, *tests]))
-    return project.runpytest_subprocess(*args)
+    return project.runpytest_inprocess(*args)
 
 
 def test_loading_the_plugin_imports_nothing_but_pytest() -> None:
@@ -180,7 +180,8 @@ def test_snapshot(event_snapshot): pass
 
 def test_server(responses_server, assert_conformant): assert_conformant(ask(responses_server(["Hello."])))
 """
-    result = run(project, test, args=("-p", "no:syrupy"))
+    project.makepyfile(test_it=f"{HEAD}\n{test}")
+    result = project.runpytest_subprocess("-p", "no:syrupy")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(
         ["event_snapshot needs syrupy, which is not installed: pip install 'antiphon[[]pytest]'"]

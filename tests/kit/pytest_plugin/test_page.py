@@ -48,21 +48,21 @@ def list_failure_lines(result: pytest.RunResult) -> list[str]:
 def test_programs_run(project: pytest.Pytester) -> None:
     assert len(PROGRAMS) == PAGE.count("```python") == 6
     tests = sum(len(re.findall(r"^def test_", program, re.MULTILINE)) for program in PROGRAMS.values())
-    written = project.runpytest_subprocess("--snapshot-update")
+    written = project.runpytest_inprocess("--snapshot-update")
     written.assert_outcomes(passed=tests + 1)  # one has two parameters
     assert (project.path / "__snapshots__/test_first/test_greeting.txt").read_text() == OUTPUTS[0]
 
 
 def test_failures_look_as_shown(project: pytest.Pytester) -> None:
-    project.runpytest_subprocess("test_first.py", "--snapshot-update")
     snapshot = project.path / "__snapshots__/test_first/test_greeting.txt"
+    snapshot.parent.mkdir(parents=True)
     done = 'output_text.done                [0.0] msg_1 "Hello'
     snapshot.write_text(OUTPUTS[0].replace(done, f"{done},"))
-    changed = project.runpytest_subprocess("test_first.py")
+    changed = project.runpytest_inprocess("test_first.py")
     assert list_failure_lines(changed) == OUTPUTS[1].splitlines()
 
     project.makepyfile(
         test_gateway=PROGRAMS["test_gateway"].replace("with pytest.raises(AssertionError, match=", "if (")
     )
-    broken = "\n".join(list_failure_lines(project.runpytest_subprocess("test_gateway.py")))
+    broken = "\n".join(list_failure_lines(project.runpytest_inprocess("test_gateway.py")))
     assert re.sub(r"\bmsg_[0-9a-f]{9,}", "msg_1", broken.rpartition("why: ")[0]) == OUTPUTS[2].rpartition("why: ")[0]
