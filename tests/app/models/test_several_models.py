@@ -346,9 +346,6 @@ def test_encoder_is_loaded_when_it_is_needed(start: Callable[..., Any]) -> None:
         assert metric(server, "model_loads_total", "encoder") == loads
 
 
-# In runs of the whole suite, a client socket of an earlier test is collected here. Which test leaves it open is not known yet.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_requests_that_need_no_engine_load_no_known_model(start: Callable[..., Any]) -> None:
     with start() as (server, models):
         counts = [

@@ -229,9 +229,6 @@ def frozen_backends(place: PostgresPlace) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-# A connection to the silent database is sometimes collected before it is closed. Which part leaves it open is not known yet.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("silence", [locked_tables, frozen_backends])
 def test_clients_get_answers_while_the_database_does_not_answer(
     silence: Callable[[PostgresPlace], AbstractContextManager[None]],
