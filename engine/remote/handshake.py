@@ -169,7 +169,7 @@ class Handshake:
 
     def _find_context(self, listed: ListedModel, server_info: dict[str, Any]) -> int:
         """Returns the shorter of the server's context and ours."""
-        settings = server_info.get("default_generation_settings") or {}
+        settings = server_info.get("default_generation_settings")
         candidates = (
             listed.max_model_len,
             settings.get("n_ctx") if isinstance(settings, dict) else None,

@@ -115,6 +115,6 @@ class HttpClient:
         except ssl.SSLError as error:
             raise RemoteConnectionError(f"{endpoint.name}: TLS failed: {error.reason or error}") from None
         except OSError as error:
-            reason = error.strerror or type(error).__name__
+            reason = error.strerror or str(error)  # of several addresses, each with its error
             raise RemoteConnectionError(f"{endpoint.name} cannot be reached: {reason}") from None
         return connection

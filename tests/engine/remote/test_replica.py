@@ -130,6 +130,9 @@ class TestHandshakes:
                 replica.request_handshake("why")
                 assert replica.profile is None and replica.unready_reason == "why"
                 await wait_until_up(replica)
+                num_requests = len(server.requests)
+                await asyncio.sleep(0.05)
+                assert len(server.requests) == num_requests, "one request leads to one handshake"
 
     async def test_reason_of_a_replica_that_is_down_stays(self) -> None:
         replica = build_replica()
@@ -160,6 +163,23 @@ class TestHandshakes:
             server.overrides.clear()
             server.version = "0.32"
             assert await replica._shake_hands() and replica.mismatch is None
+            replica.close()
+
+    async def test_mismatch_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with running_server() as server:
+            replica = build_replica(server.port)
+            server.overrides["/version"] = json_reply({}, 503)
+            assert not await replica._shake_hands() and not caplog.messages, "it may fit, once it answers"
+            server.overrides.clear()
+            server.version = "0.1"
+            for _ in range(3):
+                assert not await replica._shake_hands()
+            assert len(caplog.messages) == 1 and "0.12 or later" in caplog.messages[0]
+            server.version = "0.32"
+            assert await replica._shake_hands() and replica.mismatch is None
+            server.version = "0.1"
+            caplog.clear()
+            assert not await replica._shake_hands() and len(caplog.messages) == 1
             replica.close()
 
     async def test_key_is_sent(self) -> None:

@@ -1,6 +1,11 @@
 """One connection: slices of work, limits at their value and one after, silence. The bytes come without a socket."""
 
 import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,15 +27,26 @@ LIMIT = 1000
 """Maximum size of the bodies of these tests."""
 
 
-class FakeTransport:
-    """Notes what the connection does."""
+@pytest.fixture(autouse=True)
+async def loop_errors() -> AsyncIterator[list[dict[str, Any]]]:
+    """The errors that no code handles. A test fails if there is one."""
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    yield errors
+    gc.collect()
+    assert errors == []
 
-    def __init__(self) -> None:
+
+class FakeTransport:
+    """Notes what the connection does. Like uvloop's, it refuses to pause once it is closing."""
+
+    def __init__(self, sock: object = None) -> None:
         self.is_paused = self.is_aborted = False
         self.num_pauses = 0
+        self._socket = sock
 
-    def get_extra_info(self, _: str) -> None:
-        return None
+    def get_extra_info(self, _: str) -> object:
+        return self._socket
 
     def is_closing(self) -> bool:
         return self.is_aborted
@@ -39,10 +55,12 @@ class FakeTransport:
         pass
 
     def pause_reading(self) -> None:
+        assert not self.is_aborted
         self.is_paused = True
         self.num_pauses += 1
 
     def resume_reading(self) -> None:
+        assert not self.is_aborted
         self.is_paused = False
 
     def abort(self) -> None:
@@ -57,6 +75,15 @@ class Exchange:
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         exchange = self.connection.exchange(b"request", sink, silence_timeout_s=silence_timeout_s, max_body_bytes=LIMIT)
         self.task = asyncio.ensure_future(exchange)
+
+    async def repeat(self, *data: bytes, sink: RecordingSink | None = None) -> HttpResponse:
+        """Sends another request on the connection. Returns the response that these bytes complete."""
+        options: dict[str, Any] = {"silence_timeout_s": HANG_TIMEOUT_S, "max_body_bytes": LIMIT}
+        self.task = asyncio.ensure_future(self.connection.exchange(b"request", sink, **options))
+        await asyncio.sleep(0)
+        for each in data:
+            self.connection.data_received(each)
+        return await self.finish()
 
     async def finish(self) -> HttpResponse:
         """Returns the response that the bytes so far complete."""
@@ -111,6 +138,12 @@ class TestLimits:
         with pytest.raises(RemoteConnectionError):
             await exchange.finish()
 
+    async def test_head_that_ends_just_beyond_the_limit_is_complete(self) -> None:
+        head = head_of(MAX_BYTES_WITHOUT_BODY + 1)
+        exchange = await start_exchange(*(head[n : n + SLICE_BYTES] for n in range(0, len(head), SLICE_BYTES)))
+        assert (await exchange.finish()).status == 200
+        assert exchange.connection.is_reusable
+
     async def test_body_resets_the_count_of_bytes_without_body(self) -> None:
         head = head_of(MAX_BYTES_WITHOUT_BODY - 10).replace(b"Content-Length: 0", b"Content-Length: 2")
         pieces = [head[n : n + SLICE_BYTES] for n in range(0, len(head), SLICE_BYTES)]
@@ -158,6 +191,16 @@ class TestSlices:
         assert passes >= 10 and all(len(part) <= SLICE_BYTES for part in sink.parts)
         assert sum(map(len, sink.parts)) == 10 * SLICE_BYTES
         assert exchange.connection.is_reusable and not exchange.transport.is_paused
+        assert (await exchange.repeat(ok(b"next"))).body == b"next", "no pass of the last response is left"
+
+    async def test_response_that_fills_a_slice_and_data_behind_it(self) -> None:
+        start = CHUNKED + chunk(b"x" * 10_000) + END_CHUNK
+        body = b"x" * (10_000 + SLICE_BYTES - len(start))
+        data = CHUNKED + chunk(body) + END_CHUNK
+        assert len(data) == SLICE_BYTES
+        exchange = await start_exchange(data + b"HTTP", sink=RecordingSink())
+        assert (await exchange.finish()).status == 200
+        assert not exchange.connection.is_reusable
 
     async def test_data_behind_the_end_of_the_response_ends_the_connection(self) -> None:
         data = CHUNKED + chunk(b"x") + END_CHUNK + b"y" * 2 * SLICE_BYTES
@@ -177,6 +220,7 @@ class TestSlices:
     async def test_lost_connection_waits_for_what_has_arrived(self, error: Exception | None) -> None:
         sink = RecordingSink(backlog_per_part=2)
         exchange = await start_exchange(CHUNKED, chunk(b"one"), chunk(b"two"), sink=sink)
+        exchange.transport.is_aborted = True
         exchange.connection.connection_lost(error)
         with pytest.raises(RemoteConnectionError, match="reset" if error else "closed") as caught:
             await exchange.finish()
@@ -211,9 +255,73 @@ class TestSlices:
         await asyncio.sleep(0)
         assert sink.num_passes == done and exchange.transport.is_aborted
 
+    async def test_closing_ends_a_response_with_a_backlog(self) -> None:
+        exchange = await start_exchange(CHUNKED, chunk(b"one"), sink=RecordingSink(backlog_per_part=100))
+        exchange.connection.close()
+        exchange.connection.connection_lost(None)
+        with pytest.raises(RemoteConnectionError, match="closed"):
+            await exchange.finish()
+
+    async def test_no_pass_runs_after_a_timeout(self) -> None:
+        sink = RecordingSink(backlog_per_part=100)
+        exchange = await start_exchange(CHUNKED, chunk(b"one"), sink=sink)
+        exchange.connection._progress_at -= 20
+        exchange.connection._check_silence(10)
+        exchange.connection._run_pass()
+        assert sink.num_passes == 0
+        with pytest.raises(SilenceTimeoutError):
+            await exchange.finish()
+
 
 class TestRequestsAndData:
     """What a connection does between requests."""
+
+    async def test_connection_that_is_lost_between_requests_is_not_used_again(self) -> None:
+        unused = HttpConnection()
+        unused.connection_lost(None)
+        exchange = await start_exchange(ok())
+        await exchange.finish()
+        exchange.connection.connection_lost(ConnectionResetError())
+        assert not unused.is_reusable and not exchange.connection.is_reusable
+
+    async def test_second_response_to_a_request_ends_the_connection(self) -> None:
+        exchange = await start_exchange(ok(b"one") + ok(b"two"))
+        assert (await exchange.finish()).body == b"one"
+        assert not exchange.connection.is_reusable
+
+    async def test_kept_connection_holds_no_sink(self) -> None:
+        sink = RecordingSink()
+        released = weakref.ref(sink)
+        exchange = await start_exchange(CHUNKED + END_CHUNK, sink=sink)
+        await exchange.finish()
+        del sink
+        gc.collect()
+        assert released() is None and exchange.connection.is_reusable
+
+    async def test_error_at_the_moment_of_a_cancellation_is_not_logged(self, loop_errors: list[dict[str, Any]]) -> None:
+        exchange = await start_exchange()
+        exchange.connection.connection_lost(ConnectionResetError())
+        exchange.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exchange.task
+        del exchange
+        gc.collect()
+        assert loop_errors == []
+
+    @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6, socket.AF_UNIX])
+    async def test_vanished_servers_are_found_by_keep_alive_probes(self, family: socket.AddressFamily) -> None:
+        calls: list[tuple[int, ...]] = []
+        sock = SimpleNamespace(family=family, setsockopt=lambda *options: calls.append(options))
+        HttpConnection().connection_made(FakeTransport(sock))  # type: ignore[arg-type]
+        is_network = family is not socket.AF_UNIX
+        assert calls == [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] * is_network
+
+    async def test_time_of_the_last_data_is_kept(self) -> None:
+        exchange = await start_exchange()
+        before = exchange.connection.last_data_at = exchange.connection.last_data_at - 50
+        exchange.connection.data_received(ok())
+        assert exchange.connection.last_data_at >= before + 50
+        await exchange.finish()
 
     async def test_data_before_any_request_ends_the_connection(self) -> None:
         connection, transport = HttpConnection(), FakeTransport()
@@ -249,6 +357,32 @@ class TestSilence:
         exchange.connection._check_silence(10)
         exchange.connection.data_received(END_CHUNK)
         assert (await exchange.finish()).status == 200
+
+    async def test_begin_of_the_response_postpones_the_timeout(self) -> None:
+        exchange = await start_exchange()
+        exchange.connection._progress_at -= 20
+        exchange.connection.data_received(CHUNKED)
+        exchange.connection._check_silence(10)
+        exchange.connection.data_received(END_CHUNK)
+        assert (await exchange.finish()).status == 200
+
+    async def test_silence_after_output_is_noticed(self) -> None:
+        sink = RecordingSink()
+        exchange = await start_exchange(CHUNKED, sink=sink, silence_timeout_s=0.1)
+        await asyncio.sleep(0.02)
+        exchange.connection.data_received(chunk(b"x"))
+        with pytest.raises(SilenceTimeoutError, match=r"no output for 0\.1 s"):
+            await exchange.finish()
+
+    async def test_timeout_of_a_response_does_not_end_the_next_one(self) -> None:
+        exchange = await start_exchange(ok(), silence_timeout_s=0.05)
+        await exchange.finish()
+        exchange.connection._progress_at -= 20
+        task = asyncio.ensure_future(exchange.repeat())
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        exchange.connection.data_received(ok(b"next"))
+        assert (await task).body == b"next"
 
     async def test_output_of_the_backlog_postpones_the_timeout(self) -> None:
         sink = RecordingSink(backlog_per_part=1)

@@ -242,6 +242,14 @@ class TestConnecting:
         with pytest.raises(RemoteConnectionError, match="cannot be reached: No such file"):
             await create_client(Endpoint(socket_path=str(tmp_path / "none"))).request("GET", "/")
 
+    async def test_error_of_several_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            raise OSError("Multiple exceptions: one, two")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+        with pytest.raises(RemoteConnectionError, match="cannot be reached: Multiple exceptions: one, two"):
+            await create_client(Endpoint(host="localhost", port=1)).request("GET", "/")
+
     async def test_server_without_tls(self) -> None:
         async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"220 hello\r\n")
