@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from antiphon.app.http.sliced_json import decode_in_slices
-from antiphon.app.requests.json_body import invalid_json, parse_object
+from antiphon.app.requests.json_body import check_echoed_sizes, invalid_json, parse_object
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ running for longer: threads take turns."""
 
 
 async def parse_body(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a request's body. Raises `ApiError` 400, or 413 for too many values."""
+    """Returns the JSON object in a request's body. Raises `ApiError`: 400, or 413 for too many values."""
     return await run_parser(len(body), _parse_large if len(body) >= LARGE_BYTES else parse_object, body)
 
 
@@ -48,4 +48,5 @@ def _parse_large(body: bytes) -> dict[str, Any]:
         raise invalid_json(str(error)) from None
     if not isinstance(value, dict):
         raise invalid_json("it is not an object")
+    check_echoed_sizes(value)
     return value

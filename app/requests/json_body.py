@@ -7,7 +7,7 @@ Stricter than JSON requires: no byte order mark, NaN, number beyond the range of
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +15,11 @@ import msgspec
 from antiphon.app.errors import ApiError, clip_text, invalid_value, missing_field
 
 MAX_DEPTH = 128
+MAX_ECHOED_BYTES = 2 << 20
+"""Maximum size of a field that replies repeat. Each of the three events with the whole response has it once, and the
+event loop encodes them: 30 ms for each at this size in the worst case."""
+ECHOED_FIELDS = ("tools", "tool_choice", "text")
+"""Fields that replies repeat and that no other limit bounds. Instructions are part of the prompt."""
 
 T = TypeVar("T")
 _decoder = msgspec.json.Decoder()
@@ -103,6 +108,35 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for index, child in enumerate(value):
             yield from _not_finite(child, f"{path}[{index}]")
+
+
+def check_echoed_sizes(body: Mapping[str, Any]) -> None:
+    """Checks the fields that replies repeat. A body that is no larger than the limit need not be checked.
+
+    Raises `ApiError` 400.
+    """
+    for name in ECHOED_FIELDS:
+        if _exceeds_size(body.get(name), MAX_ECHOED_BYTES):
+            message = f"Invalid '{name}': it has more than {MAX_ECHOED_BYTES >> 20} MiB as JSON. Send less of it."
+            raise invalid_value(name, message)
+
+
+def _exceeds_size(value: Any, limit: int) -> bool:
+    """Tells whether a value has more than `limit` bytes as JSON. Containers are not encoded in one call."""
+    values, size = [value], 0
+    while values and size <= limit:
+        part = values.pop()
+        size += 1  # the comma
+        if isinstance(part, dict):
+            values += part
+            values += part.values()
+        elif isinstance(part, list):
+            values += part
+        elif isinstance(part, str) and len(part) > limit:
+            return True
+        else:
+            size += len(msgspec.json.encode(part))
+    return size > limit
 
 
 def invalid_json(why: str) -> ApiError:

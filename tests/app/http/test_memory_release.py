@@ -14,11 +14,11 @@ from tests.progress import HANG_TIMEOUT_S
 from tests.serving import read_until_ready
 from tests.syntax import ROOT
 
-NUM_REQUESTS = 4
-NUM_TOOLS = 100
-DESCRIPTION_CHARS = 80_000
+NUM_REQUESTS = 6
+NUM_KEYS = 40_000
+TEXT_CHARS = 500
 MAX_GROWTH_MIB = 100
-"""Far below what stays without a release: about nine times the 8 MB of each request."""
+"""Far below what stays without a release: about 50 MiB for the 20 MB of each request."""
 
 
 def read_memory_mib(pid: int) -> int:
@@ -32,9 +32,8 @@ def test_memory_of_large_requests_is_returned(tmp_path: Path) -> None:
     script.write_text('[[reply]]\nname = "hello"\noutput = ["Hello."]\n', encoding="utf-8")
     command = [sys.executable, "-m", "antiphon.app.cli", "serve", "--engine", "scripted", "--script", str(script)]
     command += ["--port", "0", "--store", str(tmp_path / "responses.db"), "--log-format", "json"]
-    description = "d" * DESCRIPTION_CHARS
-    tools = [{"type": "function", "name": f"f{n}", "description": description} for n in range(NUM_TOOLS)]
-    body = {"model": "scripted", "input": "Hi", "tools": tools, "tool_choice": "none", "stream": True}
+    metadata = {f"k{number}": "d" * TEXT_CHARS for number in range(NUM_KEYS)}
+    body = {"model": "scripted", "input": "Hi", "client_metadata": metadata, "stream": True}
     content = json.dumps(body).encode()
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -47,6 +46,7 @@ def test_memory_of_large_requests_is_returned(tmp_path: Path) -> None:
                 def post() -> None:
                     headers = {"content-type": "application/json"}
                     with client.stream("POST", f"{url}/responses", content=content, headers=headers) as reply:
+                        assert reply.status_code == 200
                         for _ in reply.iter_bytes():
                             pass
 

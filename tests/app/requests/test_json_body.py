@@ -1,9 +1,12 @@
 """Request bodies that are invalid JSON, too deep, or not an object: each is a 400 that names its field if it has one."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from antiphon.app.errors import ApiError
-from antiphon.app.requests.json_body import MAX_DEPTH, parse_object
+from antiphon.app.requests.json_body import MAX_DEPTH, MAX_ECHOED_BYTES, check_echoed_sizes, parse_object
 from tests.app.requests.request_builders import summarize_error
 
 
@@ -58,3 +61,20 @@ def test_last_of_duplicate_keys_is_used() -> None:
 
 def test_escaped_nul_is_accepted() -> None:
     assert parse_object(b'{"a": "x\\u0000y"}') == {"a": "x\0y"}
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "text"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: "x" * (size - 3),
+        lambda size: ["é" * 10, *([1] * ((size - 26) // 2 + 1))],
+        lambda size: {"a": {"k" * (size - 11): True}},
+    ],
+    ids=["one text", "many values", "one key"],
+)
+def test_fields_that_replies_repeat_have_a_size(name: str, make: Callable[[int], Any]) -> None:
+    check_echoed_sizes({name: make(MAX_ECHOED_BYTES - 20), "input": "x" * (MAX_ECHOED_BYTES + 1)})
+    with pytest.raises(ApiError) as caught:
+        check_echoed_sizes({name: make(MAX_ECHOED_BYTES + 20)})
+    assert summarize_error(caught.value) == (400, "invalid_value", name)
