@@ -24,6 +24,8 @@ _executor = ThreadPoolExecutor(1, thread_name_prefix="parse")
 _large_executor = ThreadPoolExecutor(1, thread_name_prefix="parse-large")
 """A thread of its own, so that other bodies do not wait for large ones. Each thread more would keep the event loop from
 running for longer: threads take turns."""
+_history_executor = ThreadPoolExecutor(2, thread_name_prefix="parse-history")
+"""Threads of requests that read earlier items, for which they may wait for the database."""
 
 
 async def parse_body(body: bytes) -> dict[str, Any]:
@@ -31,11 +33,16 @@ async def parse_body(body: bytes) -> dict[str, Any]:
     return await run_parser(len(body), _parse_large if len(body) >= LARGE_BYTES else parse_object, body)
 
 
-async def run_parser(body_bytes: int, parse: Callable[..., T], *values: Any) -> T:
-    """Returns the result of `parse`, which runs where a body of this size is parsed. Raises its errors."""
-    if body_bytes <= INLINE_BYTES:
+async def run_parser(body_bytes: int, parse: Callable[..., T], *values: Any, reads_history: bool = False) -> T:
+    """Returns the result of `parse`, which runs where a body of this size is parsed. Raises its errors.
+
+    `reads_history`: it also reads earlier items, whose size nobody knows.
+    """
+    if body_bytes <= INLINE_BYTES and not reads_history:
         return parse(*values)
     executor = _executor if body_bytes < LARGE_BYTES else _large_executor
+    if reads_history:
+        executor = _history_executor
     return await asyncio.get_running_loop().run_in_executor(executor, parse, *values)
 
 

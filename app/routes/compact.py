@@ -10,7 +10,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import SERVER_ERROR, ApiError
 from antiphon.app.event_log import EventLog
-from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.item_lists import listed_item
 from antiphon.app.requests import input_items as items_of
@@ -19,8 +19,8 @@ from antiphon.app.requests.fields.stored import COMPACT_FIELDS
 from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.routes.engine_ready import wait_until_ready
 from antiphon.app.routes.replies import final_reply, json_reply, start_turns
-from antiphon.app.routes.stored_reads import LoopHistory, prepare_history
-from antiphon.app.turns.stored_history import StoredHistory, with_ids
+from antiphon.app.routes.stored_reads import read_with_history
+from antiphon.app.turns.stored_history import with_ids
 from antiphon.events.inputs import AnyInput, InputMessage
 from antiphon.events.response import Response as ResponseObject
 
@@ -31,11 +31,13 @@ async def compact_conversation(request: AnyRequest) -> Response[Any]:
     context, body = server_context(request), await parse_body(await request.body())
     check_fields(COMPACT_FIELDS, body)
     await wait_until_ready(request, body)
-    await prepare_history(context, request_owner(request), body)
-    history = LoopHistory(StoredHistory(context.store, request_owner(request), context.turn_manager.sealer))
-    size = request_state(request.scope).body_bytes
-    read = read_responses_request
-    parsed = await run_parser(size, read, _add_trigger(body), context.models, history, context.settings)
+    parsed = await read_with_history(
+        context,
+        request_owner(request),
+        body,
+        request_state(request.scope).body_bytes,
+        lambda history: read_responses_request(_add_trigger(body), context.models, history, context.settings),
+    )
     items = (*parsed.earlier_items, *parsed.spec.input_items)
     logs = await start_turns(request, parsed)
     return json_reply(await final_reply(request, _compacted_output(logs[0], items), logs))

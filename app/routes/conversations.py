@@ -1,5 +1,6 @@
 """`/v1/conversations`: stored lists of items that turns can continue."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from antiphon.app.requests.fields.stored import (
 from antiphon.app.requests.pagination import ListPage, select_page
 from antiphon.app.requests.secrets import remove_secrets
 from antiphon.app.routes.replies import json_reply
-from antiphon.app.routes.stored_reads import LoopHistory, prepare_read
+from antiphon.app.routes.stored_reads import prepare_read, read_with_history
 from antiphon.app.store.base import StoredConversation
 from antiphon.app.turns.manager import new_id
 from antiphon.app.turns.stored_history import StoredHistory, with_ids
@@ -82,18 +83,14 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
 @get("/v1/conversations/{conversation_id:str}/items", before_request=prepare_read)
 async def list_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[Any]:
     """Lists the items of a conversation, latest first by default."""
-    items = server_context(request).store.conversation_items(
-        request_owner(request), _find_conversation(request, conversation_id).id
-    )
+    items = await _read_conversation(request, conversation_id)
     return json_reply(encode_item_page(items, select_page(request.query_params, items)))
 
 
 @get("/v1/conversations/{conversation_id:str}/items/{item_id:str}", before_request=prepare_read)
 async def retrieve_item(request: AnyRequest, conversation_id: FromPath[str], item_id: FromPath[str]) -> Response[Any]:
     """Returns an item of a conversation."""
-    for item in server_context(request).store.conversation_items(
-        request_owner(request), _find_conversation(request, conversation_id).id
-    ):
+    for item in await _read_conversation(request, conversation_id):
         if item.id == item_id:
             return json_reply(msgspec.json.encode(listed_item(item)))
     raise _item_not_found(item_id)
@@ -129,9 +126,8 @@ def _require_key(body: Mapping[str, Any], key: str) -> Any:
 
 async def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
     context = server_context(request)
-    history = LoopHistory(StoredHistory(context.store, request_owner(request), context.turn_manager.sealer))
 
-    def read() -> tuple[AnyInput, ...]:
+    def read(history: StoredHistory) -> tuple[AnyInput, ...]:
         parsed = items_of.read_input(sent, history.find_item, "items") if sent else items_of.RequestInput(())
         media.check_media(sent, "items", refused=context.settings.unsupported_media == "refuse")
         if parsed.compact:
@@ -140,7 +136,8 @@ async def _read_items(request: AnyRequest, sent: Any) -> tuple[AnyInput, ...]:
             )
         return with_ids(parsed.items, new_id("items"))
 
-    return await run_parser(request_state(request.scope).body_bytes, read)
+    size = request_state(request.scope).body_bytes
+    return await read_with_history(context, request_owner(request), {"items": sent}, size, read)
 
 
 def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConversation:
@@ -148,6 +145,13 @@ def _find_conversation(request: AnyRequest, conversation_id: str) -> StoredConve
     if conversation is None:
         raise not_found(f"Conversation with id '{clip_text(conversation_id)}' not found.")
     return conversation
+
+
+async def _read_conversation(request: AnyRequest, conversation_id: str) -> tuple[AnyInput, ...]:
+    """Returns the items of a conversation. Raises `ApiError` 404."""
+    conversation = _find_conversation(request, conversation_id)
+    read = server_context(request).store.history.conversation_reader(request_owner(request), conversation.id)
+    return await asyncio.to_thread(read)
 
 
 def _item_not_found(item_id: str) -> ApiError:

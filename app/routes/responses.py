@@ -11,7 +11,7 @@ from litestar.response import Response
 from antiphon.app.context import AnyRequest, request_owner, server_context
 from antiphon.app.errors import ApiError, clip_text, invalid_type, invalid_value, not_found
 from antiphon.app.event_log import EventLog
-from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections import responses
 from antiphon.app.projections.item_lists import encode_item_page
@@ -20,8 +20,7 @@ from antiphon.app.requests.responses import read_responses_request
 from antiphon.app.requests.turn_spec import ParsedRequest
 from antiphon.app.routes.engine_ready import wait_until_known, wait_until_ready
 from antiphon.app.routes.replies import cancel_on_disconnect, final_reply, json_reply, start_turns, stream_reply
-from antiphon.app.routes.stored_reads import LoopHistory, prepare_history, prepare_read
-from antiphon.app.turns.stored_history import StoredHistory
+from antiphon.app.routes.stored_reads import prepare_read, read_with_history
 
 RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
 
@@ -52,7 +51,7 @@ async def count_input_tokens(request: AnyRequest) -> Response[Any]:
 @get("/v1/responses/{response_id:str}", before_request=prepare_read)
 async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Returns a stored response as it is now or, with `stream=true`, streams its events after `starting_after`."""
-    log = _find_log(request, response_id)
+    log = await _find_log(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):
         return json_reply(responses.current_response(log))
     obfuscated = request.query_params.get("include_obfuscation") in ("true", "1")
@@ -64,7 +63,7 @@ async def retrieve_response(request: AnyRequest, response_id: FromPath[str]) -> 
 @delete("/v1/responses/{response_id:str}", status_code=200, before_request=prepare_read)
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Deletes a stored response. A background response that is still running is cancelled."""
-    context, log = server_context(request), _find_log(request, response_id)
+    context, log = server_context(request), await _find_log(request, response_id)
     if log.base_response.background:
         context.turn_manager.cancel_turn(log)
     await context.store.delete_response(log.owner, log.id)
@@ -74,7 +73,7 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 @post("/v1/responses/{response_id:str}/cancel", status_code=200, before_request=prepare_read)
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Cancels a background response and returns it; a response that has ended is returned unchanged."""
-    log = _find_log(request, response_id)
+    log = await _find_log(request, response_id)
     if not log.base_response.background:
         raise ApiError(400, None, "Cannot cancel a synchronous response.")
     context = server_context(request)
@@ -88,7 +87,7 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 @get("/v1/responses/{response_id:str}/input_items", before_request=prepare_read)
 async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[Any]:
     """Lists the input items of a stored response, latest first by default."""
-    log = _find_log(request, response_id)
+    log = await _find_log(request, response_id)
     return json_reply(encode_item_page(log.input_items, select_page(request.query_params, log.input_items)))
 
 
@@ -99,16 +98,19 @@ async def _read_request(request: AnyRequest, *, generates: bool = True) -> Parse
         await wait_until_ready(request, body)
     else:
         await wait_until_known(request, context.models.get_model(body.get("model")))
-    await prepare_history(context, request_owner(request), body)
-    history = LoopHistory(StoredHistory(context.store, request_owner(request), context.turn_manager.sealer))
-    size = request_state(request.scope).body_bytes
-    return await run_parser(size, read_responses_request, body, context.models, history, context.settings)
+    return await read_with_history(
+        context,
+        request_owner(request),
+        body,
+        request_state(request.scope).body_bytes,
+        lambda history: read_responses_request(body, context.models, history, context.settings),
+    )
 
 
-def _find_log(request: AnyRequest, response_id: str) -> EventLog:
+async def _find_log(request: AnyRequest, response_id: str) -> EventLog:
     """Returns the owner's log. Raises `ApiError` 404, also for an id that is malformed."""
     is_valid = RESPONSE_ID.fullmatch(response_id)
-    log = server_context(request).store.find_log(request_owner(request), response_id) if is_valid else None
+    log = await server_context(request).store.read_log(request_owner(request), response_id) if is_valid else None
     if log is None:
         raise not_found(f"Response with id '{clip_text(response_id)}' not found.")
     return log

@@ -101,7 +101,7 @@ async def _find_completion(request: AnyRequest, sent_id: str) -> tuple[StoredCom
 async def _read_completion(request: AnyRequest, completion: StoredCompletion) -> dict[str, Any] | None:
     """Returns the JSON of a completion; None if a choice has failed, whose client got an error, or is unreadable."""
     store, owner = server_context(request).store, request_owner(request)
-    logs = [log for choice_id in completion.choice_ids if (log := store.find_log(owner, choice_id)) is not None]
+    logs = [log for choice_id in completion.choice_ids if (log := await store.read_log(owner, choice_id)) is not None]
     if len(logs) < len(completion.choice_ids) or any(log.response.status == "failed" for log in logs):
         return None
     return await stored_completion(completion, logs)

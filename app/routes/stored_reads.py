@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from antiphon.app.context import AnyRequest, ServerContext, request_owner, server_context
-from antiphon.app.requests.history import History
-from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
+from antiphon.app.http.body_parsing import run_parser
+from antiphon.app.turns.stored_history import StoredHistory
 
 T = TypeVar("T")
+ReadRequest = Callable[[StoredHistory], T]
 
 MAX_SEARCHED_ITEMS = 500
 """Number of items that are searched for ids. More may well have one."""
@@ -26,40 +25,41 @@ async def prepare_read(request: AnyRequest) -> None:
     await server_context(request).store.prepare_read(request_owner(request), response_id)
 
 
-async def prepare_history(context: ServerContext, owner: str, body: Mapping[str, Any]) -> None:
-    """Does the same before a request for a response is parsed, if that reads earlier items."""
-    items = body.get("input")
+async def read_with_history(
+    context: ServerContext, owner: str, body: Mapping[str, Any], body_bytes: int, read: ReadRequest[T]
+) -> T:
+    """Returns the result of `read`, which gets the history of the owner and may run in a thread.
+
+    It runs in a thread of its own kind if it reads earlier items, which may be thousands. Raises its errors, and
+    `ApiError` 503 if the store cannot be read now.
+    """
+    reads_history = await _prepare_history(context, owner, body)
+    history = StoredHistory(context.store, owner, context.turn_manager.sealer, LoopCaller())
+    return await run_parser(body_bytes, read, history, reads_history=reads_history)
+
+
+async def _prepare_history(context: ServerContext, owner: str, body: Mapping[str, Any]) -> bool:
+    """Waits until the store can be read, and returns True, if a request reads earlier items."""
+    items = body.get("input", body.get("items"))
     has_ids = isinstance(items, list) and (
         len(items) > MAX_SEARCHED_ITEMS or any(isinstance(item, dict) and item.get("id") for item in items)
     )
-    if has_ids or any(body.get(name) is not None for name in ("previous_response_id", "conversation")):
-        previous = body.get("previous_response_id")
-        known = previous if isinstance(previous, str) and not has_ids and body.get("conversation") is None else ""
-        await context.store.prepare_read(owner, known)
+    if not has_ids and all(body.get(name) is None for name in ("previous_response_id", "conversation")):
+        return False
+    previous = body.get("previous_response_id")
+    known = previous if isinstance(previous, str) and not has_ids and body.get("conversation") is None else ""
+    await context.store.prepare_read(owner, known)
+    return True
 
 
-class LoopHistory:
-    """A history whose store is used on the event loop only, for a parser that may run in a thread.
+class LoopCaller:
+    """Calls functions on the event loop for a thread. Create it on the event loop, where it calls them at once."""
 
-    Create it on the event loop.
-    """
+    def __init__(self) -> None:
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
 
-    def __init__(self, history: History) -> None:
-        self._history, self._loop, self._thread_id = history, asyncio.get_running_loop(), threading.get_ident()
-
-    def find_item(self, item_id: str) -> Struct | None:
-        """Returns the input or output item with this id."""
-        return self._call(self._history.find_item, item_id)
-
-    def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        """Returns the items that precede the input of a request. Raises `ApiError`."""
-        return self._call(self._history.items_before_input, body)
-
-    def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
-        """Returns the decrypted text of an item."""
-        return self._history.decrypt(item)
-
-    def _call(self, read: Callable[..., T], *values: Any) -> T:
+    def __call__(self, read: Callable[..., T], *values: Any) -> T:
+        """Returns the result of `read`. Raises its errors."""
         if threading.get_ident() == self._thread_id:
             return read(*values)
         result: Future[T] = Future()

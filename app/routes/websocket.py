@@ -20,15 +20,15 @@ from antiphon.app.context import ServerContext
 from antiphon.app.errors import ApiError, clip_text, invalid_type, missing_field, unsupported_field
 from antiphon.app.event_log import EventLog
 from antiphon.app.http.asgi import AsgiMessage, AsgiReceive, AsgiScope, AsgiSend
-from antiphon.app.http.body_parsing import parse_body, run_parser
+from antiphon.app.http.body_parsing import parse_body
 from antiphon.app.http.request_state import request_state
 from antiphon.app.projections.responses import event_encoder
 from antiphon.app.requests.history import History
 from antiphon.app.requests.responses import read_responses_request
-from antiphon.app.requests.turn_spec import as_prefill
+from antiphon.app.requests.turn_spec import ParsedRequest, as_prefill
 from antiphon.app.routes.engine_ready import wait_for_engine
 from antiphon.app.routes.replies import count_readers
-from antiphon.app.routes.stored_reads import LoopHistory, prepare_history
+from antiphon.app.routes.stored_reads import read_with_history
 from antiphon.app.store.log_items import output_as_input
 from antiphon.app.turns.stored_history import StoredHistory, after_compaction
 from antiphon.events.inputs import AnyInput, CompactionInput, InputReasoning
@@ -71,7 +71,7 @@ class _WebSocketSession:
 
     def __init__(self, context: ServerContext, owner: str, send: AsgiSend) -> None:
         self._context, self._send = context, send
-        self._history = _ConnectionHistory(StoredHistory(context.store, owner, context.turn_manager.sealer))
+        self._history = _ConnectionHistory()
         self._owner = owner
         self._running: asyncio.Task[None] | None = None
         self._interruptions = 0
@@ -126,9 +126,11 @@ class _WebSocketSession:
         context = self._context
         is_prefill = body.pop("generate", True) is False
         await wait_for_engine(context, body)
-        await prepare_history(context, self._owner, body)
-        history = LoopHistory(self._history)
-        parsed = await run_parser(body_bytes, read_responses_request, body, context.models, history, context.settings)
+
+        def read(stored: StoredHistory) -> ParsedRequest:
+            return read_responses_request(body, context.models, self._history.extend(stored), context.settings)
+
+        parsed = await read_with_history(context, self._owner, body, body_bytes, read)
         spec = as_prefill(parsed.spec) if is_prefill else parsed.spec
         if spec.base_response.store and self._history.continues_unstored_response(body):
             message = "The previous response is not stored, so its continuation cannot be stored. Set 'store' to false."
@@ -179,20 +181,35 @@ class _LastResponse(Struct, frozen=True):
     items: tuple[AnyInput, ...] = ()
 
 
-class _ConnectionHistory:
-    """`History` of one connection: its latest response, stored or not, in addition to the stored history."""
+class _ExtendedHistory:
+    """`History` of one request: the latest response of its connection in addition to the stored history."""
 
-    def __init__(self, stored_history: History) -> None:
-        self._stored_history = stored_history
-        self._last = _LastResponse()
+    def __init__(self, stored_history: History, last: _LastResponse) -> None:
+        self._stored_history, self._last = stored_history, last
+        self._items: dict[str, AnyInput] | None = None
 
     def find_item(self, item_id: str) -> Struct | None:
-        latest = next((item for item in self._last.items if item.id == item_id), None)
-        return latest or self._stored_history.find_item(item_id)
+        if self._items is None:
+            self._items = {item.id: item for item in reversed(self._last.items) if item.id}
+        return self._items.get(item_id) or self._stored_history.find_item(item_id)
 
     def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
         is_latest = body.get("previous_response_id") == self._last.response_id and self._last.response_id
         return after_compaction(self._last.items) if is_latest else self._stored_history.items_before_input(body)
+
+    def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
+        return self._stored_history.decrypt(item)
+
+
+class _ConnectionHistory:
+    """The latest response of one connection, stored or not."""
+
+    def __init__(self) -> None:
+        self._last = _LastResponse()
+
+    def extend(self, stored_history: History) -> _ExtendedHistory:
+        """Returns the history of a request."""
+        return _ExtendedHistory(stored_history, self._last)
 
     def continues_unstored_response(self, body: Mapping[str, Any]) -> bool:
         """Tells whether a request continues a response that only this connection remembers."""
@@ -202,14 +219,13 @@ class _ConnectionHistory:
             and self._last.response_id != ""
         )
 
-    def decrypt(self, item: InputReasoning | CompactionInput) -> str | None:
-        return self._stored_history.decrypt(item)
-
     def remember_response(self, log: EventLog, items: tuple[AnyInput, ...]) -> None:
         """Remembers a response that has ended. One that failed or was cancelled does not replace the latest one."""
         response = log.response
         if response.status in ("completed", "incomplete"):
-            self._last = _LastResponse(response.id, log.base_response.store, (*items, *output_as_input(response)))
+            self._last = _LastResponse(
+                response.id, log.base_response.store, (*items, *output_as_input(response.output))
+            )
 
 
 def _read_frame(frame: dict[str, Any]) -> dict[str, Any]:

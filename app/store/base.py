@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from antiphon.app.event_log import EventLog
 from antiphon.app.projections.chat_schema import ChatOptions
+from antiphon.app.store.log_items import StoredTurn
 from antiphon.events.inputs import AnyInput
 from antiphon.events.response import OutputItem
 
@@ -77,12 +78,39 @@ class CompletionStore(Protocol):
         """Replaces the metadata of a completion. Like every change, it returns when it is durable."""
 
 
+AnyItem = OutputItem | AnyInput
+ReadTurn = Callable[[], StoredTurn | None]
+ReadItems = Callable[[], tuple[AnyInput, ...]]
+FindItem = Callable[[str], AnyItem | None]
+
+
+class HistoryReads(Protocol):
+    """The reads of one store. For an owner, data of other owners does not exist."""
+
+    def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
+        """Returns a function that returns the turn of a response, which may be running; None if there is none."""
+        ...
+
+    def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
+        """Returns a function that returns the items of a conversation, each with an id, in order."""
+        ...
+
+    def item_finder(self, owner: str) -> FindItem:
+        """Returns a function that returns an input item, or a completed output item, by its id."""
+        ...
+
+
 class ResponseStore(Protocol):
     """Stores event logs by owner and id. For an owner, data of other owners does not exist."""
 
     @property
     def completions(self) -> CompletionStore:
         """The chat completions."""
+        ...
+
+    @property
+    def history(self) -> HistoryReads:
+        """Earlier turns and items."""
         ...
 
     def add_log(self, log: EventLog) -> None:
@@ -92,17 +120,13 @@ class ResponseStore(Protocol):
         """Stores a chat completion with the logs of its choices from now on."""
 
     def find_log(self, owner: str, response_id: str) -> EventLog | None:
-        """Returns the log of a response."""
+        """Returns the log of a response. Reads it on the event loop."""
 
-    def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
-        """Returns an input item or a completed output item by its id."""
+    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
+        """Does the same without keeping the event loop waiting, however large the log is."""
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the conversation with this id."""
-
-    def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
-        """Returns the items of a conversation, each with an id, in order."""
-        ...
 
     async def prepare_read(self, owner: str, response_id: str = "") -> None:
         """Waits until reads will not keep the event loop waiting: of all that the owner has, or of one response.

@@ -9,6 +9,8 @@ from antiphon.app.store.base import StoredConversation
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events.inputs import AnyInput
 
+ITEMS_PER_QUERY = 200
+"""Rows of one result. Fetching it keeps all threads waiting."""
 _log = structlog.get_logger(__name__)
 _item_decoder = msgspec.json.Decoder[AnyInput](AnyInput)
 
@@ -59,13 +61,20 @@ class ConversationTables:
 
     def load_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
         """Returns the items of a conversation, in order."""
-        query = "SELECT data FROM conversation_items WHERE owner = ? AND conversation = ? ORDER BY position"
+        query = """
+            SELECT position, data FROM conversation_items
+            WHERE owner = ? AND conversation = ? AND position > ? ORDER BY position LIMIT ?
+        """
         items: list[AnyInput] = []
-        for (data,) in self._connection.execute(query, (owner, conversation_id)):
-            try:
-                items.append(decode_row(_item_decoder.decode, data))
-            except UnreadableRowError as error:
-                _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
+        rows: list[tuple[int, bytes]] = [(-1, b"")]
+        while rows:
+            last_position = rows[-1][0]
+            rows = self._connection.execute(query, (owner, conversation_id, last_position, ITEMS_PER_QUERY)).fetchall()
+            for _, data in rows:
+                try:
+                    items.append(decode_row(_item_decoder.decode, data))
+                except UnreadableRowError as error:
+                    _log.error("conversation item is unreadable", conversation=conversation_id, error=str(error))
         return tuple(items)
 
     def find_item(self, owner: str, item_id: str) -> AnyInput | None:

@@ -10,14 +10,15 @@ To cancel the response, another process sets `cancel_requested`.
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 from antiphon.app.event_log import EntryDetail, EventLog, LogEntry, is_terminal
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
-from antiphon.app.store.sql_connection import SqlConnection, decode_row
+from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
+from antiphon.app.store.turn_tables import TurnTables, decode_items
 from antiphon.events import stream as ev
-from antiphon.events.inputs import AnyInput
 from antiphon.events.response import Response
 
 MAX_DELETES_PER_TRANSACTION = 200
@@ -30,10 +31,10 @@ _SIZE = """
 """Bytes of a row of `responses` with all that is stored for it."""
 RELEASE_RESPONSES = f"UPDATE responses SET writer = NULL, size = {_SIZE}"  # noqa: S608
 """Begin of the statement that ends responses."""
+_log = structlog.get_logger(__name__)
 _response_decoder = msgspec.json.Decoder(Response)
 _detail_encoder = msgspec.msgpack.Encoder()  # JSON has no infinite log-probabilities
 _detail_decoder = msgspec.msgpack.Decoder(EntryDetail)
-_items_decoder = msgspec.json.Decoder(tuple[AnyInput, ...])
 
 
 class LeaseLostError(Exception):
@@ -94,7 +95,7 @@ class Database:
 
     def __init__(self, connection: SqlConnection, completions: CompletionTables) -> None:
         self._connection, self.completions = connection, completions
-        self.conversations = ConversationTables(connection)
+        self.conversations, self.turns = ConversationTables(connection), TurnTables(connection)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -242,11 +243,19 @@ class Database:
         if row is None:
             return None
         base_response = decode_row(_response_decoder.decode, row[0])
-        log = EventLog(base_response, owner, decode_row(_items_decoder.decode, row[1]))
+        log = EventLog(base_response, owner, decode_items(row[1]))
         log.add_stored(self.load_entries(response_id))
         if row[2] is None:
             log.end_log()
         return log, row[2]
+
+    def find_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
+        """Does the same, but returns None for a response that is unreadable."""
+        try:
+            return self.load_log(owner, response_id)
+        except UnreadableRowError as error:
+            _log.error("stored response is unreadable", response=response_id, error=str(error))
+            return None
 
     def load_entries(self, response_id: str, start: int = 0) -> list[LogEntry]:
         """Returns the log entries of a response from sequence number `start` on. Raises `UnreadableRowError`."""
@@ -263,15 +272,6 @@ class Database:
     def find_writer(self, response_id: str) -> str | None:
         """Returns the writer of a response; None if the response has ended or was deleted."""
         row = self._connection.execute("SELECT writer FROM responses WHERE id = ?", (response_id,)).fetchone()
-        return row[0] if row else None
-
-    def find_holder(self, owner: str, item_id: str) -> str | None:
-        """Returns the id of the owner's latest response that contains an item."""
-        query = """
-            SELECT response FROM items JOIN responses ON responses.id = response
-            WHERE items.owner = ? AND items.id = ? ORDER BY created DESC
-        """
-        row = self._connection.execute(query, (owner, item_id)).fetchone()
         return row[0] if row else None
 
     def list_orphaned(self, alive: Callable[[str, float], bool]) -> list[tuple[str, str, str]]:

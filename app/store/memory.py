@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from antiphon.app.event_log import EventLog, is_terminal
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
-from antiphon.app.store.log_items import conversation_items, find_item
+from antiphon.app.store.history_reads import MemoryHistory
+from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.memory_completions import MemoryCompletions
 from antiphon.events.inputs import AnyInput
-from antiphon.events.response import OutputItem
 
 
 class MemoryStore:
@@ -20,6 +20,7 @@ class MemoryStore:
         self._growing: dict[tuple[str, str], EventLog] = {}
         self.completions = MemoryCompletions(self._logs)
         self._conversations: dict[tuple[str, str], tuple[StoredConversation, list[AnyInput]]] = {}
+        self.history = MemoryHistory(self._logs, self._conversations)
         self._settled = 0  # bytes of the logs not in `_growing`: a finished log no longer grows
 
     def add_log(self, log: EventLog) -> None:
@@ -71,11 +72,6 @@ class MemoryStore:
         """Deletes a conversation and its items."""
         self._conversations.pop((owner, conversation_id), None)
 
-    def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
-        """Returns the items of a conversation."""
-        found = self._conversations.get((owner, conversation_id))
-        return tuple(found[1]) if found else ()
-
     async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """Appends items to a conversation."""
         self._append_items(owner, conversation_id, items)
@@ -96,6 +92,10 @@ class MemoryStore:
     def find_log(self, owner: str, response_id: str) -> EventLog | None:
         """Returns the log of the owner's response."""
         return self._logs.get((owner, response_id))
+
+    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
+        """Does the same."""
+        return self.find_log(owner, response_id)
 
     async def close(self) -> None:
         """Does nothing: there is no file to close."""
@@ -119,14 +119,6 @@ class MemoryStore:
         if log is not None and self._growing.pop(key, None) is None:
             self._settled -= log.size
         return log is not None
-
-    def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
-        """Returns the owner's item with this id. Searches responses first, latest first, then conversations."""
-        for (log_owner, _), log in reversed(self._logs.items()):
-            if log_owner == owner and (found := find_item(log, item_id)) is not None:
-                return found
-        item_lists = (items for (key_owner, _), (_, items) in self._conversations.items() if key_owner == owner)
-        return next((item for items in item_lists for item in items if item.id == item_id), None)
 
     def __len__(self) -> int:
         return len(self._logs)

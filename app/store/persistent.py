@@ -17,14 +17,12 @@ from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store import writer_name
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
-from antiphon.app.store.log_items import find_item
+from antiphon.app.store.history_reads import PersistentHistory
 from antiphon.app.store.persistent_completions import PersistentCompletions
 from antiphon.app.store.recent_logs import RecentLogs
-from antiphon.app.store.sql_connection import UnreadableRowError
 from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OverdueSteps, StoreChange, StoreTimings, WriteOp
 from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import AnyInput
-from antiphon.events.response import OutputItem
 from antiphon.state.recovery import failure_events
 
 T = TypeVar("T")
@@ -36,10 +34,12 @@ DELETED_MESSAGE = "The response was deleted."
 class PersistentStore:
     """Stores logs for `timings.retention_s`, up to `max_bytes` in total. Must be closed.
 
-    The writer thread uses the first of the two connections, the event loop the second.
+    The writer thread uses the first of the connections, the event loop the second, and threads that read the third.
     """
 
-    def __init__(self, name: str, databases: tuple[Database, Database], timings: StoreTimings, max_bytes: int) -> None:
+    def __init__(
+        self, name: str, databases: tuple[Database, Database, Database], timings: StoreTimings, max_bytes: int
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._timings = timings
         self.name = name
@@ -48,6 +48,7 @@ class PersistentStore:
         self._remote: dict[tuple[str, str], EventLog] = {}
         """Logs that another process writes."""
         self._deleted: set[str] = set()
+        self._num_deletions = 0
         self._failed: dict[tuple[str, str], EventLog] = {}
         """Logs with a step that could not be written. The missing steps are written again when the log has ended."""
         self._repairing: set[str] = set()
@@ -55,8 +56,9 @@ class PersistentStore:
         """Ids of live responses that are in the database."""
         self._on_cancel_request: Callable[[str], None] = lambda _: None
         self._writer = StoreWriter(databases[0], name, self, timings, max_bytes)
-        self._database = databases[1]
+        self._database, self._reader = databases[1:]
         self._overdue_steps = OverdueSteps(self._writer.is_overdue, self._live)
+        self.history = PersistentHistory(self._reader.turns, self._cached_log, self._list_running, self._deleted)
         self.completions = PersistentCompletions(self._database, self._deleted, self._commit)
 
     async def close(self) -> None:
@@ -64,6 +66,7 @@ class PersistentStore:
         self._overdue_steps.close()
         await asyncio.to_thread(self._writer.close)
         self._database.close()
+        self._reader.close()
 
     def _follow_remote(self, log: EventLog) -> None:
         """Begins to read the new events of a log in `_remote`, until it has ended."""
@@ -92,6 +95,10 @@ class PersistentStore:
             log.withhold(first)
         self._writer.enqueue(AppendEvents(log, entries))
 
+    def _list_running(self, owner: str) -> list[EventLog]:
+        logs = [*reversed(self._live.items()), *self._failed.items()]
+        return [log for (log_owner, _), log in logs if log_owner == owner]
+
     async def prepare_read(self, owner: str, response_id: str = "") -> None:
         """Returns at once: reads of a local file are short."""
 
@@ -102,34 +109,31 @@ class PersistentStore:
 
     def find_log(self, owner: str, response_id: str) -> EventLog | None:
         """Returns the log of the owner's response, whichever process writes it."""
-        key = owner, response_id
-        if response_id in self._deleted:
-            return None
-        if (cached := self._cached_log(owner, response_id)) is not None:
+        cached = self._cached_log(owner, response_id)
+        if cached is not None or response_id in self._deleted:
             return cached
-        try:
-            found = self._database.load_log(owner, response_id)
-        except UnreadableRowError as error:
-            _log.error("stored response is unreadable", response=response_id, error=str(error))
-            return None
+        return self._track(self._database.find_log(owner, response_id))
+
+    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
+        """Does the same. The database is read in a thread."""
+        while (cached := self._cached_log(owner, response_id)) is None and response_id not in self._deleted:
+            num_deletions = self._num_deletions
+            found = await asyncio.to_thread(self._reader.find_log, owner, response_id)
+            if num_deletions == self._num_deletions and self._cached_log(owner, response_id) is None:
+                return self._track(found)  # else it may have been deleted, or read by another request
+        return cached
+
+    def _track(self, found: tuple[EventLog, str | None] | None) -> EventLog | None:
+        """Keeps a log that was read from the database. Returns it."""
         if found is None:
             return None
         log, writer = found
         if writer is None:
             self._recent.add(log)
         else:
-            self._remote[key] = log
+            self._remote[log.owner, log.id] = log
             self._follow_remote(log)
         return log
-
-    def find_item(self, owner: str, item_id: str) -> OutputItem | AnyInput | None:
-        """Returns the owner's item with this id."""
-        for (log_owner, _), log in [*reversed(self._live.items()), *self._failed.items()]:
-            if log_owner == owner and (found := find_item(log, item_id)) is not None:
-                return found
-        response_id = self._database.find_holder(owner, item_id)
-        stored = self.find_log(owner, response_id) if response_id else None
-        return self._database.conversations.find_item(owner, item_id) if stored is None else find_item(stored, item_id)
 
     def unavailable_reason(self) -> str | None:
         """Returns the reason why nothing can be stored now, or None."""
@@ -145,7 +149,7 @@ class PersistentStore:
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Deletes the owner's response. Returns whether it existed."""
-        if self.find_log(owner, response_id) is None:
+        if await self.read_log(owner, response_id) is None:
             return False
         await self._delete_logs(owner, (response_id,))
         return True
@@ -169,6 +173,7 @@ class PersistentStore:
                 live.publish()
         self._persisted.difference_update(ids)
         self._deleted.update(ids)
+        self._num_deletions += 1
         change = self._enqueue_change(lambda database: database.delete_response(ids[0]))
         # Not when this coroutine ends: its client may leave, and the logs must not be read again before the commit.
         change.done.add_done_callback(lambda _: self._deleted.difference_update(ids))
@@ -185,10 +190,6 @@ class PersistentStore:
     async def delete_conversation(self, owner: str, conversation_id: str) -> None:
         """Deletes a conversation and its items."""
         await self._commit(lambda database: database.conversations.delete_conversation(owner, conversation_id))
-
-    def conversation_items(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
-        """Returns the items of a conversation."""
-        return self._database.conversations.load_items(owner, conversation_id)
 
     async def add_items(self, owner: str, conversation_id: str, items: Sequence[AnyInput]) -> None:
         """Appends items to a conversation."""

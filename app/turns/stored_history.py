@@ -3,18 +3,17 @@
 Each response in the chain contributes its input and output items. Instructions are never inherited.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from antiphon.app.encryption import DecryptionError, Purpose, Sealer
 from antiphon.app.errors import ApiError, clip_text, not_found
-from antiphon.app.event_log import EventLog
 from antiphon.app.requests.shared import conversation_of
-from antiphon.app.store.base import ResponseStore
-from antiphon.app.store.log_items import output_as_input
+from antiphon.app.store.base import FindItem, ResponseStore
+from antiphon.app.store.log_items import StoredTurn, output_as_input
 from antiphon.events.inputs import (
     AdditionalToolsInput,
     AnyInput,
@@ -28,25 +27,47 @@ ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "cust
 """Id prefix for each item type; `item` for any other type."""
 MAX_CHAIN_ITEMS = 100_000
 """Maximum number of items in a chain: every turn processes all of them."""
+MAX_CHAIN_BYTES = 256 << 20
+"""Maximum size of the items in a chain that are read from a database. All of them are in memory at once."""
 
 
-class StoredHistory(Struct, frozen=True):
-    """Earlier items of one owner, from the store and from sealed content that the client sends back."""
+T = TypeVar("T")
 
-    store: ResponseStore
-    owner: str
-    sealer: Sealer
+
+class CallOnLoop(Protocol):
+    """Calls a function where the store may be used, and returns its result."""
+
+    def __call__(self, read: Callable[..., T], *values: Any) -> T:  # noqa: D102
+        ...
+
+
+def call_here(read: Callable[..., T], *values: Any) -> T:
+    """Calls a function on the event loop, where the caller runs."""
+    return read(*values)
+
+
+class StoredHistory:
+    """Earlier items of one owner, for one request: from the store and from sealed content that the client sends back.
+
+    It may be used in any thread if `call` calls a function on the event loop.
+    """
+
+    def __init__(self, store: ResponseStore, owner: str, sealer: Sealer, call: CallOnLoop = call_here) -> None:
+        self.store, self.owner, self.sealer, self._call = store, owner, sealer, call
+        self._find_item: FindItem | None = None
 
     def find_item(self, item_id: str) -> Struct | None:
         """Returns the input or output item that an `item_reference` refers to."""
-        return self.store.find_item(self.owner, item_id)
+        if self._find_item is None:
+            self._find_item = self._call(self.store.history.item_finder, self.owner)
+        return self._find_item(item_id)
 
     def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
         """Returns the items that precede the input of a request. Raises `ApiError`."""
         if (conversation := conversation_of(body)) is not None:
-            if self.store.find_conversation(self.owner, conversation) is None:
+            if self._call(self.store.find_conversation, self.owner, conversation) is None:
                 raise not_found(f"Conversation with id '{clip_text(conversation)}' not found.", "conversation")
-            return after_compaction(self.store.conversation_items(self.owner, conversation))
+            return after_compaction(self._conversation_items(conversation))
         previous = body.get("previous_response_id")
         return after_compaction(self.response_chain(previous)) if previous is not None else ()
 
@@ -61,37 +82,41 @@ class StoredHistory(Struct, frozen=True):
     def response_chain(self, response_id: str) -> tuple[AnyInput, ...]:
         """Returns all items up to the end of a response, oldest first. Raises `ApiError` 400."""
         parts: list[tuple[AnyInput, ...]] = []
-        count = 0
+        num_items = num_bytes = 0
         next_id: str | None = response_id
         while next_id is not None:
-            log = self._find_finished(next_id)
-            parts.append((*log.input_items, *output_as_input(log.response)))
-            count += len(parts[-1])
-            if count > MAX_CHAIN_ITEMS:
+            turn = self._find_finished(next_id)
+            parts.append((*turn.input_items, *output_as_input(turn.output)))
+            num_items += len(parts[-1])
+            num_bytes += turn.num_bytes
+            if num_items > MAX_CHAIN_ITEMS or num_bytes > MAX_CHAIN_BYTES:
                 raise ApiError(
                     400, "context_length_exceeded", "The conversation has too many items. Start a new one.", "input"
                 )
-            next_id = log.base_response.previous_response_id
-            if log.conversation_id:
-                parts.append(self._conversation_before(log))
+            next_id = turn.previous_response_id
+            if turn.conversation_id:
+                parts.append(self._conversation_before(turn))
         return tuple(item for part in reversed(parts) for item in part)
 
-    def _conversation_before(self, log: EventLog) -> tuple[AnyInput, ...]:
+    def _conversation_items(self, conversation_id: str) -> tuple[AnyInput, ...]:
+        return self._call(self.store.history.conversation_reader, self.owner, conversation_id)()
+
+    def _conversation_before(self, turn: StoredTurn) -> tuple[AnyInput, ...]:
         """Returns the items that precede a response in its conversation; none if the response's items were deleted."""
-        items = self.store.conversation_items(self.owner, log.conversation_id)
-        response_ids = {item.id for item in (*log.input_items, *log.response.output)}
+        items = self._conversation_items(turn.conversation_id)
+        response_ids = {item.id for item in (*turn.input_items, *turn.output)}
         first = next((index for index, item in enumerate(items) if item.id in response_ids), 0)
         return items[:first]
 
-    def _find_finished(self, response_id: str) -> EventLog:
-        log = self.store.find_log(self.owner, response_id)
-        if log is None:
+    def _find_finished(self, response_id: str) -> StoredTurn:
+        turn = self._call(self.store.history.turn_reader, self.owner, response_id)()
+        if turn is None:
             message = f"Previous response with id '{clip_text(response_id)}' not found."
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
-        if not log.ended or log.published < len(log.entries):
+        if not turn.is_finished:
             message = f"Previous response with id '{clip_text(response_id)}' is still in progress."
             raise ApiError(400, "previous_response_in_progress", message, "previous_response_id")
-        return log
+        return turn
 
 
 def after_compaction(items: tuple[AnyInput, ...]) -> tuple[AnyInput, ...]:

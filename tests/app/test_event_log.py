@@ -161,8 +161,8 @@ def test_store_finds_items_for_their_owner_only() -> None:
     store = MemoryStore()
     store.add_log(log)
     item = log.response.output[0] if log.response.output else None
-    assert item is not None and store.find_item("a", item.id) == item
-    assert store.find_item("b", item.id) is None and store.find_item("a", "msg_unknown") is None
+    assert item is not None and store.history.item_finder("a")(item.id) == item
+    assert store.history.item_finder("b")(item.id) is None and store.history.item_finder("a")("msg_unknown") is None
 
 
 def test_store_evicts_the_oldest_finished_responses() -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -185,4 +186,66 @@ def test_large_body_holds_the_event_loop_for_a_bounded_time(kind: str, server: R
         assert reply.status_code == status, reply.text[:300]
     check_stream(second.events)
     print(f"{kind}: loop {max(probe.used_s):.3f} s of CPU, slowest health check {max(second.health_s):.3f} s")
+    assert max(probe.used_s) < MAX_LOOP_CPU_S
+
+
+HOSTED_ITEM = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "w" * 7_500}}
+"""An item that no prompt has: a conversation of any size fits the context."""
+NUM_STORED, NUM_PER_TURN = 2_000, 500
+
+
+@pytest.fixture(scope="module")
+def stored_history(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[RunningServer, dict[str, dict[str, Any]]]]:
+    """A server whose file holds a chain of 15 MB, and bodies that continue it. Nothing of it is in its memory."""
+    path = tmp_path_factory.mktemp("store") / "responses.db"
+    items = [{**HOSTED_ITEM, "id": f"ws_{number}"} for number in range(NUM_STORED)]
+    previous: str | None = None
+    with SERVER(store_file=path) as server:
+        conversation = httpx.post(f"{server.url}/conversations", timeout=HANG_TIMEOUT_S).json()["id"]
+        for start in range(0, NUM_STORED, NUM_PER_TURN):
+            part = items[start : start + NUM_PER_TURN]
+            for place in ({"previous_response_id": previous}, {"conversation": conversation}):
+                body = {"model": "scripted", "input": part, **place}
+                reply = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
+                assert reply.status_code == 200, reply.text[:300]
+                if place.keys() == {"previous_response_id"}:
+                    previous = reply.json()["id"]
+    references = [{"type": "item_reference", "id": item["id"]} for item in items]
+    with SERVER(store_file=path) as server:
+        yield (
+            server,
+            {
+                "chain": {"input": "Hi", "previous_response_id": previous},
+                "conversation": {"input": "Hi", "conversation": conversation},
+                "references": {"input": references},
+            },
+        )
+
+
+@pytest.mark.parametrize("kind", ["chain", "conversation", "references"])
+def test_long_history_holds_the_event_loop_for_a_bounded_time(
+    kind: str, stored_history: tuple[RunningServer, dict[str, dict[str, Any]]]
+) -> None:
+    server, bodies = stored_history
+    body = {"model": "scripted", "store": False, **bodies[kind]}
+    with LoopProbe(server.loop) as probe, SecondClient(server) as second:
+        reply = httpx.post(f"{server.url}/responses", json=body, timeout=HANG_TIMEOUT_S)
+    assert reply.status_code == 200, reply.text[:300]
+    check_stream(second.events)
+    print(f"{kind}: loop {max(probe.used_s):.3f} s of CPU, slowest health check {max(second.health_s):.3f} s")
+    assert max(probe.used_s) < MAX_LOOP_CPU_S
+
+
+def test_lists_of_a_long_history_hold_the_event_loop_for_a_bounded_time(
+    stored_history: tuple[RunningServer, dict[str, dict[str, Any]]],
+) -> None:
+    server, bodies = stored_history
+    conversation, response = bodies["conversation"]["conversation"], bodies["chain"]["previous_response_id"]
+    with LoopProbe(server.loop) as probe, SecondClient(server):
+        for path in (f"conversations/{conversation}/items", f"responses/{response}/input_items"):
+            listed = httpx.get(f"{server.url}/{path}?limit=3&order=asc", timeout=HANG_TIMEOUT_S).json()
+            assert [item["action"] for item in listed["data"]] == [HOSTED_ITEM["action"]] * 3
+    print(f"lists: loop {max(probe.used_s):.3f} s of CPU")
     assert max(probe.used_s) < MAX_LOOP_CPU_S

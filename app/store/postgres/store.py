@@ -44,7 +44,7 @@ class PostgresStore(PersistentStore):
             undo.callback(self._bounded.close)
             self._reads = PostgresReads(self._bounded)
             try:
-                super().__init__(name, (self._written, self._reads), timings, max_bytes)
+                super().__init__(name, (self._written, self._reads, self._reads), timings, max_bytes)
                 undo.callback(self._writer.close)
                 self._require_same_key(address, encryption_key)
             except psycopg.Error as error:

@@ -20,7 +20,7 @@ class SqliteStore(PersistentStore):
     def __init__(self, path: Path, *, timings: StoreTimings = StoreTimings(), max_bytes: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
         quarantine_if_corrupt(path)
         self._polls: set[asyncio.Task[None]] = set()
-        databases = SqliteDatabase(path), SqliteDatabase(path)
+        databases = SqliteDatabase(path), SqliteDatabase(path), SqliteDatabase(path)
         super().__init__(writer_name.create_name(), databases, timings, max_bytes)
 
     async def close(self) -> None:

@@ -3,15 +3,13 @@
 import asyncio
 import json
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from antiphon.app.errors import ApiError
 from antiphon.app.http.body_parsing import INLINE_BYTES, LARGE_BYTES, parse_body, run_parser
-from antiphon.app.routes.stored_reads import LoopHistory
-from antiphon.events.inputs import AnyInput, CompactionInput, InputMessage, InputReasoning
+from antiphon.app.routes.stored_reads import LoopCaller
+from antiphon.events.inputs import InputMessage
 
 ITEM = InputMessage(role="user", content="hi", id="msg_1")
 
@@ -41,38 +39,22 @@ async def test_body_of_any_size_is_an_object_or_an_error(size: int) -> None:
         assert caught.value.code == "invalid_json"
 
 
-class LoopBoundHistory:
-    """Notes the thread of each call."""
+async def test_thread_calls_functions_on_the_event_loop() -> None:
+    call, main = LoopCaller(), threading.current_thread().name
 
-    def __init__(self) -> None:
-        self.threads: list[str] = []
+    def refuse() -> None:
+        raise ApiError(404, None, "no such item")
 
-    def find_item(self, item_id: str) -> Any:
-        self.threads.append(threading.current_thread().name)
-        if item_id != "msg_1":
-            raise ApiError(404, None, "no such item")
-        return ITEM
-
-    def items_before_input(self, body: Mapping[str, Any]) -> tuple[AnyInput, ...]:
-        self.threads.append(threading.current_thread().name)
-        return (ITEM,) if body else ()
-
-    def decrypt(self, _: InputReasoning | CompactionInput) -> str | None:
-        self.threads.append(threading.current_thread().name)
-        return None
-
-
-async def test_parser_in_a_thread_reads_the_store_on_the_event_loop() -> None:
-    inner, main = LoopBoundHistory(), threading.current_thread().name
-    history = LoopHistory(inner)
-
-    def parse() -> Any:
+    def parse() -> tuple[str, str]:
         with pytest.raises(ApiError, match="no such item"):
-            history.find_item("msg_2")
-        history.decrypt(InputReasoning())
-        return history.find_item("msg_1"), history.items_before_input({"previous_response_id": "a"})
+            call(refuse)
+        return threading.current_thread().name, call(lambda: threading.current_thread().name)
 
-    assert await asyncio.to_thread(parse) == (ITEM, (ITEM,))
-    assert parse() == (ITEM, (ITEM,)), "also on the event loop itself"
-    names = [name == main for name in inner.threads[:4]]
-    assert names == [True, False, True, True] and set(inner.threads[4:]) == {main}
+    thread, called = await asyncio.to_thread(parse)
+    assert thread != main and called == main
+    assert parse() == (main, main), "also on the event loop itself"
+
+
+async def test_request_that_reads_history_is_parsed_in_a_thread() -> None:
+    name = await run_parser(10, lambda: threading.current_thread().name, reads_history=True)
+    assert name.startswith("parse-history_")

@@ -95,10 +95,10 @@ async def test_input_and_output_items_are_found_by_id(place: StorePlace) -> None
         await log.wait_published()
         for _ in range(2):
             for item in (*log.input_items, *log.response.output):
-                assert store.find_item("me", item.id or "") == item
-                assert store.find_item("you", item.id or "") is None
+                assert store.history.item_finder("me")(item.id or "") == item
+                assert store.history.item_finder("you")(item.id or "") is None
             store._recent.clear()
-        assert store.find_item("me", "msg_none") is None
+        assert store.history.item_finder("me")("msg_none") is None
 
 
 async def test_deleted_response_is_not_found_and_its_rows_are_removed(place: StorePlace) -> None:

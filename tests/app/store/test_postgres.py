@@ -109,7 +109,7 @@ async def test_ids_of_items_may_be_long_and_have_any_character(place: StorePlace
     async with place.open() as store:
         assert store.unavailable_reason() is None
         for number, id_ in enumerate(ids):
-            found = store.find_item("me", id_)
+            found = store.history.item_finder("me")(id_)
             assert isinstance(found, InputMessage) and found.content == str(number), id_[:20]
 
 

@@ -86,7 +86,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
         found = store.find_log("me", "resp_old")
         assert found is not None and found.response.status == "completed" and len(found.entries) == 10
         assert [item.id for item in found.input_items] == ["msg_old0000"]
-        assert [item.id for item in store.conversation_items("me", "conv_1")] == ["msg_old0000", "msg_0"]
+        assert [item.id for item in store.history.conversation_reader("me", "conv_1")()] == ["msg_old0000", "msg_0"]
         await store.request_cancel(found)
         await add_log(store, "new", background=True).wait_finished()
         assert store.completions.list_completions("me", CompletionQuery(limit=1)) == []
@@ -150,7 +150,7 @@ async def test_transaction_of_many_streams_has_few_statements(path: Path) -> Non
         found = database.load_log("me", log.id)
         assert found is not None and [entry.data for entry in found[0].entries] == [entry.data for entry in log.entries]
         assert found[1] is None and found[0].input_items == log.input_items
-        assert database.find_holder("me", log.input_items[0].id or "") == log.id
+        assert database.turns.find_holder("me", log.input_items[0].id or "") == log.id
     assert database.append_steps(steps[:1], "another") == {logs[0].id}
     database.close()
 

@@ -191,7 +191,7 @@ async def test_response_whose_items_were_deleted_from_its_conversation_has_none_
     store = MemoryStore()
     await add_conversation(store, [user("1", id="msg_1")])
     log = add_response(store, "a", [user("3")], conversation=ConversationRef(id="conv_1"))
-    for item in store.conversation_items("me", "conv_1")[1:]:
+    for item in store.history.conversation_reader("me", "conv_1")()[1:]:
         assert await store.delete_item("me", "conv_1", item.id or "")
     assert log.conversation_id and texts_of(history_of(store).response_chain("resp_a")) == ["3", "yes"]
 

@@ -1,0 +1,134 @@
+"""Reads of earlier turns and items, which may be thousands: prepared on the event loop, done in any thread.
+
+A store's logs in memory are used on its event loop only. So each method of `HistoryReads` is called there, collects
+what is in memory, and returns a function that does the rest in a thread: decoding, searching, reading the database.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
+
+from antiphon.app.event_log import EventLog
+from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn, StoredConversation
+from antiphon.app.store.log_items import completed_items, turn_of_log
+from antiphon.app.store.turn_tables import TurnTables
+from antiphon.events.inputs import AnyInput
+
+
+class PersistentHistory:
+    """The reads of a store in a database. `find_cached` returns a log in memory; `deleted` are ids that do not exist.
+
+    `list_running` returns the logs that are not in the database yet, latest first.
+    """
+
+    def __init__(
+        self,
+        tables: TurnTables,
+        find_cached: Callable[[str, str], EventLog | None],
+        list_running: Callable[[str], list[EventLog]],
+        deleted: set[str],
+    ) -> None:
+        self._tables, self._find_cached, self._list_running = tables, find_cached, list_running
+        self._deleted = deleted
+
+    def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
+        """Returns a function that returns a turn."""
+        if response_id in self._deleted:
+            return lambda: None
+        if (cached := self._find_cached(owner, response_id)) is not None:
+            return lambda: turn_of_log(cached)
+        return lambda: self._tables.load_turn(owner, response_id)
+
+    def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
+        """Returns a function that returns the items of a conversation."""
+        return lambda: self._tables.load_conversation(owner, conversation_id)
+
+    def item_finder(self, owner: str) -> FindItem:
+        """Returns a function that finds items."""
+        search, deleted = ItemSearch(self._list_running(owner)), frozenset(self._deleted)
+        turns: dict[str, Mapping[str, AnyItem]] = {}
+
+        def find(item_id: str) -> AnyItem | None:
+            if (found := search.find(item_id)) is not None:
+                return found
+            holder = self._tables.find_holder(owner, item_id)
+            if holder and holder not in deleted and holder not in turns:
+                turn = self._tables.load_turn(owner, holder)
+                turns[holder] = {} if turn is None else turn.items_by_id()
+            found = turns.get(holder or "", {}).get(item_id)
+            return found or self._tables.find_conversation_item(owner, item_id)
+
+        return find
+
+
+class MemoryHistory:
+    """The reads of a store in memory."""
+
+    def __init__(
+        self,
+        logs: Mapping[tuple[str, str], EventLog],
+        conversations: Mapping[tuple[str, str], tuple[StoredConversation, list[AnyInput]]],
+    ) -> None:
+        self._logs, self._conversations = logs, conversations
+
+    def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
+        """Returns a function that returns a turn."""
+        log = self._logs.get((owner, response_id))
+        return lambda: None if log is None else turn_of_log(log)
+
+    def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
+        """Returns a function that returns the items of a conversation."""
+        found = self._conversations.get((owner, conversation_id))
+        items = tuple(found[1]) if found else ()
+        return lambda: items
+
+    def item_finder(self, owner: str) -> FindItem:
+        """Returns a function that finds items: of responses first, latest first, then of conversations."""
+        logs = [log for (log_owner, _), log in self._logs.items() if log_owner == owner][::-1]
+        lists = [tuple(items) for (key, _), (_, items) in self._conversations.items() if key == owner]
+        return ItemSearch(logs, lists).find
+
+
+class ItemSearch:
+    """Searches logs, then lists of items, in order. No log and no list is read twice, nor before it is needed."""
+
+    def __init__(self, logs: Iterable[EventLog], lists: Iterable[Iterable[AnyInput]] = ()) -> None:
+        self._logs, self._lists = iter(logs), iter(lists)
+        self._found: dict[str, AnyItem | _Holder] = {}
+
+    def find(self, item_id: str) -> AnyItem | None:
+        """Returns the first item with this id."""
+        while item_id not in self._found:
+            if (log := next(self._logs, None)) is not None:
+                self._add_log(log)
+            elif (items := next(self._lists, None)) is not None:
+                for item in items:
+                    self._found.setdefault(item.id or "", item)
+            else:
+                return None
+        found = self._found[item_id]
+        return self._read_output(found.log, item_id) if isinstance(found, _Holder) else found
+
+    def _add_log(self, log: EventLog) -> None:
+        for item in log.input_items:
+            self._found.setdefault(item.id or "", item)
+        # The final response of a log that has ended tells its items. Its events are read when one of them is needed.
+        holder = _Holder(log)
+        for output in log.response.output if log.ended else completed_items(log):
+            self._found.setdefault(output.id, holder if log.ended else output)
+
+    def _read_output(self, log: EventLog, item_id: str) -> AnyItem | None:
+        for item in completed_items(log):
+            if isinstance(self._found.get(item.id), _Holder):
+                self._found[item.id] = item
+        found = self._found[item_id]
+        if isinstance(found, _Holder):  # it was open when the response broke off
+            del self._found[item_id]
+            return self.find(item_id)
+        return found
+
+
+class _Holder(Struct, frozen=True):
+    """A log that has ended and has an item with the id that leads to this."""
+
+    log: EventLog
