@@ -5,14 +5,19 @@ what is in memory, and returns a function that does the rest in a thread: decodi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 from msgspec import Struct
 
+from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn, StoredConversation
 from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.app.store.turn_tables import TurnTables
 from antiphon.events.inputs import AnyInput
+
+MAX_SEARCHED_BYTES = 256 << 20
+"""Maximum size of the turns that one request reads for its references. All of them are in memory at once."""
 
 
 class PersistentHistory:
@@ -46,16 +51,28 @@ class PersistentHistory:
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that finds items."""
         search, deleted = ItemSearch(self._list_running(owner)), frozenset(self._deleted)
-        turns: dict[str, Mapping[str, AnyItem]] = {}
+        load_creation_time = cache(self._tables.load_creation_time)
+
+        num_bytes = 0
+
+        @cache
+        def load_items(response_id: str) -> Mapping[str, AnyItem]:
+            nonlocal num_bytes
+            turn = self._tables.load_turn(owner, response_id)
+            num_bytes += turn.num_bytes if turn is not None else 0
+            if num_bytes > MAX_SEARCHED_BYTES:
+                raise ApiError(
+                    400, "context_length_exceeded", "The input refers to items of too many responses.", "input"
+                )
+            return {} if turn is None else turn.items_by_id()
 
         def find(item_id: str) -> AnyItem | None:
             if (found := search.find(item_id)) is not None:
                 return found
-            holder = self._tables.find_holder(owner, item_id)
-            if holder and holder not in deleted and holder not in turns:
-                turn = self._tables.load_turn(owner, holder)
-                turns[holder] = {} if turn is None else turn.items_by_id()
-            found = turns.get(holder or "", {}).get(item_id)
+            holders = [each for each in self._tables.find_holders(owner, item_id) if each not in deleted]
+            if holders:
+                latest = max(holders, key=load_creation_time) if len(holders) > 1 else holders[0]
+                found = load_items(latest).get(item_id)
             return found or self._tables.find_conversation_item(owner, item_id)
 
         return find

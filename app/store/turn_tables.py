@@ -104,11 +104,15 @@ class TurnTables:
         """Returns an item of one of the owner's conversations."""
         return self._conversations.find_item(owner, item_id)
 
-    def find_holder(self, owner: str, item_id: str) -> str | None:
-        """Returns the id of the owner's latest response that contains an item."""
-        query = """
-            SELECT response FROM items JOIN responses ON responses.id = response
-            WHERE items.owner = ? AND items.id = ? ORDER BY created DESC
+    def find_holders(self, owner: str, item_id: str) -> list[str]:
+        """Returns the ids of the owner's responses that contain an item."""
+        query = "SELECT response FROM items WHERE owner = ? AND id = ?"
+        return [row[0] for row in self._connection.execute(query, (owner, item_id)).fetchall()]
+
+    def load_creation_time(self, response_id: str) -> int:
+        """Returns the time of a response in seconds since 1970; 0 if there is none.
+
+        SQLite reads all large rows that it meets on its way to a row, so a query for each of many items takes long.
         """
-        row = self._connection.execute(query, (owner, item_id)).fetchone()
-        return row[0] if row else None
+        row = self._connection.execute("SELECT created FROM responses WHERE id = ?", (response_id,)).fetchone()
+        return row[0] if row else 0
