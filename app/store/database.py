@@ -16,8 +16,8 @@ from msgspec import Struct
 from antiphon.app.event_log import EntryDetail, EventLog, LogEntry, is_terminal
 from antiphon.app.store.completion_tables import FREE_OF_RUNNING_CHOICES, CompletionTables
 from antiphon.app.store.conversation_tables import ConversationTables
+from antiphon.app.store.history.turn_tables import TurnTables, decode_items
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
-from antiphon.app.store.turn_tables import TurnTables, decode_items
 from antiphon.events import stream as ev
 from antiphon.events.response import Response
 

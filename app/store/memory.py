@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from antiphon.app.event_log import EventLog, is_terminal
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
-from antiphon.app.store.history_reads import MemoryHistory
+from antiphon.app.store.history.reads import MemoryHistory
 from antiphon.app.store.log_items import conversation_items
 from antiphon.app.store.memory_completions import MemoryCompletions
 from antiphon.events.inputs import AnyInput

@@ -17,7 +17,7 @@ from antiphon.app.event_log import EventLog, LogEntry, is_terminal
 from antiphon.app.store import writer_name
 from antiphon.app.store.base import ChatMessages, StoredCompletion, StoredConversation
 from antiphon.app.store.database import Database
-from antiphon.app.store.history_reads import PersistentHistory
+from antiphon.app.store.history.reads import PersistentHistory
 from antiphon.app.store.persistent_completions import PersistentCompletions
 from antiphon.app.store.recent_logs import RecentLogs
 from antiphon.app.store.write_ops import NOT_WRITABLE, AppendEvents, OverdueSteps, StoreChange, StoreTimings, WriteOp

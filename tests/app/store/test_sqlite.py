@@ -150,7 +150,7 @@ async def test_transaction_of_many_streams_has_few_statements(path: Path) -> Non
         found = database.load_log("me", log.id)
         assert found is not None and [entry.data for entry in found[0].entries] == [entry.data for entry in log.entries]
         assert found[1] is None and found[0].input_items == log.input_items
-        assert database.turns.find_holders("me", log.input_items[0].id or "") == [log.id]
+        assert log.id in database.turns.find_holders("me", log.input_items[0].id or "")
     assert database.append_steps(steps[:1], "another") == {logs[0].id}
     database.close()
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn, StoredConversation
+from antiphon.app.store.history.turn_tables import TurnTables
 from antiphon.app.store.log_items import completed_items, turn_of_log
-from antiphon.app.store.turn_tables import TurnTables
 from antiphon.events.inputs import AnyInput
 
 MAX_SEARCHED_BYTES = 256 << 20
