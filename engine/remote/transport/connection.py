@@ -100,8 +100,6 @@ class HttpConnection(asyncio.Protocol):
         finally:
             self._silence.cancel()
             self._sink = None
-            if done.done() and not done.cancelled():
-                done.exception()  # marks it as retrieved: a cancellation may have come at the same time
         return HttpResponse(self._status, bytes(self._body))
 
     def close(self) -> None:
