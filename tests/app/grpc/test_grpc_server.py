@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon.app import launch
@@ -20,6 +21,7 @@ from antiphon.app.context import create_context
 from antiphon.app.model_registry import ModelRegistry
 from antiphon.app.observability.startup import StartupScreen, create_console
 from antiphon.app.serve_options import ServeError
+from antiphon.app.server import BindError
 from antiphon.app.settings import Settings
 from tests.app.grpc.grpc_helpers import GrpcClient, as_json, connect
 from tests.app.http.certificates import write_certificate
@@ -127,6 +129,23 @@ def test_port_in_use_is_told(tmp_path: Path) -> None:
         )
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}; choose another --grpc port" in done.stderr
+
+
+def test_server_whose_start_fails_has_never_been_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, listen = list[uvicorn.Server](), uvicorn.Server.startup
+
+    async def startup(server: uvicorn.Server, sockets: list[Any] | None = None) -> None:
+        begun.append(server)
+        await listen(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    with serve(SCRIPT, grpc_port=0):
+        assert len(begun) == 1
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(BindError, match=f"127.0.0.1:{port}"), serve(SCRIPT, grpc_port=port):
+            pass
+    assert len(begun) == 1, "it did not listen for HTTP"
 
 
 def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
