@@ -183,12 +183,12 @@ class AntiphonServer(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """Starts to listen, then reports the port."""
+        self._bind_grpc()
         listeners = [
             listener
             for original in sockets or ()
             for listener in (original, *(original.dup() for _ in range(ACCEPT_SOCKETS - 1)))
         ]
-        self._bind_grpc()
         await super().startup(listeners or None)
         if self.started:
             if self._grpc is not None:
