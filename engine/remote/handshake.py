@@ -243,7 +243,7 @@ class Handshake:
 
     def _warn_about(self, kind: EngineKind, abilities: Abilities, surface: Surface) -> None:
         name = self._name
-        if abilities.grammar and surface.grammar_syntax == "gbnf":
+        if surface.grammar_syntax == "gbnf":
             self._warnings.append(
                 f"{name} is built without llguidance: grammars are translated to GBNF. Refused are {REFUSED_IN_GBNF}"
             )

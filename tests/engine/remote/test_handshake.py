@@ -412,6 +412,14 @@ class TestLlamaCpp:
             profile = await shake_hands(server)
         assert profile.surface.grammar_syntax == "lark" and not any("GBNF" in line for line in profile.warnings)
 
+    async def test_gbnf_is_tried_with_llama_cpp_only(self) -> None:
+        async with running_server(**LLAMA) as server:
+            profile = await shake_hands(server, grammar="off")
+            assert not profile.abilities.grammar and profile.surface.grammar_syntax == "lark"
+        async with running_server(_probes=drop_grammars) as server:
+            assert not (await shake_hands(server)).abilities.grammar
+            assert "/completion" not in {request.path for request in server.requests}
+
     @pytest.mark.parametrize("policy", ["off", "probe", "require"])
     async def test_build_that_follows_neither(self, policy: Any) -> None:
         async with running_server(**{**LLAMA, "_probes": lambda _: play_llama(50, EOS)}) as server:
