@@ -19,6 +19,7 @@ from antiphon.app.model_registry import ModelRegistry, ServedModel
 from antiphon.app.observability.access_log import AccessRecord
 from antiphon.app.server import AntiphonServer, bind_socket, build_app
 from antiphon.app.settings import Settings
+from antiphon.app.store.base import ResponseStore
 from antiphon.app.store.factory import open_store
 from antiphon.app.turns.turn import TurnTimeouts
 from antiphon.engine.protocol import EngineInfo
@@ -155,6 +156,14 @@ class _ServerThread:
 
     async def _serve(self) -> None:
         store = open_store(self._settings)
+        try:
+            await self._serve_with(store)
+        finally:
+            for model in self._models.all_models:
+                await model.engine.close()
+            await store.close()
+
+    async def _serve_with(self, store: ResponseStore) -> None:
         access_records: list[AccessRecord] = []
         context = create_context(self._settings, self._models, self._timeouts, store)
 
@@ -170,15 +179,10 @@ class _ServerThread:
             self._started.set()
 
         await asyncio.gather(*(model.engine.start() for model in self._models.all_models))
-        try:
-            app = build_app(context, access_records.append)
-            self._server = AntiphonServer(context, app, on_ready, self._wrap_app(app))
-            with bind_socket(self._settings) as listener:
-                await self._server.serve([listener])
-        finally:
-            for model in self._models.all_models:
-                await model.engine.close()
-            await store.close()
+        app = build_app(context, access_records.append)
+        self._server = AntiphonServer(context, app, on_ready, self._wrap_app(app))
+        with bind_socket(self._settings) as listener:
+            await self._server.serve([listener])
 
 
 def read_until_ready(log: TextIO) -> dict[str, Any]:

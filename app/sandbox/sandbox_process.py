@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from typing import BinaryIO
 
 import msgspec
@@ -89,8 +90,9 @@ class SandboxProcess:
 
     def watch_memory(self) -> None:
         """Makes the server watch the memory of the process, whatever the process says of its limit."""
-        self._trusts_limit = False
-        self.stop()
+        with self._lock:  # a message that is being answered must not be lost
+            self._trusts_limit = False
+            self.stop()
 
     def stop(self) -> None:
         """Kills the process. The next message starts another."""
@@ -117,10 +119,10 @@ class _Worker:
 
     def __init__(self, module: str, *, trusts_limit: bool) -> None:
         self._name = module.rpartition(".")[2]
-        self._socket, theirs = socket.socketpair()
-        self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
         try:
-            with theirs:
+            with ExitStack() as undo:
+                self._socket, theirs = map(undo.enter_context, socket.socketpair())
+                self._errors: BinaryIO = undo.enter_context(tempfile.TemporaryFile())
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [sys.executable, "-P", "-m", module],
                     stdin=theirs.fileno(),
@@ -129,9 +131,9 @@ class _Worker:
                     env=worker_environment(os.environ),
                     start_new_session=True,
                 )
+                undo.pop_all()  # `end` closes both
+                theirs.close()
         except OSError as error:
-            self._socket.close()
-            self._errors.close()
             raise SandboxError(f"{self._name} cannot be started: {error.strerror or error}") from error
         self.pid = self._process.pid
         self._last_error = ""
@@ -171,8 +173,8 @@ class _Worker:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise self._describe_end(timed_out=True)
-            self._socket.settimeout(remaining_s if self.memory_is_limited else min(WATCH_INTERVAL_S, remaining_s))
             try:
+                self._socket.settimeout(remaining_s if self.memory_is_limited else min(WATCH_INTERVAL_S, remaining_s))
                 part = self._socket.recv(min(count - len(parts), 1 << 20))
             except TimeoutError:
                 self._check_memory()

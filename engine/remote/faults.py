@@ -39,10 +39,11 @@ REFUSED_GRAMMAR = FailedAttempt(
 
 def clean_message(message: str, secrets: Sequence[str] = (), max_chars: int = MAX_MESSAGE_CHARS) -> str:
     """Returns a server's message as one printable line without the secrets."""
-    line = " ".join(message.split())
+    # It is searched whole, and without invisible characters: a secret that is cut, or interrupted, is not found.
+    line = "".join(letter for letter in " ".join(message.split()) if letter.isprintable())
     for secret in secrets:
         line = re.sub(re.escape(" ".join(secret.split())), HIDDEN_SECRET, line, flags=re.IGNORECASE)
-    return "".join(letter for letter in line[:max_chars] if letter.isprintable())
+    return line[:max_chars]
 
 
 def is_about_grammar(attempt: FailedAttempt, grammar: str) -> bool:

@@ -116,7 +116,9 @@ class BoundedConnection:
         if self._probe is None or self._probe.done():
             self._probe = self._request(PROBE)
         probe = self._probe
-        done, _ = await asyncio.wait({asyncio.wrap_future(probe)}, timeout=READ_TIMEOUT_S)
+        waiting = asyncio.wrap_future(probe)
+        waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it may end after the wait
+        done, _ = await asyncio.wait({waiting}, timeout=READ_TIMEOUT_S)
         if not done:
             self._overdue = probe
             raise storage_unavailable(NOT_READABLE)

@@ -6,17 +6,16 @@ drops notifications, and a connection can be lost, so the thread also polls.
 
 import contextlib
 import queue
-import select
+import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
-import psycopg
 import structlog
 
 from antiphon.app.event_log import LogEntry
-from antiphon.app.store.base import StoreError
 from antiphon.app.store.postgres.address import DatabaseAddress
 from antiphon.app.store.postgres.connection import PostgresConnection
 from antiphon.app.store.postgres.database import (
@@ -90,7 +89,7 @@ class Follower:
                     self._listen(connection)
                 finally:
                     connection.close()
-            except (psycopg.Error, StoreError) as error:
+            except Exception as error:  # noqa: BLE001  # the thread serves all readers until the server exits
                 _log.warning("reading from other servers was interrupted", error=self._address.describe_error(error))
                 self._sleep(delay)
                 delay = min(delay * 2, MAX_RECONNECT_DELAY_S)
@@ -108,7 +107,7 @@ class Follower:
             interval = POLL_INTERVAL_S if self._positions else IDLE_INTERVAL_S
             if not new_ids:
                 wait_s = max(polled_at + interval - time.monotonic(), 0.0)
-                select.select([connection.session.fileno(), self._wake_reader.fileno()], [], [], wait_s)
+                _wait_readable((connection.session.fileno(), self._wake_reader.fileno()), wait_s)
             with contextlib.suppress(BlockingIOError):
                 self._wake_reader.recv(4096)
             changed = self._take_notifications(connection)
@@ -165,6 +164,14 @@ class Follower:
 
     def _sleep(self, seconds: float) -> None:
         """Waits, but not after `close`."""
-        select.select([self._wake_reader], [], [], 0.0 if self._is_closing else seconds)
+        _wait_readable((self._wake_reader.fileno(),), 0.0 if self._is_closing else seconds)
         with contextlib.suppress(BlockingIOError):
             self._wake_reader.recv(4096)
+
+
+def _wait_readable(descriptors: Iterable[int], seconds: float) -> None:
+    """Waits until one of the descriptors can be read. They may be above 1023, which `select.select` refuses."""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in descriptors:
+            selector.register(descriptor, selectors.EVENT_READ)
+        selector.select(seconds)

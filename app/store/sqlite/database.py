@@ -21,8 +21,11 @@ from antiphon.app.store.database import (
 )
 from antiphon.app.store.sqlite.schema import open_connection
 
-ROWS_PER_STATEMENT = (256, 64, 16, 4, 1)
-"""Numbers of rows for which there are statements. Few different ones, so that SQLite's compiled ones are reused."""
+ROWS_PER_STATEMENT = (128, 32, 8, 2, 1)
+"""Numbers of rows for which there are statements. Few different ones, so that SQLite's compiled ones are reused.
+
+Rows have at most six values, and SQLite before 3.32 takes 999 values in a statement.
+"""
 
 
 class SqliteDatabase(Database):

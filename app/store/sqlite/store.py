@@ -1,6 +1,7 @@
 """The store in one SQLite file. Responses that another process writes are polled for new events."""
 
 import asyncio
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from antiphon.app.event_log import EventLog
@@ -20,8 +21,10 @@ class SqliteStore(PersistentStore):
     def __init__(self, path: Path, *, timings: StoreTimings = StoreTimings(), max_bytes: int = 4 * 2**30) -> None:  # noqa: B008  # it is frozen
         quarantine_if_corrupt(path)
         self._polls: set[asyncio.Task[None]] = set()
-        databases = SqliteDatabase(path), SqliteDatabase(path), SqliteDatabase(path)
-        super().__init__(writer_name.create_name(), databases, timings, max_bytes)
+        with ExitStack() as undo:
+            written, reads, history = (undo.enter_context(closing(SqliteDatabase(path))) for _ in range(3))
+            super().__init__(writer_name.create_name(), (written, reads, history), timings, max_bytes)
+            undo.pop_all()
 
     async def close(self) -> None:
         """Writes everything that is pending and closes the file."""

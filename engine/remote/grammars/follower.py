@@ -121,7 +121,9 @@ class GrammarFollowers:
         try:
             return await asyncio.shield(self._tokenizer)
         except (ValueError, RuntimeError, OSError) as error:
-            raise EngineError("grammar_unsupported", f"grammars need a tokenizer.json: {error}") from None
+            self._tokenizer = None  # the next job tries again
+            log.warning("the tokenizer for grammars cannot be loaded: %s", error)
+            raise EngineError("grammar_unsupported", "grammars need a tokenizer.json that can be loaded") from None
 
     def _read_tokenizer(self) -> LLTokenizer:
         return LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=self._eos_ids or None)

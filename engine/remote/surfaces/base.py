@@ -99,7 +99,7 @@ def read_error_body(status: int, body: bytes) -> RemoteFailure:
     try:
         error = msgspec.json.decode(body, type=ErrorReport)
     except (msgspec.DecodeError, RecursionError):
-        text = " ".join(body[:300].decode(errors="replace").split())
+        text = " ".join(body.decode(errors="replace").split())
         return RemoteFailure(status, text or f"HTTP status {status}")
     if isinstance(error.error, ErrorReport):
         error = error.error

@@ -238,6 +238,11 @@ class HttpConnection(asyncio.Protocol):
 
     # Callbacks of httptools
 
+    def on_message_begin(self) -> None:
+        """Notes the begin of a second response to one request: its rest may come during the next one."""
+        if self._is_complete:
+            self.is_reusable = False
+
     def on_header(self, name: bytes, _: bytes) -> None:
         """Notes whether the response says where it ends."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -246,7 +251,6 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Reads the status. A 1xx response precedes the real one."""
         if self._is_complete:
-            self.is_reusable = False  # a second response to one request
             return
         self._status = self._parser.get_status_code()
         if self._status >= 200:

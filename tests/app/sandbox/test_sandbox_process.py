@@ -1,5 +1,6 @@
 """A process of the sandbox: whose fault its end is, that its memory is bounded everywhere, and its proof at the start."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -81,6 +82,20 @@ def test_process_that_cannot_be_created_is_the_servers_fault(start: Start, monke
     with pytest.raises(SandboxError, match="cannot be started: No such file"):
         process.exchange(b"echo")
     monkeypatch.undo()
+
+
+def test_full_temporary_folder_is_the_servers_fault(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start("echo")
+
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox_process.tempfile, "TemporaryFile", refuse)
+        with pytest.raises(SandboxError, match="cannot be started: No space left on device"):
+            process.exchange(b"echo")
+    gc.collect()  # a socket that is left open is a warning, and a failure
+    assert process.exchange(b"echo") == b"yes"
 
 
 def test_process_that_does_not_answer_is_the_servers_fault(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,27 @@
 """What PostgreSQL adds: migration by several servers at once, one encryption key, notifications, and any item id."""
 
 import asyncio
+import fcntl
+import gc
+import os
+import resource
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 
+from antiphon.app.errors import ApiError
 from antiphon.app.settings import Settings
 from antiphon.app.store.base import StoreError
 from antiphon.app.store.factory import open_store
 from antiphon.app.store.postgres.address import parse_address
+from antiphon.app.store.postgres.connection import BoundedConnection
 from antiphon.app.store.postgres.database import STEPS_CHANNEL, PostgresDatabase
-from antiphon.app.store.postgres.follower import Follower
+from antiphon.app.store.postgres.follower import Follower, _wait_readable
 from antiphon.app.store.postgres.schema import SCHEMA_VERSION, migrate_database
 from antiphon.app.store.writer_name import NAME, create_name
 from tests.app.server_helpers import wait_until
@@ -245,3 +252,39 @@ async def test_process_of_another_container_is_judged_by_its_heartbeat(postgres_
         import time
 
         assert store.is_alive(elsewhere, time.time()) and not store.is_alive(here, time.time())
+
+
+async def test_failed_probe_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    bounded = object.__new__(BoundedConnection)
+    bounded._overdue, bounded._probe = None, Future()
+    bounded._probe.set_running_or_notify_cancel()
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    waiting = asyncio.create_task(bounded.wait_readable())
+    await asyncio.sleep(0)
+    bounded._probe.set_exception(psycopg.OperationalError("gone"))
+    with pytest.raises(ApiError) as caught:
+        await waiting
+    assert caught.value.status == 503
+    gc.collect()
+    assert unhandled == []
+
+
+def test_descriptors_above_1023_are_waited_for() -> None:
+    reader, writer = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(soft, 2048 if hard == resource.RLIM_INFINITY else min(hard, 2048)), hard)
+    )
+    try:
+        high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1024)
+        try:
+            os.write(writer, b"x")
+            _wait_readable((high,), HANG_TIMEOUT_S)
+            assert os.read(high, 1) == b"x"
+        finally:
+            os.close(high)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(reader)
+        os.close(writer)

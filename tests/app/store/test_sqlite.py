@@ -9,10 +9,11 @@ import pytest
 
 from antiphon.app.event_log import EventLog
 from antiphon.app.store.base import CompletionQuery, StoreError
-from antiphon.app.store.database import NewStep
+from antiphon.app.store.database import Database, NewStep
 from antiphon.app.store.sqlite.database import SqliteDatabase
 from antiphon.app.store.sqlite.schema import MIGRATIONS, SCHEMA_VERSION
 from antiphon.app.store.sqlite.store import SqliteStore
+from antiphon.app.store.writer import StoreWriter
 from antiphon.events.inputs import InputMessage
 from tests.app.store.store_helpers import add_completion, add_log, make_response, make_steps, open_test_store
 
@@ -161,6 +162,20 @@ def item(number: int) -> InputMessage:
 
 def list_folder(folder: Path) -> list[Path]:
     return list(folder.iterdir())
+
+
+async def test_store_that_cannot_be_opened_closes_its_connections(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Database] = []
+    close = SqliteDatabase.close
+
+    def refuse(_: StoreWriter) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(StoreWriter, "_heartbeat", refuse)
+    monkeypatch.setattr(SqliteDatabase, "close", lambda database: (closed.append(database), close(database)))
+    with pytest.raises(sqlite3.OperationalError):
+        SqliteStore(path)
+    assert len(closed) == 3
 
 
 async def test_store_files_are_readable_by_their_owner_only(path: Path) -> None:

@@ -260,7 +260,12 @@ def compute_logits_as_scheduled(
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("family", "compile_"),
-    [(family, compile_) for family in DENSE_FAMILIES for compile_ in (True, False) if compile_ or family in TORCH_FAMILIES],
+    [
+        (family, compile_)
+        for family in DENSE_FAMILIES
+        for compile_ in (True, False)
+        if compile_ or family in TORCH_FAMILIES
+    ],
 )
 def test_quantized_rows_are_bit_identical_with_any_scheduled_chunks(family: str, compile_: bool, quantize: Any) -> None:
     forward = build_optimized_core(

@@ -279,3 +279,17 @@ def test_meaning_of_an_error(status: int, message: str, code: str, is_retryable:
     assert (message in attempt.error.message) == (status == 400 or not message), (
         "only the request's own errors are shown"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 290 + " the key sk-engine-1234567890 is wrong",  # a cut of the text must not cut the key
+        "the key sk-engine-123\u200b4567890 is wrong",
+        "the key sk-engine-12\x0034567890 is wrong",
+    ],
+)
+def test_key_in_a_text_of_the_server_is_hidden(text: str) -> None:
+    attempt = classify_failure(read_error_body(400, text.encode()), "gpu1:8000", ("sk-engine-1234567890",))
+    assert "the key [key] is wrong" in attempt.error.message
+    assert "sk-engine" not in attempt.error.message and len(attempt.error.message) <= 500

@@ -289,6 +289,11 @@ class TestRequestsAndData:
         assert (await exchange.finish()).body == b"one"
         assert not exchange.connection.is_reusable
 
+    async def test_begin_of_a_second_response_ends_the_connection(self) -> None:
+        exchange = await start_exchange(ok(b"one") + b"HTTP/1.1 2")
+        assert (await exchange.finish()).body == b"one"
+        assert not exchange.connection.is_reusable
+
     async def test_kept_connection_holds_no_sink(self) -> None:
         sink = RecordingSink()
         released = weakref.ref(sink)
