@@ -11,7 +11,7 @@ from collections.abc import Callable
 from antiphon.engine.embedded import phrases, wordings
 from antiphon.engine.embedded.chat import Dialogue, Message, answer_message, tool_messages, user_message
 from antiphon.engine.embedded.fixed_texts import EMPTY
-from antiphon.engine.embedded.skills import memory_skills, session_skills, text_skills, tool_skills
+from antiphon.engine.embedded.skills import memory_skills, session_skills, shell_skills, text_skills, tool_skills
 from antiphon.engine.embedded.word_sampler import WordSampler
 
 Maker = Callable[[WordSampler, float], Dialogue]
@@ -34,6 +34,7 @@ SKILLS: dict[str, Maker] = {
     "after tools": session_skills.make_later_skill,
     "many tools": session_skills.make_many_tools_call,
     "title": session_skills.make_title,
+    "shell": shell_skills.make_shell_turn,
 }
 """Evaluated skills, by name."""
 
@@ -122,7 +123,14 @@ POLISH: dict[Maker, float] = {
     session_skills.make_many_tools_call: 28,
     session_skills.make_title: 12,
 }
-"""Sampling weights of the last course: the sixth's, with more of the skills in which errors remained."""
+"""Sampling weights of the seventh course: the sixth's, with more of the skills in which errors remained."""
+
+SHELL: dict[Maker, float] = {
+    **POLISH,
+    shell_skills.make_shell_turn: 80,
+    shell_skills.make_shell_refusal: 4,
+}
+"""Sampling weights of the last course: the seventh's, and as often the first requests of coding agents' users."""
 
 COURSES = {
     "everything": MIXTURE,
@@ -132,6 +140,7 @@ COURSES = {
     "sessions": SESSIONS,
     "refinement": REFINEMENT,
     "polish": POLISH,
+    "shell": SHELL,
 }
 """Sampling weights by course, in training order."""
 
@@ -189,7 +198,7 @@ def add_surroundings(words: WordSampler, dialogue: Dialogue) -> Dialogue:
 
 def training_dialogue(seed: int | str, size: float = 1.0, course: str = "everything") -> Dialogue:
     """Returns a training dialogue of a course. `size`, from 0 to 1, scales phrases, tool lists and added context."""
-    crowded = course in ("crowded", "sessions", "refinement", "polish")
+    crowded = course in ("crowded", "sessions", "refinement", "polish", "shell")
     sharing = crowded or course == "telling apart"
     words = WordSampler(seed, strange=course != "everything", sharing=sharing, crowded=crowded)
     mixture = COURSES[course]

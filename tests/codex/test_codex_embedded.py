@@ -94,13 +94,29 @@ def test_embedded_model_runs_the_command_and_reports_its_output(
 
 
 @needs_weights
-@pytest.mark.parametrize("command", ["echo antiphon-7391", "echo first second"][: 1 + FULL_COUNTS])
+def test_embedded_model_lists_the_files_of_the_folder(codex: CodexCli, server: RunningServer) -> None:
+    codex.work_folder.mkdir(parents=True)
+    (codex.work_folder / "notes-7391.txt").touch()
+    run = codex.exec(server, "list the files in this folder")
+    [command] = run.items_of_type("command_execution")
+    assert (command["aggregated_output"], run.final_message) == ("notes-7391.txt\n", "notes-7391.txt")
+
+
+@needs_weights
+@pytest.mark.parametrize(
+    ("prompt", "result"),
+    [
+        ("run `echo $((6*7))`", "42"),
+        ("list the files in this folder", "There was no output."),
+        ("Please run `echo antiphon-7391`", "antiphon-7391"),
+        ("run echo first second", "first second"),
+    ][: 4 if FULL_COUNTS else 1],
+)
 def test_embedded_model_runs_the_command_for_claude_code(
-    recorded_server: tuple[RunningServer, TrafficRecorder], tmp_path: Path, command: str
+    recorded_server: tuple[RunningServer, TrafficRecorder], tmp_path: Path, prompt: str, result: str
 ) -> None:
-    program = install_claude_code()
-    result = run_claude_code(program, recorded_server[0], f"Please run `{command}`", tmp_path / "home", API_KEY)
-    assert (result["result"], result["num_turns"]) == (command.removeprefix("echo "), 2)
+    answer = run_claude_code(install_claude_code(), recorded_server[0], prompt, tmp_path / "home", API_KEY)
+    assert (answer["result"], answer["num_turns"]) == (result, 2)
 
 
 @needs_weights

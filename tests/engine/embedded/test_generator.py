@@ -2,23 +2,28 @@
 
 import re
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
-from antiphon.engine.embedded import generator, word_sampler
+from antiphon.engine.embedded import generator, shell_commands, word_sampler
 from antiphon.engine.embedded.chat import Dialogue
 from antiphon.engine.embedded.fixed_texts import CODEX, RUNNERS
-from antiphon.engine.embedded.skills import session_skills
+from antiphon.engine.embedded.skills import session_skills, shell_skills
+from antiphon.engine.embedded.skills.claude_code_tools import CLAUDE_CODE_TOOLS
 from antiphon.engine.embedded.skills.codex_tools import TERMINAL_TOOLS
 from antiphon.engine.embedded.tool_definitions import name_of
 
-NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500}
+NUM_TRAINING_DIALOGUES = {"everything": 3000, "sessions": 1500, "shell": 600}
 """By course. The other courses draw the same skills as the first."""
 NUM_EVALUATION_DIALOGUES = 40
-CODEX_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(
-    *({name, *(param.partition(":")[0] for param in params)} for name, params in [*CODEX, *TERMINAL_TOOLS])
+AGENT_NAMES = {"exec_command", "workdir", "yield_time_ms", "cmd"}.union(
+    *(
+        {name, *(param.partition(":")[0] for param in params)}
+        for name, params in [*CODEX, *TERMINAL_TOOLS, *CLAUDE_CODE_TOOLS]
+    )
 )
-"""Names of Codex's own tools and parameters, which training and evaluation share."""
+"""Names of the tools and parameters of Codex and Claude Code, which training and evaluation share."""
 
 
 def generate_training_dialogues() -> Iterator[Dialogue]:
@@ -38,12 +43,12 @@ def generate_evaluation_dialogues() -> Iterator[Dialogue]:
 
 
 def collect_tool_names(dialogues: Iterator[Dialogue]) -> set[str]:
-    return {name_of(tool) for dialogue in dialogues for tool in dialogue.tools} - CODEX_NAMES
+    return {name_of(tool) for dialogue in dialogues for tool in dialogue.tools} - AGENT_NAMES
 
 
 def collect_parameter_names(dialogues: Iterator[Dialogue]) -> set[str]:
     tools = [tool for dialogue in dialogues for tool in dialogue.tools]
-    return {name for tool in tools for name in tool["function"]["parameters"]["properties"]} - CODEX_NAMES
+    return {name for tool in tools for name in tool["function"]["parameters"]["properties"]} - AGENT_NAMES
 
 
 def test_training_and_evaluation_share_no_tool_name() -> None:
@@ -114,3 +119,48 @@ def test_evaluation_sums_are_not_in_the_training_set() -> None:
     assert not collect_sums(generator.evaluation_dialogue("sum", number) for number in range(200)) & collect_sums(
         generate_training_dialogues()
     )
+
+
+def test_requests_that_imply_a_command_are_in_one_set_only() -> None:
+    requests = {
+        evaluation: {
+            shell_commands.make_implied_command(word_sampler.WordSampler(f"implied {number}", evaluation))
+            for number in range(400)
+        }
+        for evaluation in (False, True)
+    }
+    assert all(len(pairs) > 30 and {command for _, command in pairs} == {"ls", "pwd"} for pairs in requests.values())
+    assert not {text for text, _ in requests[False]} & {text for text, _ in requests[True]}
+
+
+@pytest.mark.parametrize("module", [shell_commands, shell_skills], ids=lambda module: module.__name__)
+def test_wordings_of_shell_requests_have_no_evaluation_word(module: ModuleType) -> None:
+    """These words are not in `FIXED_WORDS`, from which the tokenizer's corpus draws."""
+    own_lists = [
+        value for name, value in vars(module).items() if isinstance(value, list) and not hasattr(word_sampler, name)
+    ]
+    wordings = [text for texts in own_lists for text in texts]
+    words = {word for text in wordings for word in re.findall("[A-Za-z]{2,}", text)}
+    assert len(words) > 20
+    assert not {word for word in words if word_sampler.is_held_out(word)}
+
+
+def test_shell_commands_have_the_punctuation_of_the_shell() -> None:
+    for evaluation in (False, True):
+        sampler = word_sampler.WordSampler("shell", evaluation)
+        commands = [shell_commands.make_shell_command(sampler) for _ in range(600)]
+        text = "\n".join(commands)
+        for part in ("$((", "))", "$(", "${", " && ", " || ", " | ", "; do ", " > ", "2>&1", "'", '"', "\\n", "--"):
+            assert part in text, part
+        assert any(command.isalpha() for command in commands), "a program alone"
+        assert not re.search("<(w|n|p|l|op|s|path|c|a)>", text), "every mark is filled"
+
+
+def test_shell_turns_offer_the_tools_of_the_coding_agents() -> None:
+    dialogues = [generator.evaluation_dialogue("shell", number) for number in range(NUM_EVALUATION_DIALOGUES)]
+    calls = [
+        dialogue.messages[-1]["tool_calls"][0]["function"]
+        for dialogue in dialogues
+        if not dialogue.messages[-1]["content"]
+    ]
+    assert {"exec_command", "Bash"} < {call["name"] for call in calls}

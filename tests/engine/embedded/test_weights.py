@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from antiphon.engine.builder import build_core
 from antiphon.engine.embedded import MODEL_DIR, chat, evaluate, generator, tokenizer
-from antiphon.engine.embedded.chat import user_message
+from antiphon.engine.embedded.chat import Message, Tool, user_message
+from antiphon.engine.embedded.skills import claude_code_tools, codex_tools
+from antiphon.engine.embedded.tool_definitions import make_tool
 from antiphon.engine.options import EngineOptions
 from tests.counts import FULL_COUNTS
 
@@ -68,3 +71,47 @@ def test_core_answers_equal_those_of_transformers() -> None:
             evaluate.evaluate_model(MODEL_DIR, 2, [skill], options)[skill] for options in (None, EngineOptions())
         )
         assert [result.generated for result in results] == [result.generated for result in expected]
+
+
+FIRST_REQUESTS = [
+    ("run `echo $((6*7))`", "echo $((6*7))"),
+    ("list the files in this folder", "ls"),
+    ("List the files in the current directory.", "ls"),
+    ("show the current directory", "pwd"),
+    ("Where am I?", "pwd"),
+    ("run pwd", "pwd"),
+    ("`pwd`", "pwd"),
+    ("run ls -la", "ls -la"),
+    ("Run the command `git status`", "git status"),
+    ("please execute: make test", "make test"),
+    ("Run `cd src && ls`", "cd src && ls"),
+    ('run `grep -rn "TODO" . | wc -l`', 'grep -rn "TODO" . | wc -l'),
+    ("Please run `python3 -c 'print(6*7)'`", "python3 -c 'print(6*7)'"),
+    ("run `ls -l /tmp 2>/dev/null`", "ls -l /tmp 2>/dev/null"),
+]
+"""First requests of users of coding agents, and the command to run."""
+CODEX_TERMINAL = [make_tool(*entry) for entry in codex_tools.TERMINAL_TOOLS]
+CODEX_CONTEXT = [
+    {"role": "developer", "content": codex_tools.INSTRUCTIONS},
+    user_message("<environment_context>\n  <cwd>/work</cwd>\n  <shell>bash</shell>\n</environment_context>"),
+]
+CLAUDE_CODE = [make_tool(*entry) for entry in claude_code_tools.CLAUDE_CODE_TOOLS]
+CLAUDE_CODE_CONTEXT = [{"role": "system", "content": claude_code_tools.SYSTEM.format("299", "sdk-cli")}]
+
+
+@pytest.mark.parametrize(
+    ("context", "tools", "name", "parameter"),
+    [
+        (CODEX_CONTEXT, [codex_tools.make_exec_command(), *CODEX_TERMINAL], "exec_command", "cmd"),
+        (CLAUDE_CODE_CONTEXT, CLAUDE_CODE, "Bash", "command"),
+    ],
+    ids=["Codex", "Claude Code"],
+)
+def test_first_requests_of_coding_agents_run_the_exact_command(
+    shipped_model: Any, context: list[Message], tools: list[Tool], name: str, parameter: str
+) -> None:
+    prompts = [chat.render_prompt([*context, user_message(text)], tools) for text, _ in FIRST_REQUESTS]
+    core = build_core(MODEL_DIR, EngineOptions())
+    answers = evaluate.generate_answers(core, shipped_model[1], prompts)
+    calls = [chat.render_answer(chat.call_message("", (name, {parameter: command}))) for _, command in FIRST_REQUESTS]
+    assert [answer.rpartition("</think>\n\n")[2] for answer in answers] == calls
