@@ -6,6 +6,8 @@ of the whole request assigns it to training or evaluation, like a word.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from antiphon.engine.embedded import phrases
 from antiphon.engine.embedded.word_sampler import PROGRAMS, SUFFIXES, WordSampler, is_held_out
 
@@ -185,7 +187,7 @@ def _make_simple_command(words: WordSampler) -> str:
 def fill_form(words: WordSampler, form: str) -> str:
     """Replaces the marks in angle brackets by drawn text."""
     choose = words.random.choice
-    makers = {
+    makers: dict[str, Callable[[], str]] = {
         "<w>": lambda: _vary_case(words, words.any_word()),
         "<n>": lambda: words.make_number(words.random.randint(1, 4)),
         "<p>": lambda: pick_program(words),
