@@ -142,6 +142,6 @@ def test_two_models_share_a_memory_limit() -> None:
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
+    [seen] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]  # beside lines of the log
     assert seen["statuses"] == ["incomplete"] * 3
     assert seen["reserved"] == 7 * (1 << 30) // 4, "the memory of a process is known by `ps`"

@@ -206,12 +206,12 @@ def test_stream_of_every_api_is_cut(server: RunningServer, api: str) -> None:
 
 
 def test_status_is_retried_by_the_sdk_after_the_time_asked_for(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=1)
-    started = time.monotonic()
-    reply = client.responses.create(model="scripted", input="Play [status_once].")
-    assert reply.output_text == "Hello you." and 1.0 <= time.monotonic() - started < 5
-    statuses = [record.status for record in server.access_records][-2:]
-    assert statuses == [429, 200]
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=1) as client:
+        started = time.monotonic()
+        reply = client.responses.create(model="scripted", input="Play [status_once].")
+        assert reply.output_text == "Hello you." and 1.0 <= time.monotonic() - started < 5
+        statuses = [record.status for record in server.access_records][-2:]
+        assert statuses == [429, 200]
 
 
 @pytest.mark.parametrize("api", PATHS)
@@ -224,29 +224,29 @@ def test_status_comes_before_any_event(server: RunningServer, api: str, stream: 
 
 
 def test_sdk_retries_after_a_reset_and_gives_up_on_a_second_one(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=1)
-    assert client.responses.create(model="scripted", input="Play [reset_once].").output_text == "Hello you."
-    with pytest.raises(openai.APIConnectionError):
-        client.responses.create(model="scripted", input="Play [reset].")
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=1) as client:
+        assert client.responses.create(model="scripted", input="Play [reset_once].").output_text == "Hello you."
+        with pytest.raises(openai.APIConnectionError):
+            client.responses.create(model="scripted", input="Play [reset].")
 
 
 def test_sdk_times_out_in_a_stall(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=0.5)
-    with pytest.raises(openai.APITimeoutError):
-        client.responses.create(model="scripted", input="Play [stall].")
-    wait_idle(server)
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=0.5) as client:
+        with pytest.raises(openai.APITimeoutError):
+            client.responses.create(model="scripted", input="Play [stall].")
+        wait_idle(server)
 
 
 def test_sdk_raises_the_failure(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
-    with pytest.raises(openai.APIError, match="Slow down"):
-        for _ in client.responses.create(model="scripted", input="Play [failed].", stream=True):
-            pass
-    with pytest.raises(openai.APIError, match="Slow down"):
-        for _ in client.chat.completions.create(
-            model="scripted", messages=[{"role": "user", "content": "Play [failed]."}], stream=True
-        ):
-            pass
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.APIError, match="Slow down"):
+            for _ in client.responses.create(model="scripted", input="Play [failed].", stream=True):
+                pass
+        with pytest.raises(openai.APIError, match="Slow down"):
+            for _ in client.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "Play [failed]."}], stream=True
+            ):
+                pass
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])

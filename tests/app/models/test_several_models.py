@@ -133,8 +133,7 @@ def metric(server: RunningServer, name: str, model: str) -> float:
 
 
 def test_each_model_has_its_names_format_and_limits(start: Callable[..., Any]) -> None:
-    with start() as (server, _):
-        client = OpenAI(base_url=server.url, api_key="none")
+    with start() as (server, _), OpenAI(base_url=server.url, api_key="none") as client:
         for name, kinds, text in (
             ("thinker", ["reasoning", "message"], "I am thinker."),
             ("writer-alias", ["message"], f"{THOUGHT}I am writer."),
@@ -157,8 +156,7 @@ def test_each_model_has_its_names_format_and_limits(start: Callable[..., Any]) -
 
 
 def test_a_conversation_may_change_its_model(start: Callable[..., Any]) -> None:
-    with start() as (server, _):
-        client = OpenAI(base_url=server.url, api_key="none")
+    with start() as (server, _), OpenAI(base_url=server.url, api_key="none") as client:
         first = client.responses.create(model="thinker", input="Hi")
         second = client.responses.create(model="writer", input="And you?", previous_response_id=first.id)
         third = client.responses.create(model="thinker", input="Again", previous_response_id=second.id)

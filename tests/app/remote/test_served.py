@@ -117,9 +117,8 @@ def test_stream_of_a_remote_engine() -> None:
         response = check_stream(read_events(server))
         assert response["output"][0]["content"][0]["text"] == "Hello, you."
         assert response["usage"]["input_tokens_details"]["cached_tokens"] == 5
-        chat = OpenAI(base_url=server.url, api_key="none").chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "Hello!"}]
-        )
+        with OpenAI(base_url=server.url, api_key="none") as client:
+            chat = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello!"}])
         assert chat.choices[0].message.content == "Hello, you."
 
 
@@ -337,8 +336,10 @@ def _read_or_refuse(server: RunningServer) -> list[dict[str, Any]] | None:
 
 
 def test_turns_of_a_conversation_go_to_one_replica() -> None:
-    with serve_remote(play_vllm(*tokens_of("Hi")), num_engines=3) as (server, engines):
-        client = OpenAI(base_url=server.url, api_key="none")
+    with (
+        serve_remote(play_vllm(*tokens_of("Hi")), num_engines=3) as (server, engines),
+        OpenAI(base_url=server.url, api_key="none") as client,
+    ):
         for number in range(6):
             previous = None
             for _ in range(3):
@@ -370,8 +371,10 @@ def test_unsupported_log_probabilities_are_refused_by_name() -> None:
         too_many = (body.get("logprobs") or 0) > 5
         return json_reply({"error": {"message": "too many", "code": 400}}, 400) if too_many else follow_grammars(body)
 
-    with serve_remote(play_vllm(EOS), probes) as (server, _):
-        client = OpenAI(base_url=server.url, api_key="none", max_retries=0)
+    with (
+        serve_remote(play_vllm(EOS), probes) as (server, _),
+        OpenAI(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
         with pytest.raises(BadRequestError, match="at most 5 per token") as caught:
             client.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=6

@@ -98,12 +98,12 @@ def test_cassette_is_text_that_a_person_reads(server: RunningServer, cassette: P
 
 def test_sdks_read_a_replayed_stream(server: RunningServer, cassette: Path) -> None:
     def read(url: str) -> list[str]:
-        client = OpenAI(base_url=url, api_key="sk-test-0123456789", max_retries=0)
-        with client.responses.stream(model="scripted", input="the weather?", tools=TOOLS) as stream:
-            events = [event.to_json() for event in stream]
-        with pytest.raises(BadRequestError):
-            client.responses.create(model="scripted", input="Hi", temperature=99)
-        return events
+        with OpenAI(base_url=url, api_key="sk-test-0123456789", max_retries=0) as client:
+            with client.responses.stream(model="scripted", input="the weather?", tools=TOOLS) as stream:
+                events = [event.to_json() for event in stream]
+            with pytest.raises(BadRequestError):
+                client.responses.create(model="scripted", input="Hi", temperature=99)
+            return events
 
     async def read_async(url: str) -> list[str]:
         async with AsyncOpenAI(base_url=url, api_key="sk-other-987654321") as client:
@@ -155,8 +155,11 @@ def test_unknown_request_names_the_nearest_and_the_difference(server: RunningSer
             other.json()["error"]["message"]
             == "no exchange of GET /v1/models was recorded; recorded: POST /v1/responses"
         )
-        with pytest.raises(NotFoundError, match="no recorded exchange matches"):
-            OpenAI(base_url=url, api_key="x").responses.create(model="scripted", input="new")
+        with (
+            OpenAI(base_url=url, api_key="x") as client,
+            pytest.raises(NotFoundError, match="no recorded exchange matches"),
+        ):
+            client.responses.create(model="scripted", input="new")
 
 
 def test_unknown_request_goes_on_to_the_fallback(server: RunningServer, cassette: Path) -> None:

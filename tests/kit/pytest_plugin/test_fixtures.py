@@ -202,13 +202,13 @@ from openai import OpenAI
 
 def test_it(responses_server, event_snapshot, assert_conformant):
     server = responses_server(["Hello there."])
-    client = OpenAI(base_url=server.base_url, api_key=server.api_key)
-    with client.responses.stream(model=server.model, input="Hi") as stream:
-        events = list(stream)
-    assert event_snapshot == events
-    assert event_snapshot(name="wire") == server.streams[0]
-    assert_conformant(events)
-    assert_conformant(server.streams[0])
+    with OpenAI(base_url=server.base_url, api_key=server.api_key) as client:
+        with client.responses.stream(model=server.model, input="Hi") as stream:
+            events = list(stream)
+        assert event_snapshot == events
+        assert event_snapshot(name="wire") == server.streams[0]
+        assert_conformant(events)
+        assert_conformant(server.streams[0])
 """
     run(project, test, args=("--snapshot-update",)).assert_outcomes(passed=1)
     texts = {path.read_text() for path in Path(project.path, "__snapshots__/test_it").iterdir()}

@@ -57,25 +57,27 @@ def proxy(server: RunningServer) -> Iterator[CheckedProxy]:
 def test_sdk_sees_the_same_and_nothing_is_found(server: RunningServer, proxy: CheckedProxy) -> None:
     texts = []
     for url in (server.url, proxy.url):
-        client = OpenAI(base_url=url, api_key="none")
-        with client.responses.stream(model="scripted", input="Hi", store=True) as stream:
-            kinds = [event.type for event in stream]
-            final = stream.get_final_response()
-        fetched = client.responses.retrieve(final.id)
-        replayed = list(client.responses.retrieve(final.id, stream=True, starting_after=3))
-        reply = client.responses.create(model="scripted", input="the weather?", tools=TOOLS)
-        chunks = list(
-            client.chat.completions.create(
-                model="scripted",
-                messages=[{"role": "user", "content": "Hi"}],
-                stream=True,
-                stream_options={"include_usage": True},
+        with OpenAI(base_url=url, api_key="none") as client:
+            with client.responses.stream(model="scripted", input="Hi", store=True) as stream:
+                kinds = [event.type for event in stream]
+                final = stream.get_final_response()
+            fetched = client.responses.retrieve(final.id)
+            replayed = list(client.responses.retrieve(final.id, stream=True, starting_after=3))
+            reply = client.responses.create(model="scripted", input="the weather?", tools=TOOLS)
+            chunks = list(
+                client.chat.completions.create(
+                    model="scripted",
+                    messages=[{"role": "user", "content": "Hi"}],
+                    stream=True,
+                    stream_options={"include_usage": True},
+                )
             )
-        )
-        with pytest.raises(BadRequestError):
-            client.responses.create(model="scripted", input="Hi", temperature=99)
-        kinds += [event.type for event in replayed]
-        texts.append((kinds, final.output_text, fetched.output_text, [item.type for item in reply.output], len(chunks)))
+            with pytest.raises(BadRequestError):
+                client.responses.create(model="scripted", input="Hi", temperature=99)
+            kinds += [event.type for event in replayed]
+            texts.append(
+                (kinds, final.output_text, fetched.output_text, [item.type for item in reply.output], len(chunks))
+            )
     assert texts[0] == texts[1]
     reports = proxy.wait_reports(6)
     assert [report.kind for report in reports] == ["stream", "response", "stream", "response", "chat stream", "error"]
