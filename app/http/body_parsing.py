@@ -36,13 +36,14 @@ async def parse_body(body: bytes) -> dict[str, Any]:
 async def run_parser(body_bytes: int, parse: Callable[..., T], *values: Any, reads_history: bool = False) -> T:
     """Returns the result of `parse`, which runs where a body of this size is parsed. Raises its errors.
 
-    `reads_history`: it also reads earlier items, whose size nobody knows.
+    With `reads_history`, it also reads earlier items, which may have any size.
     """
-    if body_bytes <= INLINE_BYTES and not reads_history:
-        return parse(*values)
-    executor = _executor if body_bytes < LARGE_BYTES else _large_executor
     if reads_history:
         executor = _history_executor
+    elif body_bytes <= INLINE_BYTES:
+        return parse(*values)
+    else:
+        executor = _executor if body_bytes < LARGE_BYTES else _large_executor
     return await asyncio.get_running_loop().run_in_executor(executor, parse, *values)
 
 

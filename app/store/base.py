@@ -88,7 +88,7 @@ class HistoryReads(Protocol):
     """The reads of one store. For an owner, data of other owners does not exist."""
 
     def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
-        """Returns a function that returns the turn of a response, which may be running; None if there is none."""
+        """Returns a function that reads the turn of a response, finished or not. It returns None if there is none."""
         ...
 
     def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
@@ -119,11 +119,8 @@ class ResponseStore(Protocol):
     def add_completion(self, completion: StoredCompletion, messages: ChatMessages, logs: Sequence[EventLog]) -> None:
         """Stores a chat completion with the logs of its choices from now on."""
 
-    def find_log(self, owner: str, response_id: str) -> EventLog | None:
-        """Returns the log of a response. Reads it on the event loop."""
-
     async def read_log(self, owner: str, response_id: str) -> EventLog | None:
-        """Does the same without keeping the event loop waiting, however large the log is."""
+        """Returns the log of a response. A thread reads it, however large it is."""
 
     def find_conversation(self, owner: str, conversation_id: str) -> StoredConversation | None:
         """Returns the conversation with this id."""

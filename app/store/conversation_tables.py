@@ -66,10 +66,11 @@ class ConversationTables:
             WHERE owner = ? AND conversation = ? AND position > ? ORDER BY position LIMIT ?
         """
         items: list[AnyInput] = []
-        rows: list[tuple[int, bytes]] = [(-1, b"")]
-        while rows:
-            last_position = rows[-1][0]
-            rows = self._connection.execute(query, (owner, conversation_id, last_position, ITEMS_PER_QUERY)).fetchall()
+        position, is_complete = -1, False
+        while not is_complete:
+            rows = self._connection.execute(query, (owner, conversation_id, position, ITEMS_PER_QUERY)).fetchall()
+            is_complete = len(rows) < ITEMS_PER_QUERY
+            position = rows[-1][0] if rows else position
             for _, data in rows:
                 try:
                     items.append(decode_row(_item_decoder.decode, data))

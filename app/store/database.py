@@ -250,7 +250,7 @@ class Database:
         return log, row[2]
 
     def find_log(self, owner: str, response_id: str) -> tuple[EventLog, str | None] | None:
-        """Does the same, but returns None for a response that is unreadable."""
+        """Returns the same as `load_log`, but None for a response that is unreadable."""
         try:
             return self.load_log(owner, response_id)
         except UnreadableRowError as error:

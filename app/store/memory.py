@@ -89,13 +89,9 @@ class MemoryStore:
         items[:] = remaining
         return deleted
 
-    def find_log(self, owner: str, response_id: str) -> EventLog | None:
+    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
         """Returns the log of the owner's response."""
         return self._logs.get((owner, response_id))
-
-    async def read_log(self, owner: str, response_id: str) -> EventLog | None:
-        """Does the same."""
-        return self.find_log(owner, response_id)
 
     async def close(self) -> None:
         """Does nothing: there is no file to close."""

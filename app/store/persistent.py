@@ -58,7 +58,7 @@ class PersistentStore:
         self._writer = StoreWriter(databases[0], name, self, timings, max_bytes)
         self._database, self._reader = databases[1:]
         self._overdue_steps = OverdueSteps(self._writer.is_overdue, self._live)
-        self.history = PersistentHistory(self._reader.turns, self._cached_log, self._list_running, self._deleted)
+        self.history = PersistentHistory(self._reader, self._cached_log, self._list_running, self._deleted)
         self.completions = PersistentCompletions(self._database, self._deleted, self._commit)
 
     async def close(self) -> None:
@@ -107,15 +107,8 @@ class PersistentStore:
         tables = self._remote, self._live, self._failed
         return next((table[key] for table in tables if key in table), None) or self._recent.find(*key)
 
-    def find_log(self, owner: str, response_id: str) -> EventLog | None:
-        """Returns the log of the owner's response, whichever process writes it."""
-        cached = self._cached_log(owner, response_id)
-        if cached is not None or response_id in self._deleted:
-            return cached
-        return self._track(self._database.find_log(owner, response_id))
-
     async def read_log(self, owner: str, response_id: str) -> EventLog | None:
-        """Does the same. The database is read in a thread."""
+        """Returns the log of the owner's response, whichever process writes it. A thread reads the database."""
         while (cached := self._cached_log(owner, response_id)) is None and response_id not in self._deleted:
             num_deletions = self._num_deletions
             found = await asyncio.to_thread(self._reader.find_log, owner, response_id)

@@ -48,6 +48,6 @@ async def test_password_may_be_in_a_password_file(
     database = postgres_server.create_database().rpartition("/")[2]
     store = PostgresStore(f"postgresql://antiphon@127.0.0.1:{postgres_server.port}/{database}")
     try:
-        assert store.unavailable_reason() is None and store.find_log("me", "resp_a") is None
+        assert store.unavailable_reason() is None and await store.read_log("me", "resp_a") is None
     finally:
         await store.close()

@@ -146,12 +146,12 @@ def make_ended_log(response_id: str, owner: str = "") -> EventLog:
     return log
 
 
-def test_store_finds_a_response_for_its_owner_only() -> None:
+async def test_store_finds_a_response_for_its_owner_only() -> None:
     store = MemoryStore()
     store.add_log(make_ended_log("resp_1", "a"))
-    assert store.find_log("a", "resp_1") is not None
-    assert store.find_log("b", "resp_1") is None
-    assert store.find_log("a", "resp_2") is None
+    assert await store.read_log("a", "resp_1") is not None
+    assert await store.read_log("b", "resp_1") is None
+    assert await store.read_log("a", "resp_2") is None
 
 
 def test_store_finds_items_for_their_owner_only() -> None:
@@ -165,14 +165,14 @@ def test_store_finds_items_for_their_owner_only() -> None:
     assert store.history.item_finder("b")(item.id) is None and store.history.item_finder("a")("msg_unknown") is None
 
 
-def test_store_evicts_the_oldest_finished_responses() -> None:
+async def test_store_evicts_the_oldest_finished_responses() -> None:
     store = MemoryStore(responses=2)
     running = EventLog(INITIAL_RESPONSE, "")
     store.add_log(running)
     for number in range(5):
         store.add_log(make_ended_log(f"resp_x{number}"))
-    assert store.find_log("", INITIAL_RESPONSE.id) is running, "a running response is never dropped"
-    assert len(store) == 2 and store.find_log("", "resp_x4") is not None
+    assert await store.read_log("", INITIAL_RESPONSE.id) is running, "a running response is never dropped"
+    assert len(store) == 2 and await store.read_log("", "resp_x4") is not None
 
 
 def test_store_stays_within_its_size_limit() -> None:
@@ -183,7 +183,7 @@ def test_store_stays_within_its_size_limit() -> None:
     assert len(store) == 2
 
 
-def test_store_counts_bytes_appended_after_a_log_was_added() -> None:
+async def test_store_counts_bytes_appended_after_a_log_was_added() -> None:
     """A log is added when its turn opens, and nearly all of its bytes are appended later."""
     small_size = make_ended_log("resp_a").size
     store = MemoryStore(size=small_size * 4)
@@ -194,13 +194,13 @@ def test_store_counts_bytes_appended_after_a_log_was_added() -> None:
     for _ in range(100):
         large.append_step(machine.feed(Say("word ")))
     store.add_log(make_ended_log("resp_1"))
-    assert store.find_log("", "resp_grown") is large, "it is still running"
-    assert store.find_log("", "resp_1") is None, "ended responses are evicted first"
+    assert await store.read_log("", "resp_grown") is large, "it is still running"
+    assert await store.read_log("", "resp_1") is None, "ended responses are evicted first"
     large.end_log()
     store.add_log(make_ended_log("resp_2"))
-    assert store.find_log("", "resp_grown") is None and store.find_log("", "resp_2") is not None
+    assert await store.read_log("", "resp_grown") is None and await store.read_log("", "resp_2") is not None
     for number in range(10, 30):
         store.add_log(make_ended_log(f"resp_{number}"))
     num_kept = small_size * 4 // make_ended_log("resp_10").size
-    kept = [number for number in range(10, 30) if store.find_log("", f"resp_{number}")]
+    kept = [number for number in range(10, 30) if await store.read_log("", f"resp_{number}")]
     assert num_kept == 4 and kept == [26, 27, 28, 29] and len(store) == num_kept

@@ -12,7 +12,7 @@ from msgspec import Struct
 from antiphon.app.errors import ApiError
 from antiphon.app.event_log import EventLog
 from antiphon.app.store.base import AnyItem, FindItem, ReadItems, ReadTurn, StoredConversation
-from antiphon.app.store.history.turn_tables import TurnTables
+from antiphon.app.store.database import Database
 from antiphon.app.store.log_items import completed_items, turn_of_log
 from antiphon.events.inputs import AnyInput
 
@@ -21,19 +21,21 @@ MAX_SEARCHED_BYTES = 256 << 20
 
 
 class PersistentHistory:
-    """The reads of a store in a database. `find_cached` returns a log in memory; `deleted` are ids that do not exist.
+    """The reads of a store in a database, on a connection that any thread may use.
 
-    `list_running` returns the logs that are not in the database yet, latest first.
+    `find_cached` returns a log in memory. `list_running` returns the logs that are not in the database yet, latest
+    first. `deleted` has the ids of responses that are being deleted.
     """
 
     def __init__(
         self,
-        tables: TurnTables,
+        database: Database,
         find_cached: Callable[[str, str], EventLog | None],
         list_running: Callable[[str], list[EventLog]],
         deleted: set[str],
     ) -> None:
-        self._tables, self._find_cached, self._list_running = tables, find_cached, list_running
+        self._turns, self._conversations = database.turns, database.conversations
+        self._find_cached, self._list_running = find_cached, list_running
         self._deleted = deleted
 
     def turn_reader(self, owner: str, response_id: str) -> ReadTurn:
@@ -42,23 +44,22 @@ class PersistentHistory:
             return lambda: None
         if (cached := self._find_cached(owner, response_id)) is not None:
             return lambda: turn_of_log(cached)
-        return lambda: self._tables.load_turn(owner, response_id)
+        return lambda: self._turns.load_turn(owner, response_id)
 
     def conversation_reader(self, owner: str, conversation_id: str) -> ReadItems:
         """Returns a function that returns the items of a conversation."""
-        return lambda: self._tables.load_conversation(owner, conversation_id)
+        return lambda: self._conversations.load_items(owner, conversation_id)
 
     def item_finder(self, owner: str) -> FindItem:
         """Returns a function that finds items."""
         search, deleted = ItemSearch(self._list_running(owner)), frozenset(self._deleted)
-        load_creation_time = cache(self._tables.load_creation_time)
-
+        load_creation_time = cache(self._turns.load_creation_time)
         num_bytes = 0
 
         @cache
         def load_items(response_id: str) -> Mapping[str, AnyItem]:
             nonlocal num_bytes
-            turn = self._tables.load_turn(owner, response_id)
+            turn = self._turns.load_turn(owner, response_id)
             num_bytes += turn.num_bytes if turn is not None else 0
             if num_bytes > MAX_SEARCHED_BYTES:
                 raise ApiError(
@@ -69,11 +70,11 @@ class PersistentHistory:
         def find(item_id: str) -> AnyItem | None:
             if (found := search.find(item_id)) is not None:
                 return found
-            holders = [each for each in self._tables.find_holders(owner, item_id) if each not in deleted]
+            holders = [each for each in self._turns.find_holders(owner, item_id) if each not in deleted]
             if holders:
                 latest = max(holders, key=load_creation_time) if len(holders) > 1 else holders[0]
                 found = load_items(latest).get(item_id)
-            return found or self._tables.find_conversation_item(owner, item_id)
+            return found or self._conversations.find_item(owner, item_id)
 
         return find
 

@@ -8,7 +8,6 @@ import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 
-from antiphon.app.store.conversation_tables import ConversationTables
 from antiphon.app.store.log_items import StoredTurn
 from antiphon.app.store.sql_connection import SqlConnection, UnreadableRowError, decode_row
 from antiphon.events.inputs import AnyInput
@@ -62,10 +61,10 @@ class TurnTables:
     """Reads on one connection."""
 
     def __init__(self, connection: SqlConnection) -> None:
-        self._connection, self._conversations = connection, ConversationTables(connection)
+        self._connection = connection
 
     def load_turn(self, owner: str, response_id: str) -> StoredTurn | None:
-        """Returns the turn of the owner's response; None if there is none, or it is unreadable."""
+        """Returns the turn of the owner's response. Returns None if there is none, or it is unreadable."""
         query = "SELECT base_response, input_items, writer FROM responses WHERE id = ? AND owner = ?"
         row = self._connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
@@ -96,21 +95,13 @@ class TurnTables:
         done = (decode_row(_done_decoder.decode, data) for (data,) in rows if b'"response.output_item.done"' in data)
         return tuple(event.item for event in done if event.item is not None)
 
-    def load_conversation(self, owner: str, conversation_id: str) -> tuple[AnyInput, ...]:
-        """Returns the items of a conversation, in order."""
-        return self._conversations.load_items(owner, conversation_id)
-
-    def find_conversation_item(self, owner: str, item_id: str) -> AnyInput | None:
-        """Returns an item of one of the owner's conversations."""
-        return self._conversations.find_item(owner, item_id)
-
     def find_holders(self, owner: str, item_id: str) -> list[str]:
         """Returns the ids of the owner's responses that contain an item."""
         query = "SELECT response FROM items WHERE owner = ? AND id = ?"
         return [row[0] for row in self._connection.execute(query, (owner, item_id)).fetchall()]
 
     def load_creation_time(self, response_id: str) -> int:
-        """Returns the time of a response in seconds since 1970; 0 if there is none.
+        """Returns when a response was created, in seconds since 1970. Returns 0 if there is no such response.
 
         SQLite reads all large rows that it meets on its way to a row, so a query for each of many items takes long.
         """

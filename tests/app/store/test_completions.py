@@ -52,7 +52,7 @@ def list_ids(store: ResponseStore, owner: str = "me", **query: object) -> list[s
 async def test_completion_exists_from_the_end_of_all_its_choices_on(store: ResponseStore) -> None:
     completion = await add_completion(store, "a", counts=(4, 2))
     assert store.completions.find_completion("me", completion.id) is None and list_ids(store) == []
-    log = store.find_log("me", completion.choice_ids[1])
+    log = await store.read_log("me", completion.choice_ids[1])
     assert log is not None
     for step in make_steps()[2:]:
         log.append_step(step)
@@ -99,7 +99,7 @@ async def test_deletion_removes_all_choices(store: ResponseStore) -> None:
     kept, completion = await add_completion(store, "kept"), await add_completion(store, "a")
     assert await store.delete_completion("me", completion.id)
     assert not await store.delete_completion("me", completion.id)
-    assert [store.find_log("me", choice_id) for choice_id in completion.choice_ids] == [None, None]
+    assert [await store.read_log("me", choice_id) for choice_id in completion.choice_ids] == [None, None]
     assert store.completions.completion_messages("me", completion.id) == () and list_ids(store) == [kept.id]
 
 
@@ -145,8 +145,8 @@ async def test_memory_evicts_a_completion_as_a_whole() -> None:
     assert list_ids(store) == [first.id]
     store.add_log(EventLog(make_response("b"), "me"))
     assert list_ids(store) == [] and len(store) == 3, "the choices of a completion are evicted together"
-    assert [store.find_log("me", choice_id) for choice_id in first.choice_ids] == [None, None]
-    assert all(store.find_log("me", choice_id) for choice_id in running.choice_ids)
+    assert [await store.read_log("me", choice_id) for choice_id in first.choice_ids] == [None, None]
+    assert all([await store.read_log("me", choice_id) for choice_id in running.choice_ids])
 
 
 # Restarts and damage
@@ -180,11 +180,11 @@ async def test_unreadable_completion_is_not_found_and_the_others_are(column: str
 async def test_details_of_choices_are_read_back(place: StorePlace) -> None:
     async with place.open() as store:
         completion = await add_completion(store, "a", detail=DETAIL)
-        log = store.find_log("me", completion.id)
+        log = await store.read_log("me", completion.id)
         assert log is not None and [entry.detail for entry in log.entries].count(DETAIL) == 3
         await add_log(store, "b").wait_published()
     async with place.open() as store:
-        found, response = store.find_log("me", completion.id), store.find_log("me", "resp_b")
+        found, response = await store.read_log("me", completion.id), await store.read_log("me", "resp_b")
         assert found is not None and found.entries == log.entries
         assert response is not None and all(entry.detail is None for entry in response.entries)
     sizes = dict(place.read_rows("SELECT id, size FROM responses"))

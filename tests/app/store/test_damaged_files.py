@@ -88,11 +88,11 @@ async def test_server_starts_with_a_damaged_file(damage: Damage, seed: int, tmp_
         return
     async with open_test_store(path) as store:
         for number in range(8):
-            store.find_log("me", f"resp_old{number}")
+            await store.read_log("me", f"resp_old{number}")
         await add_log(store, "new").wait_published()
         assert store.unavailable_reason() is None
     async with open_test_store(path) as store:
-        assert store.find_log("me", "resp_new") is not None
+        assert await store.read_log("me", "resp_new") is not None
 
 
 async def fill_store(path: Path) -> None:
@@ -191,8 +191,8 @@ async def test_unreadable_response_is_not_found_and_the_others_are(tmp_path: Pat
         connection.execute("UPDATE events SET data = X'7b22' WHERE response = 'resp_bad' AND number = 2")
     connection.close()
     async with open_test_store(path) as store:
-        assert store.find_log("me", "resp_bad") is None
-        assert store.find_log("me", "resp_good") is not None
+        assert await store.read_log("me", "resp_bad") is None
+        assert await store.read_log("me", "resp_good") is not None
 
 
 async def test_unreadable_response_of_a_dead_writer_does_not_prevent_the_start(tmp_path: Path) -> None:
@@ -204,5 +204,5 @@ async def test_unreadable_response_of_a_dead_writer_does_not_prevent_the_start(t
         connection.execute("UPDATE responses SET writer = 'gone:1::a'")
     connection.close()
     async with open_test_store(path) as store:
-        assert store.find_log("me", "resp_bad") is None
+        assert await store.read_log("me", "resp_bad") is None
         await add_log(store, "new").wait_published()

@@ -135,7 +135,7 @@ async def test_deletion_continues_when_its_client_leaves(place: StorePlace) -> N
         deleting = asyncio.create_task(store.delete_response("me", "resp_a"))
         await asyncio.sleep(0)
         deleting.cancel()
-        assert store.find_log("me", "resp_a") is None
+        assert await store.read_log("me", "resp_a") is None
     assert read_rows(place, "responses") == []
 
 

@@ -25,7 +25,7 @@ async def test_response_is_found_after_a_restart(place: StorePlace) -> None:
     async with place.open() as store:
         log = add_log(store, "a")
     async with place.open() as store:
-        found = store.find_log("me", "resp_a")
+        found = await store.read_log("me", "resp_a")
         assert found is not None and found is not log and found.ended
         assert (
             entry_data(found) == entry_data(log)
@@ -33,8 +33,8 @@ async def test_response_is_found_after_a_restart(place: StorePlace) -> None:
             and found.input_items == log.input_items
         )
         assert found.response == log.entries[-1].event.response  # type: ignore[attr-defined]
-        assert store.find_log("you", "resp_a") is None and store.find_log("me", "resp_b") is None
-        assert store.find_log("me", "resp_a") is found, "the second lookup does not read the file"
+        assert await store.read_log("you", "resp_a") is None and await store.read_log("me", "resp_b") is None
+        assert await store.read_log("me", "resp_a") is found, "the second lookup does not read the file"
 
 
 async def test_background_step_is_published_after_its_commit(
@@ -108,7 +108,7 @@ async def test_deleted_response_is_not_found_and_its_rows_are_removed(place: Sto
         for log in (ended, running):
             assert (
                 await store.delete_response("me", log.id)
-                and store.find_log("me", log.id) is None
+                and await store.read_log("me", log.id) is None
                 and not await store.delete_response("me", log.id)
             )
         running.append_step(make_steps()[2])
@@ -122,8 +122,8 @@ async def test_second_process_reads_while_the_first_writes(place: StorePlace) ->
     async with place.open() as first, place.open() as second:
         log = add_log(first, "a", count=1, background=True)
         await log.wait_published()
-        found = second.find_log("me", "resp_a")
-        assert found is not None and not found.ended and second.find_log("me", "resp_a") is found
+        found = await second.read_log("me", "resp_a")
+        assert found is not None and not found.ended and await second.read_log("me", "resp_a") is found
         reading = asyncio.create_task(found.wait_finished())
         for step in make_steps()[1:]:
             await asyncio.sleep(0.06)
@@ -153,7 +153,7 @@ async def test_response_of_a_dead_writer_is_failed_exactly_once(place: StorePlac
         database.insert_response(abandoned, "dead")
         database.append_events("me", abandoned.id, abandoned.entries, "dead")
         database.commit()
-        found = second.find_log("me", "resp_a")
+        found = await second.read_log("me", "resp_a")
         assert found is not None
         response = await asyncio.wait_for(found.wait_finished(), HANG_TIMEOUT_S)
         assert response.status == "failed" and response.error and response.error.code == "server_restarted"
@@ -267,7 +267,7 @@ async def test_response_completes_though_the_disk_is_full(place: StorePlace, mon
         monkeypatch.setattr(place.database_class, "append_steps", raise_disk_full)
         log = add_log(store, "a", background=True)
         assert (await asyncio.wait_for(log.wait_finished(), HANG_TIMEOUT_S)).status == "completed"
-        assert store.find_log("me", "resp_a") is log and log.ended, "it is found until this process exits"
+        assert await store.read_log("me", "resp_a") is log and log.ended, "it is found until this process exits"
 
 
 async def test_steps_after_a_failed_one_leave_no_gap(place: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:

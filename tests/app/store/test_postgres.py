@@ -171,7 +171,7 @@ async def test_only_responses_that_another_server_reads_are_told_of(postgres_pla
         with listening(postgres_place) as connection:
             await run_steps(first, "unread")
             running = asyncio.create_task(run_steps(first, "read", pause_s=0.4))
-            while second.find_log("me", "resp_read") is None:
+            while await second.read_log("me", "resp_read") is None:
                 await asyncio.sleep(0.02)
             log = await running
             payloads = [found.payload for found in connection.notifies(timeout=0.5)]
@@ -217,7 +217,7 @@ async def test_reader_that_gets_no_notifications_polls(
 async def check_reading(first: Any, second: Any) -> None:
     log = add_log(first, "a", count=1, background=True)
     await log.wait_published()
-    found = second.find_log("me", "resp_a")
+    found = await second.read_log("me", "resp_a")
     for step in make_steps()[1:]:
         await asyncio.sleep(0.2)
         log.append_step(step)
@@ -234,7 +234,7 @@ async def test_cancellation_is_told_at_once(postgres_place: PostgresPlace) -> No
         cancelled: asyncio.Queue[str] = asyncio.Queue()
         first.on_cancel_request(cancelled.put_nowait)
         await add_log(first, "a", count=2, background=True).wait_published()
-        found = second.find_log("me", "resp_a")
+        found = await second.read_log("me", "resp_a")
         assert found is not None
         async with asyncio.timeout(HANG_TIMEOUT_S):
             while cancelled.empty():  # again: the first server may not listen yet, and its heartbeat is an hour away

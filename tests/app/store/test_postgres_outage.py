@@ -80,7 +80,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
         logs = {name: add_log(store, name, count=2, background=name == "background") for name in ("background", "open")}
         for log in logs.values():
             await log.wait_published()
-        followed = other.find_log("me", "resp_background")
+        followed = await other.read_log("me", "resp_background")
         assert followed is not None
         shown = log_data(followed)
         database_server.stop(signal_number)
@@ -94,7 +94,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
             await store.save_conversation("me", CONVERSATION)
         assert (refusal.value.status, dict(refusal.value.headers)) == (503, {"retry-after": "1"})
         with pytest.raises(ApiError):
-            store.find_log("me", "resp_none")
+            await store.read_log("me", "resp_none")
         database_server.start()
         for log in logs.values():
             await finish_log(log, 3)
@@ -102,7 +102,7 @@ async def test_streams_continue_after_a_restart_of_the_database(
         assert log_data(followed)[: len(shown)] == shown and log_data(followed) == log_data(logs["background"])
         for log in logs.values():
             assert stored_data(own_place, log.id) == log_data(log)
-        assert store.unavailable_reason() is None and store.find_log("me", "resp_none") is None
+        assert store.unavailable_reason() is None and await store.read_log("me", "resp_none") is None
         await store.save_conversation("me", CONVERSATION)
     output = "".join(capfd.readouterr())
     assert PASSWORD not in output and "ss/w" not in output and "w%25rd" not in output
@@ -131,7 +131,7 @@ async def test_steps_that_a_crash_of_the_database_lost_are_written_again(
         await finish_log(log, 3)
         assert stored_data(own_place, log.id) == log_data(log)
     async with own_place.open() as store:
-        found = store.find_log("me", log.id)
+        found = await store.read_log("me", log.id)
         assert found is not None and found.response.status == "completed" and log_data(found) == log_data(log)
 
 
@@ -167,12 +167,12 @@ async def test_lost_connections_are_opened_again_without_an_error(own_place: Pos
     async with own_place.open(timings=QUIET) as store, own_place.open(timings=QUIET) as other:
         log = add_log(store, "a", count=2, background=True)
         await log.wait_published()
-        followed = other.find_log("me", log.id)
+        followed = await other.read_log("me", log.id)
         assert followed is not None
         for step in (2, 3):
             others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
             own_place.read_rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
-            assert store.find_log("me", "resp_none") is None
+            assert await store.read_log("me", "resp_none") is None
             log.append_step(make_steps()[step])
             await asyncio.wait_for(log.wait_published(), HANG_TIMEOUT_S)
         log.end_log()
@@ -342,11 +342,9 @@ async def test_full_disk_is_reported_once_per_try_and_ends_with_it(
         assert stored_data(own_place, log.id) == log_data(log)
 
 
-async def test_frozen_database_keeps_the_event_loop_waiting_once(
-    database_server: PostgresServer, own_place: PostgresPlace
-) -> None:
+async def test_frozen_database_is_waited_for_once(database_server: PostgresServer, own_place: PostgresPlace) -> None:
     async with own_place.open() as store:
-        assert store.find_log("me", "resp_a") is None
+        assert await store.read_log("me", "resp_a") is None
         pids = list_backends(own_place)
         try:
             for pid in pids:
@@ -355,7 +353,7 @@ async def test_frozen_database_keeps_the_event_loop_waiting_once(
             for _ in range(3):
                 began = time.monotonic()
                 with pytest.raises(ApiError):
-                    store.find_log("me", "resp_a")
+                    await store.read_log("me", "resp_a")
                 waits.append(time.monotonic() - began)
             assert waits[0] >= READ_TIMEOUT_S > max(waits[1:]), "later reads do not wait"
             monotonic_limit = time.monotonic() + HANG_TIMEOUT_S
@@ -369,7 +367,7 @@ async def test_frozen_database_keeps_the_event_loop_waiting_once(
             if store.unavailable_reason() is None:
                 break
             await asyncio.sleep(0.1)
-        assert store.unavailable_reason() is None and store.find_log("me", "resp_a") is None
+        assert store.unavailable_reason() is None and await store.read_log("me", "resp_a") is None
 
 
 async def test_other_writers_are_not_declared_dead_because_of_an_outage(

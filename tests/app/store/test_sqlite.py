@@ -45,7 +45,7 @@ async def test_damaged_file_is_renamed_and_replaced(path: Path) -> None:
         add_log(store, "a")
     size = damage_file(path)
     async with open_test_store(path) as store:
-        assert store.find_log("me", "resp_a") is None
+        assert await store.read_log("me", "resp_a") is None
         add_log(store, "b")
     (damaged,) = path.parent.glob("responses.db.damaged-*")
     assert file_size(damaged) == size
@@ -84,7 +84,7 @@ async def test_file_of_an_older_version_is_migrated(path: Path, version: str) ->
         connection.executescript(VERSION_2_SQL + CHANGES[version])
     connection.close()
     async with open_test_store(path) as store:
-        found = store.find_log("me", "resp_old")
+        found = await store.read_log("me", "resp_old")
         assert found is not None and found.response.status == "completed" and len(found.entries) == 10
         assert [item.id for item in found.input_items] == ["msg_old0000"]
         assert [item.id for item in store.history.conversation_reader("me", "conv_1")()] == ["msg_old0000", "msg_0"]
@@ -112,7 +112,7 @@ async def test_migration_that_the_disk_interrupts_changes_nothing(path: Path, nu
             with pytest.raises(StoreError, match=r"cannot open the store .*: database or disk is full"):
                 SqliteStore(path)
     async with open_test_store(path) as store:
-        assert store.find_log("me", "resp_old") is not None
+        assert await store.read_log("me", "resp_old") is not None
     assert [file.name for file in list_folder(path.parent)] == ["responses.db"]
 
 

@@ -213,8 +213,8 @@ async def test_response_is_stored_unless_store_is_false(store: bool) -> None:
     scripted = ScriptedTurns(["Hi"])
     log = await scripted.start_turn("me", store=store)
     await log.wait_finished()
-    assert (scripted.manager.store.find_log("me", log.id) is log) == store
-    assert scripted.manager.store.find_log("you", log.id) is None
+    assert (await scripted.manager.store.read_log("me", log.id) is log) == store
+    assert await scripted.manager.store.read_log("you", log.id) is None
 
 
 async def test_concurrent_turns_do_not_mix() -> None:
