@@ -1,5 +1,6 @@
 """LiteLLM as a client of chat completions, of Responses and of Anthropic's Messages."""
 
+import gc
 from typing import Any
 
 import litellm
@@ -16,6 +17,9 @@ from scenarios import (
 )
 
 litellm.suppress_debug_info = True
+# LiteLLM leaves streams unclosed. If the garbage collector closes one while httpcore 1.0 holds the lock of its pool, the
+# thread waits for itself for ever. A short program needs no collector.
+gc.disable()
 Message = dict[str, Any]
 
 
