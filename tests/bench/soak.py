@@ -41,7 +41,6 @@ name = "any"
 output = ["<think>\\nA thought.\\n</think>\\n\\n", "Word by word, this is what is said to everybody. "]
 tokens_per_chunk = 2
 """
-NUM_CLIENTS = 12
 ABUSE_SHARE = 0.05
 TRAFFIC_S = 27.0
 """Seconds of traffic between two readings."""
@@ -65,17 +64,17 @@ class Reading(Struct, frozen=True):
 class SoakTest:
     """The clients, and the counts of their outcomes."""
 
-    def __init__(self, url: str, pid: int, seed: int) -> None:
-        self.url, self.pid = url, pid
+    def __init__(self, url: str, pid: int, num_clients: int, seed: int) -> None:
+        self.url, self.pid, self.num_clients = url, pid, num_clients
         self.rng = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
-        self.client = httpx.AsyncClient(timeout=30, verify=False)
+        self.client = httpx.AsyncClient(timeout=30, verify=False, limits=httpx.Limits(max_connections=None))
         self.started_at = time.monotonic()
         self.traffic_enabled = asyncio.Event()
 
     async def run(self, warmup_s: float, duration_s: float) -> list[Reading]:
         """Runs the warm-up and the test. Returns the readings after the warm-up, at least one."""
-        clients = [asyncio.create_task(self._run_client()) for _ in range(NUM_CLIENTS)]
+        clients = [asyncio.create_task(self._run_client()) for _ in range(self.num_clients)]
         readings: list[Reading] = []
         while not readings or time.monotonic() - self.started_at < warmup_s + duration_s:
             self.traffic_enabled.set()
@@ -240,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="duration after the warm-up, default 10")
     parser.add_argument("--warm", type=float, default=6, help="minutes of warm-up, default 6")
+    parser.add_argument("--clients", type=int, default=12, help="clients at the same time, default 12")
     parser.add_argument("--seed", type=int, default=7, help="seed of the traffic, default 7")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +260,7 @@ def main() -> None:
 
 
 async def _run_soak(url: str, pid: int, args: argparse.Namespace) -> tuple[SoakTest, list[Reading]]:
-    soak = SoakTest(url, pid, args.seed)
+    soak = SoakTest(url, pid, args.clients, args.seed)
     return soak, await soak.run(args.warm * 60, args.minutes * 60)
 
 
